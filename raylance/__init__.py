@@ -1,4 +1,4 @@
-"""Owns the public names of raylance, loaded on first use: `import raylance` loads neither Ray nor torch."""
+"""Owns the public names of raylance, loaded at first use: `import raylance` never loads Ray or torch."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

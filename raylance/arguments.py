@@ -1,4 +1,4 @@
-"""Owns checks of arguments that many calls share, and hints for argument names of other libraries; never reads data."""
+"""Owns checks of arguments that many calls share, and hints for other libraries' argument names; never reads data."""
 
 import difflib
 import operator
@@ -26,10 +26,10 @@ _HINTS = {
 
 
 def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuses arguments that a call got and does not have; `known` names those that it has.
+    """Refuses unknown arguments of a call; `known` names the arguments that it has.
 
     Raises:
-        ConfigError: If there is an unknown argument; it says what to write instead.
+        ConfigError: If there is an unknown argument; the message says what to write instead.
     """
     known = sorted(known)
     for name in unknown:
@@ -43,10 +43,10 @@ def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) 
 
 
 def check_flag(what: str, value: Any) -> bool:
-    """Reads a bool, also NumPy's; a string such as "no" would be true.
+    """Reads a bool, also NumPy's. Other values are refused, because a string such as "no" would be true.
 
     Raises:
-        ConfigError: If it is neither.
+        ConfigError: If the value is not a bool.
     """
     if isinstance(value, bool | np.bool_):
         return bool(value)
@@ -64,10 +64,10 @@ def check_word(what: str, value: Any, allowed: Sequence[str]) -> None:
 
 
 def check_integer(what: str, value: Any, least: int | None) -> int:
-    """Reads an integer, also NumPy's, from `least` to 2⁶³ - 1; any, if `least` is None.
+    """Reads an integer, also NumPy's, from `least` to 2⁶³ - 1; any integer if `least` is None.
 
     Raises:
-        ConfigError: If the value is no integer, or out of range.
+        ConfigError: If the value is not an integer, or is out of range.
     """
     if not isinstance(value, bool):
         try:
@@ -82,10 +82,10 @@ def check_integer(what: str, value: Any, least: int | None) -> int:
 
 
 def check_batch_size(global_batch_size: int | None, batch_size: int | None, dp_size: int) -> int:
-    """Rows of one step over all ranks, from the one that is given.
+    """Returns the number of rows of one step over all ranks, from the size that is given.
 
     Raises:
-        ConfigError: Unless exactly one is given, an integer of at least 1.
+        ConfigError: Unless exactly one size is given, an integer of at least 1.
     """
     if (global_batch_size is None) == (batch_size is None):
         raise ConfigError(

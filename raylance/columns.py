@@ -1,4 +1,4 @@
-"""Owns the names of the columns that raylance adds to batches, and of rows in errors; never reads either."""
+"""Owns the names of the columns that raylance adds to batches, and of rows in errors; never reads columns or rows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,32 +7,32 @@ import numpy as np
 import numpy.typing as npt
 
 ROW_OFFSET = "_rowoffset"
-"""Offset of the row in the pinned dataset version, int64: what `dataset.take([offset])` reads."""
+"""Offset of the row in the pinned dataset version, int64; `dataset.take([offset])` reads the row."""
 
 VALID = "_valid"
-"""False where the row is padding, or could not be decoded and was masked; bool."""
+"""False if the row is padding, or could not be decoded and was masked; bool."""
 
 DRAW = "_draw"
-"""Epoch position of a row that may come more than once, int64; only between reader and decoder."""
+"""Epoch position of a row that may come more than once, int64; used only between reader and decoder."""
 
 SEED = "_seed"
-"""A seed for a transform's own randomness: of the row, the epoch and the dataset's seed, uint64."""
+"""A seed for a transform's own randomness, from the row, the epoch and the dataset's seed, uint64."""
 
 COMPONENT = "_component"
-"""Index of the dataset of a mixture that a row is from, int64."""
+"""Index of the row's dataset in a mixture, int64."""
 
 TRANSFORM = "transform()"
-"""Named in the place of a column where the transform fails on a row."""
+"""Takes the place of a column name if the transform fails on a row."""
 
 COMPONENT_SHIFT = 48
-"""Between reader and batch, offsets of a mixture have the component in the bits from this one on."""
+"""Between reader and batch, offsets of a mixture hold the component in the bits from this one on."""
 
 OFFSET_MASK = (1 << COMPONENT_SHIFT) - 1
-"""The bits of such an offset that are the row's own, in its dataset."""
+"""The bits of such an offset that hold the row's offset in its own dataset."""
 
 
 def dataset_names(uri: Any) -> tuple[str, ...]:
-    """Names for errors of the datasets at a URI, or at URIs by component."""
+    """Names of the datasets for errors, from a URI, or from URIs by component."""
     return tuple(f"{name} ({at})" for name, at in uri.items()) if isinstance(uri, Mapping) else (str(uri),)
 
 
@@ -42,7 +42,7 @@ def dataset_stem(uri: Any) -> str:
 
 
 def describe_rows(offsets: npt.NDArray[np.int64], datasets: tuple[str, ...]) -> str:
-    """Names rows for an error: the range in each dataset of at least one row offset with component bits."""
+    """Names rows for an error: the range of the given offsets, which have component bits, in each dataset."""
     which = offsets >> COMPONENT_SHIFT
     ranges = []
     for component in np.unique(which):

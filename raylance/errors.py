@@ -28,7 +28,7 @@ class DatasetError(RaylanceError):
 
 
 class StateError(RaylanceError):
-    """A saved state that does not fit the data or the order it is loaded into."""
+    """A saved state that does not fit the data or the order into which it is loaded."""
 
 
 class PlacementError(RaylanceError):
@@ -36,14 +36,14 @@ class PlacementError(RaylanceError):
 
 
 class BadRowError(RaylanceError):
-    """A row that cannot be decoded, or that the transform fails on; or too many of them for `on_bad_row="mask"`.
+    """A row that cannot be decoded, or on which the transform fails; or too many of them for `on_bad_row="mask"`.
 
     Attributes:
-        column: Name of the column; None where the transform fails.
-        row_offset: Offset of the row in the pinned dataset version, as `dataset.take([row_offset])` reads it; of many
-            rows, the first.
-        reason: The decoder's error.
-        dataset: URI of the dataset, in a mixture "name (URI)"; None where it is not known.
+        column: Name of the column; None if the transform fails.
+        row_offset: Offset of the row in the pinned dataset version, which `dataset.take([row_offset])` reads; for many
+            rows, the offset of the first.
+        reason: The error of the decoder or the transform.
+        dataset: URI of the dataset, in a mixture "name (URI)"; None if unknown.
         message: The text of the error for many rows; None for one row.
     """
 
@@ -71,7 +71,7 @@ class BadRowError(RaylanceError):
 
 
 class CoverageError(RaylanceError):
-    """Rows that were delivered otherwise than planned: the epoch would not cover the selection exactly once."""
+    """Rows that were not delivered as planned: the epoch would not cover the selection exactly once."""
 
 
 class HelperError(RaylanceError):

@@ -1,4 +1,4 @@
-"""Owns what a loader reads and what it makes of that; never opens it."""
+"""Owns the description of the rows that a loader reads and of their decoding; never opens a dataset."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -18,15 +18,15 @@ from raylance.source.rows import RowSource
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSpec:
-    """What a loader reads and what it makes of it; picklable.
+    """The rows that a loader reads, and their decoding; picklable.
 
     Attributes:
         source: The rows.
-        delivers: Columns of the batches: those that are read, unless a transform changes them.
-        schema: Of the delivered rows; None if it is not known before some are made.
-        decoding: The decoders, those of the device included, and the transform; None without both.
-        list_lengths: Of delivered columns of lists of numbers: the length where all sampled rows have one, else None.
-        list_dtypes: Of those that can be padded: the dtype of the numbers.
+        delivers: Columns of the batches: the columns that are read, unless a transform changes them.
+        schema: Schema of the delivered rows; None if it is unknown before some rows are made.
+        decoding: The decoders, including those of the device, and the transform; None if there are neither.
+        list_lengths: By delivered column of lists of numbers: the length if all sampled rows have the same, else None.
+        list_dtypes: By column that can be padded: the dtype of the numbers.
     """
 
     source: RowSource
@@ -38,23 +38,23 @@ class ReadSpec:
 
     @property
     def in_helpers(self) -> Decoding | None:
-        """What decode actors do of `decoding`; None where that is nothing."""
+        """The part of `decoding` that decode actors do; None if they do nothing."""
         return self.decoding and self.decoding.in_helpers
 
     @property
     def on_device(self) -> Decoding | None:
-        """What the trainer does on its device; None where that is nothing."""
+        """The part of `decoding` that the trainer does on its device; None if it does nothing."""
         return self.decoding and self.decoding.on_device
 
     @property
     def carries(self) -> Sequence[str]:
-        """Columns of the rows that reach the trainer: where it decodes, the encoded ones."""
+        """Columns of the rows that reach the trainer; encoded columns if the trainer decodes."""
         encoded = {each.output_name: each.column for each in self.on_device.decoders} if self.on_device else {}
         return list(dict.fromkeys(encoded.get(name, name) for name in self.delivers))
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What a checkpoint holds of it: fields of `State`."""
+        """The fields of `State` that a checkpoint takes from here."""
         return {
             "uri": self.source.uri,
             "branch": self.source.branch,
@@ -70,7 +70,7 @@ class ReadSpec:
 def map_shared(
     read_spec: ReadSpec, delivery_spec: DeliverySpec, change: Callable[[Shared[Any]], Shared[Any]]
 ) -> tuple[ReadSpec, DeliverySpec]:
-    """Has `change`, such as `Shared.of_run`, replace each large value: selections, and the tables of orders."""
+    """Replaces each large value (selections and tables of orders) by `change` of it, such as `Shared.of_run`."""
 
     def tables_of(tables: Tables) -> Tables:
         return SharedTables(change(tables.shared)) if isinstance(tables, SharedTables) else tables

@@ -1,4 +1,4 @@
-"""Owns the options of a loader, which say how it uses the machine; starts nothing, and changes no batch."""
+"""Owns the options of a loader, which say how it uses the machine; never starts anything, and never changes a batch."""
 
 import dataclasses
 import inspect
@@ -12,49 +12,50 @@ from raylance.arguments import check_integer, refuse_unknown
 from raylance.errors import ConfigError
 from raylance.orders.order import Auto
 
-_LONGEST_S = 1_000_000_000  # 30 years; no clock of the system waits longer
+_LONGEST_S = 1_000_000_000  # 30 years; the clocks of the system wait no longer
 _MAX_AUTO_READERS = 4  # each holds max_window_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a loader uses the machine. Nothing here changes what is delivered: ranks may have unlike options.
+    """How a loader uses the machine. Options never change the delivered rows, so ranks may have different options.
 
     Attributes:
-        num_decoders: Decode actors of each rank, shared by its loaders: the first that runs decodes; a run continues
-            with those that found a place, with a warning, as long as one did. 0 decodes in threads of the shard actor.
-            "auto" takes as many as there are free CPUs. Where none runs within 5 s, the shard actor decodes until one
-            does. Idle ones are given back, and asked for again when the trainer waits for decoding. (min, max) begins
-            with min, and asks for more while the trainer waits for decoding, also where no CPU is free yet: that makes
-            an autoscaler add nodes.
-        num_readers: Shard actors of each rank and loader; more than one where reading is what the trainer waits for:
-            they take windows in turn, and each holds up to `max_window_bytes` of its own: two at the default have
-            1 GiB. (min, max) begins with min and asks for more while the trainer waits for reading; "auto" is (1, 4).
+        num_decoders: Number of decode actors of each rank, shared by its loaders. Decoding begins with the first that
+            runs. If some find no place, the run continues with the others and a warning, as long as there is one. If
+            none runs within 5 s, the shard actor decodes until one does. 0 decodes in threads of the shard actor.
+            "auto" takes as many as there are free CPUs; idle ones are given back, and requested again when the trainer
+            waits for decoding. (min, max) begins with min, and requests more while the trainer waits for decoding, even
+            if no CPU is free yet, so that an autoscaler adds nodes.
+        num_readers: Number of shard actors of each rank and loader. Use more than one if the trainer waits for reading.
+            They take windows in turn, and each holds up to `max_window_bytes`: two at the default hold 1 GiB. (min,
+            max) begins with min and requests more while the trainer waits for reading; "auto" is (1, 4).
         decoder_cpus: CPUs that a decode actor takes from Ray's count.
-        decode_threads: Threads of a shard actor that decodes by itself. "auto" is one; under Ray Train, the CPUs of the
-            rank's node, divided among the ranks there.
-        max_window_bytes: Most bytes of raw rows that a shard actor holds, the next window included, by what was read. A
-            window or a step that does not fit is read in parts, in the same order, which takes longer; a row that is
-            larger by itself is an error. The block that is just being read, about an eighth of it and 32 MiB at the
-            most, comes on top: more only where rows suddenly grow. With threads, columns that nobody decodes are views
-            of a window: while a batch of it is kept, so is the window. As long as more than one window is kept so,
-            batches are copies, and at most as many bytes again come on top. How large windows are follows from
-            `window_bytes` of `raylance.dataset`, which is the same for all ranks.
+        decode_threads: Number of threads of a shard actor that decodes itself. "auto" is one; under Ray Train, the CPUs
+            of the rank's node divided by the number of ranks there.
+        max_window_bytes: Most bytes of raw rows that a shard actor holds, including the next window, measured as they
+            are read. A window or a step that does not fit is read in parts, in the same order, which takes longer; a
+            single row that does not fit is an error. The block that is being read comes on top: about an eighth of the
+            limit and at most 32 MiB, more only if rows suddenly grow. With threads, columns that nobody decodes are
+            views of a window, so a batch that is kept also keeps its window. As long as more than one window is kept,
+            batches are copies; then at most the same number of bytes again comes on top. The size of windows follows
+            from `window_bytes` of `raylance.dataset`, which is the same for all ranks.
         max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank, or one row that is larger. The
-            step that is being put together comes on top.
+            step that is being assembled comes on top.
         placement_timeout_s: Seconds that helpers may take to be placed and to start.
-        read_timeout_s: Seconds that a read is tried again when the storage fails, before that is an error; and that the
-            storage may take without an answer, at least 5. In S3, Google Cloud Storage and Azure, one request may take
-            half of it, and at most 30, unless `storage_options` or the environment sets one of Lance's limits.
+        read_timeout_s: Seconds in which a read is tried again if the storage fails, before that is an error; also the
+            seconds that the storage may take without an answer, at least 5. In S3, Google Cloud Storage and Azure, one
+            request may take half of it, and at most 30, unless `storage_options` or the environment sets one of Lance's
+            limits.
         work_timeout_s: Seconds that a helper may take over one piece of work before it counts as hung and is replaced.
-        record: Whether the loader's figures are published as metrics and, under Ray Train, recorded beside the run's
-            checkpoints, for `report_run`, `watch` and `python -m raylance.top`; or the folder of a run, where no
-            trainer sets it. A thread does both once a second.
-        name: What records and metrics call the dataset, where no trainer gives it a name: where one process trains on
-            one part of it, and validates on another. None for the last part of its URI.
-        runtime: What does the work: "ray" actors, or "threads" of this process. "auto" is Ray where one is running.
-        auto_decoders: What "auto" asks for, where it was resolved for all ranks at once; None for the free CPUs' share.
-            For raylance's own use.
+        record: Whether the loader's figures are published as metrics and, under Ray Train, recorded next to the run's
+            checkpoints, for `report_run`, `watch` and `python -m raylance.top`; or the folder of a run, if no trainer
+            sets it. A thread does both once a second.
+        name: Name of the dataset in records and metrics if the trainer gives none, e.g. one process trains on one part
+            and validates on another. None for the last part of its URI.
+        runtime: "ray" actors or "threads" of this process do the work. "auto" is Ray if it is running.
+        auto_decoders: Number of decoders that "auto" requests, if it was resolved for all ranks at once; None for a
+            share of the free CPUs. For raylance's own use.
     """
 
     num_decoders: int | tuple[int, int] | Auto = "auto"
@@ -105,12 +106,12 @@ class Options:
 
     @property
     def decoder_range(self) -> tuple[int, int]:
-        """Least and most decoders that are asked for; "auto" is resolved where it is known what there is."""
+        """Least and most decoders to request; "auto" is resolved later, when the free CPUs are known."""
         return _as_range(0 if self.num_decoders == "auto" else self.num_decoders)
 
     @property
     def reader_range(self) -> tuple[int, int]:
-        """Least and most readers that are asked for."""
+        """Least and most readers to request."""
         return _as_range((1, _MAX_AUTO_READERS) if self.num_readers == "auto" else self.num_readers)
 
 
@@ -123,7 +124,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes_options(call: Function) -> Function:
-    """Has a call that takes `**options` show each field of `Options`, for `help` and for editors."""
+    """Makes a call that takes `**options` show each field of `Options`, for `help` and for editors."""
     signature = inspect.signature(call)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -133,10 +134,10 @@ def takes_options(call: Function) -> Function:
 
 
 def make_options(call: str, options: Mapping[str, Any], own: Sequence[str]) -> Options:
-    """The options that a call was given as `**options`; `own` names its other arguments, for the message.
+    """The options that a call got as `**options`; `own` names its other arguments, for the message.
 
     Raises:
-        ConfigError: For a name or a value that cannot be honoured.
+        ConfigError: If a name or a value cannot be honoured.
     """
     known = [field.name for field in _PUBLIC]
     refuse_unknown(call, {name: value for name, value in options.items() if name not in known}, (*own, *known))
@@ -144,5 +145,5 @@ def make_options(call: str, options: Mapping[str, Any], own: Sequence[str]) -> O
 
 
 def _as_range(given: Any) -> tuple[int, int]:
-    """Least and most, of one number or of both."""
+    """Least and most, from one number or from both."""
     return tuple(given) if isinstance(given, tuple | list) and len(given) == 2 else (given, given)

@@ -1,4 +1,4 @@
-"""Owns `python -m raylance.top`, a table of how a run's loaders stand; never takes part in the run.
+"""Owns `python -m raylance.top`, a table with the status of a run's loaders; never takes part in the run.
 
     python -m raylance.top s3://bucket/runs/food101
     RAY_AUTH_MODE=token ray job submit -- python -m raylance.top /shared/runs/food101 --once
@@ -18,7 +18,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def show(run: Run, now: float) -> str:
-    """The page: how far the run is, the table, and the verdict of the last seconds.
+    """The page: the progress of the run, the table, and the verdict on the last seconds.
 
     Args:
         run: The run.
@@ -38,7 +38,7 @@ def show(run: Run, now: float) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs it; returns the exit status: 0, or 2 where there is nothing to show."""
+    """Runs the command; returns the exit status: 0, or 2 if there is nothing to show."""
     parser = argparse.ArgumentParser(
         prog="python -m raylance.top",
         description=(__doc__ or "").partition("\n\n")[2],
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         while True:
             try:
                 page = show(folder.read(), time.time())
-            except OSError as error:  # a storage that fails now may not the next time
+            except OSError as error:  # a storage that fails now may work the next time
                 if args.once:
                     raise
                 page = f"{args.run} cannot be read now: {error}"

@@ -1,9 +1,9 @@
 """Owns raylance under `torch.utils.data.DataLoader`, for training without Ray; never starts Ray or an actor.
 
-Two styles, with the batches of `raylance.RankLoader`: `MapDataset` and its `RowSampler`, or `IterableDataset`. `Loader`
-is a DataLoader for either, and counts what it hands out: what workers prefetch is not consumed. With a plain DataLoader
-that is the caller's: `set_epoch()` before each epoch, and `consumed()` for each batch. torchdata's StatefulDataLoader
-keeps the position of each worker in a state of its own, and needs `set_epoch()` alone.
+Two styles give the batches of `raylance.RankLoader`: `MapDataset` with its `RowSampler`, or `IterableDataset`. `Loader`
+is a DataLoader for either, and counts the batches that it hands out, because prefetched batches are not consumed. With
+a plain DataLoader, the caller does that: `set_epoch()` before each epoch, and `consumed()` for each batch. torchdata's
+StatefulDataLoader keeps the position of each worker in its own state, and only needs `set_epoch()`.
 """
 
 import logging
@@ -24,12 +24,12 @@ __all__ = ["IterableDataset", "Loader", "MapDataset", "RowSampler", "find_place"
 
 
 class Loader(torch.utils.data.DataLoader[Any]):
-    """A DataLoader that counts what it hands out; its `steps`, sampler or iterable dataset, have epoch and state."""
+    """A DataLoader that counts the batches that it hands out. Its `steps` (sampler or dataset) have epoch and state."""
 
     def __init__(self, dataset: Any, batch_sampler: RowSampler | None = None, **options: Any) -> None:
-        """Takes an `IterableDataset`, or a `MapDataset` and its sampler; options are DataLoader's, workers spawned.
+        """Takes an `IterableDataset`, or a `MapDataset` and its sampler, and options of DataLoader; spawns workers.
 
-        Workers are started again for each epoch, in seconds, unless `persistent_workers=True`.
+        Workers are started again for each epoch, which takes seconds, unless `persistent_workers=True`.
         """
         steps = dataset if batch_sampler is None else batch_sampler
         if not isinstance(steps, Steps) or isinstance(steps, RowSampler) != isinstance(dataset, MapDataset):
@@ -42,7 +42,7 @@ class Loader(torch.utils.data.DataLoader[Any]):
         self.state_dict, self.load_state_dict = steps.state_dict, steps.load_state_dict
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Hands out the rest of the epoch, then moves on to the next one."""
+        """Hands out the rest of the epoch, then moves to the next one."""
         self.steps.begin()
         moves = self.steps.count_move()
         epoch = self.steps.epoch

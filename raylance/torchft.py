@@ -1,5 +1,5 @@
-"""Owns the batches of replicas that come and go under torchft: which rows are whose in a step, and which steps count;
-never trains, never starts or ends a replica, never loads torchft.
+"""Owns the batches of replicas that come and go under torchft: the rows of each replica in a step, and the steps that
+count; never trains, never starts or ends a replica, and never loads torchft.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from raylance.planning.digest import Digest
 
 __all__ = ["batches", "report_if_all"]
 
-_HALF = 32  # bits of a hash that travel as one number, so that sums over replicas stay in 64
+_HALF = 32  # bits of a hash that are sent as one number, so that sums over replicas fit 64 bits
 
 
 class Manager(Protocol):
-    """What is used of `torchft.Manager`."""
+    """The methods of `torchft.Manager` that are used here."""
 
     def start_quorum(self) -> None: ...
     def current_step(self) -> int: ...
@@ -49,36 +49,38 @@ def batches(
     ranks_in_replica: int = 1,
     **arguments: Any,
 ) -> Iterator[Any]:
-    """Hands out the batches of a training whose replicas come and go, each step's rows to those that take part in it.
+    """Hands out the batches of a training whose replicas come and go: the rows of each step go to the replicas that
+    take part in it.
 
-    A step is handed out again until it was committed, so that each row of an epoch is in one committed step, although
-    replicas die. The global batch of each step is the same rows as in an undisturbed run. The position is the manager's
-    step: one that was set by its `load_state_dict` is followed, and a new manager takes that of a loader that was
-    restored.
+    A step is handed out again until it is committed. So each row of an epoch is in one committed step, although
+    replicas die. The global batch of each step has the same rows as in an undisturbed run. The position is the
+    manager's step: if its `load_state_dict` set the step, the loader follows; if the loader was restored, a new manager
+    takes the loader's step.
 
     The body of the loop does one step, and ends with `optimizer.step()` of torchft, or `manager.should_commit()`. The
-    quorum is asked for before a batch is made; `zero_grad()` of torchft's optimizer asks for none in the body.
+    quorum is requested before a batch is made; `zero_grad()` of torchft's optimizer requests none in the body.
 
-    A replica that heals, or is a spare, has no rows, but has to take part in the reduction of gradients, to which
-    torchft lets it add zeros. It gets one batch again and again, of rows that count for nobody.
+    A replica that heals, or is a spare, has no rows, but must take part in the reduction of gradients, to which torchft
+    lets it add zeros. It gets the same batch again and again, whose rows do not count.
 
-    Each step costs one reduction of four numbers, by which every replica knows the rows of all: that is what its record
-    proves, though others died before they wrote theirs.
+    Each step costs one reduction of four numbers, from which every replica knows the rows of all. Its record proves
+    these rows, even if others died before they wrote their records.
 
     Args:
-        loader: Of this rank. The epochs that it has left are trained on.
+        loader: The loader of this rank. Training uses its remaining epochs.
         manager: A `torchft.Manager`, 0.2 or later.
-        global_batch_size: Rows of a step over all replicas, however many take part.
-        epochs: Where to end: after this number of epochs, counted from the beginning of the run.
-        rank_in_replica: Where the ranks of a replica get rows of their own, as with FSDP inside it: this one's number.
-        ranks_in_replica: And how many they are. Where they get the same rows, leave both out.
-        **arguments: Others of `RankLoader.iter_torch_batches`.
+        global_batch_size: Number of rows of a step over all replicas, however many take part.
+        epochs: Number of epochs, counted from the beginning of the run, after which to end.
+        rank_in_replica: The number of this rank in its replica if the ranks of a replica get rows of their own, as with
+            FSDP inside it.
+        ranks_in_replica: The number of ranks of a replica. Leave both out if its ranks get the same rows.
+        **arguments: Other arguments of `RankLoader.iter_torch_batches`.
 
     Yields:
-        Batches, as `RankLoader.iter_torch_batches` makes them.
+        Batches of `RankLoader.iter_torch_batches`.
 
     Raises:
-        ConfigError: For an argument that cannot be honoured; for a dataset that every rank sees whole.
+        ConfigError: If an argument cannot be honoured, or if every rank sees the whole dataset.
         StateError: If other replicas train on other data.
         CoverageError: If the replicas together do not have all rows of a step.
     """
@@ -110,18 +112,18 @@ def batches(
 def report_if_all(metrics: Mapping[str, Any], loader: Any, manager: Manager, **options: Any) -> bool:
     """Reports as `raylance.report` does, if all ranks of the run took part in the last step; returns whether it did.
 
-    Ray Train waits in a report until each rank has made it. While one is being replaced, that would wait for a rank
-    which itself waits for the others to train: so no rank reports such a step, and a later one is reported. With
-    spares, no step has all ranks, and nothing is reported.
+    Ray Train waits in a report until every rank has made it. If a rank is being replaced, the others would wait for it
+    while it waits for them to train. So no rank reports such a step; a later step is reported. With spares, no step has
+    all ranks, and nothing is reported.
 
     Args:
-        metrics: As `raylance.report` takes them.
-        loader: As `raylance.report` takes it.
-        manager: That of `batches`.
-        **options: Others of `raylance.report`.
+        metrics: See `raylance.report`.
+        loader: See `raylance.report`.
+        manager: The manager of `batches`.
+        **options: Other arguments of `raylance.report`.
 
     Raises:
-        ConfigError, RaylanceError: As `raylance.report`.
+        ConfigError, RaylanceError: See `raylance.report`.
     """
     from raylance.integrations.checkpoints import report  # loads Ray
 
@@ -133,7 +135,7 @@ def report_if_all(metrics: Mapping[str, Any], loader: Any, manager: Manager, **o
 
 
 class _Peers:
-    """Position and digests of one loader, which a manager hands from replica to replica beside the model."""
+    """Position and digests of one loader, which a manager sends from replica to replica along with the model."""
 
     def __init__(self) -> None:
         self.follower: Follower | None = None
@@ -150,7 +152,7 @@ _known: "weakref.WeakKeyDictionary[Any, dict[str, _Peers]]" = weakref.WeakKeyDic
 
 
 def _peers_of(manager: Manager, loader: RankLoader, follower: Follower) -> _Peers:
-    """Has the manager hand a loader's position over with the model, once for each manager and dataset."""
+    """Makes the manager send a loader's position with the model; registers once for each manager and dataset."""
     name = f"raylance:{recorder_of(loader).stem}"
     of_manager = _known.setdefault(manager, {})
     if name not in of_manager:
@@ -162,7 +164,7 @@ def _peers_of(manager: Manager, loader: RankLoader, follower: Follower) -> _Peer
 
 @contextlib.contextmanager
 def _one_quorum(manager: Any) -> Iterator[None]:
-    """Has calls of `start_quorum` do nothing: the step has its quorum, and a second one might have other members."""
+    """Makes `start_quorum` do nothing, because the step has its quorum, and a second one might have other members."""
     manager.start_quorum = lambda *_, **__: None
     try:
         yield
@@ -171,7 +173,7 @@ def _one_quorum(manager: Any) -> Iterator[None]:
 
 
 class _Steps:
-    """The steps of one rank: begun when the quorum is known, settled when it is known whether they count."""
+    """The steps of one rank: each begins once the quorum is known, and is settled once it is clear if it counts."""
 
     def __init__(
         self,
@@ -182,26 +184,26 @@ class _Steps:
         own: tuple[int, int],
         device: torch.device,
     ) -> None:
-        """`own` is this rank among those of its replica."""
+        """`own` is this rank's number in its replica, and the number of ranks of the replica."""
         self._follower = Follower(loader, global_batch_size, self.settle)
         self._manager, self._made, self._own, self._device = manager, made, own, device
         self._peers = _peers_of(manager, loader, self._follower)
-        self._open: tuple[int, Digest] | None = None  # number and rows of the step that is handed out
-        self._stand_in: Any = None  # what a rank is handed that has no rows
+        self._open: tuple[int, Digest] | None = None  # number and rows of the step in hand
+        self._stand_in: Any = None  # the batch for a rank without rows
         self._batch: Any = None
 
     def end_of(self, epochs: int) -> int:
-        """The number of the first step that is not trained on any more."""
+        """The number of the first step after these epochs."""
         return self._follower.end_of(epochs)
 
     def begin(self) -> bool:
-        """Takes the batch of the manager's step, in the shares of those that take part; returns whether it is ready on
-        all of them. If not, the step cannot be committed, and torchft's DistributedDataParallel would raise.
+        """Takes the batch of the manager's step, in the shares of the replicas that take part; returns whether all of
+        them have theirs. If not, the step cannot be committed, and torchft's DistributedDataParallel would raise.
 
         Raises:
             CoverageError: If rows of the step are missing.
         """
-        self._open = None  # if others committed a step that this rank did not, it learns of it as it is healed
+        self._open = None  # if others committed a step that this rank did not, healing will tell it
         self._join()
         place, count = self._places()
         if self._manager.errored():
@@ -212,7 +214,7 @@ class _Steps:
             self._batch, rows = self._hand_out(number, place, count)
             self._stand_in = None
         else:
-            if self._stand_in is None:  # the rows that it may have with the next step: they are being prepared
+            if self._stand_in is None:  # the rows that it may get in the next step: they are being prepared
                 has_room = (count + 1) * self._own[1] <= due
                 self._stand_in, _ = self._hand_out(number, *((count, count + 1) if has_room else (0, count)))
             self._batch = self._stand_in
@@ -230,12 +232,12 @@ class _Steps:
         return True
 
     def take_batch(self) -> Any:
-        """The batch that is ready, which only its consumer holds from then on."""
+        """Returns the batch that is ready, so that only its consumer holds it."""
         batch, self._batch = self._batch, None
         return batch
 
     def settle(self) -> None:
-        """Counts the step, once it was committed; one that was not is handed out again."""
+        """Counts the step if it was committed; otherwise it is handed out again."""
         self._join()
         if self._open is not None and self._manager.current_step() > self._open[0]:
             (number, rows), self._open = self._open, None
@@ -246,26 +248,26 @@ class _Steps:
         return self._follower.hand_out(self._made, number, (place * ranks + rank, count * ranks))
 
     def _places(self) -> tuple[int | None, int]:
-        """This replica's place among those whose rows count in this step, None for one without; and their number."""
+        """This replica's place among those whose rows count in this step, None if its rows do not; and their number."""
         manager = self._manager
         count = manager.num_participants()
         place = manager.participating_rank() if manager.is_participating() else None
         if manager.current_step():
             return place, count
-        # Before the first step, a manager may have all replicas but one take over the weights of that one. Those count
-        # as participants, and add zeros: only all replicas together know who they are.
+        # Before the first step, a manager may make all replicas but one take over the weights of that one. They count
+        # as participants but add zeros: only all replicas together know which ones do so.
         numbers = self._sum([int(place == each) for each in range(count)])
         present = [each for each, is_there in enumerate(numbers) if is_there]
         return (present.index(place) if place in present else None), len(present)
 
     def _sum(self, numbers: list[int]) -> list[int]:
-        """Adds numbers up over all replicas; those of one that has no rows are taken as zeros."""
+        """Adds numbers up over all replicas; a replica without rows adds zeros."""
         tensor = torch.tensor(numbers, dtype=torch.int64, device=self._device)
         self._manager.allreduce(tensor, reduce_op=ReduceOp.SUM).wait()
         return [int(number) for number in tensor.tolist()]
 
     def _join(self) -> None:
-        """Goes where the replica stood that this one was healed from."""
+        """Goes to the place of the replica from which this one was healed."""
         received, self._peers.received = self._peers.received, None
         if received is not None:
             self._follower.join(received)

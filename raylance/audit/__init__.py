@@ -1,5 +1,5 @@
-"""Owns the audit of epochs from outside: the delivered rows compared with those that Lance itself selects, and the rows
-of a step; never repairs, never writes data.
+"""Owns the audit of epochs from outside: it compares delivered rows with the rows that Lance itself selects, and shows
+the rows of a step; never repairs, and never writes data.
 
     audit = raylance.audit.EpochAudit(train, global_batch_size=256, world_size=8, epoch=3)
     audit.count()                                     # every row once, by the plan
@@ -9,7 +9,8 @@ of a step; never repairs, never writes data.
     train = raylance.audit.reopen(state)              # of a run, by the content of its raylance_state.json
     raylance.audit.EpochAudit(train, state=state).count()
 
-An audit by the plan shows what a run has to be handed. `raylance.prove_run(folder)` proves what its ranks were handed.
+An audit by the plan shows the rows that a run must be handed. `raylance.prove_run(folder)` proves the rows that its
+ranks were handed.
 """
 
 from raylance.audit.epoch import AuditReport, EpochAudit

@@ -1,4 +1,4 @@
-"""Owns the audit of one epoch: delivered rows, counted and compared; never selects rows."""
+"""Owns the audit of one epoch: it counts and compares delivered rows; never selects rows."""
 
 import contextlib
 import dataclasses
@@ -26,26 +26,26 @@ from raylance.planning.state import parse_state
 from raylance.settings import Options
 
 _BLOCK = 1 << 20
-_NAMED = 8  # offsets that a fault names
+_NAMED = 8  # offsets that a fault names, at most
 
 Ranks = Sequence[Step | None]
-"""What each rank got in one step; None for a rank whose steps have ended."""
+"""The rows of each rank in one step; None for a rank whose steps have ended."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """The delivered rows, compared with those that were expected: the steps of the plan, and every row once.
+    """The delivered rows, compared with the expected ones: the steps of the plan, and every row once.
 
     Every row that Lance selects is expected once an epoch. A row of a dataset in a mixture may come again after all of
     its other rows. If an order draws rows, every draw is expected.
 
     Attributes:
-        counts: Rows by name. "expected": of an epoch. "delivered", "padding", "masked". "aside": before the start of
-            the audit, or left out by remainder="drop". "missing" and "twice": delivered less or more often than
-            expected. "foreign": delivered and not selected.
-        steps: Steps of each rank.
+        counts: Numbers of rows by name. "expected": rows of an epoch. "delivered", "padding", "masked". "aside": rows
+            before the start of the audit, or left out by remainder="drop". "missing" and "twice": rows that were
+            delivered less or more often than expected. "foreign": rows that were delivered but not selected.
+        steps: Number of steps of each rank.
         faults: A line for each kind of fault.
-        verdict: The result in a line.
+        verdict: The result in one line.
     """
 
     counts: dict[str, int]
@@ -64,12 +64,12 @@ class AuditReport:
 
 
 class EpochAudit:
-    """The audit of an epoch, or of the rest of one: it counts rows, and shows the rows of a step.
+    """The audit of an epoch, or of its rest: it counts rows, and shows the rows of a step.
 
     Attributes:
         plan: The plan of the epoch.
         epoch: The number of the epoch.
-        position: Where the audit begins.
+        position: Position at which the audit begins.
     """
 
     def __init__(
@@ -86,16 +86,16 @@ class EpochAudit:
 
         Args:
             data: A dataset or a mixture.
-            global_batch_size: Rows of a step over all ranks.
-            world_size: Data-parallel ranks; 1 by default.
+            global_batch_size: Number of rows of a step over all ranks.
+            world_size: Number of data-parallel ranks; 1 by default.
             epoch: The epoch; 0 by default.
-            position: Position in the epoch to begin at.
+            position: Position in the epoch at which to begin.
             state: The content of a `raylance_state.json` of the run. It gives the sizes of the order, and the values of
-                those of the three arguments above that are left out. The dataset may lie elsewhere now, and may deliver
-                other columns.
+                `global_batch_size`, `world_size` and `epoch` if they are left out. The dataset may lie elsewhere now,
+                and may deliver other columns.
 
         Raises:
-            ConfigError: If a number is missing or out of its range.
+            ConfigError: If a number is missing or out of range.
             StateError: If the state belongs to other rows or another order.
         """
         self._data, (read_spec, delivery_spec) = data, specs_of(data)
@@ -127,14 +127,14 @@ class EpochAudit:
         """Finds the shards that are complete at the position of a state, and checks the list in the state.
 
         Args:
-            state: The content of a `raylance_state.json` of the run, of any version of raylance.
+            state: The content of a `raylance_state.json` of the run.
 
         Returns:
-            IDs, int64, ascending, shape (k,). They follow from order, seed and epoch, and include all that the state
-            lists.
+            IDs, int64, ascending, shape (k,). They follow from order, seed and epoch, and include all shards that the
+            state lists.
 
         Raises:
-            StateError: If the state is damaged, or lists a shard that has rows to come.
+            StateError: If the state is damaged, or lists a shard with rows to come.
         """
         saved = parse_state(state)
         epoch = self.plan.order.epoch(saved.epoch)
@@ -149,17 +149,17 @@ class EpochAudit:
         return np.flatnonzero(done)
 
     def by_plan(self) -> Iterator[Ranks]:
-        """Yields what each rank gets, step by step, from the work items of the plan. It reads nothing."""
+        """Yields the rows of each rank, step by step, from the work items of the plan; reads nothing."""
         return itertools.zip_longest(*(self._replay(rank) for rank in range(self.plan.dp_size)))
 
     def by_stream(self, **options: Any) -> Iterator[Ranks]:
-        """Yields what a loader of each rank hands out, step by step, through Ray if it is running.
+        """Yields the rows that a loader of each rank hands out, step by step; through Ray if it is running.
 
         Args:
             **options: Fields of `raylance.Options`, such as `num_decoders=2`.
 
         Raises:
-            CoverageError, BadRowError, HelperError: Those of a loader.
+            CoverageError, BadRowError, HelperError: See `RankLoader`.
         """
         world = self.plan.dp_size
         with contextlib.ExitStack() as stack:
@@ -167,10 +167,10 @@ class EpochAudit:
             yield from itertools.zip_longest(*(self._stream(stack.enter_context(loader)) for loader in loaders))
 
     def count(self, delivered: Iterable[Ranks] | None = None) -> AuditReport:
-        """Counts the delivered rows, and compares them with the plan and with those that Lance selects.
+        """Counts the delivered rows, and compares them with the plan and with the rows that Lance selects.
 
         Args:
-            delivered: What each rank got, step by step, from `by_stream` or kept by a training loop; None is `by_plan`.
+            delivered: The rows of each rank, step by step, from `by_stream` or from a training loop; None is `by_plan`.
         """
         plan, tally = self.plan, Tally([part.selected() for part in self._parts])
         counts, steps, wrong = Counter(delivered=0, padding=0, masked=0), [0] * plan.dp_size, []
@@ -212,15 +212,15 @@ class EpochAudit:
         return AuditReport(counts={"expected": expected, **counts}, steps=steps, faults=faults, verdict=verdict)
 
     def rows_of_step(self, step: int, *, rank: int | None = None, columns: Sequence[str] = ()) -> pd.DataFrame:
-        """Shows the rows of a step in the order of the global batch: those of a loss spike, for example.
+        """Shows the rows of a step in the order of the global batch, for example of a loss spike.
 
         Args:
             step: The number of the step, counted from `position`.
             rank: The rank whose rows are shown; None for all.
-            columns: Columns to show as they are stored. They may be columns that are not delivered.
+            columns: Columns to show as stored. They need not be delivered.
 
         Returns:
-            For each row its `position` in the epoch, `rank`, `component` (in a mixture: the dataset's name),
+            For each row its `position` in the epoch, `rank`, `component` (in a mixture: the name of the dataset),
             `row_offset`, `padding`, and the columns.
 
         Raises:
@@ -253,11 +253,11 @@ class EpochAudit:
             for name, column in part.take(rows[places] & OFFSET_MASK, columns).items():
                 for place, value in zip(places, column, strict=True):
                     values[name][place] = value
-        # Nulls stay None. pandas would make them NaN, which no column held.
+        # Nulls stay None. pandas would make them NaN, a value that is not in the column.
         return {name: pd.Series(given, dtype=object if None in given else None) for name, given in values.items()}
 
     def _planned(self, positions: Int64Array) -> Step:
-        """The rows at positions of the plan. Those after the end of the epoch are padding."""
+        """The rows at positions of the plan. Rows after the end of the epoch are padding."""
         rows = self._selection.offsets(self.plan.select(self.epoch, positions))
         components = rows >> COMPONENT_SHIFT if isinstance(self._delivery_spec.order, MixOrder) else None
         return Step(offsets=rows & OFFSET_MASK, real=positions < self.plan.epoch_rows, components=components)
@@ -289,14 +289,14 @@ class EpochAudit:
             names = {ROW_OFFSET, COMPONENT, VALID} & set(table.column_names)
             columns = {name: table[name].to_numpy().copy() for name in names}
             real, masked = columns.get(VALID, np.ones(len(table), dtype=np.bool_)), 0
-            if self._delivery_spec.masks_bad_rows:  # marked as padding is; the plan shows which are which
+            if self._delivery_spec.masks_bad_rows:  # they are marked like padding; the plan tells them apart
                 at = self.position + number * size
                 known = plan.positions(at, *plan.rank_slice(at, loader.dp_rank)) < plan.epoch_rows
                 real, masked = real | known, int((known & ~real).sum())
             yield Step(offsets=columns[ROW_OFFSET], real=real, components=columns.get(COMPONENT), masked=masked)
 
     def _compare(self, tally: Tally) -> tuple[dict[str, int], list[str]]:
-        """Counts rows that came less or more often than expected; returns also a line for each kind of fault."""
+        """Counts rows that came less or more often than expected; also returns a line for each kind of fault."""
         drawn, counts, faults = Tally(tally.selected), {"missing": 0, "twice": 0}, []
         for rows in self._rows(0, self.plan.epoch_rows if any(part.order.repeats for part in self._parts) else 0):
             drawn.add(rows)
@@ -305,7 +305,7 @@ class EpochAudit:
             count, of = int(selected.sum()), f" of {part.name}" * bool(part.name)
             if count != part.rows:
                 faults.append(f"Lance selects {count:,} rows{of}, the plan has {part.rows:,}")
-            # A mixture repeats a dataset, each time all of it.
+            # A mixture repeats a dataset as a whole.
             passes, more = divmod(standings[part.name]["rows"] if standings else count, max(count, 1))
             least, most = (draws, draws) if part.order.repeats else (passes, passes + (more > 0))
             for what, wrong in (("missing", times < least), ("twice", times > most)):

@@ -1,4 +1,4 @@
-"""Owns how the dataset of a run is opened again from its checkpoint; never loads a position."""
+"""Owns the reopening of a run's dataset from its checkpoint; never loads a position."""
 
 import ast
 import dataclasses
@@ -27,7 +27,7 @@ _SETTINGS = {kind.__name__: kind for kind in _WRITTEN}
 
 
 class _Scalars(ast.NodeTransformer):
-    """Makes constants of NumPy's scalars, whose repr is np.float64(0.9) or np.True_."""
+    """Replaces NumPy's scalars, whose repr is np.float64(0.9) or np.True_, by constants."""
 
     def visit(self, node: ast.AST) -> Any:
         match super().visit(node):
@@ -42,13 +42,13 @@ class _Scalars(ast.NodeTransformer):
 
 
 def read_setting(text: str) -> Any:
-    """Makes a split, an order or a packing from its repr, as checkpoints and errors show it. It runs no code.
+    """Makes a split, an order or a packing from its repr in checkpoints and errors; runs no code.
 
     Args:
         text: The repr, such as "FractionSplit(fractions={'train': 0.9, 'val': 0.1}, part='train', by='key')".
 
     Raises:
-        ConfigError: If it is the repr of anything else.
+        ConfigError: If the text is not such a repr.
     """
     try:
         call = _Scalars().visit(ast.parse(text.strip(), mode="eval").body)
@@ -72,10 +72,11 @@ def reopen(
 
     Args:
         state: The content of a `raylance_state.json` of the run.
-        uri: Where the data lies now, if it has moved; for a mixture, one for each dataset in the order of their names.
+        uri: The present URI of the data, if it has moved; for a mixture, one URI for each dataset, in the order of
+            their names.
         remainder: The remainder of the run, which a checkpoint does not hold.
-        **changes: Other arguments of `raylance.dataset`, for all datasets of a mixture: those that a checkpoint does
-            not hold, such as `storage_options`, `decode` and `pack`, and those that are to differ from the run's.
+        **changes: Other arguments of `raylance.dataset`, for all datasets of a mixture: arguments that a checkpoint
+            does not hold, such as `storage_options`, `decode` and `pack`, and arguments that differ from the run's.
 
     Raises:
         StateError: If the state is damaged.
@@ -115,14 +116,14 @@ def reopen(
         mix(weighed, stop=saved.order["stop"], window_bytes=saved.window_bytes, remainder=remainder)
     )
     order = cast("MixOrder", delivery_spec.order)
-    # The recorded quotas: mix() would divide them by a common divisor.
+    # The recorded quotas are restored, because mix() divides them by a common divisor.
     components = [dataclasses.replace(part, quota=parts[part.name]["quota"]) for part in order.components]
     order = dataclasses.replace(order, components=tuple(components)).adopt(saved.order)
     return Dataset(read_spec, dataclasses.replace(delivery_spec, order=order))
 
 
 def _order(name: Any = None, **params: Any) -> Order:
-    """The order in a checkpoint."""
+    """The order from a checkpoint."""
     if name not in _RECORDED:
         raise ConfigError(
             f"the run's order {name!r} is not all in its checkpoint: give it as order=. Nothing was opened without it."

@@ -1,4 +1,4 @@
-"""Owns what Lance itself selects and stores of an audited dataset; never plans."""
+"""Owns the rows of an audited dataset that Lance itself selects and stores; never plans."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,13 +25,13 @@ _SCAN_ROWS = 1 << 16
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one rank got in one step.
+    """The rows of one rank in one step.
 
     Attributes:
-        offsets: Row offsets, as batches carry them under `_rowoffset`; int64, shape (k,).
-        real: Whether they are rows, not padding; bool, shape (k,).
-        components: In a mixture, the numbers of the datasets, as under `_component`; int64, shape (k,).
-        masked: Rows that could not be decoded and came masked.
+        offsets: Row offsets, like the column `_rowoffset` of batches; int64, shape (k,).
+        real: Whether each is a row, not padding; bool, shape (k,).
+        components: In a mixture, the numbers of the datasets, like the column `_component`; int64, shape (k,).
+        masked: Number of rows that could not be decoded and came masked.
     """
 
     offsets: Int64Array
@@ -41,7 +41,7 @@ class Step:
 
     @property
     def rows(self) -> Int64Array:
-        """Offsets with the component in the high bits, as they travel."""
+        """Offsets with the component in the high bits."""
         return self.offsets if self.components is None else self.offsets | self.components << COMPONENT_SHIFT
 
 
@@ -54,7 +54,7 @@ class Tally:
         self.foreign = 0
 
     def add(self, rows: Int64Array) -> None:
-        """Counts rows, with the component in the high bits. Those that are not selected are foreign."""
+        """Counts rows, given with the component in the high bits. Rows that are not selected are foreign."""
         which, offsets = rows >> COMPONENT_SHIFT, rows & OFFSET_MASK
         for number in np.unique(which).tolist():
             mine = offsets[which == number]
@@ -73,12 +73,12 @@ class Part:
     table: TableRows
     filter: str | None
     split: str | None
-    pack: PackTokens | None  # of its documents, if it delivers sequences of them
+    pack: PackTokens | None  # if it delivers sequences of packed documents
     order: Order
     rows: int  # of its selection in the plan
 
     def selected(self) -> BoolArray:
-        """The rows that Lance selects, as a mask over row offsets; for documents, the sequences that they make."""
+        """The rows that Lance selects, as a mask over row offsets; for documents, over their sequences."""
         if self.pack is not None:
             tokens = 0
             for batch in self.scan({"tokens": f"array_length(`{self.pack.column}`)"}):
@@ -91,7 +91,7 @@ class Part:
         return mask
 
     def scan(self, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-        """Yields SQL expressions by name, and `_rowoffset`, for the rows of filter and split in storage order."""
+        """Yields SQL expressions by name, and `_rowoffset`, for the rows of filter and split, in storage order."""
         split: Split | None = None if self.split is None else read_setting(self.split)
         keys = {f"key {name}": f"`{name}`" for name in (split.columns if split else [])}
         wanted = {**columns, **keys, ROW_OFFSET: ROW_OFFSET}
@@ -105,7 +105,7 @@ class Part:
             yield batch.filter(pa.array(kept))
 
     def take(self, offsets: Int64Array, columns: Sequence[str]) -> dict[str, list[Any]]:
-        """The stored values of rows, in the given order. Sequences of packed documents have none."""
+        """The stored values of rows, in the given order. Sequences of packed documents have no stored values."""
         opened = self.table.pinned.open()
         if self.pack is not None and columns:
             raise ConfigError(
@@ -123,7 +123,7 @@ class Part:
 
 
 def parts_of(data: Dataset) -> list[Part]:
-    """The datasets of a mixture, or the only one."""
+    """The datasets of a mixture, or the only dataset."""
     read_spec, delivery_spec = specs_of(data)
     order = delivery_spec.order
     if not (isinstance(read_spec.source, MixedRows) and isinstance(order, MixOrder)):
@@ -147,7 +147,7 @@ def label_codes(data: Dataset, column: str) -> Int64Array:
 
     Args:
         data: A dataset or a mixture.
-        column: Column of labels, which may be one that is not delivered. Null is a class.
+        column: Column of labels; it need not be delivered. Null is a class.
 
     Returns:
         int64, shape (n,), in storage order.
@@ -157,7 +157,7 @@ def label_codes(data: Dataset, column: str) -> Int64Array:
     """
     batches: list[pa.RecordBatch] = []
     for part in parts_of(data):
-        part.take(np.empty(0, dtype=np.int64), [column])  # refuses what is not there
+        part.take(np.empty(0, dtype=np.int64), [column])  # refuses a missing column
         batches += part.scan({"label": f"`{column}`"})
     labels = pa.chunked_array([batch["label"] for batch in batches]).combine_chunks()
     return np.asarray(labels.dictionary_encode(null_encoding="encode").indices, dtype=np.int64)

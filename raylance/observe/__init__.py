@@ -1,4 +1,4 @@
-"""Owns what is counted and timed of loaders, and where it goes: records, metrics, verdicts; never what is delivered."""
+"""Owns the counters and timings of loaders, their records, metrics and verdicts; never the rows that are delivered."""
 
 from raylance.observe import clock as clock
 from raylance.observe.observations import Receipt as Receipt

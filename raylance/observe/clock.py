@@ -1,6 +1,6 @@
-"""Owns the one clock by which all that is shown is measured; never waits, and never decides when a thing is done.
+"""Owns the one clock that measures all figures shown to users; never waits, and never decides when work is done.
 
-Callers say `clock.now()`, so that a test can put virtual time in its place for all of them at once.
+Callers say `clock.now()`, so that a test can replace the clock by virtual time for all of them at once.
 """
 
 import time

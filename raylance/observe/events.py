@@ -1,11 +1,11 @@
-"""Owns the events of one loader, and how a list that grows with the run is bounded; never what they mean."""
+"""Owns the events of one loader, and the bound of a list that grows with the run; never interprets an event."""
 
 from typing import Any, Generic, TypeVar
 
 from raylance.observe.clock import now_s
 
 _MOST = 500  # of a kind
-_MOST_OLD_REPORTS = 250  # besides, spread over all of the run: reports make a curve
+_MOST_OLD_REPORTS = 250  # more, spread over the whole run: the report draws a curve of them
 
 Event = tuple[float, str, Any]
 """Seconds since 1970, kind, and what happened, JSON-able."""
@@ -14,15 +14,15 @@ T = TypeVar("T")
 
 
 class Thinned(Generic[T]):
-    """The last so many items, and so many older ones, spread over all of them: where there are more of these, every
-    second one is dropped, and from then on half as many are kept.
+    """Keeps the newest items and a sample of older ones. When the sample is full, every second item of it is dropped
+    and the sampling interval doubles.
     """
 
     def __init__(self, recent: int, old: int) -> None:
         self._most_recent, self._most_old = recent, old
         self._recent: list[T] = []
         self._old: list[T] = []
-        self._skipped, self._every = 0, 1  # of the old ones, every so many is kept
+        self._skipped, self._every = 0, 1  # of the old items, every `_every`-th is kept
 
     def add(self, item: T) -> None:
         """Takes the newest item."""
@@ -37,7 +37,7 @@ class Thinned(Generic[T]):
             self._old, self._every = self._old[::2], 2 * self._every
 
     def all(self) -> list[T]:
-        """All that are kept, oldest first."""
+        """The kept items, oldest first."""
         return [*self._old, *self._recent]
 
 
@@ -51,11 +51,11 @@ class EventLog:
         self._by_kind: dict[str, Thinned[Event]] = {}
 
     def add(self, kind: str, what: Any) -> None:
-        """Keeps an event of now."""
+        """Keeps an event, with the present time."""
         kept = self._by_kind.setdefault(kind, Thinned(_MOST, _MOST_OLD_REPORTS if kind == "report" else 0))
         kept.add((now_s(), kind, what))
 
     def all(self) -> list[Event]:
-        """All that are kept, oldest first."""
+        """The kept events, oldest first."""
         found = [event for kept in list(self._by_kind.values()) for event in kept.all()]
         return sorted(found, key=lambda event: event[0])

@@ -1,4 +1,4 @@
-"""Owns the figures that a run is judged by, of each rank and of all, and the rates that follow; never judges them."""
+"""Owns the figures by which a run is judged, for each rank and for all ranks, and their rates; never judges them."""
 
 import dataclasses
 import math
@@ -9,24 +9,24 @@ from raylance.observe.stats import WAITS
 
 Limit = Literal["unknown", "training", "starting", "saving", "reading", "decoding", "finishing"]
 STAGES: tuple[Limit, ...] = ("reading", "decoding", "finishing")
-"""The stages of a batch before it is handed out: what a trainer waits for, the start apart."""
+"""The stages of a batch before it is handed out. A trainer waits for one of them, or for the start."""
 
 MOSTLY = 0.5  # of the time: a rank that was there for less does not stand for the others
-IN_STEP = 0.9  # of the slowest rank's steps: a rank whose steps take at least that long keeps step with it
+IN_STEP = 0.9  # of the slowest rank's step: a rank whose steps take at least that long counts as equally slow
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankFigures:
-    """The figures of one rank in the time that is judged.
+    """The figures of one rank in the period that is judged.
 
     Attributes:
         figures: As `Stats.sample` gives them: gauges, and counters as differences.
         facts: The facts of its record: rank, world_size, row_bytes, decodes, order, options, cpus.
-        presence: Share of the time in which the rank was there, in [0, 1]: less than 1 where the world size changed.
-            Rates over all ranks count it by this share.
-        starts: How often the rank was started in this time.
-        peers: Ranks that got the same rows, this one among them: each counts for a part of them. Over several starts,
-            rows divided by the rows that count.
+        presence: Share of the period in which the rank was there, in [0, 1]; below 1 if the world size changed. It is
+            the rank's weight in rates over all ranks.
+        starts: How often the rank was started in this period.
+        peers: Number of ranks that got the same rows, this one included; each counts an equal part of them. Over
+            several starts: the rank's rows, divided by the rows that count.
     """
 
     figures: Mapping[str, float]
@@ -37,28 +37,28 @@ class RankFigures:
 
     @property
     def share(self) -> float:
-        """What its rates count for in those of the run."""
+        """The weight of this rank's rates in the rates of the run."""
         return self.presence / self.peers
 
     @property
     def trained_s(self) -> float:
-        """Seconds of training: without saving, and without passes over other datasets between two batches."""
+        """Seconds of training, without saving and without passes over other datasets between two batches."""
         return max(0.0, self.figures["user_s"] - self.figures["save_s"] - self.figures["other_s"])
 
     @property
     def waited_s(self) -> float:
-        """Seconds of waiting, but for the start."""
+        """Seconds of waiting, the start excluded."""
         return sum(self.figures[name] for limit, name in WAITS.items() if limit != "starting")
 
     @property
     def steady_s(self) -> float:
-        """Seconds of training and waiting, but for the start: what rates are of."""
+        """Seconds of training and waiting, the start excluded. Rates refer to these seconds."""
         return self.trained_s + self.waited_s
 
     @property
     def rate(self) -> float:
-        """Rows a second that the rank was handed between its first batch and its last, saving and passes over other
-        datasets left out: what is shown as a rank's rows/s. 0 where there is no such time.
+        """Rows a second that the rank got between its first and its last batch, without the time of saving and of
+        passes over other datasets; 0 if no time is left. It is shown as the rank's rows/s.
         """
         return self.figures["rows"] / self.steady_s if self.steady_s else 0.0
 
@@ -74,8 +74,8 @@ class RankFigures:
 
     @property
     def decode_rate(self) -> float:
-        """Rows a second that its decoders deliver when they have work, or the device of its batches, the slower one; at
-        least `rate`, because they also work while the rank starts, saves and validates.
+        """Rows a second that its decoders deliver when they have work, or that the device of its batches decodes: the
+        slower of the two. At least `rate`, because they also work while the rank starts, saves and validates.
         """
         figures = self.figures
         helpers, on_device_s = figures["decoders"] or max(1.0, figures["readers"]), figures["device_decode_s"]
@@ -91,22 +91,22 @@ class RankFigures:
 
     @property
     def read_rate(self) -> float:
-        """Rows a second that its shard actors read when they read all the time; at least `rate`, as `decode_rate`."""
+        """Rows a second that its shard actors read when they read all the time; at least `rate`, like `decode_rate`."""
         rows, seconds = self.figures["read_bytes"] / max(1.0, self.facts["row_bytes"]), self.figures["storage_s"]
         return max(self.rate, max(1.0, self.figures["readers"]) * rows / seconds) if seconds else math.inf
 
 
 def delivered_rate(ranks: Sequence[RankFigures]) -> float:
-    """Rows a second over all ranks: they take the same number of steps, so that all are as fast as the slowest one."""
+    """Rows a second over all ranks. All take the same number of steps, so all are as slow as the slowest one."""
     return _over_all(ranks, max((rank.step_s for rank in _counted(ranks)), default=0.0), 0.0)
 
 
 def training_rate(ranks: Sequence[RankFigures]) -> float:
     """Rows a second over all ranks, if no trainer ever waited for its loader.
 
-    While one rank waits for its loader, the others wait for it in their collective operations, which counts as their
-    training. So of the ranks whose steps take as long as the slowest one's, the one that trains shortest shows how long
-    training takes.
+    While one rank waits for its loader, the others wait for it in collective operations, which counts as training. So
+    training takes as long as on the rank that trains shortest, among the ranks whose steps are as long as the slowest
+    one's.
     """
     counted = _counted(ranks)
     slowest_s = max((rank.step_s for rank in counted), default=0.0)
@@ -121,7 +121,7 @@ def _counted(ranks: Sequence[RankFigures]) -> list[RankFigures]:
 
 
 def _over_all(ranks: Sequence[RankFigures], step_s: float, at_once: float) -> float:
-    """Rows a second where each step takes so long; where it takes no time, what is given."""
+    """Rows a second if each step takes `step_s`; `at_once` if a step takes no time."""
     rows = sum(rank.share * rank.figures["rows"] / max(1.0, rank.figures["batches"]) for rank in ranks)
     return rows / step_s if step_s else at_once
 
@@ -140,7 +140,7 @@ class RunFigures:
         self.seconds = {"training": sum(rank.trained_s for rank in ranks), "saving": self.sum("save_s")}
         self.seconds |= {cause: self.sum(name) for cause, name in WAITS.items()}
         self.waited_s = sum(rank.waited_s for rank in ranks)
-        self.steady_s = self.seconds["training"] + self.waited_s  # training and waiting, but for the start
+        self.steady_s = self.seconds["training"] + self.waited_s  # training and waiting, the start excluded
         self.waiting = self.waited_s / self.steady_s if self.steady_s else 0.0
         there = [rank for rank in ranks if rank.presence]
         self.rates = {
@@ -149,27 +149,27 @@ class RunFigures:
             "reading": sum(rank.share * rank.read_rate for rank in there),
             "decoding": sum(rank.share * rank.decode_rate for rank in there),
         }
-        for stage in ("reading", "decoding"):  # ranks that were there for a while may have been slower
+        for stage in ("reading", "decoding"):  # ranks that were there only for a while may have been slower
             self.rates[stage] = max(self.rates[stage], self.rates["delivered"])
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """The facts of the first rank, for what all ranks have in common."""
+        """The facts of the first rank; used for facts that all ranks share."""
         return self.ranks[0].facts
 
     @property
     def world_size(self) -> int:
-        """Ranks of the run; figures may be those of one of them."""
+        """Ranks of the run; `ranks` may hold only one of them."""
         return max(len(self.ranks), int(self.facts.get("world_size", 1)))
 
     @property
     def has_ray(self) -> bool:
-        """Whether helpers are actors of Ray; otherwise threads."""
+        """Whether helpers are Ray actors; otherwise they are threads."""
         return self.facts.get("cluster_cpus") is not None
 
     @property
     def cpus(self) -> float:
-        """CPUs of the cluster, or of this machine where no Ray runs; infinite where they are not known."""
+        """CPUs of the cluster, or of this machine if Ray does not run; infinite if unknown."""
         return float(self.facts.get("cluster_cpus") or self.facts.get("cpus") or math.inf)
 
     @property
@@ -184,7 +184,7 @@ class RunFigures:
 
     @property
     def is_remote(self) -> bool:
-        """Whether data come over a network."""
+        """Whether the data come over a network."""
         return any("://" in name and "file://" not in name for name in self.facts.get("sources", ()))
 
     def most(self, name: str) -> float:

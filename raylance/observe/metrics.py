@@ -1,9 +1,8 @@
-"""Owns the metrics that raylance gives to Ray, which Prometheus scrapes: their names and how they are published; never
-decides what a figure is.
+"""Owns the names of the metrics that raylance gives to Ray for Prometheus, and publishes them; never computes a figure.
 
 Names follow Prometheus' conventions: base units, counters end in `_total`. Ray adds the prefix `ray_`, so that
-`raylance_rows_total` is scraped as `ray_raylance_rows_total`, and labels of its own (node, worker, session). A counter
-exists from its first increase on: before, it is absent, not 0.
+`raylance_rows_total` is scraped as `ray_raylance_rows_total`, and its own labels (node, worker, session). A counter
+exists from its first increase on; before, it is absent, not 0.
 """
 
 import dataclasses
@@ -24,10 +23,10 @@ class Metric:
 
     Attributes:
         name: Its name, without the prefix `ray_`.
-        kind: Counters only grow; gauges show how things stand.
-        field: The figure that it shows, of `Stats` or of the record's facts and position.
-        help: What it is, and how to read it.
-        cause: Value of the label `cause`, where figures share a metric; else "".
+        kind: Counters only grow; gauges show the present state.
+        field: The figure that it shows: of `Stats`, or of the record's facts and position.
+        help: Its meaning, and how to read it.
+        cause: Value of the label `cause` if several figures share the metric; else "".
     """
 
     name: str
@@ -51,7 +50,7 @@ _WAIT = (
 )
 
 _PEERS = " Of peers, which get the same rows, each counts an equal part: the sum over all ranks is that of the run."
-_OF_PEERS = frozenset(["rows", "decoded_rows", "masked_rows"])  # the figures that are counted so
+_OF_PEERS = frozenset(["rows", "decoded_rows", "masked_rows"])  # the figures that are divided among peers
 
 METRICS: tuple[Metric, ...] = (
     _counter("rows", "rows", "Rows handed out to the trainer, padding included." + _PEERS),
@@ -102,13 +101,13 @@ class Publisher:
     def __init__(
         self, run: str, dataset: str, rank: int, before: Mapping[str, float] | None = None, *, peers: int = 1
     ) -> None:
-        """Publishes nothing yet; `before` was counted before, and published. `peers` ranks get the same rows."""
+        """Publishes nothing yet. `before` holds figures that are published already; `peers` ranks get the same rows."""
         self._peers = peers
         self._labels = dict(zip(LABELS, (run, dataset, str(rank)), strict=True))
         self._before: dict[str, float] = dict(before or {})
 
     def publish(self, figures: Mapping[str, float]) -> None:
-        """Publishes figures: of counters, what has been added since the last time."""
+        """Publishes figures; for a counter, its increase since the last call."""
         for metric in METRICS:
             value = figures.get(metric.field)
             if value is None:
@@ -123,7 +122,7 @@ class Publisher:
                 self._before[metric.field] = value
 
     def end(self) -> None:
-        """Sets all gauges to 0: Ray keeps publishing their last values otherwise."""
+        """Sets all gauges to 0; otherwise Ray keeps publishing their last values."""
         self.publish(dict.fromkeys(GAUGES, 0.0))
 
 

@@ -1,5 +1,5 @@
-"""Owns the interface between the components that work and what observes them: observations, and who takes them; never
-counts, and never interprets.
+"""Owns the interface between the components that work and their observer: observations and the `Observer`; never counts
+or interprets them.
 """
 
 import dataclasses
@@ -9,28 +9,29 @@ from typing import Literal, NamedTuple, Protocol
 import pyarrow as pa
 
 Cause = Literal["start", "read", "decode", "finish", "there"]
-"""What the awaited rows are doing: their helpers start; they are read; decoded, or wait for a decoder; are brought here
-and made a batch; "there": read and decoded in one place, so that only the receipt separates the two.
+"""The state of the awaited rows. "start": their helpers start. "read": they are being read. "decode": they are being
+decoded, or wait for a decoder. "finish": they are brought here and made a batch. "there": one helper reads and decodes
+them, so that only its receipt separates the two.
 """
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Receipt:
-    """What a helper measured of one piece of work; small, so that it travels inline.
+    """The measurements of one piece of work by its helper; small, so that Ray sends them inline.
 
     Attributes:
-        nbytes: Bytes of the table that it made.
+        nbytes: Bytes of the table that the helper made.
         read_bytes: Bytes read from storage since the last receipt, reading ahead included.
         storage_s: Seconds in which storage was being read since the last receipt, reading ahead included.
         read_s: Seconds that the call waited for data from storage.
-        decode_s: Seconds of decoding, of all threads together as the wall clock of the call.
-        device_decode_s: Of these, seconds of the trainer's process, for what its device decodes.
+        decode_s: Seconds of decoding by the wall clock of the call, not summed over its threads.
+        device_decode_s: Part of `decode_s` in the trainer's process, if its device decodes.
         raw_bytes: Bytes of the raw rows.
         held_bytes: Most bytes of raw rows that the shard actor has held.
-        window_bytes: Bytes of raw rows that it holds now.
+        window_bytes: Bytes of raw rows that the shard actor holds now.
         fallback_rows: Rows that the fast codec left to the slow one.
-        bad_rows: Some of the rows that were masked: row offset, with a mixture's component, column and reason.
-        too_large_bytes: Bytes, about, of rows that were not sent because they have more than allowed; else 0.
+        bad_rows: Some of the masked rows: row offset (with a mixture's component), column and reason.
+        too_large_bytes: Approximate bytes of rows that were not sent because they exceed the limit; else 0.
     """
 
     nbytes: int = 0
@@ -48,7 +49,7 @@ class Receipt:
 
 
 class FaultSeen(NamedTuple):
-    """A machine fault that costs time and no row."""
+    """A machine fault that costs time but no row."""
 
     line: str
     replaces_helper: bool = False
@@ -75,19 +76,19 @@ class Status(NamedTuple):
 
 
 class WaitsFor(NamedTuple):
-    """The cause of the trainer's wait from now on; None where it does not wait."""
+    """The cause of the trainer's wait from now on; None if it does not wait."""
 
     cause: Cause | None
 
 
 class BatchGathered(NamedTuple):
-    """The rows of a batch are here, and not converted yet."""
+    """The rows of a batch are here, but not converted yet."""
 
     rows: pa.Table
 
 
 class BatchesReady(NamedTuple):
-    """So many finished batches wait for the trainer."""
+    """This number of finished batches waits for the trainer."""
 
     batches: int
 
@@ -107,7 +108,7 @@ class Observer(Protocol):
     """Takes observations. Components hold one and know nothing of statistics, metrics or records."""
 
     def observe(self, observation: Observation, now: float) -> None:
-        """Takes an observation, made at a time of the runtime's clock."""
+        """Takes an observation, made at time `now` of the runtime's clock."""
 
     def timed(self, field: str) -> AbstractContextManager[None]:
         """Adds the seconds that the body takes to a field of `Stats`."""

@@ -1,8 +1,8 @@
-"""Owns the record of one loader: its figures over time, facts and events, of bounded size, as a file beside the run's
-checkpoints; never decides when one is written, and never interprets the figures.
+"""Owns the record of one loader: its figures over time, facts and events, of bounded size, as a file next to the run's
+checkpoints; never decides when to write it, and never interprets the figures.
 
 A record is an Arrow file, <run>/raylance/<dataset>-rank<rank>-<start>.arrow: a row for each sample, with counters since
-the loader was made; facts, events and masked rows are JSON in its schema's metadata, under `raylance`.
+the loader was made. Facts, events and masked rows are JSON in its schema's metadata, under `raylance`.
 """
 
 import dataclasses
@@ -28,15 +28,15 @@ FOLDER = "raylance"
 FORMAT = 1
 COLUMNS = ("time_s", *NUMBERS, "epoch", "position")
 STANDING = GAUGES | {"epoch", "position"}
-"""Columns that show how things stand; all others count."""
+"""Columns that show the present state; all others are counters."""
 
-_RECENT = 64  # samples that are all kept: rates of a running run are taken over them
-_MOST = 1984  # older ones; then every second one is dropped, and they are kept half as often
+_RECENT = 64  # newest samples, all of which are kept: rates of a running run are taken over them
+_MOST = 1984  # older samples; if there are more, every second one is dropped, see Thinned
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RecordFolder:
-    """A folder for records, wherever it lies."""
+    """A folder for records, on any file system."""
 
     filesystem: Any
     path: str
@@ -50,9 +50,9 @@ class RecordFolder:
         return isinstance(inner, pyarrow.fs.LocalFileSystem)
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes a file as a whole, so that no reader gets half of it."""
+        """Writes a whole file, so that no reader gets half of it."""
         path = f"{self.path}/{name}"
-        part = f"{self.path}/.{name}.part" if self.is_local else path  # object stores have no half objects
+        part = f"{self.path}/.{name}.part" if self.is_local else path  # object stores never show half an object
         try:
             stream = self.filesystem.open_output_stream(part)
         except FileNotFoundError:
@@ -64,8 +64,8 @@ class RecordFolder:
             self.filesystem.move(part, path)
 
     def written_s(self, name: str) -> float | None:
-        """When a file was written last, in seconds since 1970 by the clock of the storage; None where it cannot be
-        looked up: a right to write is no right to list.
+        """When a file was last written, in seconds since 1970 by the clock of the storage. None if the storage does not
+        say: the right to write does not include the right to list.
         """
         try:
             written_ns = self.filesystem.get_file_info(f"{self.path}/{name}").mtime_ns
@@ -80,20 +80,20 @@ _SECRET = re.compile(r"(?i)([?&][^=&#\s]*(?:sig|credential|token|secret|password
 
 
 def public_uri(uri: str) -> str:
-    """A URI without its user, its password and the secrets in its query, which may be shown to others."""
+    """The URI without its user, its password and the secrets in its query; others may see it."""
     return _SECRET.sub(r"\1…", _USER.sub("…@", uri))
 
 
 def holds_secret(uri: str) -> bool:
-    """Whether a URI holds a password, or a key in its query; a user alone is none: abfss:// has the container there."""
+    """Whether a URI holds a password, or a key in its query. In abfss://, the user alone is a container."""
     return "://" in uri and bool(_PASSWORD.search(uri) or _SECRET.search(uri))
 
 
 def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) -> tuple[Any, str]:
-    """The file system of a run's folder, and the path in it; given a file system, `path` is one in it.
+    """The file system of a run's folder, and the path in it. If `storage_filesystem` is given, `path` is a path in it.
 
     Raises:
-        ConfigError: For a URI that pyarrow does not read.
+        ConfigError: If pyarrow cannot open the URI.
     """
     path = os.fspath(path)
     if storage_filesystem is not None:
@@ -101,7 +101,7 @@ def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) ->
     if "://" not in path:
         return pa.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
     try:
-        # A run's name may hold what no URI does, such as a space; what means something in one stays as it is.
+        # A run's name may hold characters that no URI has, such as a space. Characters with a meaning in URIs stay.
         filesystem, inside = pa.fs.FileSystem.from_uri(urllib.parse.quote(path, safe=string.punctuation))
     except (pa.ArrowException, ValueError, OSError) as error:
         raise ConfigError(
@@ -115,12 +115,12 @@ class Record:
     """One loader's figures over time.
 
     Attributes:
-        facts: What does not change: loader, run, data, options and limits; JSON-able.
-        name: The file's name, without its end.
+        facts: Facts that do not change: loader, run, data, options and limits; JSON-able.
+        name: The file's name, without its extension.
     """
 
     def __init__(self, facts: Mapping[str, Any], before: Mapping[str, float] | None = None) -> None:
-        self._before = before or {}  # what the loader had counted before: an earlier record of it has that
+        self._before = before or {}  # counts that an earlier record of the loader holds
         self.facts = {"format": FORMAT, "started": now_s(), **facts}
         start = int(1000 * self.facts["started"])
         dataset = re.sub(r"[^\w.-]", "_", self.facts["dataset"]).lstrip(".")  # a dot would hide the file
@@ -129,18 +129,18 @@ class Record:
         self._last: dict[str, float] = {}
 
     def add(self, figures: Mapping[str, float]) -> None:
-        """Adds a sample of all figures, as they are now."""
+        """Adds a sample of all figures at the present time."""
         sample = {"time_s": now_s()}
         for name in COLUMNS[1:]:
             sample[name] = figures[name]
             if name not in STANDING:
-                # A sample that meets the end of a timed step may lack that step; counters never fall.
+                # A sample taken as a timed step ends may lack that step; counters must never fall.
                 sample[name] = max(figures[name] - self._before.get(name, 0.0), self._last.get(name, 0.0))
         self._samples.add(list(sample.values()))
         self._last = sample
 
     def content(self, **latest: Any) -> bytes:
-        """The file: samples, facts, and what changes besides, JSON-able."""
+        """The content of the file: samples, facts, and `latest`, which is JSON-able and may change."""
         samples = np.array(self._samples.all(), np.float64).reshape(-1, len(COLUMNS))
         metadata = {"raylance": json.dumps(self.facts | latest, default=str)}
         table = pa.table(list(samples.T), names=list(COLUMNS), metadata=metadata)

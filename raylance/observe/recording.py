@@ -1,5 +1,5 @@
-"""Owns the threads of this process that sample its loaders' statistics once a second, publish them as metrics and
-write them into records; never slows a trainer down, and never ends a run.
+"""Owns the threads of this process that sample its loaders' statistics once a second, publish them as metrics and write
+them into records; never slows a trainer down, and never makes a run fail.
 """
 
 import atexit
@@ -20,12 +20,12 @@ from raylance.observe.stats import Stats
 logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0
-_LOCAL_S, _REMOTE_S = 2.0, 15.0  # between two writings of a record, by where it lies,
-_SHARE = 0.02  # of the time at the most that writing takes
-_CREDIT_S = 1.0  # besides, that a training thread spends on a local storage though it need not wait
-_MOST_S = 600.0  # between two tries where the storage fails
-_LAST_TRIES = 8  # to write the last samples, when the loader is gone
-_PATIENCE_S = 10.0  # that a training thread waits for a storage, once: it may hang
+_LOCAL_S, _REMOTE_S = 2.0, 15.0  # at least, between two writes of a record to a local or a remote storage
+_SHARE = 0.02  # of the time: writing takes at most this share
+_CREDIT_S = 1.0  # plus _SHARE of the time, that a training thread may spend on a local storage without need
+_MOST_S = 600.0  # at most, between two tries if the storage fails
+_LAST_TRIES = 8  # to write the last samples after the loader is gone
+_PATIENCE_S = 10.0  # that a training thread waits for a storage, once, because it may hang
 
 
 class Recording:
@@ -41,13 +41,13 @@ class Recording:
         to_html: Callable[[Any], str],
         digest: Callable[[], Any] | None = None,
     ) -> None:
-        """Begins, in the threads of this process. `cursor` says where the loader stands, and is gone with it; `to_html`
-        shows the first rows; `digest` gives which rows were handed out, JSON-able.
+        """Begins, in the threads of this process. `cursor` holds the loader's position and lives as long as the loader.
+        `to_html` shows the first rows. `digest` returns the digest of the rows handed out, JSON-able.
         """
         self._record, self._stats, self._cursor, self._folder = record, stats, weakref.ref(cursor), folder
         self._publisher, self._to_html, self._digest = publisher, to_html, digest
         self._changed = threading.Condition()
-        self._asked = self._answered = 0  # to write what has been sampled
+        self._asked = self._answered = 0  # requests to write the samples
         self._pid, self._due, self._failures = os.getpid(), 0.0, 0
         self._begun, self._spent_s = time.monotonic(), 0.0
         self._ended: float | None = None
@@ -56,19 +56,19 @@ class Recording:
         _sampler().add(self)
 
     def tick(self) -> None:
-        """Samples and publishes, unless it has ended."""
+        """Samples and publishes, unless the recording has ended."""
         with self._changed:
             if not self._is_gone and not self._sample():
                 self._leave()
 
     def write(self) -> bool:
-        """Writes what is due, which may hang; returns whether there is more to come."""
+        """Writes if a write is due, which may hang; returns whether more writes will follow."""
         with self._changed:
             is_gone = self._is_gone
             is_due = time.monotonic() >= self._due
         if is_due:
             self._write()
-        with self._changed:  # it may have ended meanwhile
+        with self._changed:  # the recording may have ended meanwhile
             if not is_gone or self._folder is None:
                 return not is_gone
             if self._failures > _LAST_TRIES:
@@ -76,11 +76,11 @@ class Recording:
             return self._answered < self._asked or 0 < self._failures <= _LAST_TRIES
 
     def flush(self, *, may_wait: bool = True) -> None:
-        """Samples now, and has the writing thread write: the process may end soon. Waits until it is written, unless
-        the storage hangs, and not for long if it failed before; without `may_wait`, only for a local storage, as
-        long as that takes next to no time.
+        """Samples now and has the writing thread write, because the process may end soon. Waits until the record is
+        written, but not if the storage hangs, and not for long if it failed before. Without `may_wait`, waits only for
+        a local storage, as long as that takes next to no time.
         """
-        if self._pid != os.getpid():  # the record is of the process that was forked
+        if self._pid != os.getpid():  # a forked child: the record belongs to its parent
             return
         with self._changed:
             self._sample()
@@ -103,13 +103,13 @@ class Recording:
                 self._ask(may_wait=True)
 
     def give_up(self) -> None:
-        """Ends it without writing, and ends all waiting for that."""
+        """Ends the recording without writing, and ends all waits for a write."""
         with self._changed:
             self._folder, self._is_gone, self._answered = None, True, self._asked
             self._changed.notify_all()
 
     def _ask(self, *, may_wait: bool) -> None:
-        """Has the writing thread write: only that one may hang in a storage for ever. Needs the lock."""
+        """Has the writing thread write: only that thread may hang in a storage for ever. Needs the lock."""
         sampler = _sampler()
         has_failed = self._failures > 0 and self._ended is None
         if self._folder is None or (has_failed and not may_wait):
@@ -124,11 +124,11 @@ class Recording:
             )
 
     def _leave(self) -> None:
-        """Ends the metrics, and has the samples written at once. Needs the lock."""
+        """Ends the metrics, and makes a write due at once. Needs the lock."""
         self._is_gone, self._due = True, 0.0
         self._asked += 1
         publisher, self._publisher = self._publisher, None
-        with contextlib.suppress(Exception):  # Ray may be gone, and the metrics with it
+        with contextlib.suppress(Exception):  # Ray may be gone, and its metrics too
             if publisher is not None:
                 publisher.end()
 
@@ -143,7 +143,7 @@ class Recording:
         if self._publisher is not None:
             try:
                 self._publisher.publish(figures | self._record.facts["limits"])
-            except Exception:  # whatever Ray raises: the caller may be a training thread
+            except Exception:  # any error of Ray: the caller may be a training thread
                 self._publisher = None
                 logger.warning("%s no longer publishes metrics", self._record.name, exc_info=True)
         return cursor is not None
@@ -170,7 +170,7 @@ class Recording:
             if "begun_s" not in self._record.facts:  # the next write brings it into the file
                 self._record.facts["begun_s"] = self._folder.written_s(name)
             self._failures = 0
-        except Exception as error:  # whatever a storage raises: no run ends because its record fails
+        except Exception as error:  # any error of a storage: no run may fail because its record fails
             self._failures += 1
             if self._failures == 1:
                 logger.warning(
@@ -197,15 +197,15 @@ class Recording:
         self._stats.first_rows = rows.schema.empty_table()
         try:
             folder.write(f"{self._record.name}.html", self._to_html(rows).encode())
-        except Exception as error:  # of odd rows, or the storage: the figures are still written
+        except Exception as error:  # odd rows, or the storage: the figures are still written
             logger.warning("the first rows of %s cannot be shown (%s)", self._record.name, error)
 
 
 class _Sampler:
-    """The two threads of a process, one of which writes alone: a storage may hang."""
+    """The two threads of a process. One only writes, because a storage may hang."""
 
     def __init__(self) -> None:
-        self.pid, self.is_stuck = os.getpid(), False  # in a storage that hangs, as far as is known
+        self.pid, self.is_stuck = os.getpid(), False  # is_stuck: the writing thread seems to hang in a storage
         self._recordings: set[Recording] = set()
         self._lock = threading.Lock()
         self._has_some, self.woken = threading.Event(), threading.Event()
@@ -243,10 +243,10 @@ class _Sampler:
 
 
 def _try(recording: Recording, work: Callable[[], bool | None]) -> bool | None:
-    """Gives a recording up that fails, so that the thread continues with the others."""
+    """Gives a recording up if it fails, so that the thread continues with the others."""
     try:
         return work()
-    except Exception:  # as of metrics
+    except Exception:
         logger.warning("a loader is no longer recorded, because sampling it failed", exc_info=True)
         recording.give_up()
         return False
@@ -268,5 +268,5 @@ def _sampler() -> _Sampler:
 def _end_all() -> None:
     if _current is not None and _current.pid == os.getpid():
         for recording in _current.all():
-            with contextlib.suppress(Exception):  # the interpreter ends, and others are still to be written
+            with contextlib.suppress(Exception):  # the interpreter ends, and other records must still be written
                 recording.end()

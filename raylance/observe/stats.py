@@ -34,9 +34,9 @@ WAITS = {
 }
 """Causes of waiting as verdicts and metrics name them, and the fields of `Stats` that count them."""
 
-_BAD_ROWS = 100  # that are named
-_FIRST_ROWS = 16  # of the first batch that are kept for display,
-_FIRST_BYTES = 16 << 20  # as far as they have no more bytes together
+_BAD_ROWS = 100  # at most that are kept with their reasons
+_FIRST_ROWS = 16  # of the first batch that are kept for display
+_FIRST_BYTES = 16 << 20  # at most, all first rows together
 _IT = "it"
 _numbers = itertools.count(1)
 
@@ -45,40 +45,40 @@ _numbers = itertools.count(1)
 class Stats:
     """Counters of one loader since it was made; an `Observer`.
 
-    What is still being timed counts up to now. How to read them: `wait_s` near 0 means that the trainer is the
-    bottleneck. A large `wait_s` means that the loader is, and the largest of its parts shows why: `wait_start_s`,
-    `wait_read_s`, `wait_decode_s`, `wait_finish_s`. `RankLoader.explain` puts that into words.
+    Timings that are still running count up to now. How to read the counters: if `wait_s` is near 0, the trainer is the
+    bottleneck. If it is large, the loader is, and its largest part shows why: `wait_start_s`, `wait_read_s`,
+    `wait_decode_s` or `wait_finish_s`. `RankLoader.explain` says it in words.
 
     Attributes:
         batches: Batches handed out on this rank.
         rows: Rows handed out on this rank, padding included.
         masked_rows: Rows handed out as zeros with `_valid` False because they could not be decoded.
         nbytes: Bytes handed out, decoded.
-        fallback_rows: Rows that a fast way left to a slow one: JPEGs that the fast codec left to Pillow, such as CMYK
-            or damaged ones (other formats, all of which are Pillow's, do not count); images that `DeviceImage` left to
-            `Image`; rows that a batch decoder failed on together.
-        read_bytes: Bytes of rows read from storage, what was read ahead included.
-        decoded_rows: Rows that were decoded, what was decoded ahead included.
+        fallback_rows: Rows that a slow decoder had to decode in place of a fast one: JPEGs that the fast codec left to
+            Pillow, such as CMYK or damaged ones (other formats, which Pillow always decodes, do not count); images that
+            `DeviceImage` left to `Image`; rows on which a batch decoder failed together.
+        read_bytes: Bytes of rows read from storage, including rows read ahead.
+        decoded_rows: Rows that were decoded, including rows decoded ahead.
         wait_s: Seconds that the trainer waited for the next batch, or for the end of a pass.
-        first_batch_s: Of these, seconds before the first batches of iterations.
-        reshard_s: Of these, seconds before the first batches in another share, as ranks came or went.
-        wait_start_s: Of these, seconds before the loader's first batch, or in which helpers were starting.
-        wait_read_s: Of these, seconds in which the awaited rows were being read.
-        wait_decode_s: Of these, seconds in which they were being decoded, or waited for a decoder.
-        wait_finish_s: Of these, seconds in which they were brought to this process and made a batch.
+        first_batch_s: Part of `wait_s` before the first batch of each pass.
+        reshard_s: Part of `wait_s` before the first batch after ranks came or went and the rank's share changed.
+        wait_start_s: Part of `wait_s` before the loader's first batch, or while helpers were starting.
+        wait_read_s: Part of `wait_s` in which the awaited rows were being read.
+        wait_decode_s: Part of `wait_s` in which the awaited rows were being decoded, or waited for a decoder.
+        wait_finish_s: Part of `wait_s` in which the awaited rows were brought to this process and made a batch.
         storage_s: Seconds in which storage was being read, all shard actors together, ahead of time or not.
         read_s: Seconds that shard actors waited for storage (reading ahead hides the rest).
-        decode_s: Seconds spent in decoding, all decoders together.
-        device_decode_s: Of these, seconds in which this process decoded on the device of its batches. On CUDA, work
-            that the device still does then is not counted.
-        collate_s: Seconds spent in this process on turning tables into batches.
-        collate_fn_s: Of these, seconds in the `collate_fn=` of the loader's user.
-        transfer_s: Seconds spent on pinning batches and sending them to the device, or on beginning to.
-        user_s: Seconds between handing out a batch and being asked for the next one; and those of `raylance.report`
-            after the last one of a pass.
-        save_s: Of these, seconds in `raylance.report`: all of it, collecting the state, writing it, and waiting for the
-            other ranks.
-        other_s: Of these, seconds in which another loader was iterated, as by a validation pass between two batches.
+        decode_s: Seconds of decoding, all decoders together.
+        device_decode_s: Part of `decode_s` in which this process decoded on the device of its batches. On CUDA, work
+            that the device finishes later is not counted.
+        collate_s: Seconds in which this process turned tables into batches.
+        collate_fn_s: Part of `collate_s` in the user's `collate_fn=`.
+        transfer_s: Seconds of pinning batches and sending them to the device; if sending is asynchronous, of beginning
+            it.
+        user_s: Seconds between handing out a batch and being asked for the next one, and seconds of `raylance.report`
+            after the last batch of a pass.
+        save_s: Part of `user_s` in `raylance.report`: collecting the state, writing it, and waiting for other ranks.
+        other_s: Part of `user_s` in which another loader was iterated, such as a validation pass between two batches.
         helpers_replaced: Helper actors that died and were replaced.
         readers: Shard actors that run now, or threads that read.
         readers_wanted: Shard actors that there should be.
@@ -86,13 +86,13 @@ class Stats:
         decoders_wanted: Decoders that there should be.
         decoders_busy: Decoders that have work now.
         inflight_items: Pieces of work on their way now.
-        inflight_bytes: Bytes on their way now, or delivered and not taken yet, as far as they are known.
+        inflight_bytes: Bytes on their way now, or delivered but not taken yet, as far as known.
         ready_batches: Batches that wait for the trainer now.
-        window_bytes: Bytes of raw rows that the shard actor that answered last holds.
-        held_bytes: Most bytes of raw rows that one shard actor held at one time, the block being read included.
-        epoch_certificate: Of the last pass that reached the end of an epoch: count and hash of the rows that this
-            rank was handed, all of which its own plan has; or None. `raylance.prove_run` proves whether the ranks
-            together delivered every selected row once.
+        window_bytes: Bytes of raw rows in the shard actor that answered last.
+        held_bytes: Most bytes of raw rows that one shard actor held at one time, including the block being read.
+        epoch_certificate: Count and hash of the rows that this rank was handed in the last pass that reached the end of
+            an epoch, all of which are in its own plan; None before such a pass. `raylance.prove_run` proves whether the
+            ranks together delivered every selected row once.
     """
 
     batches: int = 0
@@ -131,17 +131,17 @@ class Stats:
     window_bytes: int = 0
     held_bytes: int = 0
     epoch_certificate: dict[str, Any] | None = None
-    # What the loader's record calls it; without one, a number that no other has.
+    # The loader's name in its record; without a record, a unique number.
     called: str = dataclasses.field(default_factory=lambda: f"#{next(_numbers)}", repr=False)
     shared_s: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # by name; see _count_shared
-    _going: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # field: since when it is timed
+    _going: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # field: when its timing began
     _awaited: dict[str, tuple[float, Cause]] = dataclasses.field(default_factory=dict, repr=False)  # at most one, _IT
-    _here: str = dataclasses.field(default="wait_start_s", repr=False)  # what a wait is for by itself, in this process
+    _here: str = dataclasses.field(default="wait_start_s", repr=False)  # the field for waits without a cause
     _saved_s: float = dataclasses.field(default=0.0, repr=False)  # save_s when the step began
-    _there_s: float = dataclasses.field(default=0.0, repr=False)  # waited for what is read and decoded in one place
+    _there_s: float = dataclasses.field(default=0.0, repr=False)  # waited for rows that one helper reads and decodes
     _events: EventLog = dataclasses.field(default_factory=EventLog, repr=False)
     _bad_rows: dict[tuple[int, str], str] = dataclasses.field(default_factory=dict, repr=False)
-    first_rows: pa.Table | None = dataclasses.field(default=None, repr=False)  # of the first batch, for display
+    first_rows: pa.Table | None = dataclasses.field(default=None, repr=False)  # for display
 
     def observe(self, observation: Observation, now: float) -> None:
         """See `Observer.observe`."""
@@ -164,7 +164,7 @@ class Stats:
         self.record_event("fault", fault.line)
 
     def _take_wait(self, wait: WaitsFor | Status, now: float) -> None:
-        is_first = wait.cause is not None and not self.batches  # all that comes before the first batch is its start
+        is_first = wait.cause is not None and not self.batches  # every wait before the first batch is the start
         self.awaits("start" if is_first else wait.cause, now)
 
     def _take_ready(self, ready: BatchesReady, _: float) -> None:
@@ -194,22 +194,22 @@ class Stats:
     }  # by type: a match over all of them takes three times as long, on the training thread
 
     def begin(self, field: str) -> float:
-        """Begins to time a field; returns what `end` knows it by."""
+        """Begins to time a field; returns the `begun` that `end` takes."""
         now = self._going[field] = clock.now()
         if field == "user_s":
             self._saved_s = self.save_s
-            # One that was closed by another thread is still there; the garbage collector runs in any.
+            # Stats that another thread closed are still listed: the garbage collector runs in any thread.
             _in_step()[:] = [*(stats for stats in _in_step() if stats is not self and stats.is_timed("user_s")), self]
         elif field == "wait_s":
             self._here = "wait_finish_s" if self.batches else "wait_start_s"
-            self.end("user_s")  # of a pass that was left alone, with a batch in hand
+            self.end("user_s")  # if the last pass was abandoned with a batch in hand
             for around in self._around():
                 around.interrupt(now)
         return now
 
     def end(self, field: str, begun: float | None = None) -> float:
-        """Adds the seconds since `begin` to a field; returns them, 0 where nothing was begun. `begun` is what `begin`
-        returned: where the field was begun again since, that timing continues.
+        """Adds the seconds since `begin` to a field; returns them, or 0 if its timing was not begun. `begun` is the
+        value that `begin` returned: if the field was begun again since then, its new timing continues.
         """
         if begun is not None and self._going.get(field) != begun:
             return 0.0
@@ -221,7 +221,7 @@ class Stats:
             self._explain_wait(now)
         if field in ("wait_s", "user_s") and begun is not None:
             for around in self._around():
-                # What was saved meanwhile is saving of both.
+                # Saving during this step counts for both loaders.
                 around.resume(seconds - (self.save_s - self._saved_s if field == "user_s" else 0.0))
         if field == "user_s":
             if begun is not None:
@@ -230,7 +230,7 @@ class Stats:
         return seconds
 
     def _explain_wait(self, now: float) -> None:
-        """Adds the seconds without a cause to the cause that this process has, so that each second has one."""
+        """Adds the seconds without a cause to the field `_here`, so that each second has a cause."""
         self.awaits(None, now)
         rest = self.wait_s - self._there_s - sum(getattr(self, name) for name in WAITS.values())
         if rest > 0:
@@ -238,34 +238,31 @@ class Stats:
 
     @property
     def step_begun(self) -> float:
-        """When its consumer got the batch that it has in hand."""
+        """When the consumer got the batch that it has in hand; infinite if it has none."""
         return self._going.get("user_s", math.inf)
 
     def interrupt(self, now: float) -> None:
-        """Begins to count another loader's time: the consumer waits for its batch, during a step of this one."""
+        """Begins to count another loader's time: the consumer waits for that one's batch during a step of this one."""
         self._going["other_s"] = now
 
     def resume(self, seconds: float) -> None:
-        """Counts so many seconds of the running step as another loader's."""
+        """Counts these seconds of the running step as another loader's."""
         self._going.pop("other_s", None)
         self.other_s += seconds
 
     def _around(self) -> "list[Stats]":
-        """The statistics of the loader during whose step this one is asked for a batch, or has one in hand; and of the
-        loaders that are iterated side by side with that one.
+        """Stats of the loader whose step encloses this one (training around validation), and of loaders iterated
+        alongside it.
 
-        A step that began later does not count: then batches of both are in hand, as of two that are iterated side by
-        side.
+        A step that began later does not enclose this one: the two loaders are iterated side by side.
         """
         earlier = itertools.takewhile(lambda stats: stats is not self, _in_step())
         found = [stats for stats in earlier if stats.is_timed("user_s")]
         return [stats for stats in found if stats is found[-1] or stats.called in found[-1].shared_s]
 
     def _count_shared(self, begun: float, now: float) -> None:
-        """As the step of one loader ends, counts for both the seconds in which batches of two loaders were in hand.
-
-        Where the other's step began later and has not ended, neither step is within the other's: the two are iterated
-        side by side.
+        """As a step of this loader ends, counts for both the seconds shared with each step that began later and has not
+        ended: neither step encloses the other, so the two loaders are iterated side by side.
         """
         later = list(itertools.dropwhile(lambda stats: stats is not self, _in_step()))[1:]
         for other in later:
@@ -294,15 +291,15 @@ class Stats:
             self.end(field, begun)
 
     def awaits(self, cause: Cause | None, now: float) -> None:
-        """Sets what the rows that the trainer waits for do from now on; None where it does not wait. Has no effect
-        where the trainer has its batch already.
+        """Sets the cause of the trainer's wait from now on; None if it does not wait. Has no effect if the trainer has
+        its batch already.
         """
         awaited = self._awaited.pop(_IT, None)  # one operation, which no other thread interrupts
         if cause is not None and self.is_timed("wait_s"):
             self._awaited[_IT] = now, cause
             if not self.is_timed("wait_s"):  # the training thread has ended the wait meanwhile
                 self._awaited.pop(_IT, None)
-        if awaited is not None:  # consumer and feeder may both end a wait: the first counts it
+        if awaited is not None:  # consumer and feeder may both end a wait: only the first counts it
             since, before = awaited
             if before == "there":
                 self._there_s += now - since
@@ -311,7 +308,7 @@ class Stats:
                 setattr(self, name, getattr(self, name) + now - since)
 
     def add(self, receipt: Receipt) -> None:
-        """Adds what a helper measured."""
+        """Adds the measurements of a helper."""
         self.read_bytes += receipt.read_bytes
         self.storage_s += receipt.storage_s
         self.read_s += receipt.read_s
@@ -330,7 +327,7 @@ class Stats:
                 self._bad_rows.setdefault((offset, column), why)
 
     def record_event(self, kind: str, what: Any) -> None:
-        """Keeps an event: now, of which kind, and what it was, JSON-able."""
+        """Keeps an event with the present time and its kind; `what` happened is JSON-able."""
         self._events.add(kind, what)
 
     @property
@@ -340,17 +337,17 @@ class Stats:
 
     @property
     def bad_rows(self) -> list[tuple[int, str, str]]:
-        """The first rows that were masked: row offset, with a mixture's component; column; why."""
+        """The first masked rows: row offset (with a mixture's component), column, reason."""
         return [(offset, column, why) for (offset, column), why in list(self._bad_rows.items())]
 
     def timed_s(self, field: str) -> float:
-        """Seconds since a field is being timed; 0 where it is not."""
+        """Seconds since the field's timing began; 0 if it is not being timed."""
         begun = self._going.get(field)
         return 0.0 if begun is None else clock.now() - begun
 
     def sample(self, *, up_to_now: bool = True) -> dict[str, float]:
-        """All numbers, with what has passed of those that are being timed, unless not `up_to_now`; and `train_s`, which
-        is `user_s` without `other_s`.
+        """All numbers, and `train_s`, which is `user_s` without `other_s`. If `up_to_now`, running timings count up to
+        now.
         """
         figures, now = {name: float(getattr(self, name)) for name in NUMBERS}, clock.now()
         if up_to_now:
@@ -363,16 +360,16 @@ class Stats:
         return figures
 
     def as_dict(self) -> dict[str, Any]:
-        """The counters by name, as they are now."""
+        """The counters by name, with their present values."""
         now = {name: type(getattr(self, name))(value) for name, value in self.sample().items() if name in NUMBERS}
         return now | {"epoch_certificate": self.epoch_certificate}
 
 
 @contextmanager
 def saving(reported: Iterable[Stats]) -> Iterator[None]:
-    """Counts the seconds of the body as saving, for the loaders that are reported and for all of which this thread has
-    a batch in hand; one that has handed nothing out yet saves nothing. After the last batch of a pass, no step is under
-    way: the seconds are added to the steps.
+    """Counts the seconds of the body as saving, for the reported loaders and for all loaders of which this thread has a
+    batch in hand. A loader that has handed out no batch yet is left out. After the last batch of a pass, no step is
+    running; then the seconds are also added to `user_s`.
     """
     found = {id(stats): stats for stats in (*reported, *_in_step()) if stats.batches and not stats.is_timed("save_s")}
     with ExitStack() as stack:
@@ -404,4 +401,4 @@ GAUGES = frozenset(
         "inflight_bytes", "ready_batches", "window_bytes", "held_bytes",
     ]
 )  # fmt: skip
-"""Numbers that show how things stand; the others only grow."""
+"""Numbers that show the present state; the others only grow."""

@@ -1,8 +1,8 @@
-"""Owns the judgement of a run by its figures: which diagnosis limits it; never measures, and owns no diagnosis.
+"""Owns the judgement of a run by its figures: which stage limits it; never measures, and holds no diagnosis itself.
 
-The trainer's time is training, saving or waiting. While the trainer waits, the rows that it waits for do one thing at
-each moment (see `Stats.wait_read_s` and its neighbours). What each stage could deliver alone follows from the stage's
-own seconds: rows from the trainer's, decoded rows from the decoders', bytes from the seconds in which storage was read.
+The trainer's time is training, saving or waiting. While the trainer waits, the awaited rows are in one stage at each
+moment (see `Stats.wait_read_s` and its neighbours). The rate of each stage alone follows from its own seconds: rows by
+the trainer's seconds, decoded rows by the decoders', bytes by the seconds in which storage was read.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ from raylance.observe.diagnoses.diagnosis import NO_MODEL, SPARE, UPLOADS, does_
 from raylance.observe.diagnoses.finishing import SHORT_STEP_S
 from raylance.observe.figures import MOSTLY, STAGES, Limit, RankFigures, RunFigures, saving_share
 
-_LEAST_BATCHES = 3  # of each rank that was there: fewer show nothing
+_LEAST_BATCHES = 3  # of each rank that was there: fewer prove nothing
 WAITS = 0.05  # of the time: less is not worth a change
-_SAVES = 0.25  # of the time: more is what limits, where waiting is less
+_SAVES = 0.25  # of the time: more is the limit, if waiting takes less
 _SAVES_TOO = 0.1  # of the time: more is worth a line of advice
-_OTHERS = 0.1  # of the time: more of it in passes over other datasets is worth a line, too
-_RESHARDED_S = 0.05  # for batches after others came or went: less is not worth a word
-_UNEVEN = 1.5  # times the others' share: a rank to be named
+_OTHERS = 0.1  # of the time: more, in passes over other datasets, is worth a line of advice
+_RESHARDED_S = 0.05  # of waiting after ranks came or went: less is not worth mentioning
+_UNEVEN = 1.5  # times the mean of the others: such a rank is named
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +28,18 @@ class Verdict:
     """What limits a run, and what to change.
 
     Attributes:
-        limit: "training" where the loader keeps up; "starting" where most waiting was for the first batch; "saving"
-            where `raylance.report` takes more time than waiting does; "reading", "decoding" or "finishing" (bringing
-            rows to the trainer's process and making batches of them) where the trainer waits for that; "unknown" before
-            there are batches.
+        limit: "training" if the loader keeps up; "starting" if the start took more than half as long as all training
+            and waiting after it; "saving" if `raylance.report` takes more time than waiting; "reading", "decoding" or
+            "finishing" (bringing rows to the trainer's process and making batches of them) if the trainer waits for
+            that; "unknown" while there are too few batches.
         summary: The limit in a sentence, with the numbers.
-        advice: What to change, the most useful first; empty where nothing is to be gained.
-        waiting: Share of the trainer's time that it waited, the start and saving excluded, in [0, 1].
-        rates: Rows a second over all ranks: "delivered", and what each stage would do alone: "training", "reading",
-            "decoding"; infinite where it took no time. Ranks take the same number of steps, so that "delivered" and
-            "training" follow the slowest one.
-        seconds: What the time of all ranks went to, by name: "training", "saving", and waiting by cause.
-        rows: Of a whole run: whether its ranks were handed every selected row once, in the words of
+        advice: What to change, the most useful first; empty if no change would help.
+        waiting: Share of the trainer's time that it waited, in [0, 1]; the start and saving are excluded.
+        rates: Rows a second over all ranks: "delivered", and the rate of each stage alone: "training", "reading",
+            "decoding"; infinite if it took no time. Ranks take the same number of steps, so "delivered" and "training"
+            follow the slowest one.
+        seconds: Seconds of all ranks: "training", "saving", and waiting by cause.
+        rows: For a whole run: whether its ranks were handed every selected row once, in the words of
             `raylance.prove_run`.
     """
 
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def judge(ranks: Sequence[RankFigures]) -> Verdict:
-    """Judges what limits a run, by the figures of each rank."""
+    """Finds what limits a run, from the figures of each rank."""
     run = RunFigures(ranks)
     limit = _find_limit(run)
     summary, advice = _describe(run, limit)
@@ -73,7 +73,7 @@ def judge(ranks: Sequence[RankFigures]) -> Verdict:
 
 
 def judge_beside(dataset: str, by_dataset: Mapping[str, Sequence[RankFigures]]) -> Verdict:
-    """Judges a run by one of the datasets that it trains on side by side; says whether others are waited for, too."""
+    """Judges a run by one of the datasets that it trains on side by side; says whether it also waits for others."""
     judged = {name: judge(ranks) for name, ranks in by_dataset.items()}
     verdict = judged.pop(dataset)
     if not judged:
@@ -122,7 +122,7 @@ def _describe(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
 
 
 def _limits_at_times(run: RunFigures, stage: Limit) -> tuple[str, list[str]]:
-    """Of a stage that is waited for although it would deliver more than the trainer takes."""
+    """Describes a stage that the trainer waits for although the stage could deliver more than the trainer takes."""
     summary = (
         f"{stage} is the limit at times: the trainer, which takes {rate(run.rates['training'])}, "
         f"{waited(run)} for it, although it does {rate(run.rates[stage])} when it has work"
@@ -136,7 +136,7 @@ def _limits_at_times(run: RunFigures, stage: Limit) -> tuple[str, list[str]]:
 
 
 def _uneven_ranks(run: RunFigures, limit: Limit) -> str:
-    """Names the rank that waits most, and the one that trains slowest, where one stands out."""
+    """Names the rank that waits most and the rank that trains slowest, if they stand out."""
     shares = {rank.facts["rank"]: rank.waited_s / max(1e-9, rank.steady_s) for rank in run.ranks}
     if len(shares) < 2 or limit == "starting":
         return ""
@@ -145,8 +145,8 @@ def _uneven_ranks(run: RunFigures, limit: Limit) -> str:
     if limit in STAGES and share > _UNEVEN * others:
         words += f"; rank {number} waits most, {share:.0%}"
     number, step_s, others_s = _foremost({rank.facts["rank"]: rank.trained_step_s for rank in run.ranks})
-    # While one rank waits for rows, the others wait for it in collective operations, which counts as their training:
-    # only a rank whose whole steps are longer is slower.
+    # While one rank waits for rows, the others wait for it in collective operations, which counts as training: only a
+    # rank whose whole steps are longer is slower.
     slowest, longest_s, shorter_s = _foremost({rank.facts["rank"]: rank.step_s for rank in run.ranks})
     is_slow = number == slowest and longest_s > _UNEVEN * shorter_s
     if is_slow and step_s > _UNEVEN * others_s and step_s > SHORT_STEP_S:

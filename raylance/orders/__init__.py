@@ -1,1 +1,1 @@
-"""Owns what an epoch's order is: position to selected row; NumPy alone, never reads data, knows no ranks."""
+"""Owns the orders of an epoch, from position to selected row, by NumPy alone; never reads data or knows ranks."""

@@ -1,8 +1,8 @@
 """Owns mixtures: several datasets dealt into one order by fixed quotas; never changes a component's own order.
 
 A mixture is an order over the selections of its components, one after the other. Everything else (steps, ranks, resume,
-lost helpers) is as with one dataset. A fixed pattern of B positions names a component for p mod B, so every stretch of
-B positions keeps the quotas. The position within the component follows by arithmetic.
+lost helpers) works as with one dataset. A fixed pattern of B positions gives position p the component at p mod B, so
+every stretch of B positions keeps the quotas. The position within the component follows by arithmetic.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from raylance.orders.shuffles import stack, stacked_kind, stacked_rows
 logger = logging.getLogger(__name__)
 
 _SHORT_PATTERN = 1000
-_LONGEST_PATTERN = 1_000_000  # eight megabytes, and a fraction of a second once a process
+_LONGEST_PATTERN = 1_000_000  # eight megabytes, and a fraction of a second once per process
 _NEAR = 0.01
-_MOST_TOGETHER, _MOST_ALONE = 4096, 512  # epochs of components that an epoch of the mixture keeps
+_MOST_TOGETHER, _MOST_ALONE = 4096, 512  # own epochs of components that an epoch of the mixture keeps
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,9 @@ class Component:
     """One dataset of a mixture, with its own order and seed.
 
     Attributes:
-        quota: Its positions in a stretch of the pattern.
-        epoch_rows: Positions of its own epoch, after which its next one begins. "auto" takes those of its order.
+        quota: Number of its positions in a stretch of the pattern.
+        epoch_rows: Number of positions of its own epoch, after which its next one begins. "auto" takes that of its
+            order.
     """
 
     name: str
@@ -46,14 +47,14 @@ class Component:
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def params(self) -> dict[str, Any]:
-        """The component as checkpoints record it, with `epoch_rows` only if that is, or may be, not `rows`."""
+        """The component for checkpoints; with `epoch_rows` only if it differs, or may differ, from `rows`."""
         params = {"quota": self.quota, "rows": self.rows, "seed": self.seed, "order": self.order.params()}
         if self.epoch_rows == self.rows or (self.epoch_rows == "auto" and not self.order.repeats):
             return params
         return params | {"epoch_rows": self.epoch_rows}
 
     def adopt(self, params: Mapping[str, Any]) -> "Component":
-        """Takes over what `params` recorded."""
+        """Takes over the values of `params` for fields that are "auto"."""
         adopted = dataclasses.replace(self, order=self.order.adopt(params["order"]))
         if self.epoch_rows != "auto":
             return adopted
@@ -68,10 +69,10 @@ class Component:
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
-    """Computes the positions of each component in a stretch.
+    """Computes the number of positions of each component in a stretch.
 
     The quotas are exact if 1,000 positions allow it, and otherwise right to a thousandth. If a weight is less than a
-    thousandth, the stretch is longer: exact if 1,000,000 positions allow it, and otherwise within 1 % of each weight.
+    thousandth, the stretch is longer: exact if 1,000,000 positions allow it, otherwise within 1 % of each weight.
 
     Raises:
         ConfigError: If no stretch of 1,000,000 positions keeps the weights.
@@ -96,7 +97,9 @@ def quotas(weights: Sequence[float]) -> list[int]:
 
 
 def _first_stretch(shares: npt.NDArray[np.float64], least: int, most: int, tolerance: float) -> int:
-    """The shortest stretch whose quotas are at least 1 and near their shares, relatively; 0 for none."""
+    """Size of the shortest stretch whose quotas are at least 1 and within `tolerance` of their shares; 0 if there is
+    none.
+    """
     together = (1 << 20) // len(shares) + 1
     for low in range(least, most + 1, together):
         sizes = np.arange(low, min(low + together, most + 1))
@@ -110,8 +113,8 @@ def _first_stretch(shares: npt.NDArray[np.float64], least: int, most: int, toler
 
 @functools.lru_cache(maxsize=16)
 def _deal(quotas: tuple[int, ...]) -> tuple[Int64Array, Int64Array]:
-    """A stretch, as evenly spread as the quotas allow: the component of each position, and its index among the
-    positions of that component.
+    """A stretch that spreads components as evenly as the quotas allow: the component of each position, and the
+    position's index among the positions of that component.
     """
     due = np.concatenate([(np.arange(quota) + 0.5) / quota for quota in quotas])
     owner = np.repeat(np.arange(len(quotas), dtype=np.int64), quotas)
@@ -125,8 +128,8 @@ def _deal(quotas: tuple[int, ...]) -> tuple[Int64Array, Int64Array]:
 @functools.lru_cache(maxsize=64)
 def _epoch_rows(quotas: tuple[int, ...], rows: tuple[int, ...], stop: str) -> int:
     pattern, each, count = _deal(quotas)[0], np.array(quotas, dtype=np.int64), np.array(rows, dtype=np.int64)
-    places = np.argsort(pattern, kind="stable")  # in a stretch: those of the first component, of the second one, …
-    # The position that would begin the component's next epoch, or the one after its last row.
+    places = np.argsort(pattern, kind="stable")  # in a stretch: places of the first component, of the second one, …
+    # The position that would begin the component's next epoch, or that of its last row.
     stretch, place = np.divmod(count if stop == "first_exhausted" else count - 1, each)
     ends = stretch * len(pattern) + places[np.cumsum(each) - each + place]
     return int(ends.min()) if stop == "first_exhausted" else int(ends.max()) + 1
@@ -137,9 +140,10 @@ class MixOrder(Order):
     """Deals positions to components. After its last row a component begins its next epoch, in another order.
 
     Attributes:
-        stop: "first_exhausted" ends the epoch before a row of any component comes again, "all_exhausted" when each
-            component was delivered whole, a number after so many rows.
-        chunk_positions: Positions to read together; "auto" takes the longest window of a component, within the limit.
+        stop: "first_exhausted" ends the epoch before a row of any component comes again; "all_exhausted" ends it when
+            each component was delivered whole; a number is the epoch's number of rows.
+        chunk_positions: Number of positions to read together; "auto" takes the longest window of a component, within
+            the limit.
     """
 
     name: ClassVar[str] = "mix"
@@ -200,8 +204,8 @@ class MixOrder(Order):
         )
 
     def standings(self, position: int) -> dict[str, dict[str, int]]:
-        """The progress of each component: rows consumed in this epoch of the mixture, own epochs that ended in it, and
-        the position in the present one.
+        """The progress of each component in this epoch of the mixture: rows consumed, own epochs that ended, and the
+        position in the present own epoch.
         """
         pattern, _ = _deal(self.quotas)
         stretch, rest = divmod(position, len(pattern))
@@ -209,7 +213,7 @@ class MixOrder(Order):
         standings = {}
         for part, count in zip(self.components, counts, strict=True):
             rows = stretch * part.quota + count
-            # "auto" is resolved on the first iteration. Nothing was consumed before it.
+            # The first iteration resolves "auto". Nothing was consumed before it.
             passes, own = divmod(rows, part.rows if isinstance(part.epoch_rows, str) else part.epoch_rows)
             standings[part.name] = {"rows": rows, "passes": passes, "position": own}
         return standings
@@ -227,7 +231,7 @@ class _MixResolved(Resolved):
 
     @functools.cached_property
     def _epoch(self) -> "Callable[[int], _MixEpoch]":
-        """The last two epochs that were asked for, with their caches: each step and each chunk asks for its epoch
+        """Returns epochs and keeps the last two with their caches, because each step and each chunk asks for its epoch
         again.
         """
         return functools.lru_cache(maxsize=2)(functools.partial(_MixEpoch, self))
@@ -247,8 +251,8 @@ class _MixResolved(Resolved):
 
     @functools.cached_property
     def kinds(self) -> tuple[list[type[Order] | None], Int64Array]:
-        """The kinds of components that are computed together, with None for those that are asked alone; and the index
-        of each component's kind.
+        """The kinds of components that are computed together, with None for components that are asked alone; and the
+        index of each component's kind.
         """
         by_part = [stacked_kind(part) for part in self.parts]
         found = list(dict.fromkeys(by_part))
@@ -258,9 +262,9 @@ class _MixResolved(Resolved):
 class _MixEpoch(Epoch):
     """One epoch of a mixture. Its rows count through the components, one after the other.
 
-    A step has few rows of each of many components, so those of one kind are computed together. Own epochs of
-    components are numbered: the n-th one of component c in this epoch of the mixture, from 0, is n times the number of
-    components, plus c.
+    A step has few rows of each of many components, so components of one kind are computed together. Own epochs of
+    components are numbered: the n-th one of component c in this epoch of the mixture, from 0, has the number n times
+    the number of components, plus c.
     """
 
     order: _MixResolved
@@ -297,8 +301,8 @@ class _MixEpoch(Epoch):
 
     @functools.cached_property
     def _known(self) -> dict[type[Order], tuple[Int64Array, UInt64Array]]:
-        """By kind: own epochs, ascending, and a column of numbers for each. An entry is replaced as a whole, since
-        several threads may read it.
+        """By kind: own epochs, ascending, and a column of numbers for each. Entries are only replaced whole, because
+        several threads may read them.
         """
         return {}
 

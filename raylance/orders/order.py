@@ -1,9 +1,9 @@
-"""Owns what an order is, a pure function from an epoch position to a selected row; never reads data, knows no ranks.
+"""Owns the types of an order, a pure function from epoch position to selected row; never reads data or knows ranks.
 
-An order goes through three types. `Order` is what the user writes: frozen settings, "auto" allowed. `Resolved` is an
-order of one selection, and all its sizes are integers. A checkpoint records its settings, so that a resumed run keeps
-them. `Epoch` returns rows, at a cost that depends on the number of positions asked for and on nothing else. So a resume
-costs the same at 99 % of an epoch as at 1 %.
+An order goes through three types. `Order` is written by the user: frozen settings that may be "auto". `Resolved` is an
+order of one selection, whose sizes are all integers. A checkpoint records its settings, so that a resumed run keeps
+them. `Epoch` returns rows, at a cost that depends only on the number of positions asked for. So a resume costs the same
+at 99 % of an epoch as at 1 %.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from raylance.orders.permutation import BoolArray, Int64Array, derive_key
 
 Auto = Literal["auto"]
 Tables = Mapping[str, npt.NDArray[Any]]
-"""What an order looked up in a selection, by name. All that is large in an order is here."""
+"""The arrays that an order looked up in a selection, by name. An order keeps all its large data here."""
 
 SHARD_BYTES = 4 << 20
 WINDOW_BYTES = 512 << 20
@@ -26,49 +26,49 @@ WINDOW_BYTES = 512 << 20
 
 
 class Column(Protocol):
-    """A column of the selection, as an order sees it."""
+    """A column of the selection, for orders."""
 
     @property
     def kind(self) -> str:
-        """Its type, as the dataset names it."""
+        """The name of its type in the dataset."""
 
     @property
     def nulls(self) -> int:
-        """How many values are null."""
+        """Number of null values."""
 
     def values(self) -> npt.NDArray[Any]:
         """The values of all selected rows in storage order, shape (n,)."""
 
     def codes(self) -> tuple[Int64Array, list[Any]]:
-        """The class of each selected row, int64, shape (n,), and the labels of the classes that occur."""
+        """The class of each selected row, int64, shape (n,), and the labels of the occurring classes."""
 
 
 class Rows(Protocol):
-    """A selection, as an order may look at it once, when the dataset is opened."""
+    """A selection, which an order may look at once, when the dataset is opened."""
 
     @property
     def count(self) -> int:
-        """Rows of the selection, n."""
+        """Number of rows of the selection, n."""
 
     def column(self, name: str) -> Column:
-        """A column of the dataset, which may be one that is not delivered."""
+        """A column of the dataset, which need not be delivered."""
 
     def fragment_ends(self) -> Int64Array:
-        """Selected rows up to the end of each fragment, int64, ascending, fragments without any left out."""
+        """Number of selected rows up to the end of each fragment, int64, ascending; empty fragments are left out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The facts that resolve an order. Those with a default decide sizes that are "auto", and no explicit ones.
+    """The facts that resolve an order. Facts with a default only affect sizes that are "auto".
 
     Attributes:
-        rows: Rows of the selection, n.
+        rows: Number of rows of the selection, n.
         seed: Seed of the run.
-        tables: What `Order.bind` looked up in the selection.
+        tables: The tables that `Order.bind` looked up in the selection.
         row_bytes: Bytes of one row as it is read.
-        global_batch_size: Rows of one step over all ranks.
+        global_batch_size: Number of rows of one step over all ranks.
         window_bytes: Bytes that the draining and the arriving windows may take together, as if one rank held them all.
-            It is a setting of the dataset or the run, never of a rank, since an order must not differ between ranks.
+            This is a setting of the dataset or the run, never of a rank, because all ranks must have the same order.
     """
 
     rows: int
@@ -81,16 +81,16 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
-    """A total order of an epoch as frozen settings: the base class of all orders.
+    """A total order of an epoch, as frozen settings: the base class of all orders.
 
     A custom order is a frozen, keyword-only dataclass with a `name` and `rows_of`. If it depends on values of the rows,
     it reads them in `look_up`. Checkpoints record its fields, which are numbers, strings, or lists of these. Check it
-    by `raylance.testing.check_order`.
+    with `raylance.testing.check_order`.
 
     Attributes:
         name: Name of the order in checkpoints.
         repeats: Whether a row may come more than once an epoch, or not at all.
-        shard_rows: Rows of one shard, the unit that checkpoints list as complete. "auto" takes several MiB.
+        shard_rows: Number of rows of one shard, the unit that checkpoints list as complete. "auto" takes several MiB.
     """
 
     name: ClassVar[str]
@@ -104,8 +104,8 @@ class Order:
         """Maps positions of an epoch to selected rows: a pure function of its arguments and the settings.
 
         Args:
-            epoch: The epoch, with its `number`, with `key()` for random numbers, and with the resolved `order`, which
-                has the number of `rows` and the `tables`.
+            epoch: The epoch. It has its `number`, `key()` for random numbers, and the resolved `order` with the number
+                of `rows` and the `tables`.
             positions: int64 in [0, epoch_rows), in any order, shape (k,).
 
         Returns:
@@ -115,19 +115,18 @@ class Order:
         raise NotImplementedError(f"{type(self).__name__} has no rows_of(), which gives the row at a position.")
 
     def look_up(self, rows: Rows) -> Tables:
-        """Looks up what the order needs of the selection, once, when the dataset is opened. By default it needs
-        nothing.
+        """Looks up the data that the order needs of the selection, once, when the dataset is opened; by default none.
 
         Returns:
             Arrays by name, which `rows_of` finds in `epoch.order.tables`.
 
         Raises:
-            ConfigError: If the selection does not have what the order needs.
+            ConfigError: If the selection lacks the data that the order needs.
         """
         return {}
 
     def bind(self, rows: Rows) -> tuple[Self, Tables]:
-        """Returns what `look_up` found, and the order with the settings that follow from it."""
+        """Returns the order with the settings that follow from the tables, and the tables of `look_up`."""
         return self, self.look_up(rows)
 
     @property
@@ -159,7 +158,7 @@ class Order:
         return {"name": self.name, **{name: getattr(self, name) for name in fields}}
 
     def adopt(self, params: Mapping[str, Any]) -> Self:
-        """Replaces fields that are "auto" by the saved values. The other fields are expected to be equal."""
+        """Replaces fields that are "auto" by the saved values. The other fields must be equal."""
         saved = {key: value for key, value in params.items() if getattr(self, key, None) == "auto"}
         return dataclasses.replace(self, **saved)
 
@@ -169,16 +168,17 @@ class Resolved:
     """An order of one selection with all its sizes.
 
     Attributes:
-        settings: The order with every "auto" filled, as a loader keeps it and a checkpoint records it.
-        rows: Rows of the selection, n.
+        settings: The order with every "auto" filled, as checkpoints record it.
+        rows: Number of rows of the selection, n.
         seed: Seed of the run.
-        tables: What was looked up in the selection. Nothing else grows with n.
-        epoch_rows: Positions of an epoch; n, unless the order samples.
-        shard_rows: Rows of one shard; the mean if shards differ in size.
-        lane_count: Lanes that the order is dealt into. A step is arranged by lane, so that ranks own contiguous lanes.
-        read_positions: Positions after which all lanes begin another window: the natural unit of reading. None without
-            windows.
-        needs_whole_windows: Whether rows are shuffled inside of that unit, so that it must be read at once.
+        tables: The tables that were looked up in the selection. Nothing else grows with n.
+        epoch_rows: Number of positions of an epoch; n, unless the order samples.
+        shard_rows: Number of rows of one shard; the mean if shards differ in size.
+        lane_count: Number of lanes that the order is dealt into. A step is arranged by lane, so that ranks own
+            contiguous lanes.
+        read_positions: Number of positions after which all lanes begin another window: the natural unit of reading.
+            None without windows.
+        needs_whole_windows: Whether rows are shuffled inside that unit, so that it must be read at once.
     """
 
     settings: Order
@@ -203,11 +203,11 @@ class Resolved:
 
     @property
     def is_custom(self) -> bool:
-        """Whether the order is not one of raylance's, so that its rows are checked."""
+        """Whether the order is not one of raylance's own, so that its rows must be checked."""
         return type(self.settings).__module__.partition(".")[0] != __name__.partition(".")[0]
 
     def custom_parts(self) -> "list[Resolved]":
-        """The custom orders in it: this one, or those of its components."""
+        """The custom orders that it contains: itself, or those of its components."""
         return [self] if self.is_custom else []
 
     @property
@@ -216,7 +216,7 @@ class Resolved:
         return 0 if self.repeats else -(-self.rows // self.shard_rows)
 
     def shards_of(self, rows: Int64Array) -> Int64Array:
-        """Selected rows to shard IDs."""
+        """Maps selected rows to shard IDs."""
         return rows // self.shard_rows
 
     def params(self) -> dict[str, Any]:
@@ -224,13 +224,13 @@ class Resolved:
         return self.settings.params()
 
     def epoch(self, number: int) -> "Epoch":
-        """An epoch, by its number, from 0."""
+        """The epoch of this number, from 0."""
         return Epoch(self, number)
 
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """One epoch, by its number from 0, of a resolved order."""
+    """One epoch of a resolved order, by its number from 0."""
 
     order: Resolved
     number: int
@@ -244,12 +244,12 @@ class Epoch:
         return self.order.settings.rows_of(self, positions)
 
     def completed_places(self, position: int) -> Int64Array | None:
-        """Lists complete shards as a checkpoint does, by their places in the epoch's sequence of shards.
+        """Lists complete shards for a checkpoint, by their places in the epoch's sequence of shards.
 
         Returns:
-            Half-open ranges [first, end) of places, ascending, int64, shape (k, 2), at a cost that does not grow with
-            the rows. All listed shards are complete. Complete shards may be missing in partly consumed windows of very
-            many shards. None if shards do not complete in such a sequence.
+            Half-open ranges [first, end) of places, ascending, int64, shape (k, 2). The cost does not grow with the
+            rows. All listed shards are complete. If partly consumed windows have very many shards, some complete ones
+            may be missing. None if shards do not complete in such a sequence.
         """
         return None
 
@@ -260,7 +260,7 @@ class Epoch:
     def completed_shards(self, position: int) -> BoolArray:
         """Finds the shards, by ID, that lie wholly in the consumed prefix [0, position); bool, shape (shard_count,).
 
-        The rows after the position are enumerated only until every shard has had one, not to the end of the epoch.
+        Enumerates the rows after the position only until each shard has had one, not to the end of the epoch.
         """
         done = np.ones(self.order.shard_count, dtype=np.bool_)
         for block in blocks(position, self.order.epoch_rows):
@@ -279,7 +279,7 @@ def check_count(order: Order, field: str, *words: str, most: int = 1 << 40) -> N
 
 
 def blocks(start: int, stop: int) -> Iterator[Int64Array]:
-    """Yields [start, stop) as index blocks that double in size, so that a search that ends early costs little."""
+    """Yields [start, stop) as blocks of indices that double in size, so that a search that ends early costs little."""
     size = 1024
     while start < stop:
         yield np.arange(start, min(start + size, stop), dtype=np.int64)

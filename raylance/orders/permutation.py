@@ -1,8 +1,8 @@
-"""Owns keyed hashing and the keyed bijection of [0, n); never knows what is shuffled, never keeps state.
+"""Owns keyed hashing and the keyed bijection of [0, n); never knows what is shuffled, and never keeps state.
 
-Everything random in raylance comes from here: shuffles, sampling and augmentation. NumPy's generators promise no
-stable streams between versions, so raylance uses none. The outputs are part of the checkpoint format: after a change of
-a constant or an operation, every saved run would resume on other rows. Golden tests freeze them.
+Everything random in raylance comes from here: shuffles, sampling and augmentation. NumPy's generators promise no stable
+streams between versions, so raylance uses none. The outputs are part of the checkpoint format: if a constant or an
+operation changed, every saved run would resume on other rows. Golden tests freeze them.
 """
 
 import hashlib
@@ -32,11 +32,11 @@ def derive_key(*parts: int | str) -> int:
 
 
 def mix64(x: UInt64Array) -> UInt64Array:
-    """Mixes 64-bit words, so that each output bit depends on each input bit.
+    """Mixes 64-bit words so that each output bit depends on each input bit.
 
     The finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
     """
-    x = x ^ (x >> _U30)  # and in place from here on: this is called for each row of each batch
+    x = x ^ (x >> _U30)  # in place from here on, because this runs for each row of each batch
     x *= _MUL1
     x ^= x >> _U27
     x *= _MUL2
@@ -45,10 +45,10 @@ def mix64(x: UInt64Array) -> UInt64Array:
 
 
 def subkeys(key: int | UInt64Array, index: npt.ArrayLike) -> UInt64Array:
-    """Derives one 64-bit key, uint64, for each integer of `index`, of any shape, read as a 64-bit word.
+    """Derives one 64-bit key, uint64, for each integer of `index`, read as a 64-bit word; any shape.
 
     Args:
-        key: The key that they are derived from, or one for each integer.
+        key: The key to derive from, or one for each integer.
         index: The integers.
     """
     words = np.asarray(index).astype(np.int64).view(np.uint64)
@@ -60,7 +60,7 @@ def uniform(keys: UInt64Array, draws: int) -> npt.NDArray[np.float64]:
 
     Args:
         keys: uint64, shape (n,).
-        draws: Numbers for each key.
+        draws: Number of draws for each key.
 
     Returns:
         float64 in [0, 1), shape (n, draws). Draw k of a key does not depend on `draws`.
@@ -76,7 +76,7 @@ def row_rng(seed: int, epoch: int, row: int) -> np.random.Generator:
     Args:
         seed: Seed of the run.
         epoch: Epoch.
-        row: Row offset, as batches carry it under `_rowoffset`.
+        row: Row offset, which batches carry under `_rowoffset`.
 
     Returns:
         An independent generator. NumPy may change what its methods draw between versions; raylance itself uses none.
@@ -93,8 +93,8 @@ def permute(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike) -> Int64
 
     Args:
         index: Integers in [0, n).
-        n: Domain size, a scalar or one for each index, at most 2**62.
-        key: 64-bit key, a scalar or one for each index.
+        n: Domain size, at most 2**62: a scalar, or one for each index.
+        key: 64-bit key: a scalar, or one for each index.
 
     Returns:
         int64, of the common shape of the arguments.
@@ -114,7 +114,7 @@ def _walk(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike, *, inverse
     )
     shape = i.shape
     out, sizes, keys = i.ravel().copy(), sizes.ravel(), keys.ravel()
-    # One domain for all is the common case; a scalar shift is then several times faster than an array of shifts.
+    # Usually all have the same domain; a scalar shift is then several times faster than an array of shifts.
     is_one = sizes.size > 0 and (sizes_in.ndim == 0 or bool((sizes == sizes[0]).all()))
     half = _half_bits(sizes[0] if is_one else sizes)
     out = _feistel(out, half, keys, inverse)

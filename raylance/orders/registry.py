@@ -1,4 +1,4 @@
-"""Owns the names of the orders, as arguments and checkpoints have them; never computes rows."""
+"""Owns the names of the orders in arguments and checkpoints; never computes rows."""
 
 from raylance.errors import ConfigError
 from raylance.orders.order import Order
@@ -8,10 +8,10 @@ ORDERS: dict[str, type[Order]] = {kind.name: kind for kind in (WindowShuffle, Sh
 
 
 def make_order(order: str | Order) -> Order:
-    """Returns an order, or the one with a name and its defaults.
+    """Returns an order itself, or the order of this name with its defaults.
 
     Raises:
-        ConfigError: If there is no such order, or it has no name or no rows.
+        ConfigError: If there is no such order, or it has no name or no `rows_of`.
     """
     if isinstance(order, str) and order in ORDERS:
         return ORDERS[order]()

@@ -1,6 +1,6 @@
-"""Owns the orders that draw rows with replacement, by weight or by class; never reads data and keeps no generator.
+"""Owns the orders that draw rows with replacement, by weight or by class; never reads data, and keeps no generator.
 
-The row at a position is a pure function of (seed, epoch, position): a keyed number, looked up in a table. So sampling
+The row at a position is a pure function of (seed, epoch, position): a keyed number looks it up in a table. So sampling
 is as seekable as a shuffle, and the same for every world size. The tables are made once, when the dataset is opened.
 Checkpoints hold their fingerprint.
 """
@@ -19,12 +19,12 @@ from raylance.orders.permutation import Int64Array, subkeys, uniform
 
 Float64Array = npt.NDArray[np.float64]
 
-_MAX_NUMBERS = 1 << 18  # that are drawn together: they fit a cache for any number of classes and blocks
+_MAX_NUMBERS = 1 << 18  # drawn together: they fit a cache for any number of classes and blocks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Sampled(Order):
-    """What both orders share: the number of draws and the fingerprint of the tables. `bind` fills both."""
+    """The fields of both orders: the number of draws and the fingerprint of the tables. `bind` fills both."""
 
     repeats: ClassVar[bool] = True
     rows_per_epoch: int | Auto = "auto"
@@ -50,14 +50,14 @@ class Weighted(_Sampled):
 
     Attributes:
         weights: Name of a column of weights, or one weight for each selected row, float, shape (n,).
-        rows_per_epoch: Draws of an epoch; "auto" is n.
+        rows_per_epoch: Number of draws of an epoch; "auto" is n.
     """
 
     name: ClassVar[str] = "weighted"
     weights: str | Float64Array = dataclasses.field(compare=False)
 
     def bind(self, rows: Rows) -> tuple[Self, Tables]:
-        """See `Order.bind`. An array of weights is in the tables only."""
+        """See `Order.bind`. Only the tables keep an array of weights."""
         settings, tables = super().bind(rows)
         if not isinstance(self.weights, str):
             settings = dataclasses.replace(settings, weights=np.zeros(0))
@@ -67,7 +67,7 @@ class Weighted(_Sampled):
         """Adds up the weights.
 
         Raises:
-            ConfigError: If they are not n finite numbers, none of them negative and one positive.
+            ConfigError: If they are not n finite numbers, none negative and at least one positive.
         """
         if isinstance(self.weights, str):
             what, weights = f"column {self.weights!r}", _numbers(rows.column(self.weights), self.weights)
@@ -99,15 +99,16 @@ class Weighted(_Sampled):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassBalanced(_Sampled):
-    """Draws a class first, then one of its rows: each class as often as its weight says, however rare it is.
+    """Draws a class first, then one of its rows. So each class comes as often as its weight says, however rare it is.
 
     Attributes:
         column: Column of class labels, integers or strings.
-        classes_per_batch: Distinct classes in each block of `batch_rows` draws, each equally often. None draws the
-            class of each row independently.
-        batch_rows: Draws of a block; "auto" is the global batch size of the first iteration.
-        class_weights: Weight by class label; None gives all the same weight. A class that is left out is never drawn.
-        rows_per_epoch: Draws of an epoch; "auto" is n.
+        classes_per_batch: Number of distinct classes in each block of `batch_rows` draws, each equally often. None
+            draws the class of each row independently.
+        batch_rows: Number of draws of a block; "auto" is the global batch size of the first iteration.
+        class_weights: Weight by class label; None gives all classes the same weight. A class that is left out is never
+            drawn.
+        rows_per_epoch: Number of draws of an epoch; "auto" is n.
     """
 
     name: ClassVar[str] = "class_balanced"
@@ -126,8 +127,8 @@ class ClassBalanced(_Sampled):
         """Sorts the rows by class.
 
         Raises:
-            ConfigError: For nulls, for weights of classes that have no row, for weights that are no weights, or when
-                there are fewer classes than `classes_per_batch`.
+            ConfigError: If there are nulls, weights of classes without a row, weights that are negative, not finite or
+                all zero, or fewer classes than `classes_per_batch`.
         """
         labels = rows.column(self.column)
         if labels.nulls:
@@ -143,7 +144,7 @@ class ClassBalanced(_Sampled):
                 f"ClassBalanced(classes_per_batch={self.classes_per_batch}): only {drawable} classes of "
                 f"{self.column!r} can be drawn. A block could not be filled. Use classes_per_batch={drawable} or less."
             )
-        # Sorted by label, not by first appearance: the same classes give the same draws for any storage order.
+        # Classes are sorted by label, not by first appearance, so that any storage order gives the same draws.
         by_label = np.argsort(np.argsort(np.array([str(label) for label in classes])))
         codes, weights = by_label[codes], weights[np.argsort(by_label)]
         members = np.argsort(codes, kind="stable").astype(np.int64)
@@ -197,22 +198,22 @@ class ClassBalanced(_Sampled):
 
 
 def _first(numbers: Float64Array, weights: Float64Array, count: int) -> Int64Array:
-    """A weighted sample without replacement for each row of numbers in [0, 1), shape (samples, classes).
+    """A weighted sample without replacement for each row of `numbers` in [0, 1), shape (samples, classes).
 
-    The classes with the smallest exponential numbers, at rates that are the weights, are such a sample (Efraimidis,
+    The classes with the smallest exponential numbers, whose rates are the weights, are such a sample (Efraimidis,
     Spirakis: "Weighted random sampling with a reservoir", 2006). Returns indices among the classes of positive weight,
     in the order of drawing; shape (samples, count).
     """
     drawable = weights > 0
     times = -np.log1p(-numbers[:, drawable]) / weights[drawable]
-    # Only the first ones are sorted: with many classes, sorting all would take most of the time.
+    # Only the first classes are sorted: if there are many, sorting all would take most of the time.
     first = np.argpartition(times, count - 1, axis=1)[:, :count]
     by_time = np.argsort(np.take_along_axis(times, first, axis=1), axis=1)
     return np.take_along_axis(first, by_time, axis=1)
 
 
 def _draw(cumulative: Float64Array, numbers: Float64Array) -> Int64Array:
-    """Index of the interval of a cumulative table that each number in [0, 1) falls into; never one of weight 0."""
+    """Index of the interval of a cumulative table into which each number in [0, 1) falls; never one of weight 0."""
     drawn = np.searchsorted(cumulative, numbers * cumulative[-1], side="right")
     return np.asarray(np.minimum(drawn, np.searchsorted(cumulative, cumulative[-1])), dtype=np.int64)
 
@@ -232,7 +233,7 @@ def _numbers(column: Column, name: str) -> Float64Array:
 
 
 def _finite_sum(weights: Float64Array) -> Float64Array:
-    """Weights in the same proportions with a finite sum."""
+    """Weights in the same proportions, with a finite sum."""
     with np.errstate(over="ignore"):
         fits = np.isfinite(np.cumsum(weights)[-1])
     return weights if fits else weights / weights.max()

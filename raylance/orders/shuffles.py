@@ -1,5 +1,5 @@
 """Owns the orders that visit every row once: shard by shard, shuffled in windows and dealt into lanes, or one
-permutation of all rows; never reads, knows no ranks.
+permutation of all rows; never reads data, and never knows ranks.
 """
 
 import dataclasses
@@ -15,21 +15,21 @@ from raylance.orders.order import SHARD_BYTES, Auto, Epoch, Facts, Order, Resolv
 from raylance.orders.permutation import BoolArray, Int64Array, UInt64Array, permute, subkeys, unpermute
 
 _MAX_AUTO_LANES = 32
-_MIN_AUTO_LANES = 4  # a batch of fewer windows is hardly mixed
+_MIN_AUTO_LANES = 4  # a batch from fewer windows is hardly mixed
 _LARGE_ROW_BYTES = SHARD_BYTES / 8
 _MAX_LANES = 1 << 20  # each step enumerates them
 _MAX_AUTO_WINDOW_SHARDS = 16
 _MAX_TABLE = 1 << 18  # entries: 2 MiB, and four tables are kept
-_MOST_SEARCHED = 1 << 13  # positions and places, for the list of a checkpoint: a few milliseconds
+_MOST_SEARCHED = 1 << 13  # positions and places that are searched for the list of a checkpoint: a few milliseconds
 _ENDS = "shard_ends"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowShuffle(Order):
-    """One permutation of all rows: the ideal shuffle, at the price of random reads.
+    """One permutation of all rows: the ideal shuffle, at the cost of random reads.
 
     Attributes:
-        shard_rows: Rows of one shard. Only the list of complete shards in checkpoints depends on it.
+        shard_rows: Number of rows of one shard. Only the list of complete shards in checkpoints depends on it.
     """
 
     name: ClassVar[str] = "row"
@@ -54,7 +54,7 @@ class _Laned(Order):
         check_count(self, "lanes", "auto", most=_MAX_LANES)
 
     def look_up(self, rows: Rows) -> Tables:
-        """Looks up where the fragments end, if shards are fragments."""
+        """Looks up the ends of the fragments if shards are fragments."""
         return {_ENDS: rows.fragment_ends()} if self.shard_rows == "fragment" else {}
 
     def resolve(self, facts: Facts) -> Resolved:
@@ -63,8 +63,7 @@ class _Laned(Order):
         if isinstance(lanes, str):
             lanes = auto_lanes(facts.global_batch_size, facts.window_bytes, facts.row_bytes)
         # Bytes of one lane's window: half of the limit, because the next window arrives while this one drains. The
-        # lanes of all ranks count, since with an order that depended on the world size each world would get other
-        # batches.
+        # lanes of all ranks count, because the order, and so the batches, must not depend on the world size.
         lane_bytes = facts.window_bytes / 2 / lanes
         lane_rows, lane_step = max(1, facts.rows // lanes), max(1, facts.global_batch_size // lanes)
         shard_rows = self.shard_rows
@@ -73,7 +72,7 @@ class _Laned(Order):
         rows_each = -(-facts.rows // len(facts.tables[_ENDS])) if isinstance(shard_rows, str) else shard_rows
         fitting = int(lane_bytes / max(rows_each * facts.row_bytes, 1))
         auto_shards = max(1, min(fitting, _MAX_AUTO_WINDOW_SHARDS, -(-lane_rows // rows_each)))
-        if self.shard_rows == "auto":  # a window has whole steps of a lane or, if it is smaller, a divisor of a step
+        if self.shard_rows == "auto":  # a window has whole steps of a lane, or a divisor of a step if it is smaller
             together = lane_step // math.gcd(lane_step, rows_each)
             parts = (shards for shards in range(1, auto_shards + 1) if lane_step % (shards * rows_each) == 0)
             auto_shards = auto_shards // together * together or max(parts, default=auto_shards)
@@ -92,13 +91,13 @@ class _Laned(Order):
 
 
 def _some_mebibytes(facts: Facts, lane_step: int, lane_bytes: float, lane_rows: int) -> int:
-    """Rows of a shard that is large enough for one read; `lane_step` is the rows that a step takes of a lane."""
+    """Number of rows of a shard that is large enough for one read. A step takes `lane_step` rows of a lane."""
     wanted = min(SHARD_BYTES, lane_bytes) / max(facts.row_bytes, 1)
-    # Small datasets still get several shards a lane. Otherwise checkpoints could list none as complete.
+    # Small datasets still get several shards a lane. Otherwise checkpoints could list no shard as complete.
     rows = max(1, min(int(wanted), -(-lane_rows // 4)))
     if lane_step <= rows:
-        return rows // lane_step * lane_step  # whole steps in a window, so that no step takes rows of two
-    # A divisor of a step for the same reason, unless that is so few rows that they would be read one by one.
+        return rows // lane_step * lane_step  # whole steps in a window, so that no step takes rows of two windows
+    # A divisor of a step for the same reason, unless it is so small that rows would be read one by one.
     part = max(divisor for divisor in range(1, rows + 1) if lane_step % divisor == 0)
     return part if 4 * part >= rows else rows
 
@@ -109,7 +108,7 @@ class _LanedResolved(Resolved):
 
     @property
     def ends(self) -> Int64Array | None:
-        """Where the shards end, if they are fragments; None otherwise."""
+        """The ends of the shards if they are fragments; None otherwise."""
         return self.tables.get(_ENDS)
 
     @property
@@ -124,7 +123,7 @@ class _LanedResolved(Resolved):
 
 
 class _LanedEpoch(Epoch):
-    """One epoch of a laned order. The rows, laid end to end shard by shard, are the sequence that is cut into lanes."""
+    """One epoch of a laned order. The rows, laid end to end shard by shard, form the sequence cut into lanes."""
 
     order: _LanedResolved
 
@@ -132,7 +131,7 @@ class _LanedEpoch(Epoch):
         return self._unlay(self._sequence(positions))
 
     def _sequence(self, positions: Int64Array) -> Int64Array:
-        """Positions to indices in the sequence."""
+        """Maps positions to indices in the sequence."""
         key = self.key("window") if self.order.needs_whole_windows else None
         positions = np.asarray(positions, dtype=np.int64)
         return _to_sequence(self._sizes, positions, key)
@@ -145,11 +144,11 @@ class _LanedEpoch(Epoch):
         pending = pending[np.argsort(pending[:, 0])]
         firsts = np.append(pending[:, 0], self.order.shard_count)
         ends = np.maximum.accumulate(np.append(0, pending[:, 1]))
-        ranges = np.stack([ends, firsts], axis=1)  # between what is pending
+        ranges = np.stack([ends, firsts], axis=1)  # between the pending places
         return ranges[firsts > ends]
 
     def completed_shards(self, position: int) -> BoolArray:
-        """See `Epoch.completed_shards`: interval arithmetic over lanes, and a search in half consumed windows only."""
+        """See `Epoch.completed_shards`: interval arithmetic over lanes, and a search only in half consumed windows."""
         shards, pending = self.order.shard_count, self._pending_places(position, sys.maxsize)
         edges = np.bincount(pending[:, 0], minlength=shards + 1) - np.bincount(pending[:, 1], minlength=shards + 1)
         done = np.ones(shards, dtype=np.bool_)
@@ -157,8 +156,8 @@ class _LanedEpoch(Epoch):
         return done
 
     def _pending_places(self, position: int, most: int) -> Int64Array:
-        """Places of shards that have rows at `position` or after it: half-open ranges that may overlap, int64, shape
-        (k, 2). If a search in half consumed windows would take more than `most` steps, all their places count.
+        """Places of shards that have rows at or after `position`: half-open ranges that may overlap, int64, shape (k,
+        2). If a search in half consumed windows would take more than `most` steps, all their places count.
         """
         lanes, window_rows = self.order.lane_count, self._sizes.window_rows
         base, extra = divmod(self.order.rows, lanes)
@@ -211,19 +210,19 @@ class _LanedEpoch(Epoch):
         return _sizes_of(self.order, _slot_of(last, self.key("shards")) if shuffles else last)
 
     def _slots(self, sequence: Int64Array) -> Int64Array:
-        """Indices in the sequence to the places of their shards."""
+        """Maps indices in the sequence to the places of their shards."""
         if self.order.ends is not None:
             return np.searchsorted(self._laid_ends, sequence, side="right")
         return _to_places(self._sizes, sequence)
 
     @functools.cached_property
     def _laid_ends(self) -> Int64Array:
-        """Where the shard at each place of the sequence ends, if shards are fragments; O(fragments)."""
+        """The end of the shard at each place of the sequence, if shards are fragments; O(fragments)."""
         lengths = np.diff(self.order.tables[_ENDS], prepend=0)
         return np.cumsum(lengths[self.shard_ids(np.arange(len(lengths)))], dtype=np.int64)
 
     def _unlay(self, sequence: Int64Array) -> Int64Array:
-        """Indices in the sequence to selected rows."""
+        """Maps indices in the sequence to selected rows."""
         if not self.order.settings.shuffles_shards:
             return sequence
         slots, ends = self._slots(sequence), self.order.ends
@@ -234,7 +233,9 @@ class _LanedEpoch(Epoch):
 
 
 class _Sizes(NamedTuple):
-    """The sizes that rows of a laned epoch follow from: of one epoch, or arrays with those of an epoch per position."""
+    """The sizes that determine the rows of a laned epoch: of one epoch, or arrays with the sizes of one epoch per
+    position.
+    """
 
     rows: int | Int64Array
     lanes: int | Int64Array
@@ -251,7 +252,7 @@ def _sizes_of(order: Resolved, short_place: int) -> _Sizes:
 
 
 def _to_sequence(sizes: _Sizes, positions: Int64Array, key: int | UInt64Array | None) -> Int64Array:
-    """Positions to indices in the sequence that is cut into lanes. With a key, windows are shuffled."""
+    """Maps positions to indices in the sequence that is cut into lanes. With a key, windows are shuffled."""
     within, lane = np.divmod(positions, sizes.lanes)  # (k,), (k,)
     base, extra = np.divmod(sizes.rows, sizes.lanes)
     lane_start = lane * base + np.minimum(lane, extra)
@@ -264,13 +265,13 @@ def _to_sequence(sizes: _Sizes, positions: Int64Array, key: int | UInt64Array | 
 
 
 def _to_places(sizes: _Sizes, sequence: Int64Array) -> Int64Array:
-    """Indices in the sequence to the places of their shards, one of which may be short."""
+    """Maps indices in the sequence to the places of their shards, one of which may be short."""
     is_after = sequence >= sizes.short_place * sizes.shard_rows + sizes.short_rows
     return np.where(is_after, (sequence - sizes.short_rows) // sizes.shard_rows + 1, sequence // sizes.shard_rows)
 
 
 def _to_rows(sizes: _Sizes, sequence: Int64Array, places: Int64Array, ids: Int64Array) -> Int64Array:
-    """Indices in the sequence to selected rows, by the places and IDs of their shards."""
+    """Maps indices in the sequence to selected rows, by the places and IDs of their shards."""
     missing = np.where(places > sizes.short_place, sizes.shard_rows - sizes.short_rows, 0)
     return np.asarray(ids * sizes.shard_rows + (sequence - places * sizes.shard_rows + missing), dtype=np.int64)
 
@@ -279,13 +280,14 @@ def _to_rows(sizes: _Sizes, sequence: Int64Array, places: Int64Array, ids: Int64
 class WindowShuffle(_Laned):
     """Shards in random order, dealt into lanes, and rows shuffled in windows inside each lane. The default.
 
-    A shard is read at once, and each batch mixes rows of `lanes` windows.
+    A shard is read in one piece, and each batch mixes rows of `lanes` windows.
 
     Attributes:
-        shard_rows: Rows of one shard. "auto": several MiB; "fragment": shards are the dataset's fragments.
-        window_shards: Shards of one window. "auto": as many as `window_bytes` allows.
-        lanes: Parallel streams. "auto": the largest divisor of the global batch size up to 32, or, for windows smaller
-            than 256 MiB with rows of up to 512 KiB, fewer: as many as leave each lane 4 MiB at a time, but at least 4.
+        shard_rows: Number of rows of one shard. "auto": several MiB; "fragment": shards are the dataset's fragments.
+        window_shards: Number of shards of one window. "auto": as many as `window_bytes` allows.
+        lanes: Number of parallel streams. "auto": the largest divisor of the global batch size up to 32. Fewer if
+            `window_bytes` is below 256 MiB and rows have at most 512 KiB: then each lane gets 4 MiB at a time, and the
+            limit is at least 4.
     """
 
     name: ClassVar[str] = "window"
@@ -310,9 +312,9 @@ class Sequential(_Laned):
 
 
 def auto_lanes(global_batch_size: int, window_bytes: float, row_bytes: float) -> int:
-    """The largest divisor of the global batch size, of those that leave each lane enough for one read.
+    """The largest divisor of the global batch size that leaves each lane enough bytes for one read.
 
-    A read costs the same whatever it reads, up to some MiB; large rows are read one by one, whatever is beside them.
+    Up to some MiB, a read costs the same for any size. Large rows are read one by one, so for them it does not matter.
     """
     fitting = int(window_bytes / 2 / SHARD_BYTES) if row_bytes <= _LARGE_ROW_BYTES else _MAX_AUTO_LANES
     most = min(max(fitting, _MIN_AUTO_LANES), _MAX_AUTO_LANES)
@@ -329,20 +331,20 @@ def _permutation_table(n: int, key: int) -> Int64Array:
     return permute(np.arange(n), n, key)
 
 
-# Rows of many epochs in one calculation, for mixtures: a step of 300 datasets has a few rows of each, and one after the
-# other each epoch would cost a hundred microseconds for any number of rows. An epoch is a column of numbers here.
+# Rows of many epochs in one calculation, for mixtures: a step of 300 datasets has a few rows of each, and each epoch
+# alone would cost a hundred microseconds for any number of rows. Here an epoch is a column of numbers.
 
 _STACKED = (RowShuffle, WindowShuffle, ShardShuffle, Sequential)
 
 
 def stacked_kind(order: Resolved) -> type[Order] | None:
-    """The kind of order whose epochs `stack` takes together; None if each of its epochs is asked alone."""
+    """The kind of order whose epochs `stack` puts together; None if each of its epochs is asked alone."""
     kind = type(order.settings)
-    return kind if kind in _STACKED and not order.tables else None  # shards of a table have sizes of their own
+    return kind if kind in _STACKED and not order.tables else None  # shards in a table have different sizes
 
 
 def stack(kind: type[Order], epochs: Sequence[Epoch]) -> UInt64Array:
-    """The numbers that give the rows of some epochs of one kind, shape (numbers, epochs)."""
+    """The numbers that determine the rows of some epochs of one kind, shape (numbers, epochs)."""
     if not issubclass(kind, _Laned):
         return np.array([(epoch.order.rows, epoch.key("rows")) for epoch in epochs], dtype=np.uint64).T
     columns = [
@@ -357,7 +359,7 @@ def stack(kind: type[Order], epochs: Sequence[Epoch]) -> UInt64Array:
 
 
 def stacked_rows(kind: type[Order], numbers: UInt64Array, positions: Int64Array) -> Int64Array:
-    """The rows at positions, each of the epoch whose numbers are in its column, shape (numbers, k)."""
+    """The rows at positions. Column i of `numbers`, shape (numbers, k), has the epoch of position i."""
     if not issubclass(kind, _Laned):
         return permute(positions, *numbers)
     sizes, (shards, window_key, shard_key) = _Sizes(*numbers[:-3].view(np.int64)), numbers[-3:]

@@ -1,1 +1,1 @@
-"""Owns what each rank gets in each step, and where a run stands; NumPy alone, never reads data."""
+"""Owns the rows of each rank in each step, and the position of a run, by NumPy alone; never reads data."""

@@ -1,5 +1,5 @@
-"""Owns where one rank's training stands, the state that it saves, and how it continues from one; never makes a batch,
-never touches files or tensors.
+"""Owns the position of one rank's training, and saves and loads it as a state; never makes a batch, and never touches
+files or tensors.
 """
 
 import dataclasses
@@ -23,32 +23,33 @@ logger = logging.getLogger(__name__)
 
 
 class Cursor:
-    """The consumed position of one rank, which is the same on every rank, because all ranks take the same steps.
+    """The consumed position of one rank. It is the same on every rank, because all ranks take the same steps.
 
     Attributes:
-        delivery_spec: What is delivered; what its order left to "auto" is filled in by the first pass or a checkpoint.
-        epoch: The epoch that the next batch is of.
-        position: Positions of this epoch that were consumed.
-        step: Steps of this epoch that were consumed, also before a resume.
-        global_step: Steps since the run began, over all epochs.
-        moves: How often anything but a batch has moved it: a pass that finds another count is superseded.
+        delivery_spec: The rows to deliver. The first pass or a checkpoint fills in the sizes that its order left to
+            "auto".
+        epoch: The epoch of the next batch.
+        position: Number of positions of this epoch that were consumed.
+        step: Number of steps of this epoch that were consumed, including those before a resume.
+        global_step: Number of steps since the run began, over all epochs.
+        moves: How often the cursor was moved other than by a batch. A pass that finds another count is superseded.
     """
 
     def __init__(self, origin: Mapping[str, Any], delivery_spec: DeliverySpec) -> None:
-        """Stands at the start of epoch 0; `origin` are the fields of a state that `ReadSpec.origin` knows."""
+        """Stands at the start of epoch 0. `origin` holds the fields of a state that `ReadSpec.origin` gives."""
         self._origin, self.delivery_spec = origin, delivery_spec
         self.epoch = self.position = self.step = self.global_step = self.moves = 0
-        self._plan: tuple[DeliverySpec, tuple[Any, ...], Plan] | None = None  # the last one, and what it was made of
+        self._plan: tuple[DeliverySpec, tuple[Any, ...], Plan] | None = None  # the last plan, and its arguments
         self._before: tuple[int, int, int, int] | None = None  # the place before the last step
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_plan": None}
 
     def set_epoch(self, epoch: int) -> int:
-        """Goes to the start of an epoch; returns how far the cursor was in this epoch already.
+        """Goes to the start of an epoch; returns the position that the cursor already had in this epoch, else 0.
 
         Raises:
-            ConfigError: If it is no integer from 0 to 2⁶³ - 1.
+            ConfigError: If it is not an integer from 0 to 2⁶³ - 1.
         """
         epoch = check_integer("set_epoch(): epoch", epoch, 0)
         given_up = self.position if epoch == self.epoch else 0
@@ -59,7 +60,7 @@ class Cursor:
 
     @property
     def place(self) -> tuple[int, int, int, int]:
-        """Epoch, position, step and global step, all of which a step moves."""
+        """Epoch, position, step and global step; a step moves them all."""
         return self.epoch, self.position, self.step, self.global_step
 
     @place.setter
@@ -67,7 +68,7 @@ class Cursor:
         self.epoch, self.position, self.step, self.global_step = place
 
     def advance(self, position: int, *, is_last: bool) -> None:
-        """Counts one step as consumed, up to a position; the last one as the start of the next epoch."""
+        """Counts one step as consumed, up to a position. The last step moves to the start of the next epoch."""
         self._before = self.place
         self.global_step += 1
         if is_last:
@@ -76,14 +77,14 @@ class Cursor:
             self.position, self.step = position, self.step + 1
 
     def end_epoch(self) -> None:
-        """Moves to the start of the next epoch: no step is left of this one."""
+        """Moves to the start of the next epoch, because this one has no step left."""
         self.epoch, self.position, self.step = self.epoch + 1, 0, 0
 
     def seek(self, plan: Plan, global_step: int) -> None:
-        """Goes to the step that has a number in the count of `global_step`; all steps between are those of the plan.
+        """Goes to the step with this number in the count of `global_step`. All steps between are steps of the plan.
 
         Raises:
-            ConfigError: If the step lies before the run's first one, or if steps of other sizes lie between.
+            ConfigError: If the step lies before the run's first one, or if steps of another size lie between.
         """
         if global_step == self.global_step:
             return
@@ -108,20 +109,20 @@ class Cursor:
             self.place = epoch, step * size, step, global_step
 
     def take_back(self) -> bool:
-        """Moves back to before the last step; returns False if that is not known."""
+        """Moves back to the place before the last step; returns False if it is unknown."""
         if self._before is None:
             return False
         self.place, self._before = self._before, None
         return True
 
     def steps_until(self, plan: Plan, epoch: int) -> int:
-        """Steps of the plan from here to the start of an epoch; 0 if that lies before."""
+        """Number of steps of the plan from here to the start of an epoch; 0 if that has passed."""
         return plan.steps(self.position) + (epoch - self.epoch - 1) * plan.steps() if epoch > self.epoch else 0
 
     def plan(
         self, *, global_batch_size: int, dp_size: int, max_window_bytes: int, remainder: Remainder | None = None
     ) -> Plan:
-        """Makes the plan of the epochs, see `make_plan`; the same one for as long as nothing of it has changed."""
+        """Makes the plan of the epochs, see `make_plan`. Returns the same object until an argument changes."""
         spec = self.delivery_spec
         sizes = (global_batch_size, dp_size, max_window_bytes, remainder or spec.remainder)
         if self._plan is None or self._plan[0] is not spec or self._plan[1] != sizes:
@@ -136,14 +137,14 @@ class Cursor:
         return self._plan[2]
 
     def follow(self, plan: Plan) -> None:
-        """Keeps what the plan resolved of the order, for good: another batch size must not change it."""
+        """Keeps the sizes that the plan resolved for the order, for good: another batch size must not change them."""
         self.delivery_spec = dataclasses.replace(self.delivery_spec, order=plan.order.settings)
         if self._plan is not None and self._plan[2] is plan:
             self._plan = self.delivery_spec, *self._plan[1:]
 
     def state(self, global_batch_size: int | None, dp_size: int) -> State:
-        """What a checkpoint holds: the position, and the data and the order that it counts in; at the same cost for any
-        number of rows.
+        """The state for a checkpoint: the position, and the data and the order that it refers to. The cost does not
+        depend on the number of rows.
         """
         spec, shards = self.delivery_spec, {}
         if spec.order.repeats:
@@ -170,10 +171,10 @@ class Cursor:
         )
 
     def load(self, state: Mapping[str, Any]) -> State:
-        """Goes to a saved position, and returns the state that it continues at.
+        """Goes to a saved position; returns the state from which it continues.
 
         Raises:
-            StateError: If the state is damaged, newer, or belongs to other rows or another order.
+            StateError: If the state is damaged, too old or too new, or belongs to other rows or another order.
         """
         saved = parse_state(state)
         check_state(saved, self.state(None, 1))
@@ -198,7 +199,7 @@ class Cursor:
 
 
 def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:
-    """Takes sizes that are "auto" from the saved state, since another batch size must not change the order."""
+    """Takes sizes that are "auto" from the saved state, because another batch size must not change the order."""
     try:
         spec = dataclasses.replace(spec, order=spec.order.adopt(saved.order))
     except ConfigError as error:
@@ -214,7 +215,7 @@ def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:
 
 
 def _continue(saved: State, spec: DeliverySpec) -> State:
-    """The state to continue at: the end of an epoch is the start of the next one."""
+    """The state from which to continue: the end of an epoch is the start of the next one."""
     rows = spec.resolved_order.epoch_rows
     if saved.position > rows:
         raise damaged(f"position {saved.position} of an epoch of {rows}")

@@ -1,4 +1,6 @@
-"""Owns what a loader delivers and in which order, and makes the plan of it; never reads, never holds a position."""
+"""Owns the rows that a loader delivers, their order, and the plan made of both; never reads, and never holds a
+position.
+"""
 
 import dataclasses
 import functools
@@ -16,17 +18,17 @@ _CHUNK_BYTES = 32 << 20  # of one rank, for orders that have no windows
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverySpec:
-    """What is delivered, and in which order: the part of a loader that a checkpoint must agree with.
+    """The rows to deliver and their order: the part of a loader that a checkpoint must agree with.
 
     Attributes:
         uri: In a mixture, this and the next two fields are dicts by component.
-        split: As its repr, or None.
+        split: Its repr, or None.
         rows: Rows of the selection.
         row_bytes: Bytes of a raw row, as measured when the dataset was opened.
         fingerprint: Hash of the selection's row offsets.
-        order: The order, "auto" fields allowed; `tables` is what it looked up in the selection.
+        order: The order, whose fields may be "auto"; `tables` holds its look-ups in the selection.
         masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
-        window_bytes: What sizes that the order leaves to "auto" follow from; None for the run's, or the default.
+        window_bytes: Determines the sizes that the order leaves to "auto"; None for the run's value, or the default.
     """
 
     uri: Any
@@ -44,12 +46,12 @@ class DeliverySpec:
 
     @property
     def facts(self) -> Facts:
-        """What the order is resolved from, without the batch size."""
+        """The facts that the order is resolved from, without the batch size."""
         return Facts(rows=self.rows, seed=self.seed, tables=self.tables)
 
     @property
     def resolved_order(self) -> Resolved:
-        """The order of this selection, for what does not depend on sizes that are still "auto"."""
+        """The order of this selection, for uses that do not depend on sizes that are still "auto"."""
         return self.order.resolve(self.facts)
 
 
@@ -63,12 +65,12 @@ def make_plan(
 ) -> Plan:
     """Makes the plan of an epoch.
 
-    What the order leaves to "auto" follows from the dataset and the global batch alone, never from the world size or
-    from a limit of one rank, so that all ranks have one order. What does not fit `max_window_bytes` of a rank is read
-    in parts. A `remainder` of None is the dataset's own.
+    Sizes that the order leaves to "auto" follow from the dataset and the global batch alone, never from the world size
+    or a limit of one rank, so that all ranks have the same order. Chunks that do not fit `max_window_bytes` of a rank
+    are read in parts. A `remainder` of None is the dataset's own.
 
     Raises:
-        ConfigError: If there would be no step, or ranks without a row in any.
+        ConfigError: If there would be no step, or some ranks would have no row in any step.
     """
     remainder = remainder or spec.remainder
     if global_batch_size < dp_size and remainder != "ragged":
@@ -88,7 +90,7 @@ def make_plan(
     chunk_positions = order.read_positions
     if chunk_positions is None:
         chunk_positions = max(1, int(_CHUNK_BYTES / row_bytes)) * dp_size
-    # Two chunks are held. What does not fit is read in parts, in the same order.
+    # Two chunks are held at a time. A chunk that does not fit is read in parts, in the same order.
     fitting = max(order.lane_count, int(max_window_bytes / 2 * dp_size / row_bytes))
     if chunk_positions > fitting:
         if order.needs_whole_windows:
@@ -106,7 +108,7 @@ def make_plan(
 
 @functools.cache
 def _warn_of_parts(uri: str, order: str, window_bytes: int, max_window_bytes: int) -> None:
-    """Warns once a process, though each loader makes a plan."""
+    """Warns once per process, although each loader makes a plan."""
     logger.warning(
         "%s: a window of %s has %s MiB of raw rows on each rank, and max_window_bytes=%d has room for two of %s MiB. "
         "Each window is read in parts, whose rows lie scattered over it: the same batches, more slowly. Raise "

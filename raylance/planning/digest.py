@@ -1,5 +1,5 @@
-"""Owns the digest of what was handed out: a count and a hash of rows that add up over ranks, by intervals of positions;
-never compares it with a plan, never touches files.
+"""Owns the digest of the rows handed out: a count and a hash that add up over ranks, by intervals of positions; never
+compares it with a plan, and never touches files.
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ from raylance.orders.permutation import BoolArray, Int64Array, mix64
 from raylance.planning.shard_context import RankAndSize
 
 _MODULUS = 2**64
-_MOST = 1024  # intervals of a ledger,
-_RECENT = 256  # of which the last ones keep every cut: a run resumes from one of its last checkpoints
+_MOST = 1024  # intervals of a ledger, at most
+_RECENT = 256  # last intervals that keep every cut: a run resumes from one of its last checkpoints
 
 Place = tuple[int, int]
 """(epoch, position). The end of an epoch is the start of the next one, as the loader counts."""
@@ -24,14 +24,14 @@ Place = tuple[int, int]
 class Digest:
     """A multiset of rows, as a count and a hash that does not depend on their order.
 
-    The hash is the sum modulo 2**64 of `mix64` of each row offset as it travels, with the bits of its component; of
-    packed documents, of the sequence's number. Equal multisets have equal digests. Two that differ have the same digest
-    in one case of 2**64.
+    The hash is the sum modulo 2**64 of `mix64` of each row offset, including the bits of its component. For packed
+    documents, the sequence's number takes the place of the offset. Equal multisets have equal digests. Different ones
+    have the same digest in one of 2**64 cases.
 
     Attributes:
-        rows: Rows. A row that cannot be decoded, and is masked, was delivered: it counts.
-        hash: Their hash.
-        padding: Rows that fill a last step up. They are not in the other two.
+        rows: Number of rows. A masked row, which cannot be decoded, was delivered, so it counts.
+        hash: Hash of the rows.
+        padding: Number of rows that fill a last step up. The other two fields leave them out.
     """
 
     rows: int = 0
@@ -40,13 +40,15 @@ class Digest:
 
     @classmethod
     def of(cls, offsets: Int64Array, real: BoolArray | None = None) -> Self:
-        """The digest of some rows. Those that are not real are padding."""
+        """The digest of some rows. Rows that are not real are padding."""
         [found] = cls.of_steps(offsets, np.ones(len(offsets), dtype=np.bool_) if real is None else real, 1)
         return found
 
     @classmethod
     def of_steps(cls, offsets: Int64Array, real: BoolArray, steps: int) -> list[Self]:
-        """The digests of several steps with the same number of rows, which lie one after the other."""
+        """The digests of several steps with the same number of rows each. `offsets` and `real` hold them one after
+        another.
+        """
         words = np.where(real, mix64(offsets.astype(np.uint64)), np.uint64(0)).reshape(steps, -1)
         hashes, counts = words.sum(axis=1, dtype=np.uint64), real.reshape(steps, -1).sum(axis=1)
         size = words.shape[1]
@@ -63,21 +65,21 @@ class Digest:
         )
 
     def differs(self, other: "Digest") -> bool:
-        """Whether these are other rows. Padding does not count."""
+        """Whether the rows differ. Padding does not count."""
         return (self.rows, self.hash) != (other.rows, other.hash)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """What one rank was handed between two positions of an epoch.
+    """The rows that one rank was handed between two positions of an epoch.
 
     Attributes:
-        jump: Jumps of the loader before it. Intervals with the same number follow one another without a gap.
+        jump: Number of jumps of the loader before it. Intervals with the same number follow one another without a gap.
         low: Position before its first step.
         high: Position after its last step.
         is_last: Whether the epoch ends there. The plan leaves out the rows after it.
-        share: Whose rows these are: data-parallel rank and size; None in records of an older raylance, of which all
-            intervals are of one share.
+        share: Data-parallel rank and size that the rows belong to; None in records of an older raylance, whose
+            intervals all belong to one share.
     """
 
     jump: int
@@ -103,16 +105,16 @@ class Interval:
         return dataclasses.replace(after, jump=self.jump, low=self.low, digest=self.digest + after.digest)
 
     def to_list(self) -> list[int]:
-        """JSON-able values, as `from_list` reads them."""
+        """JSON-able values that `from_list` reads."""
         numbers = (self.jump, self.epoch, self.low, self.high, int(self.is_last))
         return [*numbers, *dataclasses.astuple(self.digest), *(self.share or ())]
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> Self:
-        """Reads what `to_list` wrote.
+        """Reads the values of `to_list`.
 
         Raises:
-            ValueError: If it is something else.
+            ValueError: If the values are not an interval.
         """
         if len(values) not in (8, 10) or not all(type(value) is int and value >= 0 for value in values):
             raise ValueError(f"{values!r} is no interval of a digest")
@@ -123,17 +125,17 @@ class Interval:
 
 
 class Ledger:
-    """What one loader has handed out since it was made, of bounded size.
+    """The intervals that one loader has handed out since it was made, in bounded memory.
 
-    A ledger is cut where a run may resume: at each report, and at the end of each epoch. What was delivered before such
-    a place is then known. A ledger keeps the last cuts only. Before them an epoch is one interval, and the oldest
-    epochs are forgotten.
+    A ledger is cut at each place from which a run may resume: at each report and each end of an epoch. So the rows
+    delivered before such a place are known. A ledger keeps only the last cuts. Before them, each epoch is one interval,
+    and the oldest epochs are forgotten.
 
     Attributes:
-        name: A name that no other ledger has. A loader that was sent to several processes has a ledger in each.
-        restored: Places of states that were loaded, by the number of the jump there. Other jumps were made by hand, and
-            rolled nothing back.
-        forgotten: Intervals before this place are forgotten; None if none are.
+        name: A unique name. A loader that was sent to several processes has a ledger in each.
+        restored: Places of loaded states, by the number of the jump there. Other jumps were made by hand and rolled
+            nothing back.
+        forgotten: Intervals before this place are forgotten; None if no interval is.
         last: The rows of the last step.
     """
 
@@ -145,12 +147,12 @@ class Ledger:
         self.last = Digest()
         self._is_cut = True
         self._loaded: Place | None = None
-        # Before the last step: the interval that it joined, whether that was cut, and a state that was loaded.
+        # Before the last step: the interval that it joined, whether that one was cut, and the place of a loaded state.
         self._before: tuple[Interval | None, bool, Place | None] | None = None
 
     @property
     def intervals(self) -> list[Interval]:
-        """All that are kept, in the order of time."""
+        """The kept intervals, in the order of time."""
         return list(self._intervals)
 
     def cut(self) -> None:
@@ -158,7 +160,7 @@ class Ledger:
         self._is_cut = True
 
     def load(self, epoch: int, position: int) -> None:
-        """Records that a state was loaded. What was handed out after its place is rolled back."""
+        """Records that a state was loaded. Rows that were handed out after its place are rolled back."""
         self._loaded = epoch, position
 
     def move(self, epoch: int) -> None:
@@ -167,14 +169,14 @@ class Ledger:
             self.add(epoch, 0, 0, Digest(), is_last=False)
 
     def join(self, known: Mapping[str, Any] | None = None) -> None:
-        """Records that the loader stands where others do: rows before that place were handed out to them, and none were
-        rolled back.
+        """Records that the loader moved to the place of other loaders: they were handed the rows before that place, and
+        no row was rolled back.
 
         Args:
-            known: The ledger of one of them, as of its `to_dict`; its intervals replace those of this one.
+            known: The `to_dict` of one of their ledgers; its intervals replace those of this one.
 
         Raises:
-            ValueError: If that is damaged.
+            ValueError: If `known` is damaged.
         """
         if known is not None:
             self._intervals = [Interval.from_list(values) for values in known["intervals"]]
@@ -186,8 +188,8 @@ class Ledger:
     def add(
         self, epoch: int, low: int, high: int, digest: Digest, *, is_last: bool, share: RankAndSize | None = None
     ) -> None:
-        """Adds one step that was handed out, from position `low` to `high`, with its rows on this rank, whose share it
-        was.
+        """Adds one step that was handed out, from position `low` to `high`, with its rows on this rank and the rank's
+        share.
         """
         cut, loaded = self._is_cut, self._loaded
         self.name, self.last = self.name or uuid.uuid4().hex, digest
@@ -211,7 +213,7 @@ class Ledger:
                 self.forgotten = max(self.forgotten or (0, 0), *(interval.end for interval in gone))
 
     def take_back(self) -> None:
-        """Takes the last step back, once: it was handed out, and does not count."""
+        """Takes the last step back, once: it was handed out but does not count."""
         if self._before is None:
             return
         joined, self._is_cut, self._loaded = self._before
@@ -222,8 +224,8 @@ class Ledger:
             self.restored.pop(step.jump, None)
 
     def since(self, epoch: int, position: int) -> Digest | None:
-        """All rows that were handed out since a place without a jump; None if no interval begins there, or if others
-        were handed some of them.
+        """The digest of all rows that were handed out since a place, without a jump. None if no interval begins there,
+        or if other ranks were handed some of the rows.
         """
         total = Digest()
         for interval in reversed(self._intervals):
@@ -235,7 +237,7 @@ class Ledger:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able values, as a record holds them."""
+        """JSON-able values for a record."""
         intervals = self.intervals
         kept = {interval.jump for interval in intervals}
         return {
@@ -247,8 +249,8 @@ class Ledger:
 
 
 def fold(intervals: Sequence[Interval], recent: int, most: int) -> tuple[list[Interval], list[Interval]]:
-    """Joins the intervals of each epoch and share, except for the `recent` last ones. Returns those beyond `most`, the
-    oldest, which are to be forgotten; and those to keep.
+    """Joins the intervals of each epoch and share, except for the `recent` last ones. Returns the oldest intervals
+    beyond `most`, which must be forgotten, and the intervals to keep.
     """
     folded: list[Interval] = []
     for interval in intervals[:-recent]:

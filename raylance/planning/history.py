@@ -1,5 +1,5 @@
-"""Owns the line of history of a run: those of the delivered rows that its present model was trained on; never reads a
-record, never compares rows with a plan.
+"""Owns the line of history of a run: the delivered rows on which its present model was trained; never reads a record,
+and never compares rows with a plan.
 """
 
 import bisect
@@ -14,23 +14,23 @@ from raylance.planning.shard_context import RankAndSize
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What one loader of one rank was handed.
+    """The rows that one loader of one rank was handed.
 
     Attributes:
-        start: What all ranks of one start of the run have in common; "" where it is not known.
+        start: A value that all ranks of one start of the run share; "" if unknown.
         rank: The world rank, of `world_size`.
-        data_parallel: The data-parallel rank, which says which rows come, and how many there are; None where each rank
-            gets rows of its own. An interval with a share of its own is of that one.
-        is_elastic: Whether ranks came and went, so that those that are missing need not have been there.
-        ledger: The loader. Of two accounts with one ledger, the later one holds all that the earlier one does.
-        intervals: What it was handed, in the order of time.
-        restored: As a `Ledger` has it.
-        forgotten: As a `Ledger` has it.
-        process: "" where it is not known.
-        begun_s: When it was made.
+        data_parallel: Data-parallel rank and size, which determine the rows; None if each rank gets rows of its own.
+            The share of an interval, if it has one, goes first.
+        is_elastic: Whether ranks came and went, so that not every rank must have an account.
+        ledger: Name of the loader's ledger. If two accounts have the same, the later one holds all of the earlier one.
+        intervals: The intervals that it was handed, in the order of time.
+        restored: See `Ledger.restored`.
+        forgotten: See `Ledger.forgotten`.
+        process: The process of the loader; "" if unknown.
+        begun_s: When the loader was made.
         ended_s: When it was handed its last row, by the same clock.
-        selection: Which rows are selected. Intervals of two selections do not add up.
-        plan: What its rows are compared with.
+        selection: Names the selected rows. Intervals of two selections do not add up.
+        plan: Names the plan that its rows are compared with.
     """
 
     start: str
@@ -49,27 +49,27 @@ class Account:
     plan: str = ""
 
     def share_of(self, interval: Interval) -> RankAndSize:
-        """Data-parallel rank and size whose rows an interval has."""
+        """Data-parallel rank and size that the rows of an interval belong to."""
         return interval.share or self.data_parallel or (self.rank, self.world_size)
 
     def ran_beside(self, other: "Account") -> bool:
-        """Whether two processes were handed rows at one time."""
+        """Whether two processes were handed rows at the same time."""
         return self.process != other.process and self.begun_s < other.ended_s and other.begun_s < self.ended_s
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EpochLine:
-    """One epoch of the line of history, or several epochs of which nothing is known.
+    """One epoch of the line of history, or several unknown epochs.
 
     Attributes:
         epoch: The epoch, or the first one.
-        epochs: How many.
-        spans: What all ranks together were handed, ascending.
-        reach: The furthest position of any rank, in the epoch that the run is in; None for an epoch before it.
-        besides: Rows that were handed out besides the spans and not rolled back.
-        came_again: Whether positions were handed out besides the spans; their rows may not be known.
+        epochs: Number of epochs.
+        spans: Intervals that all ranks together were handed, ascending.
+        reach: The furthest position of any rank if the run is in this epoch; None for earlier epochs.
+        besides: Rows that were handed out in addition to the spans and not rolled back.
+        came_again: Whether positions were handed out in addition to the spans; their rows may be unknown.
         doubt: Why nothing is proven; "" if nothing speaks against it.
-        plan: What the rows are compared with.
+        plan: Names the plan that the rows are compared with.
     """
 
     epoch: int
@@ -98,7 +98,7 @@ class EpochLine:
 
     @property
     def gaps(self) -> list[tuple[int, int | None]]:
-        """Positions outside of the spans, as half-open ranges; None for the end of the epoch."""
+        """Positions outside the spans, as half-open ranges; None stands for the end of the epoch."""
         found: list[tuple[int, int | None]] = []
         at = 0
         for span in self.spans:
@@ -111,13 +111,13 @@ class EpochLine:
 
     @property
     def only_lacks_the_end(self) -> bool:
-        """Whether the only gap lies after the spans, where some ranks are ahead of others."""
+        """Whether the only gap lies after the spans, because some ranks are ahead of others."""
         return bool(self.spans) and self.reach is not None and self.gaps == [(self.end, self.reach)]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """What a loader was handed without a jump, or some of it: one interval at least."""
+    """Intervals that a loader was handed without a jump between them: at least one."""
 
     start: "_Start"
     account: Account
@@ -134,32 +134,32 @@ class _Piece:
 
     @functools.cached_property
     def cuts(self) -> frozenset[Place]:
-        """Where a state of it may have been saved."""
+        """Places at which it may have saved a state."""
         return frozenset([self.begin, *(interval.end for interval in self.intervals)])
 
     @property
     def restored(self) -> Place | None:
-        """Place of the state that was loaded before it."""
+        """Place of the state that was loaded before this piece."""
         return self.account.restored.get(self.intervals[0].jump)
 
     @property
     def forgotten(self) -> Place | None:
-        """All before this place is forgotten, of this piece and of earlier ones."""
+        """Intervals before this place are forgotten, in this piece and earlier ones."""
         return self.account.forgotten if self.is_first else None
 
     @property
     def may_be_saved_at_begin(self) -> bool:
-        """Whether the loader jumped to its begin by other means than a state."""
+        """Whether the loader jumped to the begin of this piece without a state of that place."""
         return self.restored != self.begin and (self.restored is not None or self.intervals[0].jump > 0)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Start:
-    """What was handed out by processes that ran together; the pieces of a rank are in the order of time."""
+    """The pieces of processes that ran together. The pieces of a rank are in the order of time."""
 
     pieces: list[_Piece] = dataclasses.field(default_factory=list)
-    previous: int | None = None  # an earlier start with one of these processes, whose model was not new then
-    doubt: str = ""  # why nothing of it is proven
+    previous: int | None = None  # an earlier start that shares a process with this one: the model is not new
+    doubt: str = ""  # why none of it is proven
 
     @property
     def accounts(self) -> list[Account]:
@@ -182,23 +182,23 @@ class _Start:
 
 @dataclasses.dataclass(slots=True)
 class _Walk:
-    """What one rank of a start was handed before a place and was not rolled back."""
+    """The pieces that one rank of a start was handed before a place and that were not rolled back."""
 
     handed: list[_Piece] = dataclasses.field(default_factory=list)  # later ones first
-    origin: Place | None = None  # where the start was resumed, as far as this rank knows
-    is_new: bool = False  # no state was loaded there
-    forgotten: Place = (0, 0)  # all before it is
+    origin: Place | None = None  # the place at which the start resumed, as far as this rank shows
+    is_new: bool = False  # whether no state was loaded there
+    forgotten: Place = (0, 0)  # intervals before this place are forgotten
 
 
 def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
     """Finds the rows that the present model was trained on, by epoch.
 
-    - Of each start, the rows before the place at which the next start resumed count. The others were rolled back.
-    - A start resumed where the latest of the earlier ones was cut: at a report, or at the end of an epoch.
-    - New processes that loaded no state resumed where they began: their model is new, or was restored by other means.
-    - Within a process only a loaded state rolls back. The rows before any other jump count.
+    - For each start, only the rows before the place at which the next start resumed count. The others were rolled back.
+    - A start continues the latest earlier start that was cut at its first place, by a report or the end of an epoch.
+    - New processes that loaded no state resumed at their first place: their model is new, or was restored otherwise.
+    - Within a process, only a loaded state rolls back. The rows before any other jump count.
 
-    The accounts are of all ranks and starts of one dataset, earlier ones first.
+    `accounts` holds all ranks and starts of one dataset, earlier ones first.
     """
     starts = _starts(accounts)
     epochs: dict[int, list[_Piece]] = {}  # later starts first
@@ -230,7 +230,7 @@ def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
 
 
 def _with_unknown_epochs(lines: Sequence[EpochLine], least: int) -> Iterator[EpochLine]:
-    """Yields the lines and, between them, the epochs of which nothing is known; at least `least` epochs in all."""
+    """Yields the lines and, between them, the unknown epochs; at least `least` epochs in all."""
     at = 0
     for line in lines:
         if line.epoch > at:
@@ -242,7 +242,7 @@ def _with_unknown_epochs(lines: Sequence[EpochLine], least: int) -> Iterator[Epo
 
 
 def _starts(accounts: Sequence[Account]) -> list[_Start]:
-    """Puts the loaders of processes that ran together into one start; earlier ones first."""
+    """Groups the loaders of processes that ran together into starts, earlier ones first."""
     newest: dict[str, Account] = {}
     for account in accounts:
         if account.intervals:
@@ -255,7 +255,7 @@ def _starts(accounts: Sequence[Account]) -> list[_Start]:
 
 
 def _start_of(account: Account, starts: list[_Start]) -> _Start:
-    """Finds the start of a loader, and adds one if it is none of those."""
+    """Finds the start of a loader; adds a new one if none fits."""
     previous = None
     for index, start in reversed(list(enumerate(starts))):
         others = start.accounts
@@ -274,7 +274,7 @@ def _start_of(account: Account, starts: list[_Start]) -> _Start:
 
 
 def _walk_back(pieces: Sequence[_Piece], place: Place | None, earlier: Sequence[_Start]) -> _Walk:
-    """Follows one rank of a start back, from a place or from its last one to where its first state came from."""
+    """Follows one rank of a start back: from `place`, or from its last one, to the place of its first state."""
     walk = _Walk()
     index = len(pieces) - 1 if place is None else _resumed_piece(pieces, place)
     while index is not None:
@@ -303,7 +303,7 @@ def _walk_back(pieces: Sequence[_Piece], place: Place | None, earlier: Sequence[
 
 
 def _resumed_piece(pieces: Sequence[_Piece], place: Place) -> int | None:
-    """The piece that was resumed at a place: the latest one that was cut there, else the latest that came past it."""
+    """Index of the piece that was resumed at a place: the latest that was cut there, else the latest that passed it."""
     earlier = [
         index
         for index, piece in enumerate(pieces)
@@ -315,22 +315,23 @@ def _resumed_piece(pieces: Sequence[_Piece], place: Place) -> int | None:
 
 
 def _resumed_start(starts: Sequence[_Start], place: Place) -> int | None:
-    """The start that was resumed at a place."""
+    """Index of the start that was resumed at a place."""
     pieces = [piece for start in starts for piece in start.pieces]
     found = _resumed_piece(pieces, place)
     return None if found is None else starts.index(pieces[found].start)
 
 
 def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: Place) -> EpochLine:
-    """Adds up what the ranks of all starts were handed of an epoch: the runs of a start one after the other, later
-    starts first. `furthest` is the furthest place of any rank; all before `forgotten` is.
+    """Adds up the rows of an epoch that the ranks of all starts were handed. `runs` holds the runs of each start
+    together, later starts first. `furthest` is the furthest place of any rank; intervals before `forgotten` are
+    forgotten.
     """
     spans_of_starts, besides, hulls, doubt = [], list[Interval](), [], ""
     for start, of_start in itertools.groupby(runs, key=lambda run: run.start):
         ranks: dict[tuple[RankAndSize, int, str], list[Sequence[Interval]]] = {}
         for run in of_start:
             account = run.account
-            # A process that replaced another one may do its last step again.
+            # A process that replaced another one may repeat its last step.
             process = account.ledger if account.is_elastic else ""
             for share, part in itertools.groupby(run.intervals, key=account.share_of):
                 ranks.setdefault((share, account.rank, process), []).append(list(part))
@@ -373,8 +374,8 @@ def _doubt(runs: Sequence[_Piece], *, is_forgotten: bool) -> str:
 
 
 def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[Interval]]:
-    """Splits runs through one epoch into intervals that do not overlap, by position, and the others. Longer runs come
-    first.
+    """Splits runs through one epoch into intervals that do not overlap, by position, and the others. Longer runs are
+    preferred.
     """
     if len(runs) == 1:
         return list(runs[0]), []
@@ -396,8 +397,8 @@ def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[
 def _add_shares(
     chains: Mapping[RankAndSize, Sequence[Sequence[Interval]]],
 ) -> tuple[list[Interval], str, list[Interval]]:
-    """Adds up a start whose ranks came and went: for each position, any rank of each share is enough. Returns also why
-    they cannot be added, and the intervals that overlap with those.
+    """Adds up a start whose ranks came and went: for each position, any rank of each share is enough. Also returns why
+    the shares cannot be added, and the intervals that overlap with the sums.
     """
     worlds: dict[int, dict[int, list[list[Interval]]]] = {}
     for (dp_rank, dp_size), of_share in chains.items():
@@ -410,8 +411,8 @@ def _add_shares(
 
 
 def _furthest(intervals: Sequence[Interval]) -> list[Interval]:
-    """Intervals of one epoch that follow one another without overlapping, and reach as far as any do."""
-    reach: dict[int, int] = {}  # how far one comes from a position
+    """A chain of intervals of one epoch that do not overlap and reach as far as possible."""
+    reach: dict[int, int] = {}  # how far a chain from this position reaches
     for each in sorted(intervals, key=lambda each: (each.low, each.high), reverse=True):
         reach[each.low] = max(reach.get(each.low, each.low), reach.get(each.high, each.high))
     chosen: list[Interval] = []
@@ -422,8 +423,8 @@ def _furthest(intervals: Sequence[Interval]) -> list[Interval]:
 
 
 def _add_ranks(chains: Mapping[int, Sequence[Sequence[Interval]]], world_size: int) -> tuple[list[Interval], str]:
-    """Adds the ranks up, from one place at which all of them were cut to the next. `chains` are those of all ranks by
-    data-parallel rank: of peers, one counts. Returns why they cannot be added, if peers were handed unlike rows.
+    """Adds the ranks up, from each place at which all of them were cut to the next. `chains` holds the chains of all
+    ranks by data-parallel rank; only one of several peers counts. Also returns why they cannot be added, or "".
     """
     every = [chain for peers in chains.values() for chain in peers]
     if len(every) < world_size:
@@ -450,7 +451,7 @@ def _add_ranks(chains: Mapping[int, Sequence[Sequence[Interval]]], world_size: i
 
 
 def _between(chain: Sequence[Interval], common: Set[Place]) -> Iterator[Interval]:
-    """What a rank was handed from one of some places to the next, where it has a cut at both."""
+    """Joins a rank's intervals from each common place to the next, if the rank was cut at both."""
     joined: Interval | None = None
     for interval in chain:
         if interval.begin in common:

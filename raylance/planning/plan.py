@@ -1,7 +1,7 @@
-"""Owns the steps of an epoch: which positions and rows each rank gets in each step; never reads data or talks to Ray.
+"""Owns the steps of an epoch: the positions and rows of each rank in each step; never reads data or talks to Ray.
 
-Training consumes a prefix of the order, so (epoch, position) is all that says how far a run is. Loaders, actors, audits
-and tests use this one planner. All intervals are half-open.
+Training consumes a prefix of the order, so (epoch, position) alone says how far a run is. Loaders, actors, audits and
+tests use this one planner. All intervals are half-open.
 """
 
 import dataclasses
@@ -20,16 +20,16 @@ from raylance.orders.permutation import BoolArray, Int64Array
 
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
-_MOST_KEPT = 1 << 16  # rows of a slice whose arrangement is kept
-_MOST_CHUNKS, _MOST_CHUNK_ROWS = 4, 1 << 18  # whose rows are kept: at most 8 MiB
-_FEW_ROWS = 1 << 13  # chunks of up to this size are planned whole for their first item, in 2 ms in place of 1 ms
-_GROWTH = 1.25  # of items, from the first ones on
-_WHOLE = 0.75  # of the limit: a window that is a little larger than estimated is not cut
+_MOST_KEPT = 1 << 16  # rows of a slice; the arrangement of larger slices is not kept
+_MOST_CHUNKS, _MOST_CHUNK_ROWS = 4, 1 << 18  # at most, whose rows are kept: 8 MiB in all
+_FEW_ROWS = 1 << 13  # a chunk of at most this size is planned whole for its first item, in 2 ms instead of 1 ms
+_GROWTH = 1.25  # of the items' rows, from one round to the next
+_WHOLE = 0.75  # of the limit, not half of it: a window that is a little larger than estimated is not cut
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Consecutive steps, beginning with the one at a position, whose rows one rank reads together."""
+    """Consecutive steps whose rows one rank reads together; the first one begins at `position`."""
 
     epoch: int
     position: int
@@ -38,14 +38,14 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkItem:
-    """Rows that travel as one object: rows [low, high) of one rank's slice, of each of `steps` consecutive steps.
+    """Rows that are sent as one object: rows [low, high) of one rank's slice of each of `steps` consecutive steps.
 
     It is idempotent: from the plan and the item, each actor produces the same rows in the same order.
 
     Attributes:
         position: Position of the first step.
         steps: Number of steps; more than one only if [low, high) is the whole slice.
-        chunk: The chunk that the rows are read with.
+        chunk: The chunk with which the rows are read.
     """
 
     dp_rank: int
@@ -58,7 +58,7 @@ class WorkItem:
 
     @property
     def rows(self) -> int:
-        """Rows of the item."""
+        """Number of rows of the item."""
         return (self.high - self.low) * self.steps
 
 
@@ -68,11 +68,12 @@ class Plan:
 
     Attributes:
         global_batch_size: Rows of one step over all ranks, G.
-        remainder: How the last n mod G rows are treated: "drop" leaves them out, "pad" fills the step with the epoch's
-            first rows, "ragged" makes a smaller last step, in which a rank may get no row.
-        chunk_positions: Positions that are read together. Steps that begin in the same unit of this size form a chunk.
-        every: Distance in steps between two steps of this plan: 1 for all steps. k workers that share a rank have k
-            here, and worker w begins w steps after the first one.
+        remainder: What happens to the rows after the last whole step: "drop" leaves them out, "pad" fills the step with
+            the epoch's first rows, "ragged" makes a smaller last step, in which a rank may get no row.
+        chunk_positions: Number of positions that are read together. Steps that begin in the same unit of this size form
+            a chunk.
+        every: Distance in steps between two steps of this plan; 1 for all steps. If k workers share a rank, each of
+            them has k here, and worker w begins w steps after the first one.
     """
 
     order: Resolved
@@ -105,27 +106,27 @@ class Plan:
 
     @property
     def epoch_rows(self) -> int:
-        """Positions of an epoch; n, unless the order samples."""
+        """Number of positions of an epoch; n, unless the order samples."""
         return self.order.epoch_rows
 
     @property
     def rows(self) -> int:
-        """Rows of the selection, n."""
+        """Number of rows of the selection, n."""
         return self.order.rows
 
     @property
     def stride(self) -> int:
-        """Positions from one step to the next."""
+        """Number of positions from one step to the next."""
         return self.every * self.global_batch_size
 
     def steps(self, position: int = 0) -> int:
-        """Steps from a position to the end of the epoch, the same number on every rank."""
+        """Number of steps from a position to the end of the epoch, the same on every rank."""
         left, size = max(0, self.epoch_rows - position), self.global_batch_size
         whole = left // size if self.remainder == "drop" else -(-left // size)
         return -(-whole // self.every)
 
     def step_size(self, position: int) -> int:
-        """Rows over all ranks, padding included, of the step at a position."""
+        """Number of rows of the step at a position, over all ranks, padding included."""
         left = self.epoch_rows - position
         return min(left, self.global_batch_size) if self.remainder == "ragged" else self.global_batch_size
 
@@ -141,7 +142,7 @@ class Plan:
     def positions(self, position: int, low: int, high: int) -> Int64Array:
         """Epoch positions of rows [low, high) of a step, arranged by (position mod lanes, position div lanes).
 
-        int64, shape (high - low,). Padding has positions of at least n.
+        int64, shape (high - low,). Positions of padding are at least `epoch_rows`.
         """
         lanes, size = self.order.lane_count, self.step_size(position)
         arrange = _arranged if high - low <= _MOST_KEPT else _arranged.__wrapped__
@@ -154,7 +155,7 @@ class Plan:
         return np.concatenate([self.positions(start, low + item.low, low + item.high) for start in starts])
 
     def select(self, epoch: int, positions: Int64Array) -> Int64Array:
-        """Selected rows at epoch positions. Padding takes the epoch's first rows.
+        """Selected rows at epoch positions. Padding gets the epoch's first rows.
 
         Raises:
             ConfigError: If a custom order returns a row that is not in the selection.
@@ -182,7 +183,7 @@ class Plan:
         return rows
 
     def item_rows(self, item: WorkItem) -> Int64Array:
-        """Selected rows of an item in the order of delivery, int64; of those of its chunk if they are few, or kept."""
+        """Selected rows of an item in the order of delivery, int64; taken from its chunk's rows if few or kept."""
         rows = self._kept.get((item.chunk, item.dp_rank))
         if rows is None and self.chunk_size(item.chunk, item.dp_rank) <= _FEW_ROWS:
             rows = self.chunk_rows(item.chunk, item.dp_rank)
@@ -192,14 +193,16 @@ class Plan:
         return rows[first : first + item.rows]
 
     def is_real(self, item: WorkItem) -> BoolArray:
-        """Which rows of an item are not padding, bool, shape (item.rows,)."""
+        """Whether each row of an item is not padding, bool, shape (item.rows,)."""
         last = item.position + (item.steps - 1) * self.stride
         if last + self.step_size(last) <= self.epoch_rows:
             return np.ones(item.rows, dtype=np.bool_)
         return self.item_positions(item) < self.epoch_rows
 
     def line(self, position: int, dp_rank: int) -> int:
-        """Number of the first row of a rank's slice of a step, counted over the steps at whole strides from it."""
+        """Index of the first row of a rank's slice of a step, among the rank's rows of all steps at whole strides from
+        it.
+        """
         return position // self.stride * self._slice_rows(dp_rank)
 
     def _slice_rows(self, dp_rank: int) -> int:
@@ -207,7 +210,7 @@ class Plan:
         return (dp_rank + 1) * size // self.dp_size - dp_rank * size // self.dp_size
 
     def chunk_size(self, chunk: Chunk, dp_rank: int) -> int:
-        """Rows of a rank's slices of all steps of a chunk."""
+        """Number of rows of a rank's slices of all steps of a chunk."""
         low, high = self.rank_slice(chunk.position + (chunk.steps - 1) * self.stride, dp_rank)
         return (chunk.steps - 1) * self._slice_rows(dp_rank) + high - low
 
@@ -224,7 +227,7 @@ class Plan:
         ]
 
     def chunk_at(self, epoch: int, position: int) -> Chunk | None:
-        """The chunk that begins with the step at a position, or None at the end of the epoch."""
+        """The chunk that begins with the step at a position; None at the end of the epoch."""
         steps = self.steps(position)
         if steps <= 0:
             return None
@@ -233,11 +236,13 @@ class Plan:
         return Chunk(epoch=epoch, position=position, steps=min(steps, within))
 
     def next_chunk(self, chunk: Chunk) -> Chunk | None:
-        """The chunk after this one, or None at the end of the epoch."""
+        """The chunk after this one; None at the end of the epoch."""
         return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.stride)
 
     def likely_next_chunk(self, chunk: Chunk, dp_rank: int) -> Chunk | None:
-        """The chunk that a rank most likely reads next: one with rows of it, or the next epoch's first."""
+        """The chunk that a rank most likely reads next: the one after it if the rank has rows there, else the next
+        epoch's first.
+        """
         after = self.next_chunk(chunk)
         if after is not None and self.chunk_size(after, dp_rank):
             return after
@@ -250,11 +255,12 @@ class Plan:
         """Cuts a rank's stream from a position on into work items, in the order of delivery.
 
         Items aim at `item_rows` rows. Smaller slices are joined, up to `max_steps` of them, and larger ones are cut.
-        With `first_rows`, the items of the first step aim at that number, so that the first batch comes early. It has
-        an item for each helper. Each further round of as many items aims at a quarter more rows, so that the rows of
-        one round last while the next is made, even if the consumer is almost as fast as the helpers. Towards the end of
-        the epoch, items aim at half of each helper's share of the rest, but at least at `first_rows` (Polychronopoulos,
-        Kuck: "Guided self-scheduling", 1987). Otherwise one helper would still work when the others are done.
+
+        With `first_rows`, items of the first step aim at that number, one for each helper, so that the first batch
+        comes early. Each further round of as many items aims at a quarter more rows, so that the rows of one round last
+        while the next is made, even if the consumer is almost as fast as the helpers. Towards the end of the epoch,
+        items aim at half of each helper's share of the rest, but at least at `first_rows` (Polychronopoulos, Kuck:
+        "Guided self-scheduling", 1987). Otherwise one helper would still work when the others are done.
         """
         chunk, rows = self.chunk_at(epoch, position), first_rows or item_rows
         low, high = self.rank_slice(position, dp_rank)
@@ -268,7 +274,7 @@ class Plan:
                 if first_rows:
                     rows = min(rows, max(first_rows, self.steps(at) * size // (2 * alike)))
                 parts = max(1, -(-size // rows))
-                # A smaller last step is an item of its own: joined slices have one size.
+                # A smaller last step is an item of its own, because joined slices have the same size.
                 whole = min(chunk.steps - done, -(-((self.epoch_rows - at) // self.global_batch_size) // self.every))
                 joined = 1 if parts > 1 else max(1, min(whole, rows // max(size, 1), max_steps))
                 item = WorkItem(dp_rank=dp_rank, epoch=epoch, position=at, steps=joined, low=0, high=size, chunk=chunk)
@@ -281,10 +287,10 @@ class Plan:
 
 @functools.lru_cache(maxsize=8)
 def _arranged(lanes: int, first: int, size: int, low: int, high: int) -> Int64Array:
-    """Positions of rows [low, high) of a step of `size` rows that begins in lane `first`, less that of the step. They
-    are the same for all steps of an epoch whose global batch the lanes divide.
+    """Positions, relative to the step's, of rows [low, high) of a step of `size` rows that begins in lane `first`. If
+    the number of lanes divides the global batch, they are the same for all steps of an epoch.
     """
-    offset = (np.arange(lanes, dtype=np.int64) - first) % lanes  # where each lane's first row is in the step
+    offset = (np.arange(lanes, dtype=np.int64) - first) % lanes  # position of each lane's first row in the step
     count = np.maximum(0, -(-(size - offset) // lanes))
     ends = np.cumsum(count)
     wanted = np.arange(low, high, dtype=np.int64)
@@ -303,9 +309,9 @@ def no_step_left(plan: Plan, epoch: int, position: int) -> str:
 
 
 def portion_rows(rows: int, row_bytes: float, limit_bytes: int) -> int:
-    """Rows to read and hold together, of `rows` that are best read at once.
+    """Number of rows to read and hold together, of `rows` that are best read at once.
 
-    These are all rows, if they leave room for the next ones. Otherwise they are one of equal parts, two of which fit.
+    All rows, if they leave room for the next ones. Otherwise one of several equal parts, two of which fit.
     """
     nbytes = rows * row_bytes
     if nbytes <= _WHOLE * limit_bytes:

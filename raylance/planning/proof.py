@@ -1,5 +1,5 @@
-"""Owns the proof of a run: the rows of its line of history, compared with the selected rows or the plan; never reads a
-record, never opens a dataset.
+"""Owns the proof of a run: it compares the rows of its line of history with the selected rows or the plan; never reads
+a record, and never opens a dataset.
 
 It proves which rows were handed out, not in which step, nor with which bytes.
 """
@@ -29,18 +29,18 @@ Status = Literal["proven", "fault", "unproven", "counted"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EpochProof:
-    """What is proven of one epoch, or of several consecutive ones with the same result.
+    """The proof of one epoch, or of several consecutive ones with the same result.
 
     Attributes:
         epoch: The epoch, or the first one.
-        epochs: How many.
-        end: Position after the last row that is known.
+        epochs: Number of epochs.
+        end: Position after the last known row.
         rows: Rows that were handed out over all ranks, in each epoch.
-        padding: Rows that filled the last step up, besides.
-        left_out: Rows that the plan leaves out or that are still to come: as planned, not proven.
+        padding: More rows, which filled the last step up.
+        left_out: Rows that the plan leaves out, or that are still to come: by the plan, not proven.
         status: "proven"; "fault" if other rows came than planned; "unproven" if the records do not cover all positions;
             "counted" if there is nothing to compare the rows with.
-        text: The same in words.
+        text: The result in words.
     """
 
     epoch: int
@@ -58,24 +58,24 @@ class Selected(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of selected rows."""
 
     def offsets(self, selected: Int64Array) -> Int64Array:
-        """Rows of the selection to row offsets as they travel."""
+        """Converts rows of the selection into row offsets as batches carry them."""
 
 
 class _TooManyError(Exception):
-    """More rows would have to be computed than were allowed."""
+    """The digest needs more rows than may be computed."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Expected:
-    """What epochs are compared with. Each digest is computed when it is first asked for, once for all ranks.
+    """The rows that epochs are compared with. Each digest is computed at its first use, once for all ranks.
 
     Attributes:
         selection: The selected rows.
-        order: The order. None if it is not known: then only epochs of which the plan leaves out no row are compared.
-        most_rows: Rows of the plan that may be computed, or 50 times as many of the selection; None for any number.
+        order: The order. None if it is not known; then only epochs whose plan leaves out no row are compared.
+        most_rows: Most rows of the plan to compute, or 50 times as many of the selection; None for any number.
     """
 
     selection: Selected
@@ -90,7 +90,7 @@ class Expected:
         return self._sum(lambda rows: rows, 0, self.selection.rows)
 
     def planned(self, order: Resolved, epoch: int, low: int, high: int) -> Digest:
-        """The digest of what an order has at positions [low, high) of an epoch."""
+        """The digest of an order's rows at positions [low, high) of an epoch."""
         key, asked = (epoch, low, high), order.epoch(epoch)
         if key not in self._known:
             self._spend(max(0, high - low))
@@ -112,10 +112,10 @@ class Expected:
 
 
 def prove(lines: Sequence[EpochLine], expected_of: Callable[[str], Expected | str]) -> list[EpochProof]:
-    """Compares a line of history with the selection or, where rows repeat, with the plan.
+    """Compares a line of history with the selection or, if rows repeat, with the plan.
 
-    Where only some epochs may be computed, these are the last ones. `expected_of` returns what the epochs of a plan are
-    compared with, or the reason why they are only counted.
+    If only some epochs may be computed, these are the last ones. `expected_of` returns the rows that the epochs of a
+    plan are compared with, or the reason why they are only counted.
     """
     proofs: list[EpochProof] = []
     for line in reversed(lines):
@@ -154,7 +154,7 @@ def _prove(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> Epo
 
 
 def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tuple[Status, int, str]:
-    """Status of one epoch, rows that are left out, and text. A last gap and rows besides are not considered."""
+    """Status of one epoch, rows that are left out, and text. Ignores a last gap and `besides`."""
     rows = _rows(line)
     if line.doubt:
         return "unproven", 0, f"{rows} are known; the epoch is not proven: {line.doubt}"
@@ -194,7 +194,8 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
 
 def _differs(line: EpochLine, expected: Expected, left_out: int) -> bool:
     """Whether other rows were handed out than planned. An order that draws rows is compared with its plan. Any other
-    one is compared with the selection, less what the plan leaves out; or with its plan, where that is less to compute.
+    order is compared with the selection, less the rows that the plan leaves out, or with its plan, if that needs fewer
+    rows.
     """
     order, handed = expected.order, line.digest
     if order is None:
@@ -223,7 +224,7 @@ def check_permutation(plan: Plan, selection: Selected, epoch: int, end: int, han
     """Compares an epoch of a custom order, handed out to rank 0 of 1 up to the position `end`, with the selection.
 
     Raises:
-        CoverageError: If rows came twice, and others never.
+        CoverageError: If some rows came twice and others never.
     """
     expected = Expected(selection=selection, order=plan.order)
     left = expected.planned(plan.order, epoch, end, plan.epoch_rows)

@@ -1,8 +1,8 @@
-"""Owns the measures of how well an order shuffles, from a plan alone; never reads data, never chooses an order.
+"""Owns the measures of how well an order shuffles, computed from a plan alone; never reads data or chooses an order.
 
-Each measure is compared with that of the ideal, `RowShuffle` over the same rows and the same global batch: computed by
-a formula if there is one, and otherwise measured in the same way. None depends on the shards of an order, so any two
-orders over the same rows can be compared.
+Each measure is compared with that of the ideal, `RowShuffle` over the same rows and the same global batch. A formula
+gives the ideal if there is one; otherwise it is measured in the same way. No measure depends on the shards of an order,
+so any two orders over the same rows can be compared.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ Labels = npt.ArrayLike | None
 Floats = npt.NDArray[np.float64]
 Classes = tuple[str, Callable[[Int64Array], Int64Array], Floats]  # kind; selected rows to classes; share of each class
 
-_BLOCKS = (10, 100)  # pseudo-classes: few large ones, many small ones
-_CLOSE = 1000  # rows within a thousandth of the selection are close
+_BLOCKS = (10, 100)  # pseudo-classes: few large ones, and many small ones
+_CLOSE = 1000  # rows are close if they lie within a thousandth of the selection
 _PAIRED_ROWS = 1 << 14  # positions compared between two epochs
 _COMPARED_STEPS = 128  # sampled for each window
-_NOTHING = 1e-12  # a zero, after rounding
+_NOTHING = 1e-12  # zero, after rounding
 _TITLES = {
     "distance": "neighbour distance, rows",
     "nearest": "nearest row of the batch, rows",
@@ -40,8 +40,8 @@ class Measure:
     """A mean over the sampled steps.
 
     Attributes:
-        value: Of the order; NaN if steps have too few rows.
-        ideal: Of a row shuffle.
+        value: The mean of the order; NaN if steps have too few rows.
+        ideal: The mean of a row shuffle.
     """
 
     value: float
@@ -49,7 +49,7 @@ class Measure:
 
     @property
     def ratio(self) -> float:
-        """Value relative to the ideal: 1 for a row shuffle, and if both are zero."""
+        """Value relative to the ideal; 1 for a row shuffle, or if both are zero."""
         if self.ideal <= _NOTHING:
             return float("inf") if self.value > _NOTHING else 1.0
         return self.value / self.ideal
@@ -63,23 +63,23 @@ class ShuffleQuality:
         plan: The plan that was measured.
         steps: Steps that were sampled in each epoch.
         epochs: Epochs that were sampled, from 0.
-        distance: Mean distance in storage, in rows, between consecutive rows of the epoch. Ratio 0 is storage order; at
-            1 the next row does not depend on the present one.
+        distance: Mean distance in storage, in rows, between consecutive rows of the epoch. At a ratio of 0 the order is
+            storage order; at 1 the next row does not depend on the present one.
         nearest: Mean distance in storage, in rows, from a row to the nearest other one of its global batch. The ratio
             is the index of Clark and Evans ("Distance to nearest neighbor …", Ecology 35, 1954): below 1 the batch is
             clumped.
-        spread: Storage is cut into as many equal blocks as the batch has rows: the number of blocks that it touches. At
-            a ratio of 0.25 a batch comes from a quarter of the places of a random one.
+        spread: Number of blocks that a batch touches, if storage is cut into as many equal blocks as the batch has
+            rows. At a ratio of 0.25 a batch comes from a quarter of the places of a random one.
         close_pairs: Share of a batch's pairs of rows with a distance of at most a thousandth of the selection. At a
             ratio of 3, near-duplicates stored together meet in one batch three times as often as by chance.
         divergences: By kind of classes, the mean Jensen-Shannon divergence (Lin, 1991), in bits from 0 to 1, between
             the classes of a global batch and those of the selection. A random batch has a divergence too, so look at
-            the ratio. A small one is the design effect of cluster sampling (Kish, 1965): G rows represent the classes
-            as well as G / ratio random ones. This slows SGD on shuffled blocks down (Xu et al., "Stochastic gradient
-            descent without full data shuffle", 2022). Without labels the classes are equal blocks of storage, which is
-            the worst case: a dataset sorted by class.
-        epoch_correlation: Rank correlation between the rows at the same positions of an epoch and the next. 0 is ideal,
-            1 is the same order again. With few shards it scatters by about 1 / sqrt(shards).
+            the ratio. For small divergences it is the design effect of cluster sampling (Kish, 1965): G rows represent
+            the classes as well as G / ratio random ones. This slows down SGD on shuffled blocks (Xu et al., "Stochastic
+            gradient descent without full data shuffle", 2022). Without labels the classes are equal blocks of storage,
+            which is the worst case: a dataset sorted by class.
+        epoch_correlation: Rank correlation between the rows at the same positions of an epoch and the next. 0 is ideal;
+            1 means the same order again. With few shards it scatters by about 1 / sqrt(shards).
     """
 
     plan: Plan
@@ -94,7 +94,7 @@ class ShuffleQuality:
 
     @property
     def class_divergence(self) -> float:
-        """The largest ratio of `divergences`: one number for the shuffle. The best is about 1."""
+        """The largest ratio of `divergences`: one number for the whole shuffle. The best is about 1."""
         return max(measure.ratio for measure in self.divergences.values())
 
     def __repr__(self) -> str:
@@ -125,14 +125,14 @@ def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_s
     A sampled step costs O(global_batch_size) for any size of the dataset. Labels cost one pass over them.
 
     Args:
-        plan: The plan. Its ranks and its remainder do not count.
+        plan: The plan. Its ranks and its remainder have no effect.
         labels: The class of each selected row in storage order, sortable, shape (n,). None takes 10 and 100 equal
             blocks of storage as classes. Orders that sample by class diverge on purpose.
         epochs: Epochs to average over, from 0.
         sample_steps: Most steps to sample in each epoch.
 
     Raises:
-        ConfigError: If there is not one label for each selected row, or nothing to sample.
+        ConfigError: If there is not one label for each selected row, or there is nothing to sample.
     """
     if epochs < 1 or sample_steps < 1:
         raise ConfigError(
@@ -140,7 +140,7 @@ def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_s
         )
     classings, starts = _classings(labels, plan.rows), _sample_starts(plan, sample_steps)
     value = _observe(plan, epochs, starts, classings)
-    # More epochs if an epoch is short: less noise.
+    # If an epoch is short, more epochs reduce the noise.
     ideal = _ideal(plan, max(epochs, -(-sample_steps // len(starts))), starts, classings)
     measures = [Measure(value=float(a), ideal=float(b)) for a, b in zip(value, ideal, strict=True)]
     return ShuffleQuality(
@@ -161,7 +161,7 @@ def compare_windows(plan: Plan, labels: Labels = None) -> dict[int, dict[int, fl
         labels: As `shuffle_quality` takes them.
 
     Returns:
-        By `window_shards`, then by `lanes`.
+        Ratios by `window_shards`, then by `lanes`.
     """
     settings, size = plan.order.settings, plan.global_batch_size
     if not isinstance(settings, WindowShuffle):
@@ -213,13 +213,13 @@ def _sample_starts(plan: Plan, sample_steps: int) -> list[int]:
 
 
 def _observe(plan: Plan, epochs: int, starts: list[int], classings: list[Classes]) -> Floats:
-    """Means of distance, nearest, spread, close pairs, and of the divergence for each kind of classes."""
+    """Means of distance, nearest, spread, close pairs, and the divergence for each kind of classes."""
     steps = [_observe_step(plan, epoch, at, classings) for epoch in range(epochs) for at in starts]
     return np.asarray(np.mean(steps, axis=0))
 
 
 def _ideal(plan: Plan, epochs: int, starts: list[int], classings: list[Classes]) -> Floats:
-    """What `_observe` would find for a row shuffle, by formulas where there are some."""
+    """The expected result of `_observe` for a row shuffle, by formulas if there are any."""
     # With the same seed, a row shuffle would be compared with itself.
     seed, n = derive_key(plan.order.seed, "quality", "ideal"), plan.rows
     order = RowShuffle().resolve(Facts(rows=n, seed=seed))
@@ -247,7 +247,7 @@ def _observe_step(plan: Plan, epoch: int, start: int, classings: list[Classes]) 
 
 
 def _divergence(classes: Int64Array, shares: Floats) -> float:
-    """Jensen-Shannon divergence in bits; O(rows), since a class that is not in the batch adds its share only."""
+    """Jensen-Shannon divergence in bits; O(rows), because a class that is not in the batch only adds its share."""
     found, counts = np.unique(classes, return_counts=True)
     here, there = counts / len(classes), shares[found]
     middle = (here + there) / 2

@@ -1,4 +1,4 @@
-"""Owns which rank of a run a loader serves, and which rows that rank gets; never asks the process that it runs in."""
+"""Owns the rank that a loader serves and that rank's share of the rows; never asks Ray or torch for them."""
 
 import contextlib
 import dataclasses
@@ -19,9 +19,9 @@ class Assignment:
     """How Ray Train assigned a dataset to the workers of a run.
 
     Attributes:
-        name: Name of the dataset in the run, or None where Ray does not report it.
-        is_split: Whether the ranks share the dataset; otherwise each rank sees the whole of it.
-        datasets_to_split: Names that the user gave, or None for all.
+        name: Name of the dataset in the run; None if Ray does not report it.
+        is_split: Whether the ranks share the dataset; if not, each rank sees the whole dataset.
+        datasets_to_split: Names that the user gave; None for all.
     """
 
     name: str | None
@@ -31,17 +31,18 @@ class Assignment:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardContext:
-    """Which rank a loader serves, of how many, which rows it gets, and in which process.
+    """The rank that a loader serves, the world size, the rank's share of the rows, and the process.
 
     Attributes:
-        rank: The world rank: where the process is, and what records and metrics name.
-        world_size: Ranks of the run.
-        data_parallel: The data-parallel rank and size, where several ranks, called peers, get the same rows; None where
-            each rank gets rows of its own.
+        rank: The world rank, which says where the process is. Records and metrics name it.
+        world_size: Number of ranks of the run.
+        data_parallel: The data-parallel rank and size if several ranks, called peers, get the same rows; None if each
+            rank gets rows of its own.
         assignment: How Ray Train assigned the dataset; None for a loader that was made by hand.
-        replica_ranks: Where replicas come and go: ranks of each, which are peers. Then the data-parallel size says how
-            many take part, and may be any number; None if all ranks of the world take part.
-        pid: The process that it was made in or sent to; a fork keeps its parent's.
+        replica_ranks: Number of ranks of each replica, which are peers, if replicas come and go. The data-parallel size
+            is then the number of replicas that take part, and may be any number. None if all ranks of the world take
+            part.
+        pid: ID of the process that made or received the context; a fork keeps its parent's.
     """
 
     rank: int = 0
@@ -69,12 +70,12 @@ class ShardContext:
 
     @property
     def dp_rank(self) -> int:
-        """The data-parallel rank, which says which rows the loader gets."""
+        """The data-parallel rank, which determines the loader's rows."""
         return self.rank if self.data_parallel is None else self.data_parallel[0]
 
     @property
     def dp_size(self) -> int:
-        """Data-parallel ranks: those that share the epoch."""
+        """Number of data-parallel ranks, which share the epoch."""
         return self.world_size if self.data_parallel is None else self.data_parallel[1]
 
     @property
@@ -89,21 +90,21 @@ class ShardContext:
 
     @property
     def peers(self) -> int:
-        """Ranks that get the same rows, this one among them."""
+        """Number of ranks that get the same rows, this one included."""
         return self.world_size // self.dp_size if self.replica_ranks is None else self.replica_ranks
 
     def with_share(self, dp_rank: int, dp_size: int, *, is_elastic: bool) -> "ShardContext":
         """The same rank with another share.
 
         Raises:
-            ConfigError: If the rank is not less than the size; if the size does not divide the world, unless it is
-                elastic.
+            ConfigError: If the rank is not less than the size, or if the size does not divide the world and the world
+                is not elastic.
         """
         ranks = self.peers if is_elastic else None
         return dataclasses.replace(self, data_parallel=(dp_rank, dp_size), replica_ranks=ranks)
 
     def to_dict(self) -> dict[str, int]:
-        """Its numbers, as records hold them."""
+        """Its numbers, for records."""
         return {name: getattr(self, name) for name in ("rank", "world_size", "dp_rank", "dp_size")}
 
     @property
@@ -112,18 +113,18 @@ class ShardContext:
         return None if self.assignment is None else self.assignment.name
 
     def __str__(self) -> str:
-        """Such as "rank 1 of 4", or "rank 1 of 4, data-parallel rank 0 of 2"."""
+        """For example "rank 1 of 4", or "rank 1 of 4, data-parallel rank 0 of 2"."""
         peers = "" if self.data_parallel is None else f", data-parallel rank {self.dp_rank} of {self.dp_size}"
         return f"rank {self.rank} of {self.world_size}{peers}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallel:
-    """How the ranks of a world become data-parallel ranks. Ranks of one data-parallel rank are peers.
+    """How the ranks of a world become data-parallel ranks. Ranks with the same data-parallel rank are peers.
 
     Attributes:
-        ranks_per_replica: So many contiguous ranks are peers: those of one replica of the model, under tensor, pipeline
-            or context parallelism.
+        ranks_per_replica: Number of contiguous ranks that are peers: the ranks of one replica of the model under
+            tensor, pipeline or context parallelism.
         function: Any other arrangement: (world rank, world size) → (data-parallel rank, data-parallel size).
     """
 
@@ -144,11 +145,11 @@ class DataParallel:
             )
 
     def of_world(self, world_size: int) -> list[RankAndSize | None]:
-        """Data-parallel rank and size of each rank of a world; None where every rank gets rows of its own.
+        """Data-parallel rank and size of each rank of a world; None if every rank gets rows of its own.
 
         Raises:
-            ConfigError: If the world does not divide; if the function does not give each rank its place, or leaves a
-                data-parallel rank without a rank: nobody would get its rows.
+            ConfigError: If `ranks_per_replica` does not divide the world size; if the function fails, or its result is
+                not a valid arrangement, see `check_pairs`.
         """
         if self.function is not None:
             given = [_call(self.function, rank, world_size) for rank in range(world_size)]
@@ -178,11 +179,11 @@ def _call(function: Callable[[int, int], Any], rank: int, world_size: int) -> An
 
 
 def check_pairs(given: Sequence[Any], source: str) -> list[RankAndSize]:
-    """Checks the data-parallel rank and size of each rank of a world, which `source` gave, as errors name it.
+    """Checks the data-parallel rank and size of each rank of a world. Errors name their `source`.
 
     Raises:
-        ConfigError: If they are no pairs of integers, if ranks disagree on the size, if a rank lies outside, or if
-            data-parallel ranks have unlike numbers of ranks.
+        ConfigError: If they are not pairs of integers, if ranks disagree on the size, if a rank lies outside of it, or
+            if data-parallel ranks have different numbers of ranks.
     """
     pairs = [_as_pair(pair, f"{source} gave rank {rank} of {len(given)} {pair!r}") for rank, pair in enumerate(given)]
     sizes: dict[int, list[int]] = {}
@@ -213,7 +214,7 @@ def check_pairs(given: Sequence[Any], source: str) -> list[RankAndSize]:
 
 
 def _as_pair(given: Any, what: str) -> RankAndSize:
-    """Two integers, also NumPy's."""
+    """Converts a pair of integers; NumPy's are allowed."""
     with contextlib.suppress(TypeError, ValueError):
         rank, size = map(operator.index, given)
         return rank, size
@@ -223,6 +224,6 @@ def _as_pair(given: Any, what: str) -> RankAndSize:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Ranks as errors name them, such as "rank 3", or "ranks 0, 1"."""
+    """Ranks in words for errors, such as "rank 3" or "ranks 0, 1"."""
     shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

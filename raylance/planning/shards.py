@@ -1,7 +1,7 @@
-"""Owns the list of complete shards in a checkpoint: how it is written and read; never changes a position.
+"""Owns the list of complete shards in a checkpoint, and writes and reads it; never changes a position.
 
-A list holds ranges of places in the epoch's sequence of shards, where lanes lie one after the other. So there are few
-ranges, at the same cost for any number of rows. Seed and epoch give the IDs of the shards at these places.
+A list holds ranges of places in the epoch's sequence of shards, in which lanes lie one after the other. So there are
+few ranges, at the same cost for any number of rows. Seed and epoch determine the IDs of the shards at these places.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from raylance.orders.order import Epoch
 from raylance.orders.permutation import BoolArray
 
 NO_SHARDS: dict[str, Any] = {"shards": 0, "complete": 0, "places": []}
-"""The list of an order that repeats rows. It has no shards."""
+"""The list of an order that repeats rows: it has no shards."""
 
 _MOST_RANGES = 1024  # 46 kB of JSON
 _WHY = "shards complete in no sequence, most of them at the end of an epoch, or in more places than a checkpoint holds"
@@ -23,8 +23,8 @@ _WHY = "shards complete in no sequence, most of them at the end of an epoch, or 
 def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
     """Lists the shards whose rows lie wholly in [0, position).
 
-    As {"shards": n, "complete": k, "places": [[first, end], …]}, half-open and ascending; or {"shards": n,
-    "on_request": why}, and `RankLoader.completed_shards` finds them.
+    Returns {"shards": n, "complete": k, "places": [[first, end], …]}, half-open and ascending; or {"shards": n,
+    "on_request": why} if only `RankLoader.completed_shards` can find them.
     """
     shards = epoch.order.shard_count
     if not shards:
@@ -36,7 +36,7 @@ def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
 
 
 def read_shards(listed: Mapping[str, Any], epoch: Epoch) -> BoolArray | None:
-    """Reads a list that `list_shards` wrote. Returns bools by shard ID, shape (shards,); None for a list "on_request".
+    """Reads a list of `list_shards`. Returns bools by shard ID, shape (shards,); None for a list "on_request".
 
     Raises:
         StateError: If the list is damaged.

@@ -1,8 +1,8 @@
-"""Owns the state of a loader as a checkpoint holds it, and its comparison with the state of another loader; never
-touches tensors.
+"""Owns the state of a loader in a checkpoint, and its comparison with the state of another loader; never touches
+tensors.
 
 A state is JSON, the same on every rank. Its position is two integers, (epoch, position). The other fields give them a
-meaning: which rows, in which order and, for information, what was made of the rows.
+meaning: which rows, in which order and, for information, how batches were made of them.
 """
 
 import dataclasses
@@ -25,13 +25,15 @@ _MUST_MATCH = ("uri", "branch", "version", "identity", "filter", "split", "rows"
 # These may change between runs, but rarely on purpose.
 _SHOULD_MATCH = ("columns", "decode", "transform", "codecs")
 _OLDEST_FORMAT = 4  # of raylance 0.8 and 0.9
-_OLD_NAMES = {"world_size": "dp_size"}  # fields of the oldest format that have another name now
-_MOST = 2**63 - 1  # of a count: keys, positions and tensors are 64-bit
+_OLD_NAMES = {"world_size": "dp_size"}  # fields of the oldest format, and their present names
+_MOST = 2**63 - 1  # of a count: keys, positions and tensors have 64 bits
 _MOST_BYTES = 64 << 20  # the state of a mixture of thousands of datasets needs a tenth of it
 
 _OMITTED = "raylance.omit_default"
 OMIT_DEFAULT = {_OMITTED: True}
-"""Metadata of a field that a setting got in a later version. `describe` leaves its default out, as before."""
+"""Metadata of a field that a later version added to a setting. `describe` leaves its default out, as in earlier
+versions.
+"""
 
 _OMITTED_IF_ALL = ".epoch_rows"  # of a mixture's component: left out if its epoch has all rows of its selection
 
@@ -47,25 +49,25 @@ class State:
 
     Attributes:
         uri: In a mixture, this and the next five fields are dicts by component.
-        branch: Branch that the version is counted in, or None for what `uri` opens.
+        branch: Branch in which the version is counted; None for the one that `uri` opens.
         identity: Hash of the version's files. Another dataset in the same place has another identity.
-        split: As its repr, or None.
+        split: Its repr, or None.
         rows: Rows of the selection.
         fingerprint: Hash of the selected row offsets.
-        decode: As `describe` writes it; so is `transform`.
-        codecs: By decoded column, the codec that makes its values, with versions.
+        decode: As `describe` returns it; so is `transform`.
+        codecs: By decoded column, the codec of its values, with versions.
         order: Parameters of the order; "auto" until the first iteration.
-        window_bytes: The bytes that its automatic sizes follow from.
+        window_bytes: Bytes from which the order's automatic sizes follow.
         epoch: The epoch of the next batch.
-        position: Rows of the epoch's order consumed by all ranks together.
-        step: Steps of this epoch that were handed out.
-        global_step: Steps that were handed out since the run began.
-        completed_shards: Shards that lie wholly in the consumed prefix, as `list_shards` lists them.
+        position: Number of rows of the epoch's order that all ranks together consumed.
+        step: Number of steps of this epoch that were handed out.
+        global_step: Number of steps that were handed out since the run began.
+        completed_shards: Shards that lie wholly in the consumed prefix, as `list_shards` returns them.
         components: In a mixture, the position of each dataset by name; for information.
-        global_batch_size: For information, as is `dp_size`. The next run may use others.
-        dp_size: Data-parallel ranks.
-        checksum: Of `order` and `window_bytes`. A loader whose order is "auto" takes these over and has nothing to
-            compare them with.
+        global_batch_size: For information, like `dp_size`. The next run may use others.
+        dp_size: Number of data-parallel ranks.
+        checksum: Checksum of `order` and `window_bytes`. A loader whose order is "auto" takes these over and cannot
+            compare them.
     """
 
     uri: Any
@@ -96,34 +98,34 @@ class State:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able values, copied."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        copied: dict[str, Any] = json.loads(json.dumps(fields))  # a tenth of the time that `dataclasses.asdict` takes
+        copied: dict[str, Any] = json.loads(json.dumps(fields))  # takes a tenth of the time of `dataclasses.asdict`
         return {"format": FORMAT, **copied, "checksum": self.order_checksum()}
 
     def order_checksum(self) -> str:
-        """Computes what `checksum` has to be."""
+        """Computes the right `checksum`."""
         encoded = json.dumps([self.order, self.window_bytes], sort_keys=True).encode()
         return hashlib.sha256(encoded).hexdigest()[:16]
 
 
 def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a state, as `State.to_dict` returns it, that name the rows, their order and what is made of them;
-    not those that are empty.
+    """The fields of a state, as `State.to_dict` returns it, that name the rows, their order and their decoding; empty
+    fields are left out.
     """
     return {name: state[name] for name in _IDENTITY if state.get(name) not in (None, "", [], {})}
 
 
 def subject_of(state: Mapping[str, Any]) -> str:
-    """The data of a state, of any version. Two loaders that differ in it have nothing in common."""
+    """Names the data of a state, regardless of the version. Loaders that differ in it have no rows in common."""
     return json.dumps([state.get(name) for name in ("uri", "branch", "filter", "split")], sort_keys=True)
 
 
 def selection_of(state: Mapping[str, Any]) -> str:
-    """The rows that a state selects of its data."""
+    """Names the rows that a state selects from its data."""
     return json.dumps([state.get(name) for name in ("version", "identity", "rows", "fingerprint")], sort_keys=True)
 
 
 def parse_state(saved: Mapping[str, Any]) -> State:
-    """Reads a state of this format or of the one before.
+    """Reads a state of the present format or of an older one that is supported.
 
     Raises:
         StateError: If it is not a state, too new, too old, or damaged.
@@ -158,7 +160,7 @@ def damaged(what: str) -> StateError:
 
 
 def _check_fields(state: State) -> None:
-    """Refuses numbers that no loader counts up to, and an order that was changed after it was written."""
+    """Refuses numbers that no loader writes, and an order that was changed after it was written."""
     for name in ("epoch", "position", "rows", "step", "global_step", "window_bytes", "dp_size"):
         number = getattr(state, name)
         if not _is_count(number, int(name in ("window_bytes", "dp_size"))):
@@ -186,7 +188,7 @@ def check_state(saved: State, current: State) -> None:
     another decoding are allowed, and one warning names them.
 
     Raises:
-        StateError: With every differing field, both values side by side.
+        StateError: If fields differ; the message has both values of each, side by side.
     """
     differing = _compare(saved, current, (*_MUST_MATCH, "order"))
     if differing:
@@ -205,7 +207,7 @@ def check_state(saved: State, current: State) -> None:
 
 
 def _compare(saved: State, current: State, names: tuple[str, ...]) -> str:
-    """The fields that differ, a line each, both values side by side."""
+    """The fields that differ, a line for each, with both values side by side."""
     found = [other for name in names for other in _differences(name, getattr(saved, name), getattr(current, name))]
     return "\n".join(f"  {name}: saved {old!r}, now {new!r}" for name, old, new in found)
 
@@ -233,7 +235,7 @@ def _is_count(value: Any, least: int) -> TypeGuard[int]:
 
 
 def describe(value: Any) -> Any:
-    """Describes a setting by JSON-able values, the same in every process: functions by name, never by address."""
+    """Describes a setting by JSON-able values, equal in every process: functions by name, never by address."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
             field.name: describe(found)
@@ -250,7 +252,7 @@ def describe(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     named = value if hasattr(value, "__qualname__") else type(value)
-    module = named.__module__.removesuffix("._local")  # Python 3.13 has paths in pathlib._local, and no other does
+    module = named.__module__.removesuffix("._local")  # only Python 3.13 has paths in pathlib._local
     return f"{module}.{named.__qualname__}"
 
 
@@ -260,7 +262,7 @@ def write_state(state: Mapping[str, Any], directory: str | Path) -> None:
 
 
 def read_state(directory: str | Path) -> dict[str, Any]:
-    """Reads `raylance_state.json` from a checkpoint directory; refuses one that is missing, truncated or too large."""
+    """Reads `raylance_state.json` from a checkpoint directory; refuses a missing, truncated or too large file."""
     path = Path(directory, FILE_NAME)
     try:
         with path.open("rb") as file:

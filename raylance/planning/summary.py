@@ -1,4 +1,4 @@
-"""Owns the summary of an epoch, as a notebook prints it; never plans an epoch."""
+"""Owns the summary of an epoch that a notebook prints; never plans an epoch."""
 
 import dataclasses
 import html
@@ -13,13 +13,13 @@ from raylance.orders.mixture import MixOrder
 from raylance.planning.plan import Plan, portion_rows
 from raylance.planning.quality import Labels, ShuffleQuality, compare_windows, order_in_words, shuffle_quality
 
-_RANKS = 16  # that a legend names
+_RANKS = 16  # at most, that a legend names
 
 
 def summarise(
     plan: Plan, row_bytes: float, reads: str, max_window_bytes: int = sys.maxsize, measure: str = "as given"
 ) -> "PlanSummary":
-    """Summarises an epoch of a plan; the arguments are fields of `PlanSummary`."""
+    """Summarises an epoch of a plan. See `PlanSummary` for the arguments."""
     chunk, last = plan.chunk_at(0, 0), plan.dp_size - 1  # no rank has more rows than the last one
     rows = plan.chunk_size(chunk, last) if chunk is not None else 0
     window_bytes = int(portion_rows(rows, row_bytes, max_window_bytes) * row_bytes)
@@ -47,7 +47,7 @@ def _sources(plan: Plan, end: int) -> "dict[str, SourceRows]":
     found, standings = {}, order.standings(end)
     for part in order.components:
         delivered = standings[part.name]["rows"]
-        used = min(delivered, part.rows)  # a component comes whole before a row of it comes again
+        used = min(delivered, part.rows)  # all rows of a component come before one comes again
         is_drawn = part.order.repeats
         found[part.name] = SourceRows(
             share=part.quota / sum(order.quotas),
@@ -66,11 +66,11 @@ class SourceRows:
 
     Attributes:
         share: Its share of the positions, which follows from its weight.
-        rows: Rows of its selection.
-        delivered: Its rows in an epoch, with those that come again.
-        used: Its different rows in an epoch.
-        left_out: Its rows that do not come.
-        repeated: Its rows that come again.
+        rows: Number of rows of its selection.
+        delivered: Number of its rows in an epoch, repeated ones included.
+        used: Number of its different rows in an epoch.
+        left_out: Number of its rows that do not come.
+        repeated: Number of its rows that come again.
     """
 
     share: float
@@ -87,18 +87,18 @@ class PlanSummary:
 
     Attributes:
         plan: The plan.
-        steps: Steps of every rank.
+        steps: Number of steps of every rank.
         sources: In a mixture, the rows of each dataset, by name.
-        rows_dropped: Rows that no rank gets in an epoch.
-        rows_repeated: Rows of padding, which come twice.
-        shards: Shards of the selection.
-        reads: How rows are read, in words that begin with "range" (stretches of stored rows) or "take" (single rows);
-            and for the first window of rank 0 the share of the stored rows that it needs, which decides, and the
-            number and size of reads.
-        window_bytes: Bytes of raw rows that one rank reads together, approximately.
-        held_bytes: Bytes of raw rows that one rank holds, those in use and those that are read ahead, approximately. At
+        rows_dropped: Number of rows that no rank gets in an epoch.
+        rows_repeated: Number of rows of padding, which come twice.
+        shards: Number of shards of the selection.
+        reads: How rows are read, in words that begin with "range" (stretches of stored rows) or "take" (single rows).
+            Also, for the first window of rank 0, the share of the stored rows that it needs, which decides between the
+            two, and the number and size of reads.
+        window_bytes: Approximate bytes of raw rows that one rank reads together.
+        held_bytes: Approximate bytes of raw rows that one rank holds: those in use and those that are read ahead. At
             most `max_window_bytes`, plus an eighth of it while rows are read.
-        row_bytes: Bytes of a row as it is read, approximately. The other two follow from it.
+        row_bytes: Approximate bytes of a row as it is read. The other two follow from it.
         measure: How `row_bytes` was measured.
     """
 
@@ -128,13 +128,13 @@ class PlanSummary:
         Args:
             epoch: The epoch.
             steps: Most steps to plot.
-            axes: Axes of matplotlib to plot into; None makes them.
+            axes: Axes of matplotlib to plot into; None creates new ones.
 
         Returns:
             The axes.
 
         Raises:
-            ConfigError: If there is no matplotlib.
+            ConfigError: If matplotlib is not installed.
         """
         try:
             import matplotlib.pyplot as plt
@@ -187,7 +187,7 @@ class PlanSummary:
         return f"{plan.rows:,} rows in {counted(self.shards, 'shard')} of {settings.shard_rows}"
 
     def _table(self) -> list[str]:
-        """Headings, and a line for each dataset of a mixture."""
+        """Headings and a line for each dataset of a mixture."""
         if not self.sources:
             return []
         lines = [("dataset", "share", "rows", "used", "left out", "repeated")]
@@ -207,5 +207,5 @@ class PlanSummary:
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things, with a plural s."""
+    """A number of things, with a plural s if needed."""
     return f"{number:,} {what}{'s' * (number != 1)}"

@@ -1,1 +1,1 @@
-"""Owns what a run shows of itself, from its records: a report, a progress line, a table; never takes part in one."""
+"""Owns the report, the progress line and the table of a run, made from its records; never takes part in a run."""

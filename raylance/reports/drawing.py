@@ -1,4 +1,4 @@
-"""Owns the pictures of a report, as SVG; never reads a record, and never interprets one."""
+"""Owns the pictures of a report; never reads or interprets a record."""
 
 import base64
 import importlib
@@ -22,14 +22,14 @@ COLORS = {
     "finishing": "#9457c4",
     "other datasets": "#b9dcc9",
 }
-"""Of what a rank's time goes to, in all pictures; causes of waiting are the strong ones."""
+"""The colours of the parts of a rank's time in all pictures; causes of waiting have strong colours."""
 
 _SPARE = ("#b8407f", "#2a9d9d", "#7a5230", "#5b6bd6")
-"""For parts that have no colour of their own, one after the other."""
+"""Colours of parts that have none of their own, one after the other."""
 
 _MARKS = {"report": ("v", "#333333"), "fault": ("X", "#c8102e"), "error": ("X", "#c8102e"), "resume": (">", "#333333")}
 _WIDTH = 9.6  # inches, of all pictures
-_MOST_LABELS = 24  # ranks that are named
+_MOST_LABELS = 24  # up to as many ranks, each is named
 
 
 def color_of(part: str) -> str:
@@ -39,7 +39,7 @@ def color_of(part: str) -> str:
 
 
 def picture(figure: Any, text: str, *, is_cloud: bool = False) -> str:
-    """A figure as an image of a page; `text` stands for it where it is not seen. A cloud of points is PNG."""
+    """A figure as an image of a page, with `text` as its alternative. A cloud of points is PNG."""
     matplotlib, kind = of_report_extra("matplotlib"), "png" if is_cloud else "svg"
     sink = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "raylance"}):
@@ -49,7 +49,7 @@ def picture(figure: Any, text: str, *, is_cloud: bool = False) -> str:
 
 
 def draw_shares(seconds: Mapping[str, float]) -> str:
-    """One bar: what the time of all ranks went to, of `PARTS`."""
+    """One bar with the time of all ranks by `PARTS`."""
     figure, axes = _figure(1.15)
     total, left = max(1e-9, sum(seconds.values())), 0.0
     for part, spent_s in seconds.items():
@@ -66,8 +66,8 @@ def draw_shares(seconds: Mapping[str, float]) -> str:
 
 
 def draw_timeline(found: Timeline, events: Sequence[tuple[float, int, str]], ranks: Sequence[int]) -> str:
-    """One strip for each of these ranks, from above: what its time went to, second by second; and events: when, in
-    seconds since 1970, of which rank, and of which kind.
+    """One strip for each of these ranks, the first on top, with its time by `PARTS`; and events: the time in seconds
+    since 1970, the rank and the kind.
     """
     figure, axes = _figure(1.3 + 0.42 * len(ranks))
     for row, rank in enumerate(ranks):
@@ -77,7 +77,7 @@ def draw_timeline(found: Timeline, events: Sequence[tuple[float, int, str]], ran
             above = below - 0.8 * np.append(share, share[-1])
             axes.fill_between(found.edges, below, above, step="post", color=color_of(part), linewidth=0)
             below = above
-    for kind, (marker, color) in _MARKS.items():  # all of a kind at once: a long run reports thousands of times
+    for kind, (marker, color) in _MARKS.items():  # all of a kind in one call: a long run reports thousands of times
         shown = [
             (found.run_s(when), ranks.index(rank) - 0.5) for when, rank, of in events if of == kind and rank in ranks
         ]
@@ -103,11 +103,11 @@ def draw_rate(found: Timeline) -> str:
 
 
 def draw_rates(rates: Mapping[str, float], limit: str) -> str:
-    """Bars: what was delivered, and what each part could do by itself."""
+    """Bars of the delivered rate, and of the rate of each part alone."""
     known = {name: rate for name, rate in rates.items() if rate < 1e7}
     figure, axes = _figure(0.7 + 0.34 * len(rates))
     most = max(known.values(), default=1.0)
-    # One part that is far ahead of the others must not make these invisible.
+    # A part that is far ahead of the others must not make them invisible.
     shown = min(most, 4 * min((rate for rate in known.values() if rate), default=most)) or 1.0
     for row, (name, rate) in enumerate(rates.items()):
         color, alpha = COLORS.get(name, "#555b66"), 1.0 if name in (limit, "delivered") else 0.45
@@ -121,7 +121,7 @@ def draw_rates(rates: Mapping[str, float], limit: str) -> str:
 
 
 def draw_helpers(found: Timeline, records: Sequence[LoaderRecord]) -> str:
-    """Decoders, or shard actors where these decode, and memory of all ranks over time, beside their limits."""
+    """Decoders (or shard actors, if these decode) and memory of all ranks over time, with their limits."""
     figure, all_axes = _figure(2.2, columns=2)
     helpers, memory = all_axes
     middles, times = (found.edges[:-1] + found.edges[1:]) / 2, (found.times[:-1] + found.times[1:]) / 2
@@ -153,7 +153,7 @@ def draw_helpers(found: Timeline, records: Sequence[LoaderRecord]) -> str:
 
 
 def draw_metrics(reports: Sequence[tuple[float, Mapping[str, float]]]) -> str:
-    """A small plot of each number that was reported more than once; "" where there is none."""
+    """A small plot of each number that was reported more than once; "" if there is none."""
     names = dict.fromkeys(name for _, metrics in reports for name in metrics if name not in ("epoch", "epochs", "step"))
     series = {name: [(at, metrics[name]) for at, metrics in reports if name in metrics] for name in names}
     series = {name: points for name, points in series.items() if len(points) > 1}
@@ -169,7 +169,7 @@ def draw_metrics(reports: Sequence[tuple[float, Mapping[str, float]]]) -> str:
 
 
 def draw_plan(summary: Any) -> str:
-    """Which rows the first steps take; see `PlanSummary.plot`."""
+    """The rows of the first steps; see `PlanSummary.plot`."""
     figure, axes = _figure(3.2)
     summary.plot(axes=axes)
     axes.set_title("")
@@ -177,7 +177,7 @@ def draw_plan(summary: Any) -> str:
 
 
 def of_report_extra(module: str) -> Any:
-    """A module that `raylance[report]` brings.
+    """A module that `raylance[report]` installs.
 
     Raises:
         ConfigError: If it is not installed.

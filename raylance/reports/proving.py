@@ -1,5 +1,5 @@
-"""Owns the proof of a run from its records: which rows its ranks were handed, compared with what its dataset selects;
-never records, and never adds up digests: see `raylance.planning.history`.
+"""Owns the proof of a run from its records: it compares the rows that its ranks were handed with the rows that its
+dataset selects; never records, and never adds up digests, see `raylance.planning.history`.
 """
 
 import dataclasses
@@ -25,20 +25,20 @@ from raylance.source.storage_options import StorageOptions
 
 logger = logging.getLogger(__name__)
 
-_LINES = 3  # of a verdict
-FEW_ROWS = 10**7  # of plans, that are computed where a proof is one thing among others: ten seconds
+_LINES = 3  # at most, of a verdict
+FEW_ROWS = 10**7  # of plans, computed at most if the proof is one part of more: ten seconds
 _UNKNOWN_ROWS = "its records do not hold which rows were handed out: a raylance before 0.8 wrote them"
 _LACKING = "What no record holds (storage_options=, pack=, order=), and where data lies now (uri=), prove_run takes."
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What is proven of one dataset of a run.
+    """The proof of one dataset of a run.
 
     Attributes:
         dataset: Its name in the run.
-        who: "" for all ranks together; else the ranks, each of which sees the dataset whole and is proven for itself.
-        epochs: What is proven, by epoch; epochs in a row of which the same is proven are one.
+        who: "" for all ranks together; else the ranks, each of which sees the whole dataset and has its own proof.
+        epochs: The proofs by epoch; consecutive epochs with the same result share one.
     """
 
     dataset: str
@@ -52,21 +52,21 @@ class Proof:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunProof:
-    """Which rows a run was trained on, compared with those that it had to be trained on: every selected row once an
-    epoch, over all ranks and starts; where rows are drawn, every draw of the plan.
+    """The rows that a run was trained on, compared with the planned rows: every selected row once per epoch, over all
+    ranks and starts; if the order draws rows, every draw of the plan.
 
     The ranks counted and hashed the rows that their training functions took, with each report and at each epoch's end.
-    Of each start, the rows before the place at which the next start resumed count: the others were rolled back, and
-    came again. New processes that loaded no state are a start, too, of a model that is new or was restored by other
-    means. All rows that one process was handed count, unless it loaded a state: after `set_epoch`, or through a second
-    loader, rows come more than once, which is not proven to be right.
+    For each start, only the rows before the place at which the next start resumed count; the others were rolled back
+    and came again. New processes that loaded no state are a start too: their model is new, or was restored by other
+    means. All rows that one process was handed count, unless it loaded a state. After `set_epoch`, or through a second
+    loader, rows come more than once; such epochs are unproven.
 
-    It proves which rows, not in which step or with which bytes. Two sets of rows that differ have the same hash of 64
-    bits in one of 2**64 cases. Rows that the plan leaves out (remainder="drop") appear as planned.
+    It proves which rows came, not in which step or with which bytes. Two different sets of rows have the same 64-bit
+    hash in one of 2**64 cases. Rows that the plan leaves out (remainder="drop") appear as planned.
 
     Attributes:
-        datasets: One or more for each dataset of the run.
-        notes: What could not be examined, and why.
+        datasets: The proofs, at least one for each dataset of the run.
+        notes: Parts that could not be examined, and why.
     """
 
     datasets: tuple[Proof, ...]
@@ -74,22 +74,22 @@ class RunProof:
 
     @property
     def faults(self) -> list[str]:
-        """A line for each epoch in which other rows were handed out than had to be."""
+        """A line for each epoch in which other rows than planned were handed out."""
         return self._lines("fault")
 
     @property
     def unproven(self) -> list[str]:
-        """A line for each epoch of which that is not known, and for what could not be examined."""
+        """A line for each epoch without proof, and for each part that could not be examined."""
         return [*self._lines("unproven", "counted"), *self.notes]
 
     @property
     def ok(self) -> bool:
-        """Whether there is neither, and something is proven."""
+        """Whether there is a proof, no fault and nothing unproven."""
         return bool(self.datasets) and not self.faults and not self.unproven
 
     @property
     def verdict(self) -> str:
-        """All of it in a line."""
+        """The result in one line."""
         for what, lines in (("FAULT: ", self.faults), ("", self.unproven)):
             if lines:
                 return f"{what}{lines[0]}{f' (and {len(lines) - 1} more)' * (len(lines) > 1)}"
@@ -120,23 +120,23 @@ def prove_run(
     storage_filesystem: Any = None,
     **changes: Any,
 ) -> RunProof:
-    """Proves which rows a run was trained on, while it continues or after it; see `RunProof`.
+    """Proves which rows a run was trained on, during or after the run; see `RunProof`.
 
     The datasets are opened as the records describe them, and the digest of their selection is computed now. Rows of a
-    dataset that cannot be opened are counted, and not compared.
+    dataset that cannot be opened are counted but not compared.
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI.
-        uri: Where the data of `dataset` lies now, if it has moved; of a mixture, one for each dataset in the order of
-            their names.
-        dataset: The name of one dataset in the run, None for all.
-        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
-        **changes: Arguments of `raylance.dataset` that records do not hold, such as `storage_options`, `pack`, or an
-            `order` of one's own.
+        uri: The present URI of `dataset`, if its data has moved; for a mixture, one URI for each dataset, in the order
+            of their names.
+        dataset: The name of one dataset in the run; None for all.
+        storage_filesystem: A file system of pyarrow, as for `ray.train.RunConfig`; `path` is then a path in it.
+        **changes: Arguments of `raylance.dataset` that records do not hold, such as `storage_options`, `pack`, or a
+            custom `order`.
 
     Raises:
-        ConfigError: If there is no record of the run, or of this dataset; if it is not said whose `uri`, `order` or
-            `pack` is meant.
+        ConfigError: If there is no record of the run or of this dataset, or if `dataset` does not say to which one
+            `uri`, `order` or `pack` belongs.
     """
     run = read_run(path, storage_filesystem)
     groups = _groups(run)
@@ -161,13 +161,13 @@ def explain_run(
     *,
     storage_options: StorageOptions | None = None,
 ) -> Verdict:
-    """Says in words what limits a run, over all ranks and starts, and what to change; see `Verdict`. Also whether it
-    was trained on every selected row once; see `prove_run`, which also compares what would take long here.
+    """Says in words what limits a run, over all ranks and starts, and what to change; see `Verdict`. Also says whether
+    the run was trained on every selected row once; see `prove_run`, which also compares epochs that take long.
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI.
-        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
-        storage_options: Of the dataset: its rows are compared with those that it selects.
+        storage_filesystem: A file system of pyarrow, as for `ray.train.RunConfig`; `path` is then a path in it.
+        storage_options: Options of the dataset's storage, which is opened to compare the rows.
 
     Raises:
         ConfigError: If there is no record of the run.
@@ -178,13 +178,13 @@ def explain_run(
 
 
 def storage_argument(storage_options: StorageOptions | None) -> dict[str, Any]:
-    """The argument of `raylance.dataset`, where there is one: without it, a dataset is opened as its state says."""
+    """The argument of `raylance.dataset`, if it was given; without it, a dataset is opened as its state says."""
     return {"storage_options": storage_options} if storage_options else {}
 
 
 def prove_records(run: Run, names: Sequence[str], *, most_rows: int | None = None, **changes: Any) -> RunProof:
-    """Proves some datasets of a run by its records; see `prove_run`. Of each, so many rows of plans may be computed:
-    epochs that take more, earlier ones first, are only counted.
+    """Proves some datasets of a run by its records; see `prove_run`. For each, at most `most_rows` rows of plans are
+    computed; the earliest epochs beyond that are only counted.
     """
     proofs: list[Proof] = []
     notes: list[str] = []
@@ -201,13 +201,13 @@ def prove_records(run: Run, names: Sequence[str], *, most_rows: int | None = Non
 
 
 def of_epochs(one: EpochProof) -> str:
-    """Which epochs, counted from 0."""
+    """Names the epochs, counted from 0."""
     last = one.epoch + one.epochs - 1
     return f"epoch {one.epoch}" if one.epochs == 1 else f"each of epochs {one.epoch} to {last}"
 
 
 def _accounts(records: Sequence[LoaderRecord]) -> dict[str, list[Account]]:
-    """What the loaders were handed: of all ranks together, or of each that sees the dataset whole."""
+    """The accounts of the loaders: of all ranks together, or of each rank that sees the whole dataset."""
     found: dict[str, list[Account]] = {}
     for record in records:
         try:
@@ -222,7 +222,7 @@ def _accounts(records: Sequence[LoaderRecord]) -> dict[str, list[Account]]:
 def _account(record: LoaderRecord) -> Account:
     facts, digest = record.facts, record.digest or {}
     handed, forgotten = record.series["rows"], digest.get("forgotten")
-    last = int(np.searchsorted(handed, handed[-1])) if len(handed) else 0  # the sample that the last row came before
+    last = int(np.searchsorted(handed, handed[-1])) if len(handed) else 0  # the first sample after the last row
     return Account(
         start=str(digest["start"]),
         ledger=str(digest["ledger"]),
@@ -242,7 +242,7 @@ def _account(record: LoaderRecord) -> Account:
 
 
 def _plan_of(record: LoaderRecord) -> str:
-    """What a record's rows are compared with: others of which that is the same have the same plan."""
+    """Names the plan that a record's rows are compared with; records with the same name have the same plan."""
     state = {
         name: value for name, value in identity_of(record.facts["state"]).items() if name not in ("decode", "codecs")
     }
@@ -250,8 +250,8 @@ def _plan_of(record: LoaderRecord) -> str:
 
 
 def _groups(run: Run) -> dict[str, list[LoaderRecord]]:
-    """The records of each dataset, by what it is called. Names of loaders made by hand are given in the order in which
-    these are iterated, so that those of another start may have them the other way round: which data it is counts.
+    """The records of each dataset, by its label. Loaders made by hand get their names in the order in which they are
+    iterated, so another start may exchange the names. Therefore the data of the records decides, too.
     """
     groups: dict[tuple[Any, ...], list[LoaderRecord]] = {}
     for record in run.records:
@@ -274,14 +274,14 @@ def _names(records: Sequence[LoaderRecord]) -> set[str]:
 
 
 def _joined(by_who: Mapping[str, list[EpochProof]]) -> dict[str, list[EpochProof]]:
-    """Ranks of which the same is proven share one line."""
+    """Lets ranks with the same proof share one line."""
     if len(by_who) > 1 and all(epochs == next(iter(by_who.values())) for epochs in by_who.values()):
         return {f"each of {len(by_who)} ranks": next(iter(by_who.values()))}
     return dict(by_who)
 
 
 class _Plans:
-    """What the epochs of a dataset are compared with: each start's rows with what that start selected."""
+    """The plans that the epochs of a dataset are compared with, each with the selection of its own start."""
 
     def __init__(self, records: Sequence[LoaderRecord], changes: dict[str, Any], most_rows: int | None) -> None:
         self._records = {_plan_of(record): record for record in records}
@@ -289,19 +289,19 @@ class _Plans:
         self._known: dict[str, Expected | str] = {}
 
     def expected(self, plan: str) -> Expected | str:
-        """What a plan's epochs are compared with; or why that is not known."""
+        """The rows that a plan's epochs are compared with, or the reason why they are unknown."""
         if plan not in self._known:
             left = [one.most_rows for one in self._known.values() if isinstance(one, Expected) and one.most_rows]
             most_rows = None if self._most_rows is None else min([self._most_rows, *left])  # for all plans together
             try:
                 self._known[plan] = _expected(self._records[plan], self._changes, most_rows)
-            except Exception as error:  # of a storage, of a dataset that was moved: its rows are still counted
+            except Exception as error:  # of a storage, or of a dataset that was moved: its rows are still counted
                 self._known[plan] = f"{' '.join(str(error).split(chr(10))[:2]) or repr(error)} {_LACKING}"
         return self._known[plan]
 
 
 def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | None) -> Expected:
-    """What a dataset selects, and in which order."""
+    """The rows that a dataset selects, and their order."""
     state, remainder = record.facts["state"], record.facts["remainder"]
     has_order = True
     try:
@@ -309,7 +309,7 @@ def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | No
     except ConfigError:
         if "order" in changes or record.facts.get("repeats", True):
             raise
-        # Of an order of one's own, no record holds the code: what is selected does not depend on it.
+        # No record holds the code of a custom order, but the selection does not depend on it.
         opened, has_order = reopen(state, remainder=remainder, **changes, order="sequential"), False
     selection = specs_of(opened)[0].source.load_selection()
     if selection.fingerprint != state["fingerprint"]:

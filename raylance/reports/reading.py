@@ -1,4 +1,4 @@
-"""Owns reading the records of a run, during the run or after it; never writes one, and never judges."""
+"""Owns the reading of a run's records, during or after the run; never writes a record, and never judges."""
 
 import dataclasses
 import html
@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float64]
 
-_MOST_BYTES = 64 << 20  # in a file; a record has some hundred kB
-_MOST_SAMPLES = 1 << 16  # in a record; a long run has some thousand
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # with which a text commands a terminal
-_TAGS = ("div", "table", "tr", "th", "td")  # that a table of the first rows may have
-_READS = 16  # files at once, of a thousand ranks in an object store
-_SIDE_BY_SIDE = 0.25  # of the time between batches: shared for less, a dataset is not trained on beside another
+_MOST_BYTES = 64 << 20  # in a file; a record has some hundreds of kB
+_MOST_SAMPLES = 1 << 16  # in a record; a long run has some thousands
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # characters by which a text controls a terminal
+_TAGS = ("div", "table", "tr", "th", "td")  # allowed in a table of the first rows
+_READS = 16  # files at once: a thousand ranks may lie in an object store
+_SIDE_BY_SIDE = 0.25  # of the time between batches: a dataset that shares less is not trained on with another
 
 
 class Version(NamedTuple):
-    """When a file was written last, in seconds since 1970 by the clock of its storage, and its bytes."""
+    """When a file was last written, in seconds since 1970 by the clock of its storage, and its size in bytes."""
 
     written_s: float
     size: int
@@ -47,18 +47,19 @@ class Version(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class LoaderRecord:
-    """What was recorded of one loader, from its start to its end or to the last that is known of it.
+    """The record of one loader, from its start to its end or to its last known sample.
 
     Attributes:
-        name: The file's name, without its end.
-        facts: Who it was, of which run, what it read, within which limits.
-        events: What happened: seconds since 1970, kind, what.
-        bad_rows: The first rows that were masked: row offset with a mixture's component, column, why.
-        ended: When it was closed, in seconds since 1970; None where it is not, or its process was killed.
+        name: The file's name, without its extension.
+        facts: The loader, its run, its data, options and limits.
+        events: Events: seconds since 1970, kind, content.
+        bad_rows: The first masked rows: row offset (with a mixture's component), column, reason.
+        ended: When it was closed, in seconds since 1970; None if it is not closed, or its process was killed.
         series: By name, float64 (samples,): counters since the loader was made, and `time_s`, seconds since 1970.
-        written_s: When its file was written last, by the clock of the storage.
-        digest: Which rows it handed out, as of its `Ledger`; None in records of an older raylance.
-        shared_s: By dataset, seconds in which it was iterated side by side with that; none of an older raylance.
+        written_s: When its file was last written, by the clock of the storage.
+        digest: The rows that it handed out, by `Ledger.to_dict`; None in records of an older raylance.
+        shared_s: By dataset, seconds in which the two were iterated side by side; empty in records of an older
+            raylance.
     """
 
     name: str
@@ -73,7 +74,7 @@ class LoaderRecord:
 
     @property
     def dataset(self) -> str:
-        """Its dataset's name in the run."""
+        """The name of its dataset in the run."""
         return str(self.facts["dataset"])
 
     @property
@@ -83,47 +84,47 @@ class LoaderRecord:
 
     @property
     def peers(self) -> int:
-        """Ranks that got the same rows, this one among them."""
+        """Number of ranks that got the same rows, this one included."""
         return int(self.facts.get("peers", 1))
 
     @property
     def start(self) -> str:
-        """The same for all loaders of one start of the run, another for each start; "" where it is not known."""
+        """A name of its start of the run, the same for all loaders of that start; "" if unknown."""
         return str(self.facts.get("start") or "")
 
     @property
     def started(self) -> float:
-        """Seconds since 1970."""
+        """When it began, in seconds since 1970."""
         return float(self.facts["started"])
 
     @property
     def begun_s(self) -> float:
-        """When its file was first written, by the clock of the storage, which orders starts: the clocks of machines
-        differ. The file itself holds it, since a copy of the file is written at another time.
+        """When its file was first written, by the clock of the storage. It orders starts, because the clocks of
+        machines differ. The file itself holds it, because a copy of the file has a later time.
         """
         return float(self.facts.get("begun_s") or self.written_s)
 
     @property
     def position(self) -> tuple[int, int]:
-        """Epoch and rows of it that were handed out over all ranks, in the last sample: after the last batch of an
-        epoch, that epoch, until the first batch of the next.
+        """Epoch, and number of its rows that were handed out over all ranks, in the last sample. After the last batch
+        of an epoch, this is the end of that epoch, until the first batch of the next.
         """
         epoch, position = int(self.latest("epoch")), int(self.latest("position"))
         return (epoch - 1, int(self.facts["limits"]["epoch_rows"])) if epoch and not position else (epoch, position)
 
     @property
     def has_decoders(self) -> bool:
-        """Whether decoders ran, or were to; otherwise shard actors decode by themselves, where rows are decoded."""
+        """Whether decoders ran or were wanted; otherwise shard actors decode, if rows are decoded."""
         return bool(max(self.series[name].max(initial=0.0) for name in ("decoders", "decoders_wanted")))
 
     @property
     def last(self) -> float:
-        """When it was sampled last, in seconds since 1970."""
+        """When it was last sampled, in seconds since 1970."""
         times = self.series["time_s"]
         return float(times[-1]) if len(times) else self.started
 
     def at(self, name: str, times: "float | FloatArray") -> Any:
-        """A figure at some times: counters grow steadily between samples, and from 0 at the start; others hold."""
+        """A figure at some times: counters grow steadily from 0 at the start and between samples; others stay."""
         known = self.series["time_s"]
         if not len(known):
             return np.zeros_like(times, dtype=np.float64)
@@ -138,9 +139,9 @@ class LoaderRecord:
         return float(values[-1]) if len(values) else 0.0
 
     def rank_figures(self, begin: float = -np.inf) -> RankFigures:
-        """What was counted from a time on, and other figures as they are last, as verdicts take them."""
+        """The figures for verdicts: counts from a time on, and the last values of gauges."""
         figures = {name: self.latest(name) for name in NUMBERS}
-        if begin >= self.started:  # before, nothing was counted
+        if begin >= self.started:  # nothing was counted before the start
             figures |= {name: figures[name] - float(self.at(name, begin)) for name in figures.keys() - GAUGES}
         return RankFigures(figures=figures, facts=self.facts, peers=self.peers)
 
@@ -150,8 +151,8 @@ class Run:
     """The records of a run.
 
     Attributes:
-        uri: Where it is kept.
-        records: Those of all its loaders, later starts after earlier ones.
+        uri: The path or URI of the run's folder.
+        records: The records of all its loaders, later starts after earlier ones.
     """
 
     uri: str
@@ -159,23 +160,23 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the run."""
         return str(self.records[-1].facts["run"] or os.path.basename(self.uri.rstrip("/")))
 
     @property
     def datasets(self) -> list[str]:
-        """Their names in the run, sorted."""
+        """Names of its datasets, sorted."""
         return sorted({record.dataset for record in self.records})
 
     @property
     def main(self) -> str:
-        """The dataset that is trained on; where several are iterated side by side, the one that is waited for most."""
+        """The dataset that is trained on; if several are iterated side by side, the one that is waited for most."""
         return self.trained_on[0]
 
     @cached_property
     def trained_on(self) -> list[str]:
-        """The dataset between whose batches most time passes, and those that are iterated side by side with it, as by
-        zip(): the one that is waited for most comes first.
+        """The dataset between whose batches most time passes, and the datasets that are iterated side by side with it,
+        as by zip(). The dataset that is waited for most comes first.
         """
         spent: dict[str, float] = {}
         for record in self.records:
@@ -193,13 +194,13 @@ class Run:
         return [record for record in self.records if record.dataset == dataset]
 
     def newest(self, dataset: str) -> list[LoaderRecord]:
-        """The newest record of each rank of a dataset, as many ranks as there were last; by rank."""
+        """The newest record of each rank of a dataset, for the ranks of the last world size; by rank."""
         by_rank = {record.rank: record for record in self.of(dataset)}
         ranks = self.of(dataset)[-1].facts["world_size"]
         return [by_rank[rank] for rank in sorted(by_rank) if rank < ranks]
 
     def verdict(self, dataset: str, last_s: float | None = None) -> Verdict:
-        """What limits a dataset's ranks: in the last seconds of each, by its own clock; None judges all of the run."""
+        """The verdict on a dataset's ranks: over the last seconds of each, by its own clock, or over the whole run."""
         trained_on = self.trained_on if dataset in self.trained_on else [dataset]
         if last_s is not None:
             latest = {name: [r.rank_figures(r.last - last_s) for r in self.newest(name)] for name in trained_on}
@@ -235,16 +236,16 @@ class Run:
 
 
 class RunFolder:
-    """The folder of a run, to be read again and again: a file that has not changed is read once."""
+    """The folder of a run, for repeated reads: a file that has not changed is read once."""
 
     def __init__(self, path: str | os.PathLike[str], storage_filesystem: Any = None) -> None:
-        """Reads nothing yet; see `open_folder` for both."""
+        """Reads nothing yet. See `open_folder` for the arguments."""
         self.path = os.fspath(path)
         self.filesystem, self._folder = open_folder(path, storage_filesystem)
         self._known: dict[str, tuple[Version, LoaderRecord | None]] = {}
 
     def list(self) -> dict[str, Version]:
-        """The files of records that are there, and what shows whether they have changed."""
+        """The present files of records, with the version of each, which shows whether it has changed."""
         found = self.filesystem.get_file_info(pa.fs.FileSelector(f"{self._folder}/{FOLDER}", allow_not_found=True))
         return {
             info.path: Version(written_s=(info.mtime_ns or 0) / 1e9, size=info.size)
@@ -253,7 +254,7 @@ class RunFolder:
         }
 
     def load(self, files: Mapping[str, Version]) -> Run:
-        """Reads the records of some files of `list`; one that is damaged, or gone, is left out."""
+        """Reads the records of some files of `list`; damaged and missing files are left out."""
 
         def read(path: str) -> LoaderRecord | None:
             return _read(self.filesystem, path, files[path])
@@ -270,7 +271,7 @@ class RunFolder:
         return Run(uri=self.path, records=sorted(records, key=lambda record: (record.begun_s, record.started)))
 
     def read(self) -> Run:
-        """Reads the records that are there now.
+        """Reads the present records.
 
         Raises:
             ConfigError: If there are none.
@@ -289,7 +290,7 @@ class RunFolder:
         return run
 
     def _others(self) -> str:
-        """The runs that lie in this folder, where it is that of several."""
+        """Names the runs in this folder, if it is a folder of several runs."""
         files = self.filesystem
         runs = sorted(
             info.path.rsplit("/", 1)[-1]
@@ -310,15 +311,15 @@ def read_run(path: str | os.PathLike[str], storage_filesystem: Any = None) -> Ru
 
 
 def _read(filesystem: Any, path: str, version: Version) -> LoaderRecord | None:
-    """A record; None for one of a newer raylance, one that was moved away meanwhile, and one that is damaged, as by a
-    machine that lost its power: others are still shown.
+    """Reads a record. None if another raylance wrote it, if it was moved away meanwhile, or if it is damaged, for
+    example by a loss of power: the others are still shown.
     """
     try:
         if version.size > _MOST_BYTES:
             raise ValueError(f"it has {version.size:,} bytes")
         with filesystem.open_input_file(path) as file:
             content = pa.BufferReader(file.read(_MOST_BYTES))
-        # Counted before anything is decompressed: a kB may stand for a GB.
+        # Rows are counted before anything is decompressed: a kB may hold a GB.
         rows = pyarrow.dataset.IpcFileFormat().make_fragment(content).count_rows()
         if rows > _MOST_SAMPLES:
             raise ValueError(f"it has {rows:,} samples")
@@ -332,7 +333,7 @@ def _read(filesystem: Any, path: str, version: Version) -> LoaderRecord | None:
 
 
 def _printable(value: Any) -> Any:
-    """JSON without the characters that command a terminal: others may write to a run's folder."""
+    """JSON without the characters that control a terminal, because others may write to a run's folder."""
     match value:
         case str():
             return _CONTROL.sub("�", value)
@@ -348,7 +349,7 @@ def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
     if facts.get("format") != FORMAT:
         return None
     known = [field.name for field in table.schema if field.name in COLUMNS and field.type == pa.float64()]
-    # Other types are left out: for one of Ray Data's, `to_numpy` unpickles.
+    # Other types are left out: `to_numpy` would unpickle one of Ray Data's types.
     columns = {column: table[column].to_numpy() for column in known}
     record = LoaderRecord(
         name=name,
@@ -361,14 +362,14 @@ def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
         written_s=written_s,
         series={name: columns.get(name, np.zeros(table.num_rows)) for name in COLUMNS},
     )
-    # By these, records are sorted and grouped: one that has others than it should is damaged.
+    # Records are sorted and grouped by these values: if they are wrong, the record is damaged.
     if not np.isfinite([record.rank, record.peers, record.begun_s, record.started]).all() or not record.dataset:
         raise ValueError("its facts hold a number that is not finite, or no dataset")
     return record
 
 
 def read_first_rows(run: Run, record: LoaderRecord, storage_filesystem: Any = None) -> str:
-    """HTML of the first rows that a loader handed out, tables and pictures alone; "" where there is none."""
+    """HTML of the first rows that a loader handed out: only tables and pictures; "" if there is none."""
     filesystem, folder = open_folder(run.uri, storage_filesystem)
     try:
         with filesystem.open_input_file(f"{folder}/{FOLDER}/{record.name}.html") as file:
@@ -381,7 +382,7 @@ def read_first_rows(run: Run, record: LoaderRecord, storage_filesystem: Any = No
 
 
 class _Table(html.parser.HTMLParser):
-    """Copies tables with pictures, without scripts, links and anything else that a stranger may have put there."""
+    """Copies only tables and pictures, without scripts, links and any other content that a stranger may have added."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Owns where the time of a run's ranks went, as shares over time; never draws, never interprets."""
+"""Owns the shares of time of a run's ranks, by use, over time; never draws, and never interprets."""
 
 import dataclasses
 import math
@@ -10,26 +10,26 @@ from raylance.observe.stats import WAITS
 from raylance.reports.reading import FloatArray, LoaderRecord, Run
 
 PARTS = ("training", "saving", *WAITS, "other datasets")
-"""What a rank's time goes to: training; `raylance.report` between batches; waiting, by cause; other datasets, such as
-validation. The rest has no name: a model that is built, a collective operation after the last batch.
+"""The uses of a rank's time: training; `raylance.report` between batches; waiting, by cause; other datasets, such as
+validation. The rest has no name: for example building a model, or a collective operation after the last batch.
 """
 
 _FIELDS = {"saving": "save_s", **WAITS}
 _SMOOTH_S = 3.0
-_GAP_S = 20.0  # without any record: the run was not there
+_GAP_S = 20.0  # without any record: the run did not run
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """A run in bins of time; times without any record are left out.
+    """A run in bins of time. Times without any record are left out.
 
     Attributes:
-        edges: Seconds since the run began, (bins + 1,).
-        times: The same in seconds since 1970.
-        cuts: Where times were left out, in seconds since the run began.
-        shares: By rank, then by `PARTS`: share of each bin, (bins,), in [0, 1].
+        edges: Edges of the bins, in seconds since the run began, (bins + 1,).
+        times: The same edges in seconds since 1970.
+        cuts: Places at which times were left out, in seconds since the run began.
+        shares: By rank, then by `PARTS`: the share of each bin, (bins,), in [0, 1].
         rate: Rows a second over all ranks, (bins,), a mean over `smoothed_s` around each bin.
-        smoothed_s: Seconds: batches come in bursts, and are counted once a second.
+        smoothed_s: Seconds of that mean, because batches come in bursts and are counted once a second.
     """
 
     edges: FloatArray
@@ -40,16 +40,16 @@ class Timeline:
     smoothed_s: float
 
     def run_s(self, when: float) -> float:
-        """Seconds since the run began, of a time in seconds since 1970."""
+        """Converts seconds since 1970 into seconds since the run began."""
         return float(np.interp(when, self.times, self.edges))
 
 
 def timeline(run: Run, bins: int = 160) -> Timeline:
-    """Puts a run into so many bins of time."""
+    """Divides a run into bins of time."""
     spans = _spans(run.records)
     known = np.array([point for span in spans for point in span])  # seconds since 1970
     lengths = np.array([[0.0, end - begin] for begin, end in spans])
-    lengths[:, 0] = 1e-6  # so that each wall-clock time has one place
+    lengths[:, 0] = 1e-6  # so that each wall-clock time has a single place
     walked = np.cumsum(lengths.ravel()) - lengths[0, 0]
     edges = np.linspace(0.0, walked[-1], bins + 1)
     times = np.interp(edges, walked, known)
@@ -64,8 +64,8 @@ def timeline(run: Run, bins: int = 160) -> Timeline:
         others = [record for record in of_rank[rank] if record.dataset != run.main]
         spent = {part: _grown(ours, name, times) for part, name in _FIELDS.items()}
         spent["training"] = _grown(ours, "user_s", times) - _grown(ours, "other_s", times) - spent["saving"]
-        # What is saved while another dataset has a batch out is counted of both; and steps of one that is iterated side
-        # by side are this one's steps.
+        # Saving during another dataset's step is counted for both. Steps of a dataset iterated alongside count as this
+        # one's.
         within = [record for record in others if record.dataset not in run.trained_on]
         spent["other datasets"] = _grown(within, "user_s", times) - _grown(within, "save_s", times)
         spent["other datasets"] = np.maximum(0.0, spent["other datasets"]) + _grown(others, "wait_s", times)
@@ -84,19 +84,19 @@ def timeline(run: Run, bins: int = 160) -> Timeline:
 
 
 def _smooth(values: FloatArray, around: int) -> FloatArray:
-    """Means of so many values around each; of fewer at the ends."""
+    """Means of `around` values around each value; of fewer at the ends."""
     kernel = np.ones(min(around, len(values)))
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
 def _grown(records: Sequence[LoaderRecord], name: str, times: FloatArray) -> FloatArray:
-    """How much a counter grew in each bin, over some records."""
+    """The growth of a counter in each bin, summed over some records."""
     values = sum((record.at(name, times) for record in records), np.zeros(len(times)))
     return np.maximum(0.0, np.diff(values))
 
 
 def _spans(records: Sequence[LoaderRecord]) -> list[tuple[float, float]]:
-    """Times in which the run was there, in seconds since 1970."""
+    """The periods in which the run ran, in seconds since 1970."""
     spans: list[tuple[float, float]] = []
     for begin, end in sorted((record.started, max(record.last, record.started + 1e-3)) for record in records):
         if spans and begin - spans[-1][1] < _GAP_S:

@@ -19,13 +19,13 @@ from raylance.observe.record import public_uri
 from raylance.reports.progress import Progress, describe_report, events, progress
 from raylance.reports.reading import LoaderRecord, Run, RunFolder, Version
 
-_LOCAL_S, _REMOTE_S = 1.0, 10.0  # between two looks
+_LOCAL_S, _REMOTE_S = 1.0, 10.0  # between two looks at a local or a remote storage
 _PATIENCE_S = 30.0  # for the last look
-_LOG_S = 30.0  # between two lines of a log
+_LOG_S = 30.0  # between two lines in a log
 _RETRY_S = 1.0  # between the tries of a first look
-_TOGETHER_S = 120.0  # within which the ranks of a run have written their records
-_BAD_ROWS = 3  # that are named at a look
-_SAME_S = 5.0  # between what several datasets note of one report
+_TOGETHER_S = 120.0  # within which all ranks of a run write their records
+_BAD_ROWS = 3  # at most, that are named at a look
+_SAME_S = 5.0  # between the records that several datasets make of one report
 _BAR = "{percentage:3.0f}%|{bar:20}| {unit}"  # a postfix would begin with a comma
 
 logger = logging.getLogger(__name__)
@@ -44,17 +44,17 @@ def watch(
 ) -> Iterator[None]:
     """Shows one progress line of a run while the body runs: `with raylance.watch(path): trainer.fit()`.
 
-    The line shows rows, rate, the share of its time that the trainer waits and for what, and how long the run will
-    take. It moves in a terminal and a notebook; a log gets a line twice a minute. Reports to Ray Train, survived faults
-    and rows that could not be decoded are lines above it. All of it comes from the records that loaders write beside
-    the checkpoints, some seconds late: no process of the run is asked.
+    The line shows rows, rate, the share of time that the trainer waits, the cause, and how long the run will take. In a
+    terminal and in a notebook the line moves; a log gets a line twice a minute. Reports to Ray Train, survived faults
+    and rows that could not be decoded appear as lines above it. All of this comes, some seconds late, from the records
+    that loaders write next to the checkpoints: no process of the run is asked.
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI; it need not exist yet.
-        epochs: Epochs of the run, which are numbered from 0, for the time left; None shows it for the epoch.
-        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
-        tell: Makes a line of the metrics of a report, "" for none; None lists the numbers.
-        file: Where to; None for stderr.
+        epochs: Number of epochs of the run, numbered from 0, for the time left; None shows the time left of the epoch.
+        storage_filesystem: A file system of pyarrow, as for `ray.train.RunConfig`; `path` is then a path in it.
+        tell: Makes a line from the metrics of a report, "" for no line; None lists the numbers.
+        file: The stream to write to; None for stderr.
 
     Raises:
         ConfigError: If `path` cannot be a folder.
@@ -68,7 +68,7 @@ def watch(
         watcher.begin_safely()
         has_begun.set()
         seconds = 0.0
-        while not ended.wait(max(least_s, 10 * seconds)):  # hundreds of ranks take their time to read
+        while not ended.wait(max(least_s, 10 * seconds)):  # reading hundreds of ranks takes time
             begin = time.monotonic()
             watcher.look_safely()
             seconds = time.monotonic() - begin
@@ -76,36 +76,36 @@ def watch(
 
     thread = threading.Thread(target=look_on, name="raylance-watch", daemon=True)
     thread.start()
-    has_begun.wait(_PATIENCE_S)  # what is there now is of earlier runs; a storage may hang
+    has_begun.wait(_PATIENCE_S)  # the present records are of earlier starts; a storage may hang
     try:
         yield
     finally:
         ended.set()
-        thread.join(_PATIENCE_S)  # a storage may hang, and the run is not to be lost for it
+        thread.join(_PATIENCE_S)  # a storage may hang, but that must not end the run
         watcher.close()
 
 
 class _Watcher:
-    """Reads the records of a run again and again, and shows what is new."""
+    """Reads the records of a run again and again, and shows the news."""
 
     def __init__(self, folder: RunFolder, epochs: int | None, tell: Tell | None, file: TextIO) -> None:
         self._folder, self._epochs, self._tell, self._file = folder, epochs, tell, file
-        self._before: dict[str, Version] = {}  # what was there at the beginning, and has not changed since
+        self._before: dict[str, Version] = {}  # files at the beginning, by which changed ones are found
         self._logged = -_LOG_S
         self._bad_rows: set[tuple[str, int, str]] = set()
         self._happened: set[tuple[Any, ...]] = set()
         self._errors: set[str] = set()  # a later start may fail by the same error
-        self._reports: dict[str, tuple[float, str]] = {}  # when a line was last shown, and of which dataset
+        self._reports: dict[str, tuple[float, str]] = {}  # by line: when it was last shown, and of which dataset
         self._has_failed = self._has_seen = False
         self._bar: Any = None
 
     def begin_safely(self) -> None:
-        """Reads what is there already, so that what earlier starts recorded is not shown."""
+        """Reads the present records, so that events of earlier starts are not shown."""
         for is_last in (False, False, True):
             try:
                 self._before = self._folder.list()
                 run = self._folder.load(_newest(self._before))
-            except Exception as error:  # of a storage, which the run may do without
+            except Exception as error:  # of a storage: the run continues without it
                 if is_last:
                     logger.warning(
                         "the records of earlier starts cannot be read (%s). Their events may be shown again.", error
@@ -117,7 +117,7 @@ class _Watcher:
             return
 
     def look_safely(self) -> None:
-        """Looks once; no failure ends the run, be it of the user's `tell` or of a terminal that is gone."""
+        """Looks once. No failure ends the run, not even one of the user's `tell` or of a lost terminal."""
         try:
             self.look()
         except Exception:
@@ -126,20 +126,20 @@ class _Watcher:
             self._has_failed = True
 
     def look(self) -> None:
-        """Reads the records that have changed, and shows what is new."""
+        """Reads the records that have changed, and shows the news."""
         try:
             listed = self._folder.list()
             changed = {path: version for path, version in listed.items() if self._before.get(path) != version}
             if self._before.keys() & changed.keys():  # a run that continues: all its ranks count, not only the first
                 changed |= _newest({path: version for path, version in listed.items() if path in self._before})
             run = self._folder.load(changed)
-        except OSError:  # a storage that fails now may not the next time
+        except OSError:  # a storage that fails now may work the next time
             return
         if not run.records:
             return
         self._has_seen = True
         for when, record, kind, what in events(run):
-            # Known by themselves, not by their time: records come at times of their own, and clocks differ.
+            # Each event is remembered, not a last time: records arrive at different times, and clocks differ.
             event = _key(when, record, kind, what)
             if event in self._happened:
                 continue
@@ -162,7 +162,7 @@ class _Watcher:
 
     def _line(self, run: Run, record: LoaderRecord, kind: str, what: Any) -> str:
         if kind == "report":
-            if record.rank:  # rank 0's stand for all
+            if record.rank:  # rank 0 reports for all
                 return ""
             return describe_report(what) if self._tell is None else self._tell(what["metrics"])
         if kind == "error":
@@ -171,14 +171,14 @@ class _Watcher:
             self._errors.add(what)
         if kind in ("fault", "error"):
             return f"{record.dataset}, rank {record.rank}: {what}"
-        # Users know where a run begins, but not where it continues after a fault.
+        # Users know the row at which a run begins, but not the one at which it continues after a fault.
         earlier = itertools.takewhile(lambda each: each is not record, run.of(record.dataset))
         if kind == "resume" and any(each.rank == record.rank == 0 for each in earlier):
             return f"{record.dataset} continues in epoch {what['epoch']} after {what['position']:,} rows"
         return ""
 
     def _show_bad_rows(self, run: Run) -> None:
-        """Names rows that were masked, each once: they come again each epoch."""
+        """Names the masked rows, each once, because they come again each epoch."""
         new: dict[tuple[str, int, str], str] = {}
         for record in run.records:
             sources = tuple(record.facts.get("sources", ()))
@@ -193,7 +193,7 @@ class _Watcher:
             self._write(f"and {len(new) - _BAD_ROWS:,} more rows that cannot be decoded are masked: see the report")
 
     def _is_repeated(self, line: str, when: float, dataset: str) -> bool:
-        """Whether another dataset has recorded the same report: each dataset of a run records it."""
+        """Whether another dataset has recorded the same report: each dataset of a run records every report."""
         last, of = self._reports.get(line, (-np.inf, dataset))
         self._reports[line] = when, dataset
         return of != dataset and abs(when - last) < _SAME_S
@@ -210,7 +210,7 @@ class _Watcher:
         epoch, rows = found.epoch, found.rows
         is_done = rows == found.epoch_rows and epoch + 1 == (self._epochs or epoch + 1)
         left = "" if left_s is None or is_done else f"{text_bar.format_interval(left_s)} left, "
-        # A narrow terminal cuts the end off.
+        # A narrow terminal cuts the end off, so the important parts come first.
         text = f"epoch {epoch}{of}: {rows:,}/{found.epoch_rows:,} rows, {left}{found.describe()}"
         if not (self._file.isatty() or _in_notebook()):
             if (found.rows or found.epoch) and time.monotonic() - self._logged >= _LOG_S:
@@ -219,7 +219,7 @@ class _Watcher:
             return
         if self._bar is None:
             self._bar = _make_bar(self._file)
-        whole = self._epochs or 1  # else the bar is that of the epoch
+        whole = self._epochs or 1  # else the bar shows the epoch
         before = epoch if self._epochs else 0
         self._bar.n = min(100, 100 * (before + rows / found.epoch_rows) / whole)
         self._bar.unit = text
@@ -227,18 +227,18 @@ class _Watcher:
 
 
 def _newest(files: Mapping[str, Version]) -> dict[str, Version]:
-    """The files that may be of the last start, by when they were written: its ranks write at about the same time."""
+    """The files that may be of the last start, by the time of writing: all its ranks write at about the same time."""
     last_s = max((version.written_s for version in files.values()), default=0.0)
     return {path: version for path, version in files.items() if version.written_s > last_s - _TOGETHER_S}
 
 
 def _key(when: float, record: LoaderRecord, kind: str, what: Any) -> tuple[Any, ...]:
-    """Of an event: by which it is known again."""
+    """The key by which an event is recognised."""
     return when, record.dataset, record.rank, kind
 
 
 def _make_bar(file: TextIO) -> Any:
-    if _in_notebook() and importlib.util.find_spec("ipywidgets") is not None:  # it warns without
+    if _in_notebook() and importlib.util.find_spec("ipywidgets") is not None:  # without ipywidgets it warns
         widget: Any = importlib.import_module("tqdm.notebook")
         return widget.tqdm(total=100, unit="", bar_format=_BAR.replace("{bar:20}", "{bar}"))
     return text_bar(total=100, unit="", bar_format=_BAR, file=file, dynamic_ncols=True)

@@ -1,1 +1,1 @@
-"""Owns what is read from Lance: version, selection, rows; never decides who gets which."""
+"""Owns reading from Lance: versions, selections and rows; never decides which rank gets which rows."""

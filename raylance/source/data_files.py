@@ -1,8 +1,8 @@
-"""Owns reading ranges of rows from data files directly, where that is proven to give the rows and values of a scan, at
-half of its cost; never tries again, never decides which rows.
+"""Owns reading ranges of rows directly from data files, at half the cost of a scan, if that is proven to give the same
+rows and values; never tries again, and never chooses rows.
 
 A data file keeps the names that its columns had when it was written, and may lie elsewhere. So its columns are compared
-with the dataset's by their field ids, and what differs is left to a scan.
+with the dataset's by their field ids. If they differ, a scan reads them.
 """
 
 import os
@@ -19,28 +19,28 @@ from lance.file import LanceFileReader, ReaderResults
 from raylance.source.lance_errors import LANCE_ERRORS
 from raylance.source.limits import Reading
 
-_IDLE = 64  # open files that are kept
-_MOST_FRAGMENTS = 2  # that one read may touch: a scan of several small files costs less than as many reads
+_IDLE = 64  # open files that are kept, at most
+_MOST_FRAGMENTS = 2  # at most in one read: a scan of several small files costs less than as many reads
 _Part = tuple[str, list[str]]  # a path, and the columns to read there
 _Begun = tuple[_Part, LanceFileReader, ReaderResults]
 
 
 class DataFiles:
-    """The data files of an open dataset, and columns of it. Several threads may read at once."""
+    """The data files of an open dataset, for some columns. Several threads may read at once."""
 
     def __init__(self, dataset: lance.LanceDataset, columns: Sequence[str]) -> None:
         self.dataset, self._columns = dataset, columns
         self._fragments = dataset.get_fragments() if columns and "://" not in dataset.uri else []
         rows = [fragment.metadata.num_rows for fragment in self._fragments]
-        self._bounds = np.cumsum([0, *rows], dtype=np.int64)  # the first row of each, and the end
+        self._bounds = np.cumsum([0, *rows], dtype=np.int64)  # the first row of each fragment, and the end
         self._schema = dataset.schema
         self._fields = {field.name(): field for field in dataset.lance_schema.fields() if field.name() in columns}
-        self._parts: dict[int, list[_Part] | None] = {}  # by fragment, once it was looked at
+        self._parts: dict[int, list[_Part] | None] = {}  # by fragment, once it was examined
         self._idle: deque[tuple[_Part, LanceFileReader]] = deque(maxlen=_IDLE)
         self._lock = threading.Lock()
 
     def read(self, first: int, rows: int) -> Reading[pa.Table | None]:
-        """Reads rows [first, first + rows), counted over all fragments; None if a scan should."""
+        """Reads rows [first, first + rows), counted over all fragments; None if a scan should read them."""
         lowest, highest = (np.searchsorted(self._bounds, (first, first + rows - 1), side="right") - 1).tolist()
         if not rows or highest == len(self._fragments) or highest - lowest >= _MOST_FRAGMENTS:
             return None
@@ -57,7 +57,7 @@ class DataFiles:
             yield
             return pa.concat_tables([self._table(of_fragment) for of_fragment in begun])
         except (RuntimeError, *LANCE_ERRORS):
-            self._parts |= dict.fromkeys(range(lowest, highest + 1))  # a scan's own error says what is wrong
+            self._parts |= dict.fromkeys(range(lowest, highest + 1))  # the error of the scan will say what is wrong
             return None
 
     def _begin(self, part: _Part, start: int, rows: int) -> _Begun:
@@ -76,7 +76,7 @@ class DataFiles:
         )
 
     def _take(self, part: _Part) -> LanceFileReader:
-        """A reader that no other thread has: each serves one at a time."""
+        """A reader that no other thread uses: a reader serves one thread at a time."""
         with self._lock:
             for kept in self._idle:
                 if kept[0] == part:
@@ -85,7 +85,7 @@ class DataFiles:
         return LanceFileReader(part[0], columns=part[1])
 
     def _find_parts(self, number: int) -> list[_Part] | None:
-        """Where a fragment has the columns; None if its files are not proven to have them as a scan gives them."""
+        """The files that hold a fragment's columns; None if they are not proven to equal the result of a scan."""
         if number not in self._parts:
             self._parts[number] = self._prove(self._fragments[number].metadata)
         return self._parts[number]
@@ -114,7 +114,7 @@ class DataFiles:
         return None if missing else parts
 
     def _is_same(self, name: str, schema: pa.Schema, file: Any) -> bool:
-        """Whether a file's column of this name has the fields and the type of the dataset's."""
+        """Whether a file's column of this name has the same fields and type as the dataset's."""
         if schema.names.count(name) != 1 or schema.field(name).type != self._schema.field(name).type:
             return False
         try:
@@ -127,21 +127,21 @@ class DataFiles:
 
 
 def _names_parents(file: Any) -> bool:
-    """Whether a data file names fields that have others in them; from format 2.1 on, it only names the innermost."""
+    """Whether a data file also names fields that contain others; from format 2.1 on, it names only the innermost."""
     return bool(file.file_minor_version == 0)
 
 
 def _ids(field: Any, file: Any) -> list[int]:
-    """Ids of a field and of those in it, as a data file names them."""
+    """Ids of a field and of the fields in it, as a data file names them."""
     children = [id for child in field.children() for id in _ids(child, file)]
     return [int(field.id()), *children] if _names_parents(file) or not children else children
 
 
 def _count(kind: pa.DataType, file: Any) -> int:
-    """Number of the ids of a type in a data file.
+    """Number of ids that a type has in a data file.
 
     Raises:
-        NotImplementedError: For types that are not known here.
+        NotImplementedError: If the type is not known here.
     """
     if isinstance(kind, pa.BaseExtensionType):
         return _count(kind.storage_type, file)

@@ -1,7 +1,7 @@
-"""Owns the meaning of Lance's errors: whether a failure may pass, and the text for a user; never tries again.
+"""Owns the meaning of Lance's errors: whether a failure may pass, and the text for the user; never tries again.
 
 One classification serves opening and reading. Lance wraps errors of the storage into exceptions of several classes, and
-its words for one failure differ with the size of a file and with the call, so the classification uses the text.
+its words for one failure depend on the size of a file and on the call. So the classification uses the text.
 """
 
 import difflib
@@ -28,8 +28,8 @@ class Failure(Enum):
     LASTING = auto()  # access denied, a wrong request, damaged data: the next attempt will fail, too
 
 
-# Of files that are damaged or truncated in the storage. An answer that an object store truncated has other words
-# ("request or response body error"), and passes.
+# For files that are damaged or truncated in the storage. An answer that an object store truncated has another text
+# ("request or response body error"), and may pass.
 _DAMAGE = (
     "Generic memory error",
     "failed to decode Protobuf",
@@ -45,7 +45,7 @@ _NOT_THERE = (
     "Not found: ",
     " was not found",
     "Ref not found error",
-    "Failed to get AWS credentials",  # their service may come back; an opening without any fails at once
+    "Failed to get AWS credentials",  # their service may come back; an opening without credentials fails at once
 )
 _STATUS = re.compile(r"status code: (\d{3})")
 _PASSING_STATUS = (408, 425, 429)  # below 500
@@ -56,7 +56,7 @@ _PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # a line of Lance's source
 _ANSWER = re.compile(
     r"(?:<\?xml.*?\?>\s*)?<Error>.*?<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?.*?</Error>", re.DOTALL
 )
-# Options of S3 that users set, without the prefix aws_ that all of them may have.
+# Options of S3 that users set, without the optional prefix aws_.
 _OF_S3 = (
     "access_key_id",
     "secret_access_key",
@@ -72,14 +72,14 @@ _OF_S3 = (
     "timeout",
     "connect_timeout",
 )
-_OF_LANCE = ("client_max_retries", "client_retry_timeout", "download_retry_count")  # which have no prefix
-_INSTEAD = {"request_timeout": "timeout"}  # as Lance's guide calls it
+_OF_LANCE = ("client_max_retries", "client_retry_timeout", "download_retry_count")  # without a prefix
+_INSTEAD = {"request_timeout": "timeout"}  # the name in Lance's guide
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """Classifies an error; None for one that is no failure of the storage, such as a wrong filter.
+    """Classifies an error; None if it is not a failure of the storage, such as a wrong filter.
 
-    An error of raylance is classified by its cause. Without a cause it states a fact, which lasts.
+    An error of raylance is classified by its cause. Without a cause it is lasting.
     """
     if isinstance(error, DatasetError):
         return Failure.LASTING if error.__cause__ is None else failure_of(error.__cause__)
@@ -95,7 +95,7 @@ def failure_of(error: BaseException) -> Failure | None:
 
 
 def _of_code(text: str) -> Failure | None:
-    """Classifies by the status of an object store's answer, or by the number of a system error."""
+    """Classifies by the status in an object store's answer, or by the number of a system error."""
     if status := _STATUS.search(text):
         code = int(status[1])
         if code == 404:
@@ -110,12 +110,12 @@ def _of_code(text: str) -> Failure | None:
 
 
 def readable_text(error: BaseException) -> str:
-    """The text of an error without lines of Lance's source code, an API's XML, and passwords in URLs."""
+    """The text of an error, without lines of Lance's source code, an API's XML, and passwords in URLs."""
     return public_uri(_PLACE.sub("", _ANSWER.sub(r"\1: \2", str(error)))).strip().rstrip(".")
 
 
 def describe_odd_option(uri: str, options: Mapping[str, str] | None) -> str:
-    """A sentence on a storage option that may be why a dataset does not open; "" if all look right."""
+    """A sentence about a storage option that may prevent the opening; "" if all look right."""
     if not uri.startswith("s3"):
         return ""
     names = {key.lower().removeprefix("aws_"): key for key in options or {}}

@@ -1,4 +1,4 @@
-"""Owns memory that is lent, and comes back when the last array in it is gone; never copies, never looks into it."""
+"""Owns memory that is lent and comes back when the last array in it is gone; never copies or reads its content."""
 
 import ctypes
 import weakref
@@ -8,17 +8,21 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
-_LEAST_BYTES = 1 << 20  # the allocator reuses less by itself
-_LARGER = 8  # the last window of an epoch is often short; but a small column must not take the memory of a large one
+_LEAST_BYTES = 1 << 20  # the allocator itself reuses smaller memory
+# Spare memory may be larger by this factor, because the last window of an epoch is often short. A higher factor would
+# give small columns the memory of large ones.
+_LARGER = 8
 
 
 class Lender:
-    """Lends memory that was used before: a page fault of fresh memory costs more than copying a page.
+    """Lends memory that was used before, because a page fault of fresh memory costs more than copying a page.
 
-    Several threads may borrow at once. It takes no lock, because memory comes back wherever the garbage collector runs.
+    Several threads may borrow at once. There is no lock, because memory comes back in any thread in which the garbage
+    collector runs.
 
     Attributes:
-        most_bytes: Memory that came back is kept while no more is lent and kept together; the oldest goes first.
+        most_bytes: Returned memory is kept as long as lent and kept memory together have no more bytes; the oldest is
+            dropped first.
     """
 
     def __init__(self, most_bytes: float) -> None:
@@ -31,7 +35,7 @@ class Lender:
         if nbytes < _LEAST_BYTES:
             return np.empty(nbytes, dtype=np.uint8)
         memory = self._take_spare(nbytes)
-        # NumPy lets a slice refer past the arrays in between to the object that owns the memory: this one.
+        # Slices of a NumPy array refer directly to the object that owns the memory, which is this one.
         owner = (ctypes.c_ubyte * len(memory)).from_buffer(memory.data)
         self._lent[id(memory)] = len(memory)
         weakref.finalize(owner, _give_back, weakref.ref(self), memory).atexit = False
@@ -39,20 +43,20 @@ class Lender:
 
     @property
     def lent_bytes(self) -> int:
-        """Bytes that are lent now."""
+        """Bytes that are lent at present."""
         return sum(self._lent.copy().values())
 
     def _take_spare(self, nbytes: int) -> Bytes:
         """The smallest spare memory of `nbytes` to `_LARGER` times as many; fresh memory if there is none."""
         fitting = [each for each in self._spare.copy().items() if nbytes <= len(each[1]) <= _LARGER * nbytes]
         for key, spare in sorted(fitting, key=lambda each: len(each[1])):
-            if self._spare.pop(key, None) is not None:  # another thread may take it first
+            if self._spare.pop(key, None) is not None:  # another thread may have taken it first
                 return spare
-        step = max(_LEAST_BYTES, 1 << max(0, nbytes.bit_length() - 5))  # the next may need a little more
+        step = max(_LEAST_BYTES, 1 << max(0, nbytes.bit_length() - 5))  # the next request may need a little more
         return np.empty(-(-nbytes // step) * step, dtype=np.uint8)
 
     def take_back(self, memory: Bytes) -> None:
-        """Keeps memory whose views are all gone, as far as there is room for it."""
+        """Keeps memory whose views are all gone, as far as `most_bytes` allows."""
         self._lent.pop(id(memory), None)
         self._spare[id(memory)] = memory
         spares = self._spare.copy()

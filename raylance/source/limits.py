@@ -1,7 +1,7 @@
-"""Owns the time limits of calls into Lance, which cannot be ended from outside; never tries again, never reads.
+"""Owns the time limits of calls into Lance, which cannot be ended from outside; never tries again, and never reads.
 
-There are two limits. Lance itself keeps the first, for each request. A caller keeps the second: it gives up a call that
-does not return, and leaves it to its thread. Such a thread ends with the call, and holds up neither a later call nor
+There are two limits. Lance itself keeps the first, for each request. The caller keeps the second: it gives up a call
+that does not return, and leaves it to its thread. Such a thread ends with the call, and delays neither later calls nor
 the end of the process.
 """
 
@@ -21,21 +21,21 @@ import lance
 
 T = TypeVar("T")
 
-# Of stores that take these options; others may refuse what they don't know.
+# Stores that take these options; others may refuse unknown options.
 _SCHEMES = ("s3", "s3+ddb", "gs", "az", "abfss")
 _OPTIONS = {"timeout", "connect_timeout", "client_max_retries", "client_retry_timeout", "download_retry_count"}
 _PREFIXES = ("aws_", "google_", "azure_", "object_store_")
-_REQUEST_S = 30.0  # longest request, and
-_CONNECT_S = 5.0  # longest time of connecting: Lance's own defaults
-_EXIT_S = 5.0  # that the end of the process waits for calls that are running
+_REQUEST_S = 30.0  # longest request, by Lance's default
+_CONNECT_S = 5.0  # longest time of connecting, by Lance's default
+_EXIT_S = 5.0  # that the end of the process waits for running calls
 _SOON_S = 0.5
 _running: set[Future[Any]] = set()
 
 
 def with_limits(uri: str, options: Mapping[str, str] | None, limit_s: float) -> dict[str, str] | None:
-    """Adds Lance's limits for requests, so that several fit into `limit_s`; none if the user has set one.
+    """Adds Lance's limits for requests, so that several requests fit into `limit_s`; none if the user has set one.
 
-    Lance's own defaults are 30 s for a request, four attempts at it by its client, and four calls of the client.
+    Lance's own defaults are 30 s for a request, four attempts by its client, and four calls of the client.
     """
     given = dict(options) if options else None
     scheme, found, _ = uri.partition("://")
@@ -51,13 +51,13 @@ def with_limits(uri: str, options: Mapping[str, str] | None, limit_s: float) -> 
 
 
 def _bare(name: str) -> str:
-    """The name of an option, or of an environment variable that Lance takes for one, without its prefix."""
+    """The name of an option, or of an environment variable that Lance reads as one, without its prefix."""
     name = name.lower()
     return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
 
 
 Reading = Generator[None, None, T]
-"""A call in two parts: up to its `yield` it begins what other threads do, and then it takes what they have made."""
+"""A call in two parts: up to its `yield` it begins work of other threads; then it takes their results."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -87,7 +87,7 @@ class _Call:
 
 
 class Calls:
-    """Threads that run calls, as many at once as it says. They end with this object.
+    """Threads that run calls, up to `at_once` at a time. They end with this object.
 
     Before a thread runs the second part of a call, see `Reading`, it runs the first part of the next one.
     """
@@ -102,7 +102,7 @@ class Calls:
         future: Future[T] = Future()
         self._waiting.put(_Call(future, functools.partial(call, *args)))
         if (number := next(self._started)) < self._at_once:
-            # A daemon: at its end, the process waits for any other thread, however long Lance's call takes.
+            # A daemon, because the process waits at its end for all other threads, however long Lance's calls take.
             threading.Thread(target=_work, args=(self._waiting,), name=f"{self._name}_{number}", daemon=True).start()
         return future
 
@@ -124,23 +124,23 @@ def _work(waiting: "SimpleQueue[_Call | None]") -> None:
         if begun is not None and call is not begun:
             begun.run()
         begun = call if is_begun else None
-        del call  # what it holds would stay until the next one
+        del call  # else its objects would stay until the next call
     if begun is not None:
         begun.run()
 
 
 def result_of(future: Future[T], limit_s: float, progress: Callable[[], object] = lambda: None) -> T:
-    """Waits for the result of a call, as long as `progress` changes within the limit.
+    """Waits for the result of a call as long as `progress` changes within each `limit_s`.
 
     Raises:
-        TimeoutError: If it takes longer. The call continues, and nobody waits for it.
+        TimeoutError: If it takes longer. The call continues, but nobody waits for it.
     """
-    before, wait_s = None, min(limit_s, _SOON_S)  # most results come soon, and `progress` is not for nothing
+    before, wait_s = None, min(limit_s, _SOON_S)  # most results come soon, and `progress` has a cost
     while True:
         try:
             return future.result(min(wait_s, threading.TIMEOUT_MAX))
         except TimeoutError:
-            if future.done():  # the error is the call's own, or it has ended just now
+            if future.done():  # the error is the call's own, or the call has just ended
                 return future.result()
             now = (progress(),)
             if now == before:
@@ -150,12 +150,12 @@ def result_of(future: Future[T], limit_s: float, progress: Callable[[], object] 
 
 
 def requests_of(dataset: lance.LanceDataset) -> int:
-    """Requests of an open dataset that its storage has answered: those that show that a long call makes progress."""
+    """Number of requests of an open dataset that its storage has answered; it shows the progress of a long call."""
     return int(dataset.io_stats_snapshot().read_iops)
 
 
 def within(limit_s: float, call: Callable[..., T], *args: Any, progress: Callable[[], object] = lambda: None) -> T:
-    """Calls with a time limit, as `result_of` waits.
+    """Calls with a time limit; see `result_of`.
 
     Raises:
         TimeoutError: If it takes longer.
@@ -165,7 +165,7 @@ def within(limit_s: float, call: Callable[..., T], *args: Any, progress: Callabl
     except IndexError:
         calls = Calls(1, "lance")
     result = result_of(calls.start(call, *args), limit_s, progress)
-    _spare.append(calls)  # its thread is free; that of a call that failed, or hangs, is left
+    _spare.append(calls)  # its thread is free; a thread whose call failed or hangs is left
     return result
 
 
@@ -173,8 +173,8 @@ def within(limit_s: float, call: Callable[..., T], *args: Any, progress: Callabl
 _spare: deque[Calls] = deque(maxlen=4)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_spare.clear)
-    os.register_at_fork(after_in_child=_running.clear)  # it would wait for them at its end
+    os.register_at_fork(after_in_child=_running.clear)  # the child would wait for them at its end
 
-# A thread that returns from Lance while the interpreter ends would abort the process. A call that was interrupted ends
-# soon; one that hangs is not waited for.
+# A thread that returns from Lance while the interpreter ends would abort the process. An interrupted call ends soon; a
+# call that hangs is not waited for.
 atexit.register(lambda: wait(list(_running), _EXIT_S))

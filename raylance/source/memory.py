@@ -1,5 +1,5 @@
-"""Owns the rows of a portion as they are read: each is copied once, where possible to the line that it is delivered
-from. Never reads, and never decides which rows are here.
+"""Owns the memory of a portion's rows: each row is copied once, if possible to the line from which it is delivered;
+never reads, and never decides which rows are here.
 """
 
 import abc
@@ -17,17 +17,17 @@ import pyarrow as pa
 from raylance.orders.permutation import Int64Array
 
 Bytes = npt.NDArray[np.uint8]
-Lend = Callable[[int], Bytes]  # takes a number of bytes, and gives memory of that size or larger
+Lend = Callable[[int], Bytes]  # takes a number of bytes; returns memory of at least that size
 
 _GROWTH = 1.5
-_LONG_RUN = 4  # mean length of runs of adjacent rows from which on they are taken as slices
-_LARGE_VALUE_BYTES = 2 << 10  # mean size from which on a loop of Python copies as fast as Arrow takes
-_SPARE = 1.05  # of the bytes that the first rows predict
+_LONG_RUN = 4  # mean length of runs of adjacent rows, from which on they are taken as slices
+_LARGE_VALUE_BYTES = 2 << 10  # mean size, from which on a Python loop copies as fast as Arrow takes
+_SPARE = 1.05  # times the bytes that the first rows predict
 _KEPT_BYTES = 64 << 20  # of freed memory, in each arena
-# The largest piece that is kept: twice what is read at once. A larger one, such as one row, goes back to the system.
-# Kept, it would pin the freed memory around it: a reader of 32 MiB of rows had 170 MiB of it.
+# The largest piece that is kept: twice the size of one read. A larger piece, such as one large row, goes back to the
+# system. If it were kept, it would pin the freed memory around it: a reader of 32 MiB of rows held 170 MiB.
 _KEPT_PIECE_BYTES = 8 << 20
-_ARENAS = 4  # more would only help threads that allocate many small pieces
+_ARENAS = 4  # more only help threads that allocate many small pieces
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
@@ -36,13 +36,13 @@ def _fresh(nbytes: int) -> Bytes:
 
 
 class RowMemory:
-    """Rows by column. Columns of numbers, bytes, or lists of numbers, without nulls, are each in one piece.
+    """Rows by column. Each column of numbers, bytes, or lists of numbers, without nulls, lies in one piece.
 
-    Other columns are kept as they come, and joined when they are read. With `lines`, columns of values of one size are
-    stored line by line, if all of them fit, which saves gathering them later.
+    Other columns are kept as they come, and joined when they are read. With `lines`, columns whose values have one size
+    are stored line by line, if all of them fit. This saves gathering them later.
 
     Attributes:
-        rows: Rows that are here.
+        rows: Number of rows that are here.
         schema: Schema of the last table that was appended.
     """
 
@@ -53,9 +53,9 @@ class RowMemory:
 
         Args:
             most_bytes: Most bytes to reserve for rows that are still to come.
-            expected: Rows to expect.
+            expected: Number of rows to expect.
             lines: The line of each row, int64, shape (expected,), a permutation; None stores rows as they come.
-            lend: Gives memory. What is returned here are views of it, so it must last as long as they do.
+            lend: Returns memory. It must last as long as the arrays that are returned here, which are views of it.
         """
         self._most_bytes, self._expected, self._lines, self._lend = most_bytes, expected, lines, lend
         self._columns: dict[str, _Column] = {}
@@ -71,12 +71,12 @@ class RowMemory:
 
     @property
     def is_even(self) -> bool:
-        """Whether all rows have as many bytes; False before the first one."""
+        """Whether all rows have the same number of bytes; False before the first row."""
         return len(self._columns) > 0 and all(isinstance(column, _Fixed) for column in self._columns.values())
 
     def size_of(self, table: pa.Table) -> int:
-        """Bytes of a table of these columns. Where rows have one size, it avoids `nbytes`, which releases the GIL for
-        each array.
+        """Bytes of a table of these columns. If rows have one size, it avoids `nbytes`, which releases the GIL for each
+        array.
         """
         widths = [column.width for column in list(self._columns.values()) if isinstance(column, _Fixed)]
         return table.num_rows * sum(widths) if len(widths) == table.num_columns else int(table.nbytes)
@@ -86,12 +86,12 @@ class RowMemory:
             yield from column.parts
 
     def place(self, at: int, table: pa.Table) -> frozenset[str]:
-        """Copies rows to their lines before they are appended: row `at` is the table's first one.
+        """Copies rows to their lines before they are appended; the table's first row has the number `at`.
 
         Several threads may do so at once, in any order, and again with the same rows.
 
         Returns:
-            The columns that were copied, for `append`.
+            The names of the copied columns, for `append`.
         """
         placed = set()
         for name in table.column_names if self._lines is not None else ():
@@ -101,7 +101,7 @@ class RowMemory:
         return frozenset(placed)
 
     def append(self, table: pa.Table, placed: frozenset[str] = frozenset()) -> None:
-        """Adds rows, all of one schema; copies the columns that `place` has not."""
+        """Adds rows, all of one schema; copies the columns that `place` did not copy."""
         self.schema, self._stored = table.schema, None
         for name in table.column_names:
             column, rows = self._column(name, table), self.rows
@@ -118,7 +118,7 @@ class RowMemory:
         self.rows += table.num_rows
 
     def _column(self, name: str, table: pa.Table) -> "_Column":
-        """The column of this name, made with the first table."""
+        """The column of this name; the first table creates it."""
         with self._making:
             column = self._columns.get(name)
             if column is None:
@@ -128,7 +128,7 @@ class RowMemory:
             return column
 
     def _fitting_rows(self, table: pa.Table) -> float:
-        """How many more rows such as these have room."""
+        """How many more rows like these fit."""
         used = sum(part.used for part in self._parts())
         return float((self._most_bytes - used) * table.num_rows / max(1, table.nbytes))
 
@@ -139,11 +139,11 @@ class RowMemory:
             column.cut(rows)
 
     def table(self) -> pa.Table:
-        """Returns the rows as they were appended, in views where possible."""
+        """Returns the rows as they were appended, as views if possible."""
         return self._table(self._columns)
 
     def stored(self) -> pa.Table:
-        """Returns the rows as `table` does, without the columns that are stored line by line."""
+        """Returns the rows like `table`, without the columns that are stored line by line."""
         if self._stored is None:
             self._stored = self._table([name for name, column in self._columns.items() if column.lines is None])
         return self._stored
@@ -158,7 +158,7 @@ class RowMemory:
         """Returns views of lines [low, high) of the columns that are stored line by line.
 
         Raises:
-            IndexError: If rows are still to come.
+            IndexError: If not all rows are here.
         """
         found = {name: column for name, column in self._columns.items() if column.lines is not None}
         if found and self.rows < self._expected:
@@ -168,27 +168,29 @@ class RowMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Room:
-    """How much memory to allocate, in multiples of the chunk that is being appended."""
+    """Limits of the memory to allocate, in multiples of the chunk that is being appended."""
 
-    expected: float  # for all rows that are still expected, the chunk included
-    fitting: float  # at most
+    expected: float  # for all rows that are still expected, including the chunk
+    fitting: float  # for as many rows as fit
 
 
 class _Column(abc.ABC):
-    """One column; its rows are stored line by line if `lines` is not None, see `RowMemory`."""
+    """One column. If `lines` is not None, its rows are stored line by line, see `RowMemory`."""
 
     lines: Int64Array | None = None
     parts: "tuple[_Bytes, ...]" = ()
 
     def store_by(self, lines: Int64Array) -> None:  # noqa: B027  # most columns do not
-        """Stores rows line by line, if values have one size."""
+        """Stores rows line by line if values have one size."""
 
     def place(self, at: int, chunks: list[pa.Array]) -> bool:
-        """Copies rows from number `at` on to their lines; returns False if this column cannot hold them."""
+        """Copies rows, the first of which has number `at`, to their lines; returns False if the column cannot hold
+        them.
+        """
         raise NotImplementedError
 
     def by_line(self, low: int, high: int) -> pa.Array:
-        """Returns lines [low, high), if `lines` is not None."""
+        """Returns lines [low, high); only if `lines` is not None."""
         raise NotImplementedError
 
     @abc.abstractmethod
@@ -209,7 +211,7 @@ class _Fixed(_Column):
 
     def __init__(self, kind: pa.DataType, width: int, lend: Lend) -> None:
         self._kind, self.width, self._data = kind, width, _Bytes(lend)
-        # Rows of bytes, unless numbers have this width: to assign `np.void`, NumPy releases the GIL several times.
+        # Rows of bytes, unless numbers have this width: NumPy releases the GIL several times to assign `np.void`.
         self._value = f"u{width}" if width in (1, 2, 4, 8) else "u1"
         self._shape: tuple[int, ...] = (-1,) if self._value != "u1" or width == 1 else (-1, width)
         self.parts = (self._data,)
@@ -244,7 +246,7 @@ class _Fixed(_Column):
 
     @property
     def _by_line(self) -> npt.NDArray[Any]:
-        """All lines, (n,) or (n, bytes of a value)."""
+        """All lines, shape (n,) or (n, bytes of a value)."""
         lines = 0 if self.lines is None else len(self.lines)
         return self._as_values(self._data.memory[: lines * self.width])
 
@@ -285,7 +287,7 @@ class _Variable(_Column):
         return True
 
     def take(self, array: pa.Array, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | None:
-        """Takes rows of an array of this type by their places; None if one is null, or they are too many for it."""
+        """Takes rows of an array of this type by their places; None if one is null, or they have too many bytes."""
         if array.null_count or not len(array):
             return None
         ends = self._ends_of(array)
@@ -317,7 +319,7 @@ class _Variable(_Column):
         return [self._array(rows, self._ends.memory, self._data.memory)]
 
     def _ends_of(self, array: pa.Array) -> npt.NDArray[Any]:
-        """Where the values of k rows begin, and the last one ends, (k + 1,)."""
+        """The begins of the values of k rows, and the end of the last one, shape (k + 1,)."""
         return np.frombuffer(array.buffers()[1], self._offset, len(array) + 1, array.offset * self._offset.itemsize)
 
     def _array(self, rows: int, ends: Bytes, data: Bytes) -> pa.Array:
@@ -347,7 +349,7 @@ class _Chunks(_Column):
                 rows -= len(array)
 
     def arrays(self, rows: int) -> list[pa.Array]:
-        # A gather from one chunk is about ten times as fast. Columns too large for one chunk keep several.
+        # Gathering from one chunk is about ten times as fast. Columns that are too large for one chunk keep several.
         if len(self._arrays) > 1:
             self._arrays = pa.table({"": pa.chunked_array(self._arrays)}).combine_chunks()[""].chunks
         return self._arrays
@@ -377,7 +379,7 @@ class _Bytes:
 
 
 def _make_column(kind: pa.DataType, lend: Lend) -> _Column:
-    """Makes memory for a column of this type."""
+    """Creates the memory for a column of this type."""
     if width := _width(kind):
         return _Fixed(kind, width, lend)
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
@@ -392,7 +394,7 @@ def _make_column(kind: pa.DataType, lend: Lend) -> _Column:
 
 
 def _width(kind: pa.DataType) -> int:
-    """Bytes of a value; 0 if values differ in size, or are no whole bytes."""
+    """Bytes of a value; 0 if values differ in size or do not have whole bytes."""
     if isinstance(kind, pa.BaseExtensionType):
         return _width(kind.storage_type)
     if pa.types.is_fixed_size_list(kind):
@@ -406,7 +408,7 @@ def _bytes(buffer: pa.Buffer | None) -> Bytes:
 
 
 def _raw(array: pa.Array) -> Bytes | None:
-    """The bytes of values of one size; None if one of them is null."""
+    """The bytes of values of one size; None if a value is null."""
     if array.null_count:
         return None
     if isinstance(array.type, pa.BaseExtensionType):
@@ -418,7 +420,9 @@ def _raw(array: pa.Array) -> Bytes | None:
 
 
 def values_of(lists: pa.FixedSizeListArray) -> pa.Array:
-    """The values of lists without null. Unlike `flatten`, it does not release the GIL, for which other threads wait."""
+    """The values of lists without nulls. Unlike `flatten`, it does not release the GIL, for which it would have to wait
+    again.
+    """
     size = lists.type.list_size
     return lists.values.slice(lists.offset * size, len(lists) * size)
 
@@ -433,11 +437,11 @@ def _dense(kind: pa.DataType, rows: int, data: pa.Buffer) -> pa.Array:
 
 
 def keep_freed_memory() -> bool:
-    """Has this process keep some freed memory for later; returns False if its C library is not glibc.
+    """Makes this process keep some freed memory for later; returns False if its C library is not glibc.
 
-    Lance frees pieces that it read, glibc returns them to the system, and each page of the next piece costs a fault: up
-    to half of the CPU of reading. Both thresholds are set, because setting one stops glibc from adjusting the other,
-    which costs more than it saves.
+    Lance frees the pieces that it read, and glibc returns them to the system. Then each page of the next piece costs a
+    fault, together up to half of the CPU time of reading. Both thresholds are set: if only one is set, glibc no longer
+    adjusts the other, which costs more than it saves.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -447,18 +451,18 @@ def keep_freed_memory() -> bool:
 
 
 def own_memory(table: pa.Table) -> pa.Table:
-    """Copies a table; `combine_chunks` alone copies only columns of several chunks."""
+    """Copies a table. `combine_chunks` alone would copy only columns of several chunks."""
     return pa.concat_tables([table, table.slice(0, 0)]).combine_chunks()
 
 
 def long_runs(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """Indices where runs of consecutive places, int64, shape (k,), begin; None if they are too short for slices."""
+    """Indices at which runs of consecutive `places`, int64, shape (k,), begin; None if they are too short to slice."""
     starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
     return starts if len(places) >= len(starts) * _LONG_RUN else None
 
 
 def slice_runs(table: pa.Table, places: npt.NDArray[np.int64]) -> list[pa.Table] | None:
-    """Rows by their places, int64, shape (k,), in slices of a table; None if there are no long runs of them."""
+    """Rows by their places, int64, shape (k,), as slices of a table; None if there are no long runs."""
     starts = long_runs(places)
     if starts is None:
         return None
@@ -467,7 +471,7 @@ def slice_runs(table: pa.Table, places: npt.NDArray[np.int64]) -> list[pa.Table]
 
 
 def take_rows(table: pa.Table, places: npt.NDArray[np.int64], lend: Lend = _fresh) -> pa.Table:
-    """Takes rows by their places, int64, shape (k,), into memory of their own; `lend` gives that of large values."""
+    """Takes rows by their places, int64, shape (k,), into new memory; `lend` gives the memory of large values."""
     return pa.Table.from_arrays([_take(column, places, lend) for column in table.columns], schema=table.schema)
 
 
@@ -475,16 +479,16 @@ def _take(column: pa.ChunkedArray, places: npt.NDArray[np.int64], lend: Lend) ->
     if column.num_chunks == 1 and (taken := _take_as_bytes(column.chunk(0), places, lend)) is not None:
         return taken
     if column.num_chunks > 1 and column.nbytes > np.iinfo(np.int32).max and len(places):
-        # Arrow would join the chunks, and one may not hold them.
+        # Arrow would join the chunks, and one chunk may not hold them.
         return pa.concat_arrays([column.slice(place, 1).chunk(0) for place in places.tolist()])
     if _is_nested(column.type):
-        column = own_memory(pa.table([column], [""]))[0]  # Arrow 26 takes wrong values from a slice of it
+        column = own_memory(pa.table([column], [""]))[0]  # Arrow 26 takes wrong values from a slice of such a column
     return column.take(pa.array(places))
 
 
 def _take_as_bytes(array: pa.Array, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | None:
-    """Takes values of many bytes as bytes: Arrow takes lists value by value, and bytes into memory that grows. None for
-    other arrays, and for nulls.
+    """Takes values of many bytes as bytes, because Arrow takes lists value by value, and bytes into memory that grows.
+    None for other arrays, and if a value is null.
     """
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):

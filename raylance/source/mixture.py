@@ -1,4 +1,4 @@
-"""Owns the reading of a mixture: its components as one selection and one reader; never deals positions to them.
+"""Owns the reading of a mixture, whose components are one selection and one reader; never deals positions to them.
 
 A row offset of a mixture has its component in the high bits.
 """
@@ -79,7 +79,7 @@ class MixedRows(RowSource):
 
 
 def mix_rows(parts: Mapping[str, RowSource]) -> MixedRows:
-    """The rows of all components, by name; the bytes of a row are those of the component with the largest rows."""
+    """The rows of all components, by name. The bytes of a row are those of the component with the largest rows."""
     widest = max(parts.values(), key=lambda part: part.likely_row_bytes)
     return MixedRows(
         uri={name: part.uri for name, part in parts.items()},

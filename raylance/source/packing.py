@@ -1,8 +1,8 @@
-"""Owns the packing of token documents into sequences of one length; never tokenises, never reorders tokens.
+"""Owns the packing of token documents into sequences of one length; never tokenises or reorders tokens.
 
 The selected documents, each followed by an end-of-sequence token, form one long string of tokens in storage order. A
-sequence is a cut of it, found by a table of the documents' ends. So sequences are the rows of the epoch: any order
-shuffles them, every token comes exactly once, and a resume in the middle of a document is one between two sequences.
+sequence is a piece of it; a table of the documents' ends locates it. So sequences are the rows of the epoch: any order
+shuffles them, every token comes exactly once, and a resume in the middle of a document lies between two sequences.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from raylance.source.reader import Pace, RowReader
 from raylance.source.rows import RowSource, Selected
 
 _BLOCK_BYTES = 16 << 20  # of documents, to read at a time
-_FIRST_ROWS = 4  # whose size is unknown
+_FIRST_ROWS = 4  # read at first, because their size is unknown
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class PackTokens:
     """How documents become sequences.
 
     Attributes:
-        column: Column of lists of integers, one document a row.
-        length: Tokens of a sequence.
-        eos_id: Token to put after each document, or None for none.
+        column: Column of lists of integers, one document per row.
+        length: Number of tokens of a sequence.
+        eos_id: Token to put after each document; None for no token.
         pad_id: Token that fills the last sequence of the epoch.
     """
 
@@ -59,7 +59,8 @@ class Documents:
     """The ends of a selection's documents in the string of tokens; they define a selection of sequences.
 
     Attributes:
-        ends: Tokens up to the end of each document, its end-of-sequence token included; int64, shape (documents,).
+        ends: Number of tokens up to the end of each document, end-of-sequence tokens included; int64, shape
+            (documents,).
         pack: The settings.
     """
 
@@ -87,7 +88,7 @@ def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
     """Reads the lengths of all selected documents, some MiB of them at a time.
 
     Raises:
-        DatasetError: If the column holds no lists of integers, a null, a token beyond int64, or no token at all.
+        DatasetError: If the column holds other types than lists of integers, a null, a token beyond int64, or no token.
     """
     documents, reader = source.load_selection(), source.open_reader()
     lengths = [np.empty(0, dtype=np.int64)]
@@ -129,7 +130,7 @@ def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _PackReader(RowReader):
-    """Reads sequences: the documents that they overlap, cut at the sequences' ends."""
+    """Reads sequences: reads the documents that overlap them, and cuts these at the sequences' ends."""
 
     reader: RowReader
     documents: Selected
@@ -147,7 +148,7 @@ class _PackReader(RowReader):
         input_ids = np.full((len(offsets), length), pack.pad_id, dtype=np.int64)
         doc_ids = np.full((len(offsets), length), -1, dtype=np.int64)
         opens, closes = np.where(needed > 0, ends[needed - 1], 0), ends[needed]
-        # A document is read whole, even where a sequence needs little of it; so only a few at a time.
+        # Documents are read whole, even if a sequence needs little of them; so only a few at a time.
         filled = np.cumsum(8 * (closes - opens)) // _BLOCK_BYTES
         for group in np.split(np.arange(len(needed)), np.flatnonzero(np.diff(filled)) + 1) if len(needed) else []:
             found = self.reader.read(rows[group])[pack.column].combine_chunks()
@@ -179,7 +180,7 @@ def _fixed(array: npt.NDArray[np.int64]) -> pa.Array:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRows(RowSource):
-    """The sequences that documents are packed into."""
+    """The sequences into which documents are packed."""
 
     documents: RowSource
     table: Shared[Documents]
@@ -203,7 +204,7 @@ def pack_rows(documents: RowSource, pack: PackTokens) -> PackedRows:
     """Packs the documents of a dataset; reads their lengths now.
 
     Raises:
-        DatasetError: As `count_tokens`.
+        DatasetError: See `count_tokens`.
     """
     make = functools.partial(count_tokens, documents, pack)
     table = make()

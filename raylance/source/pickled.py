@@ -1,4 +1,4 @@
-"""Owns the refusal of columns whose values are pickles to who reads them; never reads a value."""
+"""Owns the refusal of columns whose values a reader would unpickle; never reads a value."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def refuse_pickled(schema: pa.Schema, where: str) -> None:
     """Refuses a schema with a column of Ray Data's pickled objects.
 
     Raises:
-        DatasetError: With the names of such columns.
+        DatasetError: If there are such columns; the message names them.
     """
     if found := [field.name for field in schema if _is_pickled(field)]:
         raise DatasetError(
@@ -23,7 +23,7 @@ def refuse_pickled(schema: pa.Schema, where: str) -> None:
 
 
 def _is_pickled(field: pa.Field) -> bool:
-    """Whether a field, or one in it, has that type; where Ray Data is not imported, its metadata alone names it."""
+    """Whether a field, or one in it, has that type. If Ray Data is not imported, only the metadata names it."""
     kind: Any = field.type
     names = (getattr(kind, "extension_name", ""), (field.metadata or {}).get(b"ARROW:extension:name", b"").decode())
     if _NAME in names:

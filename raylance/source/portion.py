@@ -1,5 +1,5 @@
-"""Owns rows that are read and held together, from the first block to the items that are gathered from them; reads none,
-never decides how many they are.
+"""Owns rows that are read and held together, from the first block to the items that are gathered from them; never reads
+rows, and never decides how many there are.
 """
 
 from collections.abc import Callable
@@ -16,27 +16,27 @@ Track = tuple[str, int, int, int]  # plan key, rank, epoch, and the first positi
 
 
 class Portion:
-    """Rows that are read and held together: those of a track from line `begin` on, in the order of delivery.
+    """Rows that are read and held together: the rows of a track from line `begin` on, in the order of delivery.
 
-    Until it is known how many rows fit, the portion may reach to line `chunk_end`.
+    Until it is known how many rows fit, the portion may reach up to line `chunk_end`.
 
     Attributes:
         filling: The latest task that reads rows ahead. A portion of one item that is read on request has none.
-        memory: Where the rows are; set by `open`.
+        memory: The memory of the rows; set by `open`.
         rows: Selected rows in the order of delivery, int64, shape (n,); empty until `open`.
         nbytes: Bytes of the rows that are here.
-        is_held: Whether it counts as held; the rows of one item that is read on request count as in flight.
-        is_cold: Whether its reading began with the first item that needs it, and not ahead.
+        is_held: Whether it counts as held. Rows of an item that is read on request count as in flight instead.
+        is_cold: Whether its reading began only with the first item that needs it.
         is_whole: Whether all rows are here.
-        is_stuck: Whether there is no room for the rest as long as the portion before is held.
-        is_dropped: Whether no more of it is to be read.
+        is_stuck: Whether the rest has no room as long as the portion before is held.
+        is_dropped: Whether no more of it must be read.
     """
 
     filling: Future[None]
     memory: RowMemory
 
     def __init__(self, plan: Plan, track: Track, chunk: Chunk, begin: int, chunk_end: int, *, once: bool) -> None:
-        """With `once`, a line belongs here until it is handed out."""
+        """With `once`, a line belongs here only until it is handed out."""
         self.plan, self.track, self.chunk = plan, track, chunk
         self.begin, self.chunk_end = begin, chunk_end
         self.is_held, self.is_cold, self.is_whole, self.is_dropped, self.is_stuck = True, False, False, False, False
@@ -53,7 +53,7 @@ class Portion:
     ) -> None:
         """Takes at least one selected row, in the order of delivery, and their indices in storage order if known.
 
-        `remember` makes memory for a number of rows, and their lines if they are to be stored line by line.
+        `remember` makes the memory for a number of rows, and takes their lines if they are stored line by line.
         """
         lines = np.argsort(rows) if lines is None else lines
         stored = rows[lines]
@@ -65,26 +65,26 @@ class Portion:
         is_scattered = not is_repeated and long_runs(self._places) is None
         self.memory = remember(len(stored), lines if is_scattered else None)
         self.rows, self.nbytes, self._blocks = rows, 0, []
-        self._stored = stored  # last: another thread asks by it whether there is memory
+        self._stored = stored  # set last: it tells other threads that there is memory
 
     @property
     def end(self) -> int:
-        """The line after the last row, once all rows are read; until then the highest that it can be."""
+        """The line after the last row, once all rows are read; until then the highest possible one."""
         return self.begin + len(self.rows) if self.is_whole else self.chunk_end
 
     def has(self, track: Track, line: int) -> bool:
-        """Whether a line belongs here, as far as is known yet."""
+        """Whether a line belongs here, as far as is known."""
         first = self.begin + self._handed_out * self._once
         return self.track == track and first <= line < self.end
 
     def was_handed_out_lately(self, line: int) -> bool:
-        """Whether a line is not here any more, but at least half of the rows come after it and the others like it."""
+        """Whether a line was handed out lately: the lines handed out from it on are at most half of the rows."""
         left = self.begin + self._handed_out - line
         return self._once and 0 < left <= min(self._handed_out, len(self.rows) // 2)
 
     @property
     def stored_rows(self) -> int:
-        """Rows that are to be read; 0 until `open`."""
+        """Number of rows to read; 0 until `open`."""
         return len(self._stored)
 
     @property
@@ -99,7 +99,7 @@ class Portion:
 
     @property
     def share_handed_out(self) -> float:
-        """Share of its rows up to the last one that was handed out."""
+        """Share of its rows up to the last row that was handed out."""
         return self._handed_out / max(1, len(self.rows))
 
     def hand_out(self, high: int) -> None:
@@ -111,7 +111,7 @@ class Portion:
         return self._stored[first : first + rows]
 
     def add(self, table: pa.Table, nbytes: int, placed: frozenset[str]) -> tuple[int, int]:
-        """Keeps the next rows, of which `placed` columns are in memory already; returns their number and bytes."""
+        """Keeps the next rows, whose `placed` columns are in memory already; returns their number and bytes."""
         rows = self.memory.rows
         try:
             self.memory.append(table, placed)
@@ -129,15 +129,15 @@ class Portion:
         self.nbytes -= nbytes
 
     def halve(self, remember: Callable[[int, Int64Array | None], RowMemory]) -> None:
-        """Drops the second half of the rows, in the order of delivery: another portion will have them."""
+        """Drops the second half of the rows in the order of delivery; another portion will have them."""
         stored, rows = self._stored, self.rows[: len(self.rows) // 2]
         kept = take_rows(self.memory.table(), np.flatnonzero(np.isin(stored[: self.memory.rows], rows)))
         self.open(rows, remember)
         self.add(kept, kept.nbytes, frozenset())
 
     def gather(self, low: int, high: int, lend: Lend, *, own: bool) -> pa.Table:
-        """Returns the rows of lines [low, high), in memory of their own with `own`; else maybe views. `lend` gives the
-        memory of what is copied.
+        """Returns the rows of lines [low, high): with `own` in memory of their own, else maybe as views. `lend` gives
+        the memory for copies.
         """
         first, last = low - self.begin, high - self.begin
         by_line, table = self.memory.by_line(first, last), self.memory.stored()

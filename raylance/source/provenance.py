@@ -22,7 +22,7 @@ KEY = b"raylance:provenance"
 logger = logging.getLogger(__name__)
 
 _FORMAT = 1
-_REACH_S = 10.0  # Lance itself tries for minutes where an object store does not answer
+_REACH_S = 10.0  # Lance itself tries for minutes if an object store does not answer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +30,19 @@ class Provenance:
     """The source of a materialised dataset: JSON under `raylance:provenance` in its schema metadata.
 
     Attributes:
-        uri: The source, as `raylance.dataset` took it.
-        version: Its version.
-        branch: Branch whose numbering the version follows, or None for what `uri` opens.
+        uri: URI of the source, as given to `raylance.dataset`.
+        version: Version of the source.
+        branch: Branch whose numbering the version follows; None for the one that `uri` opens.
         identity: Hash of that version's files, as in checkpoints.
         filter: SQL expression that selected the rows, or None.
         columns: Columns that were copied.
-        rows: Rows that were selected.
+        rows: Number of selected rows.
         fingerprint: Hash of their row offsets, as in checkpoints.
         seed: Seed of the order.
         order: "shuffled", or "grouped" by `group_by` and shuffled within each group.
         group_by: Column of the groups, or None.
-        transform: What was done to values, JSON-able, or None for nothing.
-        raylance: Version of raylance that made it.
+        transform: Changes that were made to values, JSON-able; None for no change.
+        raylance: Version of raylance that made the dataset.
     """
 
     uri: str
@@ -61,10 +61,10 @@ class Provenance:
 
     @classmethod
     def read(cls, schema: pa.Schema) -> Self | None:
-        """Reads the provenance from a schema; None where it has none.
+        """Reads the provenance from a schema; None if it has none.
 
         Raises:
-            DatasetError: If it cannot be read.
+            DatasetError: If the provenance cannot be read.
         """
         text = (schema.metadata or {}).get(KEY)
         if text is None:
@@ -81,16 +81,16 @@ class Provenance:
             ) from error
 
     def add_to(self, schema: pa.Schema) -> pa.Schema:
-        """Returns the schema with this in its metadata."""
+        """Returns the schema with this provenance in its metadata."""
         text = json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}, ensure_ascii=False)
         return schema.with_metadata({**(schema.metadata or {}), KEY: text.encode()})
 
 
 def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: StorageOptions | None) -> None:
-    """Warns about, or refuses, a dataset that was made from a source which has other files now.
+    """Warns about, or refuses, a dataset whose source has changed since it was made.
 
-    The source's newest version is opened once, with the storage options of the dataset. A source that cannot be reached
-    is no error.
+    The source's newest version is opened once, with the storage options of the dataset. If the source cannot be
+    reached, that is not an error.
 
     Raises:
         DatasetError: With "refuse", if the source has changed, or the provenance cannot be read.
@@ -138,8 +138,8 @@ def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: Stora
 
 
 def _newest(source: Source) -> Source | Exception:
-    """The newest version of a source, or why it cannot be opened within some seconds."""
+    """The newest version of a source, or the error if it cannot be opened within some seconds."""
     try:
         return within(_REACH_S, source.newest)
-    except Exception as error:  # it concerns the source only, which the user did not open
+    except Exception as error:  # it concerns only the source, which the user did not open
         return error

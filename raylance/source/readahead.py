@@ -1,9 +1,9 @@
 """Owns the raw rows that a reader helper holds: the portion in use and the next one, read in blocks and bounded by the
-bytes that were really read; never decides which rows are delivered, knows no Ray.
+bytes that were really read; never decides which rows are delivered, and never uses Ray.
 
-A portion is as many rows of a chunk, in the order of delivery, as the limit allows: a whole window where it fits, else
-a part of it, at least one row. Cutting changes how rows are read, never which rows come, or in which order. The memory
-of a finished portion serves another one.
+A portion has as many rows of a chunk, in the order of delivery, as the limit allows: a whole window if it fits, else a
+part of it, at least one row. Cutting changes how rows are read, never which rows come or in which order. The memory of
+a finished portion is used for another one.
 """
 
 import contextlib
@@ -35,17 +35,17 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_BLOCK_BYTES = 32 << 20  # most bytes to read at a time; large enough for Lance to read and decode in parallel
-_BLOCKS = 16  # blocks in the limit: what a block exceeds its estimate by stays small beside the limit
-_FIRST_SHARE = 0.125  # share of a portion that is read as soon as the portion before it is in use,
-# Share of a portion whose items are read by themselves while the portion is read. Items that are decoded last until the
-# portion is there; others would not, and cost several times as much by themselves.
+_BLOCK_BYTES = 32 << 20  # most bytes to read at a time; enough for Lance to read and decode in parallel
+_BLOCKS = 16  # blocks in the limit: if a block exceeds its estimate, the excess is small against the limit
+_FIRST_SHARE = 0.125  # share of a portion that is read as soon as the portion before it is in use
+# Share of a portion whose items are read one by one while the portion is read: half if items are decoded, which takes
+# until the portion is there; otherwise few, because reading items one by one costs several times as much.
 _HALF, _FEW = 0.5, 1 / 16
-_FASTER = 2.0  # and how much faster the rest is read than the portion before it is handed out
+_FASTER = 2.0  # how much faster the rest is read than the portion before it is handed out
 
 
 class TooLargeError(Exception):
-    """Rows of one item that have more bytes together than allowed: `nbytes`, an estimate."""
+    """The rows of one item have more bytes together than allowed; `nbytes` is an estimate of them."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes)
@@ -54,7 +54,7 @@ class TooLargeError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Request:
-    """An item that is being gathered; its rows are lines up to `end` of the track."""
+    """An item that is being gathered. Its rows are lines of the track, up to `end`."""
 
     plan: Plan
     track: Track
@@ -65,7 +65,7 @@ class _Request:
 
 
 class _Gate:
-    """Keeps a read that was given up, and returns late, from writing to rows that were handed out since."""
+    """Stops a read that was given up and returns late from writing to rows that were handed out meanwhile."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -73,7 +73,7 @@ class _Gate:
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[bool]:
-        """Gives whether it is open, which it stays meanwhile."""
+        """Yields whether the gate is open; it stays so during the body."""
         with self._changed:
             is_open = self._is_open
             self._inside += is_open
@@ -85,7 +85,7 @@ class _Gate:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Waits for those inside, who copy a few MiB, and lets in nobody else."""
+        """Lets no more threads in, and waits for those inside, which copy a few MiB."""
         with self._changed:
             self._is_open = False
             self._changed.wait_for(lambda: not self._inside)
@@ -94,8 +94,8 @@ class _Gate:
 class ReadAhead:
     """Holds the rows of one rank: gathers items from the portion in use, while a thread reads the next portion.
 
-    `gather` and `begin` are for one thread, `close` for any. Items are read in the calling thread where nothing was
-    read ahead, so the reader, and what is counted, serve both threads.
+    Only one thread may call `gather` and `begin`; any thread may call `close`. If nothing was read ahead, the calling
+    thread reads items itself, so both threads use the reader and the counters.
     """
 
     def __init__(
@@ -107,34 +107,34 @@ class ReadAhead:
         lends: bool = False,
         at_once: bool = False,
     ) -> None:
-        """Opens nothing yet: the first `gather` raises what the first read does.
+        """Opens nothing yet. The first `gather` raises the errors of the first read.
 
         Args:
-            source: What to read.
+            source: The rows to read.
             limit_bytes: Most bytes of both portions together; the block being read comes on top.
-            read_timeout_s: As `RowSource.open_reader` takes it.
-            lends: Whether the caller keeps tables of `gather`, and may write to them. They may be views, so each line
-                is handed out once, and memory that is kept for long holds up to `limit_bytes` more.
-            at_once: Whether a portion is read as soon as there is room for it, and not as the one before is handed out.
+            read_timeout_s: See `retry_s` of `RowSource.open_reader`.
+            lends: Whether the caller keeps tables of `gather` and may write to them. They may be views. So each line is
+                handed out once, and tables that are kept for long hold up to `limit_bytes` more memory.
+            at_once: Whether a portion is read as soon as it has room, instead of as the one before is handed out.
         """
         self._source, self._limit, self._read_timeout_s = source, limit_bytes, read_timeout_s
         self._lends = lends
         self._first_share, self._early_share = (1.0, _FEW) if at_once else (_FIRST_SHARE, _HALF)
-        portions = 3 if lends else 2  # a caller that gets views keeps the portion before
+        portions = 3 if lends else 2  # a caller that gets views keeps the previous portion
         self._lender = Lender(portions * limit_bytes * 9 // 16)  # a portion has half of the limit, rounded up
         self._items = Lender(limit_bytes // 2 if lends else limit_bytes // 8)  # for gathered rows
         self._selection = source.load_selection()
-        self._row_bytes = source.likely_row_bytes  # of the last portion
+        self._row_bytes = source.likely_row_bytes  # measured on the last portion
         self._block_bytes = max(1, min(_BLOCK_BYTES, limit_bytes // _BLOCKS))
-        self._is_even = False  # whether all rows have one size, as far as is known
+        self._is_even = False  # whether all known rows have one size
         self._thread = Calls(1, "read-ahead")
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="plan-ahead")
-        # At most one, for the thread alone.
+        # At most one entry; only the thread uses it.
         self._planned: dict[tuple[str, int, Chunk], Future[tuple[Int64Array, Int64Array]]] = {}
         self._used: Portion | None = None
         self._next: Portion | None = None
-        self._alone: tuple[Track, int] | None = None  # where the last rows ended that were read on request
-        self._lock = threading.Lock()  # guards all below, which both threads use
+        self._alone: tuple[Track, int] | None = None  # the line after the last rows that were read on request
+        self._lock = threading.Lock()  # guards the attributes below, which both threads use
         self._reader: RowReader | None = None
         self._read_bytes, self._read_s = 0, 0.0
         self.peak_bytes = 0
@@ -175,7 +175,7 @@ class ReadAhead:
         return pa.concat_tables(tables).combine_chunks()
 
     def begin(self, plan_key: str, plan: Plan, rank: int, chunk: Chunk) -> None:
-        """Starts to read a chunk that will be asked for, unless it is held; drops the portions that are held."""
+        """Starts to read a chunk that will be needed and drops the held portions; does nothing if it is held."""
         track, line = (plan_key, rank, chunk.epoch, chunk.position % plan.stride), plan.line(chunk.position, rank)
         if not any(portion.has(track, line) for portion in self._held):
             self._release(*self._held)
@@ -195,7 +195,7 @@ class ReadAhead:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the rows that are held now."""
+        """Bytes of the rows held now."""
         return sum(portion.nbytes for portion in self._held)
 
     @property
@@ -203,32 +203,34 @@ class ReadAhead:
         return [portion for portion in (self._used, self._next) if portion is not None]
 
     def empty_table(self) -> pa.Table:
-        """A table of no row, with all columns."""
+        """An empty table with all columns."""
         tables: list[pa.Table] = []
         self._read([np.empty(0, dtype=np.int64)], lambda _, table: table, tables.append)
         return tables[0]
 
     def _is_kept_long(self) -> bool:
-        """Whether more memory is kept than that of the portion before: then the caller gets copies, to keep no more."""
+        """Whether the caller keeps more memory than the previous portion's. Then it gets copies, so that it keeps no
+        more.
+        """
         held = sum(portion.capacity_bytes for portion in self._held)
         return self._lender.lent_bytes - held > self._limit // 2
 
     def _find_portion(self, request: _Request, at: int) -> Portion:
-        """Returns a portion that is whole and has line `at`, and has the one after it read."""
+        """Returns a whole portion with line `at`, and starts to read the one after it."""
         used, track = self._advance(request, at), request.track
         if used is None:
             return self._read_item(request, at)
         is_early = used.is_cold and at - used.begin < self._early_share * (used.chunk_end - used.begin)
         if is_early and not used.filling.done() and (request.end - at) * self._row_bytes < self._limit / 8:
-            # These rows were not read ahead. The first items are read by themselves, so that a start, or a resume,
-            # waits for a batch and not for a window; not all of them, or the next portion would never be read ahead.
+            # These rows were not read ahead. The first items are read one by one, so that a start or a resume waits for
+            # a batch and not for a window. Not all items: otherwise the next portion would never be read ahead.
             return self._read_item(request, at)
         wait([used.filling])
-        if not used.is_whole:  # there was no room for all of it before, or an error that may be over
+        if not used.is_whole:  # it had no room for all rows before, or an error that may have passed
             try:
                 self._fill(used)
             except Exception as error:
-                # The error may concern other rows of the portion: those of this item are read by themselves. The next
+                # The error may concern other rows of the portion, so the rows of this item are read alone. The next
                 # request for the portion reads it again.
                 logger.warning("rows could not be read together (%r). One item is read by itself.", error)
                 self._release(used)
@@ -242,7 +244,7 @@ class ReadAhead:
     def _advance(self, request: _Request, at: int) -> Portion | None:
         """Makes the portion with line `at` the one in use: the current one, the next one, or a new one.
 
-        Returns None for a line that should be read by itself.
+        Returns None if the line should be read alone.
         """
         used, following, track = self._used, self._next, request.track
         if used is not None and used.has(track, at):
@@ -253,9 +255,9 @@ class ReadAhead:
             self._used, self._next = following, None
             return following
         if used is not None and used.track == track and used.was_handed_out_lately(at):
-            return None  # a pass that begins with what the one before did not take
+            return None  # a pass that begins with rows that the one before did not take
         if used is not None and used.track == track and at < used.begin and self._alone != (track, at):
-            return None  # work of a lost helper that is done again: what is held now is still needed
+            return None  # a lost helper's work is repeated: the held portions are still needed
         self._release(*self._held)
         self._next = None
         self._used = started = self._start(request.plan, track, request.item.chunk, at)
@@ -265,7 +267,7 @@ class ReadAhead:
     def _start(
         self, plan: Plan, track: Track, chunk: Chunk, begin: int, room: float = math.inf, share: float = 1.0
     ) -> Portion:
-        """Starts to read a chunk from a line on; for now at most `room` bytes and this share of the rows."""
+        """Starts to read a chunk from a line on; at first at most `room` bytes and this share of the rows."""
         rank = track[1]
         end = plan.line(chunk.position, rank) + plan.chunk_size(chunk, rank)
         portion = Portion(plan, track, chunk, begin, end, once=self._lends)
@@ -273,7 +275,7 @@ class ReadAhead:
         return portion
 
     def _start_next(self, used: Portion, following: Chunk | None) -> Portion | None:
-        """Starts to read what comes after a portion: the rest of its chunk, or else the following chunk."""
+        """Starts to read the rows after a portion: the rest of its chunk, or else the following chunk."""
         plan_key, rank, _, _ = used.track
         chunk, begin = used.chunk, used.end
         if begin == used.chunk_end:
@@ -285,8 +287,8 @@ class ReadAhead:
         return self._start(used.plan, track, chunk, begin, self._limit - used.nbytes, self._share_of_next(used))
 
     def _read_more(self, used: Portion) -> None:
-        """Reads more of the next portion as the one in use is handed out: reading all at once would take the cores
-        from decoding just when a window ends.
+        """Reads more of the next portion as the one in use is handed out. Reading all at once would take the cores from
+        decoding just when a window ends.
         """
         following, share = self._next, self._share_of_next(used)
         if used is not self._used or following is None or following.is_whole or following.is_stuck:
@@ -295,7 +297,7 @@ class ReadAhead:
             following.filling = self._thread.start(self._fill, following, self._limit - used.nbytes, share)
 
     def _read_item(self, request: _Request, at: int) -> Portion:
-        """Reads the rows of an item from line `at` on into a portion of their own; the held portions stay."""
+        """Reads the rows of an item from line `at` on into a separate portion; the held portions stay."""
         plan, item = request.plan, request.item
         alone = Portion(plan, request.track, item.chunk, at, request.end, once=self._lends)
         alone.is_held = False  # its rows count as in flight
@@ -306,12 +308,12 @@ class ReadAhead:
         return alone
 
     def _release(self, *portions: Portion) -> None:
-        """Drops portions; their memory serves others when its last views are gone."""
+        """Drops portions. Their memory is used again when its last views are gone."""
         for portion in portions:
             portion.is_dropped = True
 
     def _chunk_rows(self, portion: Portion) -> tuple[Int64Array, Int64Array]:
-        """As `_sorted_rows`, of a portion's chunk; those of the next chunk are computed while this one is read."""
+        """`_sorted_rows` of a portion's chunk; those of the next chunk are computed while this one is read."""
         (plan_key, rank, *_), plan, chunk = portion.track, portion.plan, portion.chunk
         planned = self._planned.pop((plan_key, rank, chunk), None)
         found = _sorted_rows(plan, chunk, rank) if planned is None else planned.result()
@@ -321,10 +323,10 @@ class ReadAhead:
         return found
 
     def _remember(self, rows: int, lines: Int64Array | None) -> RowMemory:
-        return RowMemory(self._limit // 2, rows, lines, self._lender.lend)  # two of them fit
+        return RowMemory(self._limit // 2, rows, lines, self._lender.lend)  # two portions fit
 
     def _fill(self, portion: Portion, room: float = math.inf, share: float = 1.0, most_bytes: float = math.inf) -> None:
-        """Reads the rest of a portion, for now up to `room` bytes and a share of its rows.
+        """Reads the rest of a portion; now at most `room` bytes and this share of its rows.
 
         Rows that do not fit into the limit, or into `most_bytes`, are dropped.
         """
@@ -348,14 +350,14 @@ class ReadAhead:
             self._row_bytes = max(self._row_bytes / 2, portion.nbytes / len(portion.rows))
 
     def _read_portion(self, portion: Portion, room: float, share: float, most_bytes: float) -> None:
-        """Reads on, until all rows are there, or as many as are wanted now, or more bytes than fit."""
+        """Reads until all rows are there, or this share of them, or more bytes than fit."""
         least = self._source.likely_row_bytes
         pace = Pace(self._block_bytes, max(self._row_bytes, least), least_bytes=least)
         while self._read_blocks(portion, pace, room, share, most_bytes):
             pass
 
     def _read_blocks(self, portion: Portion, pace: Pace, room: float, share: float, most_bytes: float) -> bool:
-        """Reads one block, or several side by side where all rows have one size; returns whether more may follow."""
+        """Reads one block, or several in parallel if all rows have one size; returns whether more may follow."""
         if self._is_even:  # no block exceeds its estimate
             pace.target_bytes, pace.limit_rows = _BLOCK_BYTES, portion.stored_rows
         memory, first = portion.memory, portion.memory.rows
@@ -372,7 +374,7 @@ class ReadAhead:
                     return
                 asked += len(wanted)
                 yield self._selection.offsets(wanted)
-                if not self._is_even:  # what the next rows have is only known when these are here
+                if not self._is_even:  # the next rows' size is only known when these are here
                     return
 
         def prepare(number: int, table: pa.Table) -> tuple[pa.Table, int, frozenset[str]]:
@@ -385,7 +387,7 @@ class ReadAhead:
             with self._lock:
                 self._read_bytes += made[1]
             if is_over:
-                return  # it is read again when there is room
+                return  # the rows are read again when there is room
             pace.record(*portion.add(*made))
             self._is_even = memory.is_even
             with self._lock:
@@ -406,7 +408,7 @@ class ReadAhead:
         """Drops the one row of a portion, and returns the error that names it."""
         offset = int(self._selection.offsets(portion.rows)[0]) & OFFSET_MASK
         nbytes = portion.nbytes
-        portion.drop_last()  # or it would count as read
+        portion.drop_last()  # else it would count as read
         return DatasetError(
             f"the row at offset {offset} of {self._source.uri!r}, version {self._source.version}, has {nbytes:,} bytes "
             f"by itself, max_window_bytes allows {self._limit:,}; the epoch stops here, because the memory of a shard "
@@ -416,7 +418,7 @@ class ReadAhead:
     def _read(
         self, blocks: Iterable[Int64Array], prepare: Callable[[int, pa.Table], T], add: Callable[[T], None]
     ) -> None:
-        """Reads blocks of row offsets, ascending; see `RowReader.read_blocks`."""
+        """Reads blocks of ascending row offsets; see `RowReader.read_blocks`."""
         begin = clock.now()
         with self._lock:
             reader = self._reader = self._reader or self._source.open_reader(self._read_timeout_s)
@@ -425,7 +427,7 @@ class ReadAhead:
             self._read_s += clock.now() - begin
 
     def _share_of_next(self, used: Portion) -> float:
-        """How much of the next portion should be read by now."""
+        """The share of the next portion that should be read by now."""
         return self._first_share + _FASTER * used.share_handed_out
 
 

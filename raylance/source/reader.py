@@ -1,4 +1,4 @@
-"""Owns reading: row offsets in, one Arrow table out, by range or by take; never decides which rows, never decodes."""
+"""Owns reading, from row offsets to one Arrow table, by range or by take; never chooses rows, and never decodes."""
 
 import abc
 import dataclasses
@@ -30,43 +30,43 @@ T = TypeVar("T")
 ReadMode = Literal["auto", "range", "take"]
 READ_MODES: tuple[ReadMode, ...] = ("auto", "range", "take")
 
-_RANGE_BYTES = 256 << 10  # runs of at least this many bytes are read as ranges,
-_RANGE_ROWS = 8  # if they have at least this many rows: one take of a few large rows reads them in parallel
-_DENSE = 0.5  # from this share of wanted rows on, reading all and dropping the rest is no slower than a take
-_SLICED = 0.9  # from this share on, rows between gaps are slices of what was read, and not copies
-_GAP_BYTES = 64 << 10  # gaps up to this size are read through
-_PIECE_BYTES = 4 << 20  # of one read: the allocator keeps so much ready, not more
+_RANGE_BYTES = 256 << 10  # runs of at least this many bytes are read as ranges
+_RANGE_ROWS = 8  # and of at least this many rows: one take of a few large rows reads them in parallel
+_DENSE = 0.5  # share of wanted rows, from which on reading all and dropping the rest is not slower than a take
+_SLICED = 0.9  # share from which on rows between gaps are slices of the rows that were read, not copies
+_GAP_BYTES = 64 << 10  # gaps of up to this size are read, too
+_PIECE_BYTES = 4 << 20  # of one read: the allocator keeps this much ready, not more
 _DIRECT_BYTES = 4 * _PIECE_BYTES
-_REQUESTS = 8  # reads at once from an object store, which takes its time for each,
-_READS = 2  # and from a disk: one piece is read while another one is copied; more only wait for the interpreter
-_QUEUED = 2  # pieces that wait for a thread: it must not wait for the one that takes the results, in order
+_REQUESTS = 8  # reads at once from an object store, each of which takes long
+_READS = 2  # reads at once from a disk: one piece is read while another is copied; more would wait for the interpreter
+_QUEUED = 2  # pieces that wait for a thread, so that no thread waits for the caller, which takes results in order
 
 
 @dataclasses.dataclass(slots=True)
 class Pace:
-    """How many rows to read at a time, from the bytes of the rows before: a heavy tail shows only when it is read."""
+    """How many rows to read at a time, by the bytes of the previous rows: only reading shows a heavy tail."""
 
-    target_bytes: float  # to read at a time
-    row_bytes: float  # an estimate: recent heavy rows raise it at once, and light ones lower it slowly
-    limit_rows: int = 0  # it doubles with each read, so that a bad first guess shows early
-    # Lower limit of `row_bytes`. Where the mean is known, small rows only mean that the large ones are still to come.
+    target_bytes: float  # bytes to read at a time
+    row_bytes: float  # an estimate: heavy rows raise it at once, and light ones lower it slowly
+    limit_rows: int = 0  # doubles with each read, so that a bad first guess shows early
+    # Lower limit of `row_bytes`. If the mean is known, small rows only mean that large ones are still to come.
     least_bytes: float = 1.0
 
     def __post_init__(self) -> None:
         self.limit_rows = self.limit_rows or int(self.target_bytes / max(self.row_bytes, 1) / 4) + 1
 
     def next_rows(self) -> int:
-        """Rows to read next, at least one."""
+        """Number of rows to read next, at least one."""
         return max(1, min(self.limit_rows, int(self.target_bytes / max(self.row_bytes, 1))))
 
     def record(self, rows: int, nbytes: int) -> None:
-        """Adjusts the estimate to rows that were read."""
+        """Adjusts the estimate to the rows that were read."""
         self.row_bytes = max(self.least_bytes, self.row_bytes * 0.75, nbytes / max(rows, 1))
         self.limit_rows = min(self.limit_rows * 2, 1 << 40)
 
 
 def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> float:
-    """Mean stored bytes of a row of these columns, over all rows: it includes a tail that no sample finds.
+    """Mean stored bytes of a row of these columns, over all rows, including a tail that no sample finds.
 
     Raises:
         DatasetError: If the files cannot be read.
@@ -78,7 +78,7 @@ def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> flo
         wanted.add(field.id())
         fields += field.children()
     try:
-        stats = patiently(dataset.stats.data_stats, functools.partial(requests_of, dataset))  # it asks for each file
+        stats = patiently(dataset.stats.data_stats, functools.partial(requests_of, dataset))  # one request per file
     except LANCE_ERRORS as error:
         raise DatasetError(
             f"the files of {dataset.uri!r}, version {dataset.version}, cannot be read ({readable_text(error)}); "
@@ -90,7 +90,7 @@ def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> flo
 
 
 class RowReader(abc.ABC):
-    """Reads rows by their offsets. Several threads may read by one reader at once."""
+    """Reads rows by their offsets. Several threads may use one reader at once."""
 
     @abc.abstractmethod
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
@@ -99,23 +99,23 @@ class RowReader(abc.ABC):
         The tables have the columns, and `_rowoffset` (int64). Blob columns hold their bytes.
 
         Raises:
-            DatasetError: If the dataset no longer has these rows, or its storage failed for too long. The tables before
-                were added.
+            DatasetError: If the dataset no longer has these rows, or its storage failed for too long. Tables before the
+                error were added.
         """
 
     def read_blocks(
         self, blocks: Iterable[Int64Array], prepare: Callable[[int, pa.Table], T], add: Callable[[T], None]
     ) -> None:
-        """Reads block after block as `read_into` does, and passes on what `prepare` makes of each table.
+        """Reads block after block, see `read_into`, and passes on the results of `prepare` for each table.
 
         Args:
-            blocks: The offsets of each; the next block is asked for when there is a thread to read it.
+            blocks: The offsets of each block. The next block is taken when a thread can read it.
             prepare: Takes the number of a table's first row, counted over all blocks, and the table. It may run in
                 several threads at once, in any order, and again with the same rows.
-            add: Takes what `prepare` has returned, in order, in the calling thread.
+            add: Takes the results of `prepare`, in order, in the calling thread.
 
         Raises:
-            DatasetError: As `read_into`.
+            DatasetError: See `read_into`.
         """
         rows = 0
 
@@ -128,7 +128,7 @@ class RowReader(abc.ABC):
             self.read_into(offsets, keep)
 
     def read(self, offsets: Int64Array) -> pa.Table:
-        """Reads rows as `read_into` does, into one table."""
+        """Reads rows into one table; see `read_into`."""
         pieces: list[pa.Table] = []
         self.read_into(offsets, pieces.append)
         return pa.concat_tables(pieces)
@@ -136,7 +136,7 @@ class RowReader(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows that one call reads: from number `first` on."""
+    """Rows that one call reads; the first one has the number `first`."""
 
     first: int
     offsets: Int64Array
@@ -148,16 +148,16 @@ class Reader(RowReader):
     """Reads rows of a pinned dataset, some MiB at a time.
 
     Attributes:
-        pinned: What is opened with the first read, and again before a read is tried again. It is checked from time to
-            time while reads succeed.
+        pinned: The version that is opened with the first read, and again before a read is repeated. It is checked from
+            time to time while reads succeed.
         columns: Columns to read.
-        row_bytes: Estimated bytes of a row of these columns; chooses between range and take.
+        row_bytes: Estimated bytes of a row of these columns; decides between range and take.
         dataset: The open dataset.
-        mode: "range" and "take" read so for all rows; "auto" chooses, see `choose`.
-        retry_s: Seconds that a read is tried again when the storage fails, and that an attempt may take without an
-            answer. Reads within as long after one that gave up get one attempt only, with less time: one outage costs
-            one deadline.
-        missing: Whether a missing file is such a failure: a file that was there before may come back.
+        mode: "range" and "take" read all rows in that way; "auto" chooses, see `choose`.
+        retry_s: Seconds in which a read is tried again if the storage fails, and that an attempt may take without an
+            answer. For as long after a read that gave up, other reads get only one attempt, with less time, so that an
+            outage costs one deadline.
+        missing: Whether a missing file is such a failure, because a file that was there before may come back.
     """
 
     pinned: Source
@@ -167,7 +167,7 @@ class Reader(RowReader):
     mode: ReadMode = "auto"
     retry_s: float = OPENING_S
     missing: bool = False
-    _gave_up: Outage = dataclasses.field(default_factory=Outage, init=False, repr=False)  # the last one
+    _gave_up: Outage = dataclasses.field(default_factory=Outage, init=False, repr=False)  # the last outage
     _check: VersionCheck = dataclasses.field(init=False, repr=False)
     _calls: Calls = dataclasses.field(init=False, repr=False)
     _reads_at_once: int = dataclasses.field(init=False, repr=False)
@@ -182,7 +182,7 @@ class Reader(RowReader):
         self._reads_at_once = _REQUESTS if is_remote else _READS
         self._calls = Calls(self._reads_at_once, "read")
         quoted = [name for name in self.columns if "`" in name]
-        if quoted:  # Lance panics over such a name, quoted or not
+        if quoted:  # Lance panics on such a name, quoted or not
             raise DatasetError(
                 f"{self.pinned.uri!r} has a backtick in the column name {', '.join(map(repr, quoted))}, by which "
                 "Lance cannot read it; nothing was started. Name other columns in columns=, or write the dataset with "
@@ -197,11 +197,11 @@ class Reader(RowReader):
         self, blocks: Iterable[Int64Array], prepare: Callable[[int, pa.Table], T], add: Callable[[T], None]
     ) -> None:
         """See `RowReader.read_blocks`."""
-        lasts = time.monotonic() - self._gave_up.until_s < self.retry_s  # an outage of which a read gave up just now
+        lasts = time.monotonic() - self._gave_up.until_s < self.retry_s  # an outage in which a read just gave up
         outage, retry_s = (self._gave_up, 0.0) if lasts else (Outage(), self.retry_s)
         dataset: lance.LanceDataset | None = None
         failed, pieces = False, self._pieces(blocks)
-        begun = deque(itertools.islice(pieces, 1))  # and not added yet
+        begun = deque(itertools.islice(pieces, 1))  # but not added yet
         if not begun:
             return
         try:
@@ -227,7 +227,7 @@ class Reader(RowReader):
             raise DatasetError(f"{what} ({readable_text(cause)}). The epoch stops here.") from cause
 
     def _give_up(self, outage: Outage) -> str:
-        """Records that a read has given up; returns the fix."""
+        """Records that a read has given up; returns the advice."""
         outage.until_s = time.monotonic()
         self._gave_up = outage
         if not self.missing:
@@ -238,11 +238,11 @@ class Reader(RowReader):
         )
 
     def _open_dataset(self, failed: lance.LanceDataset | None, limit_s: float) -> lance.LanceDataset:
-        """Returns the dataset to read; opens it, in one thread only, where none is open or the open one is `failed`."""
+        """Returns the dataset to read. If none is open, or the open one is `failed`, one thread opens it."""
         with self._opening:
             dataset = self.dataset
             if dataset is None or dataset is failed:
-                self.dataset = None  # the next read, too, opens it again if this opening fails
+                self.dataset = None  # if this opening fails, the next read opens it again
                 self.dataset = dataset = within(limit_s, self._open_once)
                 self._check.postpone()
                 return dataset
@@ -268,7 +268,7 @@ class Reader(RowReader):
         prepare: Callable[[int, pa.Table], T],
         limit_s: float,
     ) -> Iterator[T]:
-        """Reads first what was begun, then more pieces; several at once. Yields what was made of each, in order."""
+        """Reads begun pieces first, then more, several at once. Yields the result of `prepare` for each, in order."""
         calls, progress = self._calls, functools.partial(requests_of, dataset)
         running: deque[Future[T]] = deque()
         again = iter(tuple(begun))
@@ -289,14 +289,14 @@ class Reader(RowReader):
             for future in running:
                 future.cancel()
             running.clear()
-            if self._calls is calls:  # what hangs keeps its threads
+            if self._calls is calls:  # calls that hang keep their threads
                 self._calls = Calls(self._reads_at_once, "read")
             raise
         finally:
-            wait(running, min(limit_s, threading.TIMEOUT_MAX))  # after an error, too, no read outlives this one
+            wait(running, min(limit_s, threading.TIMEOUT_MAX))  # also after an error, no read outlives this call
 
     def _pieces(self, blocks: Iterable[Int64Array]) -> Iterator[_Piece]:
-        """Cuts blocks of offsets into those of one call each; what is left of a block joins the next one."""
+        """Cuts blocks of offsets into pieces of one call each. The rest of a block joins the next one."""
         rest: _Piece | None = None
         for block in blocks:
             offsets = block if rest is None else np.concatenate([rest.offsets, block])
@@ -306,7 +306,7 @@ class Reader(RowReader):
             yield rest
 
     def _cut(self, number: int, offsets: Int64Array) -> Iterator[_Piece]:
-        """Cuts offsets, the first of which has this number, into those of one call each, at least one."""
+        """Cuts offsets, the first of which has this number, into at least one piece of one call each."""
         rows = max(1, int(_PIECE_BYTES / max(self.row_bytes, 1)))
         firsts = self._range_firsts(offsets)
         is_range = len(offsets) > 0 and self._choose(offsets, firsts) == "range"
@@ -343,7 +343,7 @@ class Reader(RowReader):
         if not is_range:
             return _tidy(dataset.take(pa.array(offsets), columns=columns))
         start, rows = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
-        # A scan reports what was read of large rows, so that a slow storage does not look like one that hangs.
+        # Large rows need a scan: it shows progress, so that a slow storage does not look like one that hangs.
         is_small = rows * self.row_bytes <= _DIRECT_BYTES
         table = (yield from self._data_files(dataset, columns).read(start, rows)) if is_small else None
         if table is None:
@@ -351,31 +351,31 @@ class Reader(RowReader):
         table = _tidy(table)
         if rows == len(offsets):
             return table
-        # Without the rows of gaps. Slices keep those in memory, too.
+        # The rows of gaps are left out. Slices would keep them in memory.
         runs = slice_runs(table, offsets - start) if len(offsets) >= _SLICED * rows else None
         return take_rows(table, offsets - start) if runs is None else pa.concat_tables(runs)
 
     def _data_files(self, dataset: lance.LanceDataset, columns: list[str]) -> DataFiles:
-        """The files of the dataset that is open now."""
+        """The data files of the open dataset."""
         with self._listing:
             if self._files is None or self._files.dataset is not dataset:
                 self._files = DataFiles(dataset, columns)
             return self._files
 
     def count_reads(self, offsets: Int64Array) -> tuple[int, int]:
-        """Into how many reads offsets are cut, and how many of these are made at once."""
+        """Number of reads into which offsets are cut, and of reads at once."""
         return sum(1 for _ in self._pieces([offsets])), self._reads_at_once
 
     def choose(self, offsets: Int64Array) -> ReadMode:
-        """Chooses "range" where runs are long or most rows between the first and the last are wanted, else "take".
+        """Chooses "range" if ranges are long and most of their rows are wanted, else "take".
 
-        Measured: a range of rows is read about as fast as one take of the same rows, and faster where it is long,
-        because Lance then decodes in parallel; a take costs the same for dense and for scattered rows.
+        Measured: a range of rows is read about as fast as one take of the same rows, and faster if it is long, because
+        Lance then decodes in parallel. A take costs the same for dense and scattered rows.
         """
         return self._choose(offsets, self._range_firsts(offsets))
 
     def _choose(self, offsets: Int64Array, firsts: Int64Array) -> ReadMode:
-        """Chooses as `choose` does; ranges begin at the indices `firsts`."""
+        """See `choose`; ranges begin at the indices `firsts`."""
         if self.mode != "auto":
             return self.mode
         lasts = np.r_[firsts[1:], len(offsets)] - 1
@@ -384,7 +384,7 @@ class Reader(RowReader):
         return "range" if long_runs and len(offsets) >= _DENSE * read_rows else "take"
 
     def _range_firsts(self, offsets: Int64Array) -> Int64Array:
-        """Indices of the offsets where ranges begin, at least one; small gaps do not end a range."""
+        """Indices of the offsets that begin ranges, at least one; small gaps do not end a range."""
         if not len(offsets):
             return np.zeros(1, dtype=np.int64)
         gap_rows = max(1, int(_GAP_BYTES / max(self.row_bytes, 1)))
@@ -392,7 +392,7 @@ class Reader(RowReader):
 
 
 def _tidy(table: pa.Table) -> pa.Table:
-    """Returns a table whose dictionaries have distinct values without null, as pandas and Arrow's concatenation need.
+    """Returns a table whose dictionaries have distinct values without null: pandas and Arrow's concatenation need that.
 
     Lance's take repeats the values of each fragment, and storage version 2.0 has null among them.
     """
@@ -412,5 +412,5 @@ def _distinct(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def is_blob(field: pa.Field) -> bool:
-    """Whether a column is blob-encoded, by either encoding version: a plain read gives descriptors and not bytes."""
+    """Whether a column is blob-encoded, by either encoding version: a plain read gives descriptors, not bytes."""
     return (field.metadata or {}).get(b"lance-encoding:blob") == b"true" or "lance.blob" in str(field.type)

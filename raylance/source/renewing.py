@@ -1,4 +1,4 @@
-"""Owns what Lance asks for storage options before they expire; imported only if a function gives them."""
+"""Owns the renewal of storage options that expire, for Lance; never imported unless a function gives the options."""
 
 import uuid
 from collections.abc import Callable, Mapping
@@ -11,18 +11,18 @@ from raylance.source.storage_options import current
 
 
 class Renewing(LanceNamespace):  # type: ignore[misc] # Lance has no types
-    """A namespace of one dataset: Lance asks it when it opens the dataset, and each time before the options expire."""
+    """A namespace of one dataset. Lance asks it when it opens the dataset, and each time before the options expire."""
 
     def __init__(self, uri: str, options: Callable[[], Mapping[str, str]], limit_s: float) -> None:
-        """Takes the function that gives the options, and the time that limits of Lance must fit into."""
+        """Takes the function that gives the options, and the time into which Lance's limits must fit."""
         self._uri, self._options, self._limit_s = uri, options, limit_s
-        self._name = uuid.uuid4().hex  # one for each: under one name, Lance may share credentials
+        self._name = uuid.uuid4().hex  # unique, because Lance may share credentials under one name
 
     def namespace_id(self) -> str:
-        """Its name."""
+        """The name of the namespace."""
         return self._name
 
     def describe_table(self, request: DescribeTableRequest) -> DescribeTableResponse:
-        """Where the dataset lies, and its options as they are now."""
+        """The location of the dataset, and its present options."""
         options: Any = with_limits(self._uri, current(self._options), self._limit_s)
         return DescribeTableResponse(location=self._uri, storage_options=options)

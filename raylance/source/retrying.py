@@ -1,4 +1,4 @@
-"""Owns the retries after storage failures: which failures, how often, and how long; never reads by itself."""
+"""Owns the retries after storage failures: for which failures, how often, and how long; never reads by itself."""
 
 import dataclasses
 import logging
@@ -15,22 +15,22 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-OPENING_S = 60.0  # for openings, which have no option; as the default of `Options.read_timeout_s`
+OPENING_S = 60.0  # for openings, which have no option; the same as the default of `Options.read_timeout_s`
 _LONGEST_PAUSE_S = 10.0
-_LONGEST_PAUSE_MISSING_S = 1.0  # a request for a file that is not there costs the storage little
-_OPENING_ATTEMPTS = 2  # at least: a long scan may fail at its end, when its time is over
-_LEAST_ANSWER_S = 5.0  # for an answer, however short the patience is: a storage that works may take as long,
-_LEAST_ANSWER_AGAIN_S = 3.0  # and for an answer after a failure
+_LONGEST_PAUSE_MISSING_S = 1.0  # a request for a missing file costs the storage little
+_OPENING_ATTEMPTS = 2  # at least, because a long scan may fail at its end, after its time is over
+_LEAST_ANSWER_S = 5.0  # for an answer, at least: a storage that works may take as long
+_LEAST_ANSWER_AGAIN_S = 3.0  # for an answer after a failure, at least
 
 
 @dataclasses.dataclass(slots=True)
 class Outage:
-    """A time in which the storage gives no answer, or failures alone.
+    """A period in which the storage gives no answer, or only failures.
 
     Attributes:
-        since_s: When it began: with the last answer, or with the first attempt.
-        attempts: Attempts since then.
-        until_s: When a read gave up, by the clock `time.monotonic`.
+        since_s: When it began: at the last answer, or at the first attempt; by `time.monotonic`, like `until_s`.
+        attempts: Number of attempts since then.
+        until_s: When a read gave up.
     """
 
     since_s: float = dataclasses.field(default_factory=time.monotonic)
@@ -43,19 +43,19 @@ class Outage:
 
 
 def answer_limit_s(patience_s: float, *, again: bool) -> float:
-    """Seconds in which the storage must answer; fewer when it is asked again after a failure."""
+    """Seconds in which the storage must answer; fewer if it is asked again after a failure."""
     return max(patience_s / 4, _LEAST_ANSWER_AGAIN_S) if again else max(patience_s, _LEAST_ANSWER_S)
 
 
 def retrying(retry_s: float, *, missing: bool, attempts: int = 1, outage: Outage | None = None) -> tenacity.Retrying:
-    """Makes attempts, with growing random pauses, while they fail by failures that may pass.
+    """Makes attempts, with growing random pauses, while they fail with failures that may pass.
 
     Args:
-        retry_s: Seconds after the begin of the outage in which further attempts begin.
-        missing: Whether a missing file is such a failure: a file that was there before may come back, but a wrong path
+        retry_s: Seconds from the begin of the outage, in which further attempts may begin.
+        missing: Whether a missing file is such a failure. A file that was there before may come back, but a wrong path
             must be an error at once.
         attempts: Least number of attempts, however long they take.
-        outage: Counts the attempts; None for one that begins now.
+        outage: Counts the attempts; None begins a new one.
     """
     outage = outage or Outage()
     waited_for = (Failure.PASSING, Failure.MISSING) if missing else (Failure.PASSING,)
@@ -97,7 +97,7 @@ def _error_of(state: tenacity.RetryCallState) -> BaseException | None:
 
 
 def patiently(ask: Callable[[], T], progress: Callable[[], object] = lambda: None) -> T:
-    """Calls `ask`, and again while the storage fails; a missing file is an error at once. For openings.
+    """Calls `ask` until the storage does not fail; a missing file is an error at once. For openings.
 
     Raises:
         TimeoutError: If the storage has not answered in time, and `progress` has not changed.

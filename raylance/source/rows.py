@@ -1,4 +1,4 @@
-"""Owns the selected rows of a dataset, as the readers of a rank open them; never assigns rows to ranks."""
+"""Owns the selected rows of a dataset, which the readers of a rank open; never assigns rows to ranks."""
 
 import abc
 import dataclasses
@@ -18,11 +18,11 @@ class Selected(Protocol):
 
     @property
     def rows(self) -> int:
-        """Their number, n."""
+        """Number of rows, n."""
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the rows; equal exactly when the rows are."""
+        """Hash of the rows; equal exactly if the rows are equal."""
 
     def offsets(self, selected: Int64Array) -> Int64Array:
         """Maps selected rows 0 … n-1, int64, to the offsets that a reader takes, int64, in the same order."""
@@ -33,13 +33,13 @@ class RowSource(abc.ABC):
     """Selected rows of pinned data; picklable.
 
     Attributes:
-        uri: URI of the data, JSON-able; in a mixture by component, as are the next three.
-        branch: Branch whose numbering the version follows; None for what the URI opens.
+        uri: URI of the data, JSON-able; in a mixture by component, like the next three.
+        branch: Branch whose numbering the version follows; None for the one that the URI opens.
         version: The pinned version.
         identity: Hash of the version's files.
         columns: Columns to read.
-        row_bytes: Bytes of a row as it is read, the mean of a few rows; "auto" orders are resolved from it.
-        likely_row_bytes: The best estimate of the same; the size of the first reads follows from it.
+        row_bytes: Bytes of a row as it is read, the mean of a few rows; resolves "auto" sizes of orders.
+        likely_row_bytes: The best estimate of the bytes of a row; determines the size of the first reads.
         measure: The source of `likely_row_bytes`, in words.
     """
 
@@ -54,15 +54,15 @@ class RowSource(abc.ABC):
 
     @abc.abstractmethod
     def load_selection(self) -> Selected:
-        """Returns the selected rows; fetches them where this process only has a reference."""
+        """Returns the selected rows; fetches them if this process only has a reference."""
 
     @abc.abstractmethod
     def open_reader(self, retry_s: float | None = None) -> RowReader:
-        """Makes a reader, which opens the dataset with its first read, and compares it with the pinned version.
+        """Makes a reader. It opens the dataset with its first read, and compares it with the pinned version.
 
         Args:
-            retry_s: Seconds that a read is tried again when the storage fails, or when files are missing that were
-                there before. None reads a few rows on request: a missing file is an error at once.
+            retry_s: Seconds in which a read is tried again if the storage fails, or if files are missing that were
+                there before. None is for a few rows on request: a missing file is an error at once.
         """
 
     @abc.abstractmethod
@@ -72,7 +72,7 @@ class RowSource(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TableRows(RowSource):
-    """The selected rows of one dataset, read by the mode `read`; see `Reader.choose`."""
+    """The selected rows of one dataset, which are read in the mode `read`; see `Reader.choose`."""
 
     pinned: Source
     selection: Shared[Selection]
@@ -106,7 +106,7 @@ def table_rows(
     stored_bytes: float = 0.0,
     read: ReadMode = "auto",
 ) -> TableRows:
-    """The selected rows of one dataset; `stored_bytes` is the mean of all rows as stored, 0 if unknown."""
+    """The selected rows of one dataset. `stored_bytes` is the mean of all rows as stored, 0 if unknown."""
     return TableRows(
         uri=pinned.uri,
         branch=pinned.branch,

@@ -1,4 +1,4 @@
-"""Owns which rows are read: the row offsets that filter and split select; never reads column data."""
+"""Owns the selection: the row offsets that filter and split select; never reads columns for batches."""
 
 import dataclasses
 import functools
@@ -27,14 +27,14 @@ _SCAN_ROWS = 1 << 18
 class Selection:
     """The selected rows in storage order, as row offsets of the pinned version.
 
-    Stored as runs of consecutive offsets where that is smaller, else as plain offsets: at most 8 bytes a row, a few
+    It is stored as runs of consecutive offsets if that is smaller, else as plain offsets: at most 8 bytes a row, a few
     bytes for a whole dataset. Processes read the arrays from the object store without a copy.
 
     Attributes:
         rows: Number of selected rows, N.
         fingerprint: Hash of the offsets, independent of how they are stored.
-        starts: First offset of each run, int64, shape (runs,); or every offset, shape (N,), when `ends` is None.
-        ends: Selected rows up to the end of each run, int64, shape (runs,), or None.
+        starts: First offset of each run, int64, shape (runs,); or every offset, shape (N,), if `ends` is None.
+        ends: Number of selected rows up to the end of each run, int64, shape (runs,), or None.
     """
 
     rows: int
@@ -63,7 +63,7 @@ class Selection:
     def from_runs(cls, starts: Int64Array, lengths: Int64Array) -> Self:
         """Builds a selection from runs [start, start + length), ascending; runs that touch are joined."""
         touches = starts[1:] - lengths[:-1] == starts[:-1]
-        if touches.any():  # else this would copy what may be the largest arrays of the process
+        if touches.any():  # else this would copy arrays that may be the largest of the process
             first = np.flatnonzero(np.r_[True, ~touches])
             starts, lengths = starts[first], np.add.reduceat(lengths, first)
         ends = np.cumsum(lengths, dtype=np.int64)
@@ -71,7 +71,7 @@ class Selection:
         digest = hashlib.blake2b(digest_size=16)
         for array in (starts, ends):
             digest.update(np.ascontiguousarray(array, dtype="<i8").data)
-        if 2 * len(starts) > rows:  # two numbers a run are more than one a row
+        if 2 * len(starts) > rows:  # two numbers a run take more than one a row
             if len(starts) < rows:
                 starts = np.repeat(starts - (ends - lengths), lengths)
                 starts += np.arange(rows)
@@ -106,9 +106,9 @@ class Selection:
 def select(
     source: Source, filter: str | None, split: Split | None = None, opened: lance.LanceDataset | None = None
 ) -> Selection:
-    """Selects the live rows that satisfy a filter, by a scalar index where there is one, and belong to a split.
+    """Selects the live rows that satisfy a filter and belong to a split. Lance uses a scalar index if there is one.
 
-    `opened` is the dataset if it is open already.
+    `opened` is the dataset, if it is open already.
 
     Raises:
         DatasetError: If the filter does not parse, the split's column is missing, no row is selected, or the storage
@@ -123,7 +123,7 @@ def select(
             f"Its columns are {', '.join(dataset.schema.names)}."
         )
     try:
-        # A scan may take minutes until its first rows, and asks the storage meanwhile.
+        # A scan may take minutes until its first rows; its requests to the storage show its progress.
         selection = patiently(functools.partial(_scan, dataset, filter, split), functools.partial(requests_of, dataset))
     except LANCE_ERRORS as error:
         raise _not_selected(source, dataset, filter, error) from error
@@ -151,7 +151,7 @@ def _scan(dataset: lance.LanceDataset, filter: str | None, split: Split | None) 
 
 
 def _not_selected(source: Source, dataset: lance.LanceDataset, filter: str | None, error: Exception) -> DatasetError:
-    """The error for rows that cannot be selected: by the storage's failure, or by the filter."""
+    """The error for rows that cannot be selected, because of the storage or because of the filter."""
     if failure_of(error) is not None:
         return DatasetError(
             f"the rows of {source.uri!r}, version {source.version}, cannot be selected, because its files cannot be "
@@ -186,7 +186,7 @@ def _select_again(source: Source, filter: str | None, split: Split | None, finge
 
 
 def _quotes(filter: str | None) -> str:
-    """A hint for a filter with double quotes, which quote names in other SQL."""
+    """A hint for a filter with double quotes, which quote names in standard SQL."""
     if filter is None or '"' not in filter:
         return ""
     return (

@@ -1,6 +1,6 @@
 """Owns the division of a selection into parts, such as training and validation; never filters by anything else.
 
-A row's part is a pure function of its key (or its offset) and a seed: it is the same in every process, and appended
+A row's part is a pure function of its key (or its offset) and a seed. It is the same in every process, and appended
 rows do not change it.
 """
 
@@ -16,15 +16,15 @@ from raylance.orders.permutation import BoolArray, Int64Array, derive_key, subke
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FractionSplit:
-    """A random part of the rows: a hash of each row's key lies in [0, 1), and parts are intervals of that.
+    """A random part of the rows: the hash of a row's key lies in [0, 1), and each part is an interval of it.
 
     Attributes:
         fractions: Size of each part by name; they add up to 1, and the order of the names matters.
         part: The selected part.
-        by: Column whose value is hashed, integers, strings or bytes: rows of one value stay together, and deletions and
-            rewrites do not change the split. Rows without a value are refused, because they would all be in one part.
-            None hashes the row offset, which is stable only while rows are appended.
-        seed: Seed of the split; it is independent of the order's seed.
+        by: Column of integers, strings or bytes whose values are hashed. Rows of one value stay together, and deletions
+            and rewrites do not change the split. Rows without a value are refused, because they would all be in one
+            part. None hashes the row offset, which is stable only as long as rows are only appended.
+        seed: Seed of the split, independent of the order's seed.
     """
 
     fractions: Mapping[str, float]
@@ -54,13 +54,13 @@ class FractionSplit:
 
         Args:
             offsets: Row offsets, int64, shape (k,).
-            values: Values of the column `by`, k of them, where there is one.
+            values: The k values of the column `by`, if there is one.
 
         Returns:
             bool, shape (k,).
 
         Raises:
-            DatasetError: For a value that is null.
+            DatasetError: If a value is null.
         """
         nulls = sum(value is None for value in values or ())
         if nulls:
@@ -80,7 +80,7 @@ class FractionSplit:
 
 @dataclasses.dataclass(frozen=True)
 class RangeSplit:
-    """The rows whose offsets lie in given ranges, as in annbatch's masks.
+    """The rows whose offsets lie in given ranges, like annbatch's masks.
 
     Attributes:
         ranges: Half-open ranges [start, stop) of row offsets.
@@ -107,7 +107,7 @@ class RangeSplit:
 
 @dataclasses.dataclass(frozen=True)
 class ValueSplit:
-    """The rows that have a value in a column: as a filter does, for datasets that store their split.
+    """The rows with this value in a column, like a filter, for datasets that store their split.
 
     Attributes:
         column: The column.
@@ -131,6 +131,6 @@ Split = FractionSplit | RangeSplit | ValueSplit
 
 
 def _hash(value: object) -> int:
-    """A 63-bit hash of a key value that is the same in every process, as Python's own is not."""
+    """A 63-bit hash of a key value that is the same in every process, unlike Python's own."""
     data = b"b" + value if isinstance(value, bytes) else f"{type(value).__name__[0]}{value}".encode()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1

@@ -1,4 +1,4 @@
-"""Owns the options of an object store, which a user gives as they are or as a function; never shows or keeps them."""
+"""Owns the options of an object store, which a user gives directly or as a function; never shows or keeps them."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,17 +9,18 @@ from raylance.observe.record import holds_secret, public_uri
 from raylance.source.limits import with_limits
 
 StorageOptions = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""Options of an object store as Lance names them; or a function that returns them, called in each process that opens
-the dataset. If what it returns has "expires_at_millis", the milliseconds since 1970 at which the credentials expire,
-Lance calls it again a minute before; or "refresh_offset_millis" before, if it has that, too."""
+"""Options of an object store, by Lance's names; or a function that returns them, called in each process that opens the
+dataset. If they have "expires_at_millis", the milliseconds since 1970 at which the credentials expire, Lance calls the
+function again a minute before that, or "refresh_offset_millis" before it if they have that.
+"""
 
 
 def current(options: StorageOptions | None) -> dict[str, str] | None:
-    """The options as they are now; None for none.
+    """The present options; None if there are none.
 
     Raises:
-        ConfigError: If these are no options, or if a function raises an error.
-        OSError: The function's own, such as a ConnectionError: a failure that may pass.
+        ConfigError: If these are not options, or if the function raises an error.
+        OSError: If the function raises one, such as a ConnectionError: a failure that may pass.
     """
     try:
         given = options() if callable(options) else options
@@ -35,10 +36,10 @@ def current(options: StorageOptions | None) -> dict[str, str] | None:
 
 
 def check_options(options: object) -> None:
-    """Checks options; shows no value of them.
+    """Checks options; never shows their values.
 
     Raises:
-        ConfigError: If they are no strings by name, or if a URL among them holds a secret.
+        ConfigError: If they are not strings by name, or if a URL among them holds a secret.
     """
     if options is None:
         return
@@ -64,9 +65,9 @@ def check_options(options: object) -> None:
 def open_dataset(
     uri: str, options: StorageOptions | None, limit_s: float, version: int | str | None = None
 ) -> lance.LanceDataset:
-    """Opens a dataset; Lance keeps limits that fit into `limit_s`, and renews options that a function gives."""
+    """Opens a dataset. Lance keeps limits that fit into `limit_s`, and renews options that a function gives."""
     if callable(options):
-        from raylance.source.renewing import Renewing  # what it imports takes a second, which other runs are spared
+        from raylance.source.renewing import Renewing  # its imports take a second, which other runs save
 
         return lance.dataset(namespace_client=Renewing(uri, options, limit_s), table_id=[uri], version=version)
     return lance.dataset(uri, version=version, storage_options=with_limits(uri, current(options), limit_s))

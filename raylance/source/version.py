@@ -1,7 +1,7 @@
-"""Owns which version of a dataset is read, and that no other data is read in its place later; never reads rows.
+"""Owns the pinned version of a dataset, and the check that no other data takes its place later; never reads rows.
 
 A version number does not identify data: a dataset that is deleted and written again begins with the same numbers. So
-the identity of the version's files is pinned with it, and each opening compares.
+the identity of the version's files is pinned with it, and each opening compares it.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 Version = int | str | tuple[str | None, int | None]
 
-_MAIN = "main"  # what Lance calls the trunk in references
-_CHECK_S = 2.0  # least time between two checks of a version that is being read,
-_CHECK_SHARE = 50  # and this many times the duration of a check, for each dataset that this process reads
+_MAIN = "main"  # Lance's name of the trunk in references
+_CHECK_S = 2.0  # least time between two checks of a version that is being read
+_CHECK_SHARE = 50  # and this many times a check's duration, for each dataset that this process reads
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +38,16 @@ class Source:
     """A pinned version of a Lance dataset, cheap to pickle and to open anywhere.
 
     Attributes:
-        uri: Path or URI, as Lance takes it; a branch's own URI where that was given.
+        uri: Path or URI for Lance; a branch's own URI if that was given.
         version: Version number, never a tag: tags move.
-        branch: Branch that a tag or a reference named, whose numbering `version` follows; None for what `uri` opens.
+        branch: Branch that a tag or a reference named, whose numbering `version` follows; None for the one that `uri`
+            opens.
         identity: Hash of the names of the version's data and deletion files. Lance gives files random names, so a
-            dataset that is written again in the same place has another identity, with equal rows, too.
-        written: Time and size of the version by its manifest. Where they are equal, so is the identity, which takes
+            dataset that is written again in the same place has another identity, even with equal rows.
+        written: Time and size of the version by its manifest. If they are equal, the identity is equal too, which takes
             longer to compute.
-        storage_options: Options of the object store (credentials, endpoint), or what returns them; never shown.
+        storage_options: Options of the object store (credentials, endpoint), or a function that returns them; never
+            shown.
     """
 
     uri: str
@@ -67,11 +69,11 @@ class Source:
             raise self._unavailable(error) from error
 
     def open_once(self, limit_s: float = OPENING_S) -> lance.LanceDataset:
-        """Opens as `open` does, with one attempt; `failure_of` an error says whether another may succeed.
+        """Opens like `open`, with one attempt; `failure_of` the error says whether another may succeed.
 
         Args:
-            limit_s: Time for an answer, from which the limits follow that Lance itself keeps, now and in reading. The
-                call may take longer: see `limits.within`.
+            limit_s: Time for an answer. Lance's own limits, now and in later reads, follow from it. The call may take
+                longer: see `limits.within`.
         """
         found = self._find(limit_s)
         if isinstance(found, DatasetError):
@@ -79,12 +81,12 @@ class Source:
         return found
 
     def check(self, limit_s: float = OPENING_S) -> None:
-        """Checks that the version still exists, for a reader that has it open; `limit_s` is that of `open_once`.
+        """Checks that the version still exists, for a reader that has it open; see `open_once` for `limit_s`.
 
-        A version that a clean-up removed is a warning and no error: rows that can still be read are the right ones.
+        If a clean-up removed the version, that is a warning, not an error: rows that can still be read are right.
 
         Raises:
-            DatasetError: As `open_once`, if anything else is wrong.
+            DatasetError: If anything else is wrong; see `open_once`.
         """
         if isinstance(self._find(limit_s), DatasetError):
             warn_once(
@@ -107,7 +109,7 @@ class Source:
         )
 
     def _find(self, limit_s: float) -> lance.LanceDataset | DatasetError:
-        """Opens the pinned version; returns the error where a clean-up has removed it, and raises any other."""
+        """Opens the pinned version; returns the error if a clean-up removed it, and raises any other error."""
         version = self.version if self.branch is None else (self.branch, self.version)
         try:
             dataset = _open(self.uri, version, self.storage_options, limit_s)
@@ -124,10 +126,10 @@ class Source:
         return dataset
 
     def _if_removed(self, missing: Exception, limit_s: float) -> DatasetError | None:
-        """Returns the error for a dataset that no longer has the version; None where the version is still listed.
+        """Returns the error for a dataset that no longer has the version; None if the version is still listed.
 
         Raises:
-            DatasetError: If the dataset cannot be opened either, or was rewritten.
+            DatasetError: If the dataset cannot be opened, either, or was rewritten.
         """
         try:
             trunk = _open(self.uri, None, self.storage_options, limit_s)
@@ -170,7 +172,7 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: S
 
     Raises:
         ConfigError: If an argument has another type.
-        DatasetError: If there is no dataset, or no such branch, version or tag, or the storage fails for too long.
+        DatasetError: If there is no dataset, no such branch, version or tag, or the storage fails for too long.
     """
     if not isinstance(uri, str | os.PathLike):
         raise ConfigError(
@@ -224,7 +226,7 @@ def _pin(uri: str, version: Version | None, storage_options: StorageOptions | No
         return source
     try:
         source.open_once()
-        return source  # the tag or reference names a version that the URI opens by itself
+        return source  # the URI alone opens the version of the tag or reference
     except DatasetError as error:  # the URI has no such number, or another dataset has it
         if failure_of(error) is Failure.PASSING:
             raise
@@ -233,7 +235,7 @@ def _pin(uri: str, version: Version | None, storage_options: StorageOptions | No
 
 
 def _no_version(uri: str, version: Version, storage_options: StorageOptions | None, missing: Exception) -> DatasetError:
-    """Returns the error for a dataset without this version; raises Lance's own where there is no dataset."""
+    """Returns the error for a dataset without this version; raises Lance's own error if there is no dataset."""
     newest = _open(uri, None, storage_options)
     numbers, tags, branches = _numbers(newest), sorted(newest.tags.list()), sorted(newest.branches.list())
     listed = version in tags if isinstance(version, str) else version in numbers
@@ -255,7 +257,7 @@ def _not_opened(uri: str, error: BaseException, options: StorageOptions | None) 
 
 
 def _advice(uri: str, error: BaseException, options: StorageOptions | None) -> str:
-    """The fix for a dataset that does not open."""
+    """The advice for a dataset that does not open."""
     match failure_of(error):
         case Failure.PASSING:
             fix = " Its storage fails: try again when it is back."
@@ -269,7 +271,7 @@ def _advice(uri: str, error: BaseException, options: StorageOptions | None) -> s
 def _open(
     uri: str, version: Version | None, storage_options: StorageOptions | None, limit_s: float = OPENING_S
 ) -> lance.LanceDataset:
-    """Opens a dataset from its files: it shares no cache and no connection with one that is open already."""
+    """Opens a dataset from its files; it shares no cache and no connection with an open one."""
     try:
         if isinstance(version, tuple):
             branch, number = version
@@ -278,7 +280,7 @@ def _open(
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"the manifest is damaged: {error}") from error  # a panic in Lance is no Exception
+        raise ValueError(f"the manifest is damaged: {error}") from error  # a panic in Lance is not an Exception
 
 
 def _numbers(dataset: lance.LanceDataset) -> list[int]:
@@ -303,26 +305,28 @@ def _identity(dataset: lance.LanceDataset) -> str:
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """Warns once a process: training and validation rows are often parts of one dataset."""
+    """Warns once per process, because training and validation rows are often parts of one dataset."""
     logger.warning("%s", text)
 
 
 class VersionCheck:
-    """Checks from time to time a version that is being read: an open dataset reads files that were replaced, too.
+    """Checks a version from time to time while it is read, because an open dataset would also read replaced files.
 
-    Checks are at least two seconds apart, and take at most a fiftieth of this process's time, however many datasets it
-    reads. Where several threads read, one of them checks.
+    Checks are at least two seconds apart, and take at most a fiftieth of this process's time for any number of
+    datasets. If several threads read, only one of them checks.
     """
 
     def __init__(self, check: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes a function that raises what it finds. The version was opened just now: no check is due."""
+        """Takes a function that raises an error if the check fails. No check is due, because the version was just
+        opened.
+        """
         self._check, self._clock = check, clock
         self._checking = threading.Lock()
         _checks.add(self)
         self.postpone()
 
     def postpone(self) -> None:
-        """Records that the version was opened just now, which is as good as a check."""
+        """Records that the version was just opened, which is as good as a check."""
         self._due_s = self._clock() + _CHECK_S
 
     def run_if_due(self) -> None:

@@ -1,8 +1,8 @@
-"""Owns values that a run computes for a column of its dataset: kept in parts, then written in one commit; reads no
-other column.
+"""Owns values that a run computes for a column of its dataset: kept in parts, then written in one commit; never reads
+another column.
 
-A value belongs to a row offset of the version that the run reads. Other writers may commit meanwhile, so it is written
-by Lance's row ids, into those fragments of that version that the newest one still has.
+A value belongs to a row offset of the version that the run reads. Other writers may commit meanwhile. So values are
+written by Lance's row ids, into those fragments of that version that the newest version still has.
 """
 
 import functools
@@ -36,18 +36,19 @@ _ATTEMPTS = 5
 def add_column(
     uri: str | os.PathLike[str], column: str, type: pa.DataType, *, storage_options: StorageOptions | None = None
 ) -> None:
-    """Adds a column of nulls to a dataset, which writes no data; does nothing if it has the column with this type.
+    """Adds a column of nulls to a dataset, without writing data. Does nothing if the dataset has the column with this
+    type.
 
-    Call it before the first value is computed: a column of another type is refused here, and not after hours of work.
+    Call it before the first value is computed: a column of another type is refused now, not after hours of work.
 
     Args:
         uri: Path or URI of the dataset.
         column: Name of the column.
         type: Arrow type of the values, such as `pa.int64()`, or `pa.list_(pa.float32(), 768)` for embeddings.
-        storage_options: Options of the object store, as `raylance.dataset` takes them.
+        storage_options: Options of the object store; see `raylance.dataset`.
 
     Raises:
-        ConfigError: If the dataset has the column with another type; the error shows both. For a name with a dot or a
+        ConfigError: If the dataset has the column with another type; the error shows both. If the name has a dot or a
             backtick, which filters cannot address.
         DatasetError: If the dataset cannot be opened.
     """
@@ -63,19 +64,21 @@ def add_column(
 def write_values(
     folder: str | os.PathLike[str], offsets: npt.ArrayLike, values: npt.ArrayLike | pa.Array, type: pa.DataType
 ) -> None:
-    """Writes a part: computed values, with their rows, as one file of a folder.
+    """Writes a part: computed values and their rows, as one file of a folder.
 
-    Call it on each rank before each checkpoint, with the values since the last one, and then `raylance.report`: a run
-    that is killed computes again what came after its last checkpoint. `read_values` counts a row once.
+    On each rank, call it before each checkpoint with the values since the last one, then call `raylance.report`. A run
+    that was killed computes the values after its last checkpoint again. `read_values` counts each row once.
 
     Args:
-        folder: Path or URI of a folder for the parts of this run alone, which all nodes reach.
+        folder: Path or URI of a folder that all nodes reach, for the parts of this run alone.
         offsets: Row offsets, int64 (n,): the column `_rowoffset` of batches.
-        values: One value a row: an array or CPU tensor (n,), or (n, …) for lists of a fixed size; a list; or Arrow's.
+        values: One value per row: an array or CPU tensor (n,), or (n, …) for lists of a fixed size; a list; or an Arrow
+            array.
         type: Arrow type of the column.
 
     Raises:
-        ConfigError: If the offsets are not integers (n,), there are not as many values, or the type cannot hold them.
+        ConfigError: If the offsets are not integers (n,), if the number of values differs, or if the type cannot hold
+            them.
     """
     rows = np.asarray(offsets.detach() if hasattr(offsets, "detach") else offsets)
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
@@ -99,14 +102,14 @@ def read_values(folder: str | os.PathLike[str], rows: int) -> pa.Table:
     """Reads all parts of a folder.
 
     Args:
-        folder: That of `write_values`.
+        folder: The folder of `write_values`.
         rows: Number of rows that must have a value: `len(dataset)` of the dataset that the run read.
 
     Returns:
-        A table of `_rowoffset`, int64 in ascending order, and `value`. A row that was computed twice is there once.
+        A table of `_rowoffset`, int64 in ascending order, and `value`. A row that was computed twice occurs once.
 
     Raises:
-        CoverageError: If these are not as many rows as must have a value.
+        CoverageError: If the number of rows with a value is not `rows`.
         DatasetError: If the values are pickled objects.
     """
     filesystem, path = open_folder(folder)
@@ -136,24 +139,24 @@ def write_column(
 ) -> int:
     """Writes values into a column of the newest version of a dataset, in one commit.
 
-    Rows that were added after the version keep what they have, as do those of fragments that were compacted or
-    rewritten meanwhile. If another writer commits first, the values are written again on the newest version.
+    Rows that were added after the version keep their values, and so do rows of fragments that were compacted or
+    rewritten meanwhile. If another writer commits first, the values are written again, on the newest version.
 
     Args:
         uri: Path or URI of the dataset.
-        column: Name of a column that it has (`add_column`).
-        values: A table of `_rowoffset` and `value`, as `read_values` gives it. Other rows keep what they have.
-        version: The version whose row offsets these are: a number, or better a tag, since a clean-up keeps tagged
-            versions alone.
-        storage_options: Options of the object store, as `raylance.dataset` takes them.
+        column: Name of an existing column, see `add_column`.
+        values: A table of `_rowoffset` and `value`, as `read_values` returns it. Other rows keep their values.
+        version: The version that the row offsets refer to: a number or, better, a tag, because a clean-up keeps only
+            tagged versions.
+        storage_options: Options of the object store; see `raylance.dataset`.
 
     Returns:
-        How many values were not written, since the fragments of their rows were compacted, rewritten or removed after
-        the version. 0 if all were.
+        Number of values that were not written, because the fragments of their rows were compacted, rewritten or removed
+        after the version. 0 if all were written.
 
     Raises:
         ConfigError: If the column has another type than the values, or the version has no such row offsets.
-        DatasetError: If the dataset, its version or the column is missing, or other writers commit all the time.
+        DatasetError: If the dataset, its version or the column is missing, or if other writers commit all the time.
     """
     pinned = pin(uri, version, storage_options)
     retried = tenacity.Retrying(
@@ -178,7 +181,7 @@ def _write(pinned: Source, column: str, values: pa.Table) -> int:
             f"{pinned.uri!r} has no column {column!r}: nothing was written. Add it with raylance.add_column, or name "
             f"one of {', '.join(newest.schema.names)}."
         )
-    if len(values):  # else their type is not known
+    if len(values):  # an empty table has no known type
         _check_type(newest, column, values[_VALUE].type)
     found = values[_VALUE].cast(newest.schema.field(column).type)  # equal, but an inner field may have another name
     kept = {fragment.fragment_id: fragment for fragment in newest.get_fragments()}
@@ -210,7 +213,7 @@ def _write(pinned: Source, column: str, values: pa.Table) -> int:
 
 
 def _files(fragment: LanceFragment) -> set[str]:
-    """The names of its data files: the number of a fragment comes again in a dataset that was overwritten."""
+    """The names of its data files, because a dataset that was overwritten uses the numbers of fragments again."""
     return {file.path for file in fragment.data_files()}
 
 
@@ -232,7 +235,7 @@ def _check_type(dataset: lance.LanceDataset, column: str, type: pa.DataType) -> 
 
 
 def _as_arrow(values: Any, type: pa.DataType) -> pa.Array:
-    """Values of any form as an Arrow array of a type."""
+    """Converts values of any form into an Arrow array of a type."""
     try:
         if isinstance(values, pa.Array | pa.ChunkedArray):
             return values.cast(type)

@@ -1,4 +1,4 @@
-"""Owns the checks that a decoder keeps what raylance relies on; never part of a run."""
+"""Owns the checks that a decoder keeps the promises that raylance relies on; never part of a run."""
 
 import contextlib
 import copy
@@ -23,28 +23,28 @@ from raylance.orders.permutation import derive_key, subkeys, uniform
 from raylance.planning.state import describe
 
 _KEY = derive_key("raylance.testing")
-_THREADS, _ROUNDS = 2, 3  # each thread decodes all samples so often
+_THREADS, _ROUNDS = 2, 3  # each thread decodes all samples this many times
 
 
 def check_decoder(decoder: Decoder, samples: Sequence[bytes], *, bad: Sequence[bytes] | None = None) -> None:
-    """Checks that a decoder keeps what raylance relies on.
+    """Checks that a decoder keeps the promises that raylance relies on.
 
     - It is a frozen setting. Pickling changes neither it nor its description in a checkpoint.
-    - What it opens writes the whole array, or returns an array, of its shape and dtype.
-    - The array depends on the row's bytes and draws alone: not on rows decoded before, beside it in a batch, or in
-      other threads.
+    - The object that it opens writes the whole array, or returns an array, of its shape and dtype.
+    - The array depends only on the row's bytes and draws, not on rows decoded before, in the same batch, or in other
+      threads.
     - The bytes are neither kept nor changed.
     - Bad bytes raise an error, and the rows after them decode as before.
 
     Args:
-        decoder: The decoder, of any kind. The first sample resolves what it leaves open.
+        decoder: The decoder, of any kind. The first sample resolves fields that it leaves open.
         samples: Bytes of good rows, at least two of which decode to different arrays.
-        bad: Bytes that must raise an error. None takes no bytes, halves of the samples, and random bytes. Give other
-            bytes if some of these are valid in the format, and () if all are.
+        bad: Bytes that must raise an error. None takes an empty row, halves of the samples, and random bytes. Give
+            other bytes if some of these are valid in the format, and () if all are valid.
 
     Raises:
-        AssertionError: With the first promise that is broken.
-        ConfigError: If opening a dataset would raise it: for a shape or dtype that no column can have, for example.
+        AssertionError: If a promise is broken; the message has the first one.
+        ConfigError: If opening a dataset would raise it, for example for a shape or dtype that no column can have.
     """
     if not isinstance(decoder, Decoder):
         raise AssertionError(f"{decoder!r} is no raylance.Decoder: give an object of a subclass of it.")
@@ -98,7 +98,7 @@ def _check_setting(decoder: Decoder) -> str:
 
 
 class _Trial:
-    """A decoder and rows to decode with it: their bytes, their draws and what comes out."""
+    """A decoder and rows to decode with it: their bytes, their draws and their results."""
 
     def __init__(self, decoder: Decoder, samples: Sequence[bytes]) -> None:
         self._decoder, self._samples = decoder, [bytes(sample) for sample in samples]
@@ -116,7 +116,7 @@ class _Trial:
         self._check_rows(self._open(), "after others", [*range(len(self.expected))] * 2)
 
     def check_batches(self) -> None:
-        """Checks that what a batch decoder makes of a row does not depend on the rows beside it."""
+        """Checks that a batch decoder's result for a row does not depend on the other rows of the batch."""
         if not isinstance(self._decoder, BatchDecoder):
             return
         rows = list(range(len(self.expected)))
@@ -146,13 +146,13 @@ class _Trial:
                 _fail(
                     self._decoder, f"{these} raise ConfigError, which on_bad_row= does not mask: raise another", error
                 )
-            except Exception:  # anything that a codec raises
+            except Exception:  # any error of a codec
                 self._check_rows(opened, f"after {these}", range(len(self.expected)))
             else:
                 _fail(self._decoder, f"{these} decode: raise an error, or say by bad= what must be refused")
 
     def damaged(self) -> list[bytes]:
-        """What no codec takes for a row: nothing, halves of the samples, random bytes."""
+        """Bytes that no codec accepts: no bytes, halves of the samples, random bytes."""
         noise = [subkeys(_KEY, np.arange(len(sample) // 8 + 1)).tobytes()[: len(sample)] for sample in self._samples]
         return [b"", *(sample[: len(sample) // 2] for sample in self._samples), *noise]
 
@@ -162,7 +162,7 @@ class _Trial:
                 _fail(self._decoder, f"sample {row} decodes differently {when}: only bytes and draws may decide")
 
     def _open(self) -> Any:
-        """What decodes; for the device of the trainer, on the CPU."""
+        """Opens the decoder; one for the trainer's device is opened on the CPU."""
         if is_on_device(self._decoder):
             import torch  # here, so that a check of orders does not load it
 
@@ -170,7 +170,7 @@ class _Trial:
         return self._decoder.open()
 
     def _garbage(self, rows: int, byte: int) -> npt.NDArray[Any]:
-        """Output arrays of rows, (rows, *shape), every byte of them the same."""
+        """Output arrays, (rows, *shape), in which every byte is the same."""
         dtype = np.dtype(self._decoder.dtype)
         memory = np.full(rows * int(np.prod(self._decoder.shape)) * dtype.itemsize, byte, np.uint8).view(dtype)
         return memory.reshape(rows, *self._decoder.shape)
@@ -178,7 +178,7 @@ class _Trial:
     def _call(
         self, opened: Any, encoded: list[memoryview], draws: npt.NDArray[np.float64], out: npt.NDArray[Any]
     ) -> list[bytes]:
-        """Decodes rows as the kind of the decoder does; returns each array's bytes, so that NaN equals NaN."""
+        """Decodes rows by the decoder's kind; returns each array's bytes, so that NaN equals NaN."""
         if is_on_device(self._decoder):
             import torch
 
@@ -198,7 +198,7 @@ class _Trial:
         return [array.tobytes() for array in out]
 
     def _checked(self, made: Any) -> bytes:
-        """The bytes of what a ragged decoder returned."""
+        """The bytes of the result of a ragged decoder."""
         if wrong := wrong_ragged(self._decoder, made):
             _fail(self._decoder, f"a sample was decoded to {wrong}")
         return b"".join([repr(made.shape).encode(), made.tobytes()])

@@ -1,4 +1,4 @@
-"""Owns the checks that a custom order keeps what raylance relies on; never reads data, never starts Ray.
+"""Owns the checks that a custom order keeps the promises that raylance relies on; never reads data or starts Ray.
 
     raylance.testing.check_order(ShortFirst(column="length"), columns={"length": lengths})
 
@@ -51,15 +51,15 @@ class SampleRows:
     """A selection in memory, for orders to look at; see `raylance.orders.order.Rows`.
 
     Attributes:
-        count: Rows, n.
-        columns: Arrays by name. The first n values of each count.
+        count: Number of rows, n.
+        columns: Arrays by name. Only the first n values of each are used.
     """
 
     count: int
     columns: Mapping[str, npt.ArrayLike] = dataclasses.field(default_factory=dict)
 
     def column(self, name: str) -> Column:
-        """The column of a name."""
+        """The column of this name."""
         return _Column(np.asarray(self.columns[name])[: self.count])
 
     def fragment_ends(self) -> Int64Array:
@@ -75,22 +75,23 @@ def check_order(
     columns: Mapping[str, npt.ArrayLike] | None = None,
     other_process: bool = True,
 ) -> None:
-    """Checks what every order has to keep, over selections of several sizes, seeds, epochs and global batch sizes.
+    """Checks the promises of an order, for several sizes of the selection, seeds, epochs and global batch sizes.
 
-    - Its settings can be saved and loaded, and once they are resolved they stay as they are.
+    - Its settings can be saved and loaded, and do not change once they are resolved.
     - An epoch has every row exactly once, unless the order `repeats` rows.
-    - The row at a position depends on settings, selection, seed and epoch alone, in this process and in another.
+    - The row at a position depends only on settings, selection, seed and epoch, in this process and in another.
     - Rows at the end of an epoch cost as little as rows at its start.
     - A shard is reported as complete when all of its rows are consumed, and not before.
 
     Args:
         order: The order.
-        rows: Sizes of the selections to check it on.
-        columns: Columns that it may look up: arrays by name, of as many values as the largest of `rows`.
+        rows: Sizes of the selections on which to check it.
+        columns: Columns that the order may look up: arrays by name, with at least as many values as the largest of
+            `rows`.
         other_process: Whether to send it to another process, too, which takes a second or two.
 
     Raises:
-        AssertionError: With the promise that is broken, the values, and the fix.
+        AssertionError: If a promise is broken; the message has the promise, the values, and the fix.
     """
     make_order(order)
     resolved = None
@@ -164,7 +165,7 @@ def _check_settings(order: Order, facts: Facts) -> Resolved:
 
 
 def _check_epoch(epoch: Epoch) -> None:
-    """Checks that every row comes once, that it does not depend on what is asked, and that complete shards are so."""
+    """Checks that every row comes once, that rows do not depend on the request, and that listed shards are complete."""
     order, every = epoch.order, np.arange(epoch.order.epoch_rows, dtype=np.int64)
     promise, wanted = functools.partial(_promise, order), every.copy()
     found = epoch.rows(wanted)
@@ -229,7 +230,7 @@ def _check_shards(epoch: Epoch, rows: Int64Array) -> None:
 
 
 def _check_global_batches(order: Resolved, batch: int) -> None:
-    """Checks that a step, which is arranged by lane, has the same rows on every world size."""
+    """Checks that a step, which is arranged by lane, has the same rows for every world size."""
     first: list[int] = []
     for world in (1, 2, 3, 8):
         plan = Plan(order=order, global_batch_size=batch, dp_size=world, remainder="ragged", chunk_positions=64)
@@ -268,7 +269,7 @@ def _check_seeking(order: Order, other_process: bool) -> None:
 
 
 def _check_sending(order: Resolved) -> None:
-    """Checks that an order is the same in another process, since a plan is sent to ranks and their helpers."""
+    """Checks that an order is the same in another process, because plans are sent to ranks and their helpers."""
     from ray import cloudpickle
 
     end = order.epoch_rows

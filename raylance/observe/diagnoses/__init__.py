@@ -1,7 +1,7 @@
-"""Owns the table of diagnoses: cause, evidence, what to change; never measures, never chooses among them.
+"""Owns the table of diagnoses: cause, evidence, advice; never measures, and never chooses among them.
 
 `explain()`, the report, `raylance.top`, the dashboard and the alerts all take their words from here. A new diagnosis is
-a file of its own and one line below.
+a file of its own and an entry below.
 """
 
 from raylance.observe.diagnoses.alarms import ALARMS
@@ -16,11 +16,11 @@ from raylance.observe.diagnoses.training import TRAINING
 DIAGNOSES: dict[str, Diagnosis] = {
     diagnosis.cause: diagnosis for diagnosis in (TRAINING, READING, DECODING, FINISHING, STARTING, SAVING, *ALARMS)
 }
-"""By cause."""
+"""The diagnoses by cause."""
 
 
 def what_to_change(cause: str) -> str:
-    """What to change against a cause, in a line."""
+    """The changes that help against a cause, in one line."""
     return "; ".join(DIAGNOSES[cause].changes)
 
 

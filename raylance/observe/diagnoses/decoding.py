@@ -1,6 +1,6 @@
 """Owns the diagnosis that decoding is the limit: decoders are too slow; never judges whether it is.
 
-It advises only decoders that there is room for: they need CPUs that no trainer holds.
+It advises more decoders only as far as there is room: they need CPUs that no trainer holds.
 """
 
 import math
@@ -8,9 +8,9 @@ import math
 from raylance.observe.diagnoses.diagnosis import NO_MODEL, SPARE, Diagnosis, beside, count, does_nothing, rate
 from raylance.observe.figures import RunFigures
 
-_SMALL_BYTES = 16 << 10  # of a row: smaller images cost little, whatever their size
-_ASIDE = 0.1  # of the time: so much of saving and validating lets decoders work ahead
-_MOST_DECODERS = 32  # of a rank: a run that needs more has another problem
+_SMALL_BYTES = 16 << 10  # of a row: images with fewer bytes cost little at any size
+_ASIDE = 0.1  # of the time: if saving and validating take more, decoders work ahead meanwhile
+_MOST_DECODERS = 32  # of a rank: a run that needs more has a different problem
 
 
 def _is_on_device(run: RunFigures) -> bool:
@@ -58,8 +58,8 @@ def _advice(run: RunFigures) -> list[str]:
 
 
 def _more_decoders(run: RunFigures, decoders: float) -> list[str]:
-    """How many would feed the trainer, and how many there is room for."""
-    if math.isinf(run.rates["decoding"]):  # no second of it was counted yet
+    """How many more decoders would feed the trainer, and how many have room."""
+    if math.isinf(run.rates["decoding"]):  # no second of decoding was counted yet
         return []
     ranks = len(run.ranks)
     each = max(1e-9, run.rates["decoding"]) / (max(1.0, decoders) * ranks)
@@ -83,7 +83,7 @@ def _more_decoders(run: RunFigures, decoders: float) -> list[str]:
     where = f"{'the cluster' if run.has_ray else 'this machine'} ({count(run.cpus, 'CPU')}{held})"
     lines = []
     together = each * most * ranks
-    if together > run.rates["decoding"]:  # where shard actors decode, in threads, they may do as much
+    if together > run.rates["decoding"]:  # shard actors that decode in threads may do as much
         lines.append(f"{where} has room for num_decoders={most} of each rank: about {rate(together)} together")
     else:
         would += f", and {where} has no room for more"

@@ -1,11 +1,11 @@
-"""Owns what a diagnosis is, and the phrases that several diagnoses share; never a diagnosis of its own."""
+"""Owns the class `Diagnosis` and the phrases that several diagnoses share; never a diagnosis itself."""
 
 import dataclasses
 from collections.abc import Callable
 
 from raylance.observe.figures import RunFigures
 
-SPARE = 1.1  # times what would be just enough
+SPARE = 1.1  # times the rate that would be just enough
 UPLOADS = (
     "raylance.report(…, checkpoint_upload_mode=ray.train.CheckpointUploadMode.ASYNC) uploads while training continues"
 )
@@ -13,19 +13,19 @@ NO_MODEL = (
     "this loop does next to nothing with its batches, so that any loader would be its limit: what limits a trainer "
     "shows with the model in it"
 )
-_NO_STEP_S = 0.002  # for a batch: a loop that does no more does not train
+_NO_STEP_S = 0.002  # for a batch: a shorter loop does not train
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """One cause that a run is slower than it could be, or in danger: a row of the table.
+    """One cause that makes a run slow or endangers it: a row of the table.
 
     Attributes:
         cause: Its name in verdicts, in metrics (label `cause`) and on the dashboard.
-        means: What it means, in a few words.
-        changes: What to change, the most useful first, each with its option or flag; as the dashboard and the alerts
-            show it, which know no numbers of the run.
-        evidence: Describes it with the numbers of a run; None for what only alerts find.
+        means: Its meaning in a few words.
+        changes: What to change, the most useful first, each with its option or flag, for the dashboard and the alerts,
+            which do not know the run's numbers.
+        evidence: Describes the cause with the numbers of a run; None if only alerts find it.
         advice: What to change in this run, with numbers, the most useful first.
     """
 
@@ -42,7 +42,7 @@ def rate(rows_s: float) -> str:
 
 
 def count(number: float, what: str) -> str:
-    """So many things, with a plural s."""
+    """A number of things, with a plural s if needed."""
     return f"{number:,.0f} {what}{'s' * (round(number) != 1)}"
 
 
@@ -52,7 +52,7 @@ def waited(run: RunFigures, digits: int = 0) -> str:
 
 
 def beside(run: RunFigures, stage: str) -> str:
-    """What the trainer takes, compared with what a stage delivers."""
+    """The rate of the trainer, compared with the rate of a stage."""
     takes = rate(run.rates["training"])
     if run.rates[stage] > run.rates["training"]:
         return f"hardly more than the {takes} that the trainer takes, which {waited(run)}"

@@ -3,12 +3,12 @@
 from raylance.observe.diagnoses.diagnosis import NO_MODEL, Diagnosis, does_nothing, rate, waited
 from raylance.observe.figures import RunFigures
 
-SHORT_STEP_S = 0.005  # of a step: so short that the fixed cost of a batch shows
+SHORT_STEP_S = 0.005  # of a step: in shorter ones, the fixed cost of a batch matters
 _FEW_ROWS = 16  # of a batch on one rank
 
 
 def _batch_ms(run: RunFigures, *names: str) -> list[float]:
-    """Milliseconds a batch of some figures."""
+    """Milliseconds per batch of each named figure."""
     return [1000 * run.sum(name) / max(1.0, run.sum("batches")) for name in names]
 
 
@@ -17,7 +17,7 @@ def _step_ms(run: RunFigures) -> float:
 
 
 def _is_making(run: RunFigures) -> bool:
-    """Whether batches are waited for because they are made slowly, and not because their rows are on their way."""
+    """Whether the trainer waits because batches are made slowly, not because their rows are still on their way."""
     collate_ms, transfer_ms, waited_ms = _batch_ms(run, "collate_s", "transfer_s", "wait_finish_s")
     return collate_ms + transfer_ms >= waited_ms / 2
 

@@ -6,9 +6,9 @@ from raylance.observe.diagnoses.diagnosis import NO_MODEL, SPARE, Diagnosis, bes
 from raylance.observe.figures import RunFigures
 
 BY_ROW = {"row": 'order="row"', "weighted": "order=Weighted", "class_balanced": "order=ClassBalanced"}
-"""Orders that read row by row, by their name in a record, as users write them."""
+"""Orders that read row by row, as users write them, by their name in a record."""
 
-_MOST_READERS = 4  # that are advised at once
+_MOST_READERS = 4  # advised at once
 
 
 def _evidence(run: RunFigures) -> str:
@@ -35,8 +35,8 @@ def _advice(run: RunFigures) -> list[str]:
 
 
 def _more_readers(run: RunFigures) -> list[str]:
-    """Whether several would help: on a network they wait side by side; on one machine they share cores and disk."""
-    if math.isinf(run.rates["reading"]):  # no second of it was counted yet
+    """Whether more readers would help: on a network they wait in parallel; on one machine they share CPUs and disk."""
+    if math.isinf(run.rates["reading"]):  # no second of reading was counted yet
         return []
     readers = max(1.0, run.most("readers"))
     wanted = readers * SPARE * run.rates["training"] / max(1e-9, run.rates["reading"])

@@ -16,13 +16,13 @@ def describe_start(run: RunFigures) -> str:
 
 
 def hide_start(run: RunFigures) -> str:
-    """What makes the start shorter."""
+    """Advice that makes the start shorter."""
     return _hide(run.ranks, "call loader.prepare(global_batch_size=…) before the model is built, which hides that")
 
 
 def describe_late_start(run: RunFigures, dataset: str, seconds: Mapping[str, float], *, is_trained_on: bool) -> str:
-    """What to do where the start of a dataset is waited for besides the main one, as for validation; "" where its start
-    is short against `seconds`, what the time of the main one went to.
+    """Advice if a second dataset (validation, say) starts slowly; "" if its start is short compared with `seconds` of
+    the main dataset.
     """
     started_s = run.sum("wait_start_s")
     if started_s <= STARTS * (seconds["training"] + sum(seconds[name] for name in STAGES)):
@@ -33,7 +33,7 @@ def describe_late_start(run: RunFigures, dataset: str, seconds: Mapping[str, flo
 
 
 def _hide(ranks: Sequence[RankFigures], prepare: str) -> str:
-    """What makes a start shorter; `prepare` where nothing was prepared."""
+    """Advice that makes a start shorter: `prepare` if some rank prepared nothing."""
     if not all(rank.facts.get("prepared") for rank in ranks):
         return prepare
     waited_s = sum(rank.figures["wait_start_s"] for rank in ranks) / sum(rank.starts for rank in ranks)
