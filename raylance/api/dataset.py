@@ -37,38 +37,38 @@ from raylance.source.packing import PackedRows
 class Dataset:
     """A pinned, filtered, ordered Lance dataset, or a mixture of several.
 
-    A value: it can be sent anywhere, and nothing that is done with it changes it. Iterating on it makes a pass over a
-    whole epoch as rank 0 of 1, the same each time, for use without a trainer.
+    A handle is a value: it can be sent anywhere, and using it does not change it. Without a trainer, its iterators pass
+    over a whole epoch as rank 0 of 1, the same each time.
 
-    In Ray Train's local mode (`num_workers=0`), `get_dataset_shard` gives the handle itself. There it has what
-    `RankLoader` has: `epoch`, `batches`, `state_dict`, `stats` and so on.
+    In Ray Train's local mode (`num_workers=0`), `get_dataset_shard` returns the handle itself. There the handle has the
+    names of `RankLoader`, too: `epoch`, `batches`, `state_dict`, `stats` and so on.
     """
 
     def __init__(self, read_spec: ReadSpec, delivery_spec: DeliverySpec) -> None:
         self._read_spec, self._delivery_spec = read_spec, delivery_spec
         self._train = TrainAdapter(read_spec, delivery_spec)
         self._passes = HandlePasses(read_spec, delivery_spec)
-        self._loaders: list[weakref.ref[RankLoader]] = []  # that were made of it here
+        self._loaders: list[weakref.ref[RankLoader]] = []  # made from this handle in this process
         self._lookup: Lookup | None = None
         self._context = ShardContext()
 
     def __getattr__(self, name: str) -> Any:
-        """What Ray Train asks of a dataset; in local mode, also what a training function asks of a loader."""
+        """Names that Ray Train uses on a dataset; in local mode, also those that a training function expects."""
         if name in RAY_DATA_NAMES:
             return getattr(self._train, name)
         if name in LOADER_NAMES:
-            if callable(getattr(RankLoader, name)):  # to ask whether there is such a method is no mistake
+            if callable(getattr(RankLoader, name)):  # hasattr() must not raise, only a call may
                 return lambda *args, **options: getattr(self._train.require_local_loader(self), name)(*args, **options)
             return getattr(self._train.require_local_loader(self), name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
-        """Its own names; in local mode, also what it has of a loader."""
+        """The handle's own names; in local mode, also those of a loader."""
         is_loader = process.local_run(self) is not None
         return sorted({*super().__dir__(), *(LOADER_NAMES if is_loader else ())})
 
     def __len__(self) -> int:
-        """Selected rows, those that `dataset[…]` counts; of a mixture or of draws, an epoch may have more or fewer."""
+        """Selected rows, which `dataset[…]` counts; an epoch of a mixture or of draws may have more or fewer."""
         return self._delivery_spec.rows
 
     def __repr__(self) -> str:
@@ -82,10 +82,10 @@ class Dataset:
         return describe(self, self._read_spec.source, self._delivery_spec)._repr_html_()
 
     def show(self, rows: "int | Mapping[str, Any]" = 8) -> Display:
-        """Shows rows in a notebook: images as thumbnails, and how often each class is among 2,000 rows.
+        """Shows rows in a notebook: images as thumbnails, and how often each class occurs in 2,000 rows.
 
         Args:
-            rows: How many, spread over the selection; or a batch, whose rows are shown instead.
+            rows: Number of rows, spread over the selection; or a batch, whose rows are shown instead.
 
         Returns:
             HTML in a notebook, text elsewhere.
@@ -96,12 +96,12 @@ class Dataset:
 
     @property
     def version(self) -> Any:
-        """The pinned version; of a mixture, versions by component."""
+        """The pinned version; for a mixture, a dict of versions by component."""
         return self._read_spec.source.version
 
     @property
     def schema(self) -> pa.Schema:
-        """What is delivered, with the dataset's metadata; what is decoded, as `Decoder.arrow_type` says."""
+        """Schema of delivered rows, with the dataset's metadata; decoded columns have their `Decoder.arrow_type`."""
         if self._read_spec.schema is not None:
             return self._read_spec.schema
         delivered = self._read(np.empty(0, dtype=np.int64)).select(list(self._read_spec.delivers))
@@ -111,7 +111,7 @@ class Dataset:
         """Reads the first selected rows in storage order, in this process; needs no Ray.
 
         Returns:
-            As `take`.
+            Rows as `take` returns them.
         """
         return self[: check_integer("head(): rows", rows, 0)]
 
@@ -120,15 +120,17 @@ class Dataset:
 
         Args:
             offsets: Integers of shape (k,), in any order, duplicates included; the rows need not be selected.
-            component: Of a mixture, the dataset that they count in: its name, or its number as under `_component`.
+            component: For a mixture, the dataset to which the offsets belong: its name, or its number as under
+                `_component`.
 
         Returns:
-            By column what `iter_batches` gives, k rows in the order asked for, and `_rowoffset`; with
-            `on_bad_row="mask"`, `_valid`, False where a row could not be decoded. Images are those of epoch 0.
+            The columns that `iter_batches` gives, k rows in the order of `offsets`, and `_rowoffset`. With
+            `on_bad_row="mask"` also `_valid`, which is False for rows that could not be decoded. Images are those of
+            epoch 0.
 
         Raises:
-            ConfigError: For offsets that are no integers, or a component that is missing or unknown.
-            DatasetError: For an offset that the pinned version does not have.
+            ConfigError: If the offsets are not integers, or the component is missing or unknown.
+            DatasetError: If the pinned version does not have an offset.
         """
         wanted = np.atleast_1d(np.asarray(offsets))
         if wanted.size and (wanted.ndim != 1 or wanted.dtype.kind not in "iu"):
@@ -153,10 +155,10 @@ class Dataset:
             index: An integer for one row; a slice or integers of shape (k,) for several.
 
         Returns:
-            As `take`; for an integer, the values of the row in place of arrays.
+            Rows as `take` returns them; for an integer, the row's values instead of arrays.
 
         Raises:
-            IndexError: For an integer outside of the selection.
+            IndexError: If an integer is outside the selection.
         """
         asked = np.arange(*index.indices(len(self))) if isinstance(index, slice) else np.asarray(index)
         rows = np.atleast_1d(asked)
@@ -173,15 +175,15 @@ class Dataset:
         """Reads the first selected rows, in storage order, into a frame; see `head`.
 
         Args:
-            rows: How many at the most.
+            rows: The most rows to read.
 
         Returns:
-            One row each; tensors and lists as arrays in a column of objects.
+            A frame with one line a row; tensors and lists are arrays in a column of objects.
         """
         return pd.DataFrame({k: v if v.ndim == 1 else list(v) for k, v in self.head(rows).items()})
 
     def _read(self, offsets: Int64Array) -> pa.Table:
-        """Rows in the order asked for, decoded as in epoch 0, with `_rowoffset`."""
+        """Reads rows in the order of `offsets`, decoded as in epoch 0, with `_rowoffset`."""
         process.check_context(self._context)
         is_numbered = isinstance(self._read_spec.source, PackedRows)
         if is_numbered and len(offsets) and not 0 <= offsets.min() <= offsets.max() < len(self):
@@ -197,14 +199,14 @@ class Dataset:
 
         Args:
             global_batch_size: Rows of one step over all ranks.
-            world_size: Ranks among which the rows are divided: data-parallel ranks, if some are peers.
+            world_size: Number of ranks that share the rows; if some are peers, number of data-parallel ranks.
 
         Returns:
-            A summary whose repr shows rows, shards, lanes, steps, the rows dropped or repeated, and bytes of a window;
-            of a mixture, each dataset's share, and how many of its rows are used, left out and repeated.
+            A summary whose repr shows rows, shards, lanes, steps, rows dropped or repeated, and bytes of a window; for
+            a mixture also each dataset's share, and how many of its rows are used, left out and repeated.
 
         Raises:
-            ConfigError: If there would be no step, or ranks without a row.
+            ConfigError: If the epoch has no step, or a rank gets no row.
         """
         size = check_integer("plan(): global_batch_size", global_batch_size, 1)
         world_size = check_integer("plan(): world_size", world_size, 1)
@@ -213,7 +215,7 @@ class Dataset:
         return summarise(plan, source.likely_row_bytes, how_read(source, plan), limit, source.measure)
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
-        """Steps of a whole epoch of one rank; see `RankLoader.steps_per_epoch`."""
+        """Steps of a whole epoch on one rank; see `RankLoader.steps_per_epoch`."""
         loader = RankLoader(self._read_spec, self._delivery_spec, Options())
         return loader.steps_per_epoch(global_batch_size=global_batch_size, batch_size=batch_size)
 
@@ -227,19 +229,19 @@ class Dataset:
         data_parallel: Callable[[int, int], RankAndSize] | None = None,
         **options: Any,
     ) -> RankLoader:
-        """Makes a loader by hand, at the start of epoch 0: outside of Ray Train, or in a training function for data
-        that the trainer was not given, where it is recorded as others are. `close` of the handle closes it, too.
+        """Makes a loader by hand, at the start of epoch 0: outside of Ray Train, or in a training function, for a
+        dataset not passed to the trainer; it is recorded like any other. Closing the handle closes it.
 
         Args:
-            rank: The rank it serves; None for 0 of a world of 1.
-            world_size: Ranks in all.
-            ranks_per_replica: So many contiguous ranks get the same rows; see `raylance.DataConfig`.
-            data_parallel: Or any other arrangement of the ranks; see there.
+            rank: The rank that the loader serves; None for rank 0 of 1.
+            world_size: Number of ranks.
+            ranks_per_replica: Number of contiguous ranks that get the same rows; see `raylance.DataConfig`.
+            data_parallel: Any other arrangement of the ranks instead; see `raylance.DataConfig`.
             **options: Fields of `raylance.Options`, such as `num_decoders=2`.
 
         Raises:
-            ConfigError: For a rank outside the world, a world that does not divide into replicas, or an unknown or
-                impossible option; for no rank in a worker of Ray Train that is not alone.
+            ConfigError: If the rank is outside the world, the world does not divide into replicas, or an option is
+                unknown or impossible; if no rank is given in one of several workers of Ray Train.
         """
         size = check_integer("world_size", 1 if world_size is None else world_size, 1)
         if rank is None:
@@ -258,19 +260,19 @@ class Dataset:
         return made
 
     def iter_torch_batches(self, *, epoch: int = 0, **arguments: Any) -> Batches:
-        """Iterates over a whole epoch in torch batches, as rank 0 of 1; iterated again, over the same one.
+        """Iterates over a whole epoch in torch batches, as rank 0 of 1; each iteration is over the same epoch.
 
         Args:
             epoch: The epoch.
-            **arguments: As `RankLoader.iter_torch_batches` takes them.
+            **arguments: Arguments of `RankLoader.iter_torch_batches`.
 
         Raises:
-            ConfigError: In a worker of Ray Train that is not alone, and as `RankLoader.iter_torch_batches`.
+            ConfigError: In one of several workers of Ray Train, and as `RankLoader.iter_torch_batches`.
         """
         return self._whole("iter_torch_batches", epoch, arguments)
 
     def iter_batches(self, *, epoch: int = 0, **arguments: Any) -> Batches:
-        """Iterates over a whole epoch in other batches; see `iter_torch_batches` and `RankLoader.iter_batches`."""
+        """Iterates over a whole epoch in NumPy, pyarrow or pandas batches; see `RankLoader.iter_batches`."""
         return self._whole("iter_batches", epoch, arguments)
 
     def _whole(self, method: str, epoch: int, arguments: dict[str, Any]) -> Batches:
@@ -287,7 +289,7 @@ class Dataset:
         return self._passes.iterate(method, epoch, arguments, repr(self))
 
     def _refuse_in_larger_world(self) -> None:
-        """In a worker of Ray Train, rank 0 of 1 would give all rows to every rank."""
+        """Refuses rank 0 of 1 in one of several workers of Ray Train, because every rank would get all rows."""
         _, world_size = process.train_rank() or (0, 1)
         if world_size > 1:
             raise ConfigError(
@@ -298,12 +300,13 @@ class Dataset:
             )
 
     def share(self) -> None:
-        """Puts what is large (selection, weights, …) into the object store, so that all ranks read one copy of it."""
+        """Puts large values (selection, weights, …) into the object store, so that all ranks read one copy."""
         map_shared(self._read_spec, self._delivery_spec, Shared.of_run)
 
     def close(self) -> None:
-        """Ends passes, its own and those of the loaders that `loader` made, and their helpers, so that their CPUs are
-        free for others; another pass starts new ones, and loaders keep their position.
+        """Ends the passes and helpers of the handle and of the loaders made by `loader`, which frees their CPUs.
+
+        Loaders keep their position, and another pass starts new helpers.
         """
         self._passes.close()
         for loader in [made for ref in list(self._loaders) if (made := ref()) is not None]:
@@ -326,7 +329,7 @@ class Dataset:
         )
 
     def __getitems__(self, indices: Any) -> NoReturn:
-        # torch's DataLoader asks for this before it takes rows one by one, in its own order and without any rank.
+        # torch's DataLoader looks for this method before it takes rows one by one, in its own order, ignoring ranks.
         raise ConfigError(
             "a handle under torch's DataLoader would give every rank all rows, in another order than the plan's. Use "
             "raylance.torch_data.MapDataset(handle) with its RowSampler, or IterableDataset(handle)."
@@ -334,20 +337,20 @@ class Dataset:
 
 
 def specs_of(handle: Dataset) -> tuple[ReadSpec, DeliverySpec]:
-    """What a handle reads and delivers: for raylance's own modules, and of no use to others."""
+    """The read and delivery specs of a handle; for raylance's own modules only."""
     return handle._read_spec, handle._delivery_spec  # noqa: SLF001
 
 
 def context_of(handle: Dataset) -> ShardContext:
-    """Where a handle can be used, as `specs_of`."""
+    """The rank and process of a handle; for raylance's own modules only."""
     return handle._context  # noqa: SLF001
 
 
 def adapter_of(handle: Dataset) -> TrainAdapter:
-    """A handle as Ray Train sees it, as `specs_of`."""
+    """A handle as Ray Train sees it; for raylance's own modules only."""
     return handle._train  # noqa: SLF001
 
 
 def _to_numpy(table: pa.Table) -> NumpyBatch:
-    """As `iter_batches` gives it, but lists are one array wherever those of this table are all of one length."""
+    """Converts as `iter_batches` does, except that lists become one array if all in this table have one length."""
     return to_numpy(table, list_lengths(table))

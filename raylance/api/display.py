@@ -1,4 +1,4 @@
-"""Owns what a notebook displays of a dataset: facts, rows, counts of classes, how it is read; keeps nothing."""
+"""Owns a notebook's display of a dataset: facts, rows, counts of classes, way of reading; never keeps a row."""
 
 import json
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from raylance.planning.plan import Plan
 from raylance.planning.summary import counted
 from raylance.source.rows import RowSource, TableRows
 
-_LARGEST_TRIAL = 1 << 21  # rows to plan, to show how they are read
+_LARGEST_TRIAL = 1 << 21  # most rows to plan in order to show how they are read
 _COUNTED = 2000  # rows whose labels are read
-_LABEL = "label"  # where the schema names no other column beside the classes
+_LABEL = "label"  # the column of labels if the metadata names no other
 
 
 class _Displayed(Protocol):
-    """What is displayed of a dataset."""
+    """The parts of a dataset that are displayed."""
 
     @property
     def version(self) -> Any: ...
@@ -37,7 +37,7 @@ class _Displayed(Protocol):
 
 
 def describe(data: _Displayed, source: RowSource, delivery_spec: DeliverySpec) -> Display:
-    """A dataset: what it is, with a few rows."""
+    """Displays the facts of a dataset and a few of its rows."""
     order = delivery_spec.order
     facts = {
         "dataset": source.uri,
@@ -59,19 +59,19 @@ def describe(data: _Displayed, source: RowSource, delivery_spec: DeliverySpec) -
 
 
 def describe_rows(delivery_spec: DeliverySpec) -> str:
-    """How many are selected, and how many come in an epoch where that is another number."""
+    """The number of selected rows, and the number of rows in an epoch if it differs."""
     rows = delivery_spec.rows
     each = delivery_spec.resolved_order.epoch_rows if delivery_spec.order.repeats else rows
     return f"{rows:,} rows{f' ({each:,} an epoch)' if each != rows else ''}"
 
 
 def _type_name(kind: pa.DataType) -> str:
-    """A type, as NumPy writes it where it is a tensor."""
+    """The name of a type; a tensor's as NumPy writes it."""
     return f"{kind.value_type} {tuple(kind.shape)}" if isinstance(kind, pa.FixedShapeTensorType) else str(kind)
 
 
 def display_sample(data: _Displayed, source: RowSource, rows: int) -> Display:
-    """Some rows spread over a dataset, and its classes where it has labels."""
+    """Displays some rows spread over a dataset, and the counts of its classes if it has labels."""
     parts, (label, classes) = [], _label_and_classes(data)
     try:
         if rows:
@@ -82,13 +82,13 @@ def display_sample(data: _Displayed, source: RowSource, rows: int) -> Display:
         if labels is not None:
             all_of = "" if len(labels) == len(data) else f" spread over all {len(data):,}"
             parts.append(display_counts(labels, classes, f"{len(labels):,} rows{all_of}"))
-    except RaylanceError as error:  # a row that cannot be read hides nothing else
+    except RaylanceError as error:  # an unreadable row must not hide the facts
         parts.append(Display(facts_table({"error": error}), str(error)))
     return stacked(*parts)
 
 
 def display_batch(data: _Displayed, batch: Mapping[str, Any]) -> Display:
-    """A batch of a dataset."""
+    """Displays a batch of a dataset."""
     label, classes = _label_and_classes(data)
     shown = {name: values for name, values in by_row(batch).items() if not name.startswith("_") or name == ROW_OFFSET}
     lengths = {name: len(values) for name, values in shown.items()}
@@ -103,7 +103,7 @@ def display_batch(data: _Displayed, batch: Mapping[str, Any]) -> Display:
 
 
 def how_read(source: RowSource, plan: Plan) -> str:
-    """How the first window of rank 0 is read, which share of the stored rows there it needs, and in how many reads."""
+    """How the first window of rank 0 is read: the method, the needed share of the stored rows, the number of reads."""
     chunk = plan.chunk_at(0, 0)
     if chunk is None:
         return "nothing: the epoch has no step"
@@ -127,23 +127,23 @@ def how_read(source: RowSource, plan: Plan) -> str:
 
 
 def _spread(selected: int, rows: int) -> Int64Array:
-    """So many rows of the selection at the most, from its first to its last."""
+    """Numbers of at most `rows` selected rows, spread from the first to the last."""
     return np.linspace(0, selected - 1, min(rows, selected)).astype(np.int64)
 
 
 def _label_and_classes(data: _Displayed) -> tuple[str, list[str] | None]:
-    """The column of labels, and the names of its classes, as jobs/create_dataset.py leaves them in the metadata."""
+    """The column of labels, and the names of its classes, from the metadata that jobs/create_dataset writes."""
     metadata = data.schema.metadata or {}
     try:
         names = json.loads(metadata.get(b"classes", b"null"))
-    except (ValueError, RecursionError):  # another's, who means something else by it
+    except (ValueError, RecursionError):  # metadata of another program with the same key
         names = None
     classes = list(map(str, names)) if isinstance(names, list) else None
     return metadata.get(b"classes_of", _LABEL.encode()).decode(), classes
 
 
 def _read_labels(source: RowSource, label: str) -> Any:
-    """Labels of rows spread over the selection; None where there is no such column, or none of classes."""
+    """Labels of rows spread over the selection; None if the column is missing or holds no classes."""
     if not isinstance(source, TableRows):
         return None
     opened, selection = source.pinned.open(), source.load_selection()

@@ -1,4 +1,4 @@
-"""Owns a loader's position where a trainer counts steps, some of which are not committed; never counts them itself."""
+"""Owns a loader's position if the trainer counts the steps; never decides whether a step is committed."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -11,10 +11,10 @@ from raylance.planning.plan import Plan
 
 
 class Follower:
-    """A loader that follows a trainer's count of steps: a step that it hands out counts once `count` was called."""
+    """A loader that follows a trainer's count of steps: a step that was handed out counts only after `count`."""
 
     def __init__(self, loader: RankLoader, global_batch_size: int, settle: Callable[[], None]) -> None:
-        """Has `settle` called before the loader's state is taken: it calls `count`, if the last step was committed."""
+        """Before the loader's state is read, `settle` is called, which calls `count` if the last step was committed."""
         self._loader, self._size = loader, global_batch_size
         recorder = recorder_of(loader)
         self._recorder, self._cursor, self._ledger = recorder, recorder.cursor, recorder.ledger
@@ -29,7 +29,7 @@ class Follower:
         return self._cursor.global_step + self._cursor.steps_until(self._plan, epochs)
 
     def hand_out(self, made: Iterator[Any], number: int, share: tuple[int, int]) -> tuple[Any, Digest]:
-        """Takes a step's batch in a share, without counting it; returns also the digest of its rows."""
+        """Takes a step's batch in a share without counting the step; also returns the digest of its rows."""
         context = self._recorder.context
         if share != context.share or not context.is_elastic:
             self._loader.reshard(*share, elastic=True)
@@ -43,7 +43,7 @@ class Follower:
         return batch, digest
 
     def count(self, number: int, digest: Digest, share: tuple[int, int]) -> None:
-        """Counts a step as committed, with the rows of all who took part and have this share of a replica's rows."""
+        """Counts a step as committed; `digest` adds up this share of the rows over all replicas that took part."""
         plan, cursor = self._plan, self._cursor
         self._go_to(number)
         epoch, before = cursor.epoch, cursor.position
@@ -57,14 +57,14 @@ class Follower:
         return self._plan.step_size(self._cursor.position)
 
     def known(self) -> str:
-        """State and digests as JSON, for a rank that takes the model over."""
+        """State and digests as JSON, for a rank that takes over the model."""
         return json.dumps({"state": self._loader.state_dict(), "ledger": self._ledger.to_dict()})
 
     def join(self, known: str) -> None:
         """Takes over the state and the digests of another rank, with its model.
 
         Raises:
-            StateError: If that one trains on other data.
+            StateError: If the other rank trains on other data, or sent no state of this version.
         """
         try:
             found = json.loads(known)

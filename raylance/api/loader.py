@@ -1,7 +1,7 @@
-"""Owns one rank's loader: which batches it makes, and how the position moves with them; never reads or decodes.
+"""Owns one rank's loader: its batches, and its position, which moves with them; never reads or decodes rows.
 
-A batch is consumed when it is handed out. The position is the same on every rank, because all ranks take the same
-steps.
+A batch counts as consumed when it is handed out. The position is the same on every rank, because all ranks take the
+same steps.
 """
 
 import contextlib
@@ -58,8 +58,8 @@ class RankLoader(Positioned):
         options: Options,
         context: ShardContext | None = None,
         *,
-        session: Session | None = None,  # the helpers of an earlier loader of the same data, which the caller keeps
-        is_recorded: bool = True,  # whether a run has a record of it; not where it is a pass over a handle
+        session: Session | None = None,  # helpers of an earlier loader of the same data; the caller closes them
+        is_recorded: bool = True,  # whether the run has a record of it; False for a pass over a handle
     ) -> None:
         super().__init__(read_spec, delivery_spec)
         context = context or ShardContext()
@@ -67,12 +67,12 @@ class RankLoader(Positioned):
         self._recorder = Recorder(read_spec, options, context, self._cursor, is_recorded=is_recorded)
         self._batch_size: int | None = None  # of the last pass
         self._is_resharded = False
-        self._is_bound_by_rank = False  # whether the batches that were bound last have a size of each rank
-        self._remainder: Remainder | None = None  # that these batches have
-        self._has_begun = False  # a pass
+        self._is_bound_by_rank = False  # whether the batches bound last were given batch_size=, rows of one rank
+        self._remainder: Remainder | None = None  # of the batches bound last
+        self._has_begun = False  # whether a pass has begun
         self._agreement: agreement.Agreement | None = None  # of the ranks, since the first pass
         self._session = session or Session(read_spec, options, context.world_size)
-        self._prepares = session is None  # the next epoch; the owner of a session decides what comes next
+        self._prepares = session is None  # whether to prepare the next epoch; else the session's owner decides
 
     @property
     def _context(self) -> ShardContext:
@@ -80,49 +80,49 @@ class RankLoader(Positioned):
 
     @property
     def rank(self) -> int:
-        """The rank that it serves; of a dataset that every rank sees whole, 0."""
+        """The rank that the loader serves; 0 if every rank sees the whole dataset."""
         return self._context.rank
 
     @property
     def world_size(self) -> int:
-        """Ranks of the run; of a dataset that every rank sees whole, 1."""
+        """Number of ranks of the run; 1 if every rank sees the whole dataset."""
         return self._context.world_size
 
     @property
     def dp_rank(self) -> int:
-        """The data-parallel rank, which says which rows come: `rank`, where no ranks are peers."""
+        """The data-parallel rank, which decides the rows; equals `rank` if no ranks are peers."""
         return self._context.dp_rank
 
     @property
     def dp_size(self) -> int:
-        """Data-parallel ranks, which share the epoch: `world_size`, where no ranks are peers."""
+        """Number of data-parallel ranks, which share the epoch; equals `world_size` if no ranks are peers."""
         return self._context.dp_size
 
     def reshard(
         self, mesh: "DeviceMesh | ProcessGroup | int", dp_size: int | None = None, *, elastic: bool = False
     ) -> None:
-        """Sets which rows this rank gets, where the training function arranges the ranks. Ranks of one data-parallel
-        rank are peers: they get the same rows.
+        """Sets which rows this rank gets, if the training function arranges the ranks. Ranks with the same
+        data-parallel rank are peers: they get the same rows.
 
-        Call it on every rank, before the first batch; before or after `restore`. If the default group of
-        torch.distributed has all ranks of the run, the first batch waits up to 30 s until each rank has asked for its
-        own, and the ranks compare what they begin with. `DataConfig(ranks_per_replica=…)` needs no call.
+        Call it on every rank before the first batch; before or after `restore`. If the default group of
+        torch.distributed has all ranks of the run, the first batch waits up to 30 s until every rank asks for its
+        first batch, and the ranks compare their settings. `DataConfig(ranks_per_replica=…)` needs no call.
 
-        Later, between any two batches, it changes the shares, where ranks come and go: the next batch is the next step
-        in the new shares, also of a pass that is under way. The global batch of each step stays the same rows. All
-        ranks that take part have to change at the same step; nothing compares them. Helpers stay.
+        If ranks come and go, a call between any two batches changes the shares, also during a pass: the next batch is
+        the next step in the new shares. The global batch of each step keeps the same rows. All ranks that take part
+        must change at the same step; nothing checks this. Helpers stay.
 
         Args:
             mesh: The data-parallel dimensions of a `DeviceMesh`: `mesh["dp"]`, or `mesh["replicate", "shard"]` for
-                HSDP. Or a process group whose ranks all get other rows. Or the data-parallel rank.
-            dp_size: With a data-parallel rank, how many there are.
-            elastic: Whether the first shares, too, are of ranks that come and go: then their number need not divide the
-                world, and the first batch waits for nobody. Shares that change later always are.
+                HSDP. Or a process group in which each rank gets different rows. Or the data-parallel rank.
+            dp_size: With a data-parallel rank, the number of data-parallel ranks.
+            elastic: Whether ranks come and go from the start. If True, the size of the first shares need not divide the
+                world, and the first batch waits for no other rank. A call after the first batch is always elastic.
 
         Raises:
-            ConfigError: If batches were bound by `batch_size=` or prepared; if every rank sees the dataset whole; if
-                this rank is not in the mesh or the group; if the data-parallel size does not divide the world. With one
-                of the first batches, if the ranks disagree, or one of them did not call.
+            ConfigError: If batches were bound by `batch_size=` or prepared; if every rank sees the whole dataset; if
+                this rank is not in the mesh or the group; if the data-parallel size does not divide the world. The
+                first batches raise it if the ranks disagree, or one of them did not call.
         """
         context = self._context
         is_elastic = check_flag("elastic", elastic) or self._has_begun or context.is_elastic
@@ -146,10 +146,10 @@ class RankLoader(Positioned):
         self._is_resharded = True
 
     def repeat(self) -> None:
-        """Takes the last step back, because it was not committed: the next batch is this step again, in the shares that
-        are set then. State and proof do not count what was taken back.
+        """Takes back the last step, because it was not committed: the next batch is this step again, in the shares set
+        by then. State and proof do not count it.
 
-        Call it on every rank that was handed the step, before anything else is taken or saved.
+        Call it on every rank that was handed the step, before another batch is taken or a state saved.
 
         Raises:
             ConfigError: If no step was handed out since the loader was made, moved, or took a step back.
@@ -163,17 +163,17 @@ class RankLoader(Positioned):
         self._recorder.ledger.take_back()
 
     def seek(self, global_step: int, *, global_batch_size: int | None = None) -> None:
-        """Goes to the step that has this number in the count of `global_step`, over all epochs; in a pass, the next
-        batch is that step. For trainers that count steps themselves: a rank that joins others begins where they are.
+        """Goes to the step with this number, as `global_step` counts over all epochs; in a pass, it is the next batch.
+        For trainers that count steps themselves: a rank that joins others begins at their step.
 
-        Rows between are counted neither as handed out nor as lost: other ranks, or nobody, had them.
+        Rows in between count neither as handed out nor as lost.
 
         Args:
-            global_step: Its number.
-            global_batch_size: Of the steps between; None for that of the last pass or of the state that was loaded.
+            global_step: Number of the step.
+            global_batch_size: Rows of each step in between; None for the size of the last pass or the loaded state.
 
         Raises:
-            ConfigError: If no size is known; if no step begins there.
+            ConfigError: If the size is not known, or no step begins there.
         """
         size = self._batch_size if global_batch_size is None else global_batch_size
         if size is None:
@@ -187,8 +187,8 @@ class RankLoader(Positioned):
     def completed_shards(self) -> Int64Array:
         """IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).
 
-        Checkpoints list them by their numbers in the epoch's sequence of shards. This expands the list, exactly, at a
-        cost that grows with the shards: some seconds at 10⁸ rows of an order that completes them at its end. An order
+        Checkpoints list shards by their numbers in the epoch's sequence; this method expands that list. Its cost grows
+        with the number of shards: some seconds at 10⁸ rows in an order that completes its shards at the end. An order
         that repeats rows has no shards.
         """
         return self._cursor.completed_shards()
@@ -197,7 +197,7 @@ class RankLoader(Positioned):
         """Goes to the start of an epoch, also of the current one.
 
         Raises:
-            ConfigError: If the epoch is no integer from 0 to 2⁶³ - 1.
+            ConfigError: If the epoch is not an integer from 0 to 2⁶³ - 1.
         """
         if given_up := self._cursor.set_epoch(epoch):
             logger.warning(
@@ -213,7 +213,7 @@ class RankLoader(Positioned):
 
         Args:
             global_batch_size: Rows of one step over all ranks.
-            batch_size: Or rows of one step of each rank.
+            batch_size: Rows of one step on each rank, instead.
 
         Raises:
             ConfigError: Unless exactly one of them is given and positive.
@@ -235,37 +235,37 @@ class RankLoader(Positioned):
         pad_lists: Paddings | None = None,
         **unknown: Any,
     ) -> Batches:
-        """Iterates over the rest of the epoch in torch batches; iterated again, over the next epoch.
+        """Iterates over the rest of the epoch in torch batches; the next iteration is over the next epoch.
 
         Args:
             global_batch_size: Rows of one step over all ranks; the ranks' shares differ by at most one row.
-            batch_size: Instead, rows of one step of each rank.
-            prefetch_batches: Steps to keep in flight at the least, and batches that wait for the consumer at the most;
-                one is made ahead in any case.
-            dtypes: dtype of all tensors, or by column; None keeps what is stored. One dtype for all leaves the columns
-                that raylance adds as they are, such as the `…_length` of a `Pad`; by column, they may be named.
-            device: Where the tensors go. "auto" is the device of the Ray Train worker, or the CPU outside of one. On
-                CUDA, batches go through pinned memory on a side stream, and wait there.
+            batch_size: Rows of one step on each rank, instead.
+            prefetch_batches: Minimum number of steps in flight, and maximum number of finished batches waiting; at
+                least one is always prepared ahead.
+            dtypes: One dtype for all tensors, or dtypes by column; None keeps the stored ones. One dtype for all does
+                not change columns that raylance adds, such as the `…_length` of a `Pad`; name these to change them.
+            device: The device of the tensors. "auto" is the device of the Ray Train worker, or the CPU outside of one.
+                Batches for CUDA are copied through pinned memory on a side stream, and wait on the device.
             collate_fn: Makes the batch from a dict of NumPy arrays, instead of the dict of tensors; called in a thread
-                of the loader's.
+                of the loader.
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
             pin_memory: Put batches that stay on the CPU into pinned memory.
-            with_row_offset: Add the column `_rowoffset`, int64: rows as `Dataset.take` addresses them.
-            pad_lists: For columns of lists of numbers or tensors, ragged decoders' among them, by name: a
-                `raylance.Pad`, or the number alone to pad to the longest list of the batch without lengths, which the
-                lists' dtype (and that of `dtypes`) must hold; "jagged" for one nested tensor of jagged layout,
-                (n, j, …); or None to have Python lists. Lists that are all of one length need none.
-            **unknown: Refused, with what to write instead.
+            with_row_offset: Add the column `_rowoffset`, int64: the row offsets that `Dataset.take` takes.
+            pad_lists: By name, for columns of lists of numbers or tensors, including those of ragged decoders: a
+                `raylance.Pad`; a number, which pads to the longest list of the batch, adds no lengths, and must fit the
+                dtype of the lists (and that of `dtypes`); "jagged" for one nested tensor of jagged layout, (n, j, …);
+                or None for Python lists. Lists that all have one length need no entry.
+            **unknown: Refused; the error names the right argument.
 
         Returns:
-            Dicts by column of tensors (n, …), images as uint8 (n, 3, H, W) in channels-last memory, strings,
-            binary and unpadded lists as Python lists. `_valid` (bool) is there when rows may be padding or masked. n is
-            the rank's share of the step. Tensors on the CPU are views of received memory. A batch belongs to its
-            consumer, who may change it in place, as `collate_fn` may what it is given: nothing of it is read again.
+            Dicts by column: tensors (n, …); images as uint8 (n, 3, H, W) in channels-last memory; strings, binary and
+            unpadded lists as Python lists. `_valid` (bool) is present if rows may be padding or masked. n is the rank's
+            share of the step. Tensors on the CPU are views of received memory. A batch belongs to its consumer, who may
+            change it in place, because it is not read again; the same holds for the arrays given to `collate_fn`.
 
         Raises:
-            ConfigError: For an argument that cannot be honoured.
-            BadRowError: For a row that cannot be decoded, or for too many of them.
+            ConfigError: If an argument cannot be honoured.
+            BadRowError: If a row cannot be decoded, or too many cannot.
             PlacementError: If helpers find no free CPUs within `placement_timeout_s`.
             HelperError: If work on the same rows is lost again and again.
         """
@@ -292,14 +292,15 @@ class RankLoader(Positioned):
         pad_lists: Paddings | None = None,
         **unknown: Any,
     ) -> Batches:
-        """Iterates over the rest of the epoch in NumPy, pyarrow or pandas batches; iterated again, over the next epoch.
+        """Iterates over the rest of the epoch in NumPy, pyarrow or pandas batches; the next iteration is over the next
+        epoch.
 
         `batch_format` is "numpy" for dicts of arrays, images (n, H, W, 3); "pyarrow" for tables; "pandas" for frames.
-        `pad_lists` is for "numpy" alone. The other arguments are those of `iter_torch_batches`.
+        `pad_lists` is only for "numpy". The other arguments are those of `iter_torch_batches`.
 
         Returns:
-            Batches that belong to their consumer: NumPy arrays may be changed in place, as tensors may; tables and
-            frames as far as pyarrow and pandas allow it.
+            Batches that belong to their consumer, who may change NumPy arrays in place; tables and frames as far as
+            pyarrow and pandas allow it.
 
         Raises:
             ConfigError, BadRowError, PlacementError, HelperError: As `iter_torch_batches`.
@@ -311,19 +312,19 @@ class RankLoader(Positioned):
         return self._batches(dataclasses.replace(spec, convert=convert), batch_format)
 
     def batches(self, **arguments: Any) -> Batches:
-        """Binds the arguments of `iter_torch_batches` once, for what expects a DataLoader; see `Batches`.
+        """Binds the arguments of `iter_torch_batches` once, for code that expects a DataLoader; see `Batches`.
 
         Args:
-            **arguments: As `iter_torch_batches` takes them.
+            **arguments: Arguments of `iter_torch_batches`.
         """
         return self.iter_torch_batches(**arguments)
 
     def prepare(self, **arguments: Any) -> Batches:
-        """Gives what `batches` gives, and begins at once to start helpers, open the dataset and make the first batches:
-        while the model is built, say. Other batches than these find the helpers running.
+        """Returns the same as `batches`, and at once starts helpers, opens the dataset and makes the first batches, for
+        example while the model is built. Batches with other arguments also find the helpers running.
 
         Args:
-            **arguments: As `iter_torch_batches` takes them.
+            **arguments: Arguments of `iter_torch_batches`.
         """
         batches = self.batches(**arguments)
         batches.prepare()
@@ -336,24 +337,24 @@ class RankLoader(Positioned):
     def explain(self) -> Verdict:
         """Says in words what limits this rank so far, and what to change; see `Verdict`.
 
-        The trainer's time between its batches is compared with the time that it waited, and with what reading and
-        decoding would deliver by themselves. `explain_run` gives the same for a whole run, over all ranks.
+        It compares the trainer's time between batches with the time that it waited, and with the rates of reading and
+        decoding alone. `explain_run` gives the same for a whole run, over all ranks.
         """
         return self._recorder.explain()
 
     def identity(self) -> dict[str, Any]:
-        """Which data the loader reads and in which order, without the position, for experiment trackers. JSON-able; a
+        """The data that the loader reads, and their order, without the position, for experiment trackers. JSON-able; a
         checkpoint holds the same.
         """
         return identity_of(self.state_dict())
 
     def record(self, *, may_wait: bool = True) -> None:
-        """Writes what has been counted so far to the run's storage, where the loader is recorded: call it before a
-        process ends that may be killed. A thread writes the record all the time, some seconds late; `report` and each
-        end of an epoch write it, too.
+        """Writes the loader's record to the run's storage now, if it has one; call it before the process may be killed.
+
+        A thread writes the record all the time, some seconds late. `report` and each end of an epoch write it, too.
 
         Args:
-            may_wait: Whether to wait for the network where the storage is remote.
+            may_wait: Whether to wait for the network if the storage is remote.
         """
         self._recorder.flush(may_wait=may_wait)
 
@@ -375,7 +376,7 @@ class RankLoader(Positioned):
                 "this loader has started helpers, which belong to this process, so it cannot be sent to another. Send "
                 "it before the first batch, or make one there; for torch's DataLoader, use raylance.torch_data."
             )
-        return self.__dict__ | {"_agreement": None}  # another process begins its own
+        return self.__dict__ | {"_agreement": None}  # another process makes its own
 
     def _is_no_dataset(self, *_: Any) -> NoReturn:
         raise ConfigError(
@@ -394,7 +395,7 @@ class RankLoader(Positioned):
         return self._cursor.state(self._batch_size, self.dp_size)
 
     def _join(self, state: Mapping[str, Any]) -> None:
-        """Goes to the place of a peer's state; a pass that is under way continues there."""
+        """Goes to the position in another rank's state; a running pass continues there."""
         moves = self._cursor.moves
         self._cursor.load(state)
         self._cursor.moves = moves
@@ -420,7 +421,7 @@ class RankLoader(Positioned):
         def plan() -> Plan:
             return self._plan(spec.global_batch_size, spec.remainder)
 
-        plan()  # or an error, before anything starts
+        plan()  # raises errors of the plan before anything starts
         self._remainder = spec.remainder
         return Batches(
             lambda: self._recorder.time(self._take_all(spec)),
@@ -431,7 +432,7 @@ class RankLoader(Positioned):
         )
 
     def _prepare(self, spec: BatchSpec, plan: Plan, epoch: int, position: int) -> None:
-        """Begins to make the first batches of a pass that has not been asked for yet."""
+        """Begins to make the first batches of a pass before it is iterated."""
         process.check_context(self._context)
         self._recorder.on_prepare()
         if plan.steps(position) > 0:
@@ -440,7 +441,7 @@ class RankLoader(Positioned):
             self._session.prepare(plan, self.dp_rank, **where, observer=self._recorder.stats)
 
     def _take_all(self, spec: BatchSpec) -> Generator[list[Any], None, None]:
-        """Takes the rest of the epoch and moves the cursor with each batch, to the next epoch with the last."""
+        """Takes the rest of the epoch; each batch moves the cursor, the last one to the next epoch."""
         process.check_context(self._context)
         self._agree(self._plan(spec.global_batch_size, spec.remainder))
         self._batch_size, self._has_begun = spec.global_batch_size, True
@@ -450,7 +451,7 @@ class RankLoader(Positioned):
             pass
 
     def _take_in_one_share(self, spec: BatchSpec, moves: int) -> Generator[list[Any], None, bool]:
-        """Takes steps until the share changes, or the place but by a step; returns whether the pass is over."""
+        """Takes steps until the pass ends, the share changes or the position jumps; returns whether it has ended."""
         cursor, recorder, share = self._cursor, self._recorder, self._context.share
         plan = self._plan(spec.global_batch_size, spec.remainder)
         cursor.follow(plan)
@@ -478,7 +479,7 @@ class RankLoader(Positioned):
                         self._prepare(spec, plan, epoch + 1, 0)
                     yield handed
                 if step.is_last:
-                    return moves != cursor.moves or cursor.epoch != epoch  # or steps of it are handed out again
+                    return moves != cursor.moves or cursor.epoch != epoch  # else the last step was taken back
                 if moves != cursor.moves:
                     break
                 if (cursor.epoch, cursor.position, self._context.share) != (epoch, step.after, share):
@@ -488,23 +489,23 @@ class RankLoader(Positioned):
             raise
         finally:
             feeder.close()
-            recorder.flush(may_wait=False)  # a training function that leaves a pass may be through with all
+            recorder.flush(may_wait=False)  # a training function that leaves a pass may end now
         raise RaylanceError(
             "this iteration was superseded: the loader was iterated again, moved or closed meanwhile, and two "
             "iterations cannot share one position. Use one iteration at a time."
         )
 
     def _agree(self, plan: Plan) -> None:
-        """Has the ranks compare what they begin their first passes with, if they are one process group."""
+        """Makes the ranks compare the settings of their first passes, if they form one process group."""
         context = self._context
-        if context.is_elastic:  # nobody waits for ranks that may be gone
+        if context.is_elastic:  # ranks may be gone, so none waits for others
             self._agreement = None
             return
         store = agreement.store_of(context.world_size) if self._agreement is None and context.world_size > 1 else None
         if store is None:
             return
         same = {"global_batch_size": plan.global_batch_size, "remainder": plan.remainder}
-        if context.dp_size > 1:  # else each rank has all rows, whatever the others do
+        if context.dp_size > 1:  # else each rank has all rows, independent of the others
             state = self.state_dict()
             same |= {name: state[name] for name in ("rows", "fingerprint", "seed", "epoch", "position")}
         terms = agreement.Terms(
@@ -519,8 +520,8 @@ class RankLoader(Positioned):
 
     @contextlib.contextmanager
     def _counts_if_taken(self, handed: list[Any]) -> Iterator[None]:
-        """Moves back to where the loader stands now if the body ends before its batch is taken out of the list: an
-        interrupt may come as it is handed out.
+        """Restores the present position if the body ends before the batch was taken out of the list, because an
+        interrupt may come while the batch is handed out.
         """
         cursor = self._cursor
         place, moves = cursor.place, cursor.moves
@@ -532,7 +533,7 @@ class RankLoader(Positioned):
                 self._recorder.ledger.load(cursor.epoch, cursor.position)
 
     def _consume(self, plan: Plan, begin: int, step: Step) -> None:
-        """Counts a step of a pass that began at a position; at the end of an epoch, certifies the pass."""
+        """Counts a step of a pass that began at position `begin`; at the end of an epoch, certifies the pass."""
         epoch, recorder = self._cursor.epoch, self._recorder
         recorder.on_step(epoch, step)
         if step.is_last and self.dp_size == 1 and plan.order.is_custom and not plan.order.repeats:
@@ -545,5 +546,5 @@ class RankLoader(Positioned):
 
 
 def recorder_of(loader: RankLoader) -> Recorder:
-    """What counts and records a loader: for raylance's own modules, and of no use to others."""
+    """The recorder of a loader; for raylance's own modules only."""
     return loader._recorder  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Owns `mix()`, which makes one handle of several; never reads, and never starts an actor."""
+"""Owns `mix()`, which makes one handle from several; never reads rows, and never starts an actor."""
 
 import dataclasses
 import math
@@ -28,26 +28,27 @@ def mix(
 ) -> Dataset:
     """Mixes datasets by weight, each in its own order.
 
-    Every stretch of up to 1,000 positions holds each dataset's quota, so every global batch is close to it. Weights
-    that such a stretch allows are kept exactly; others are rounded to a thousandth of all rows, which is much of a rare
-    dataset's: 0.0135 becomes 0.014. Where a weight is less than that, a stretch has up to 1,000,000 positions, and
-    keeps each weight within 1 % or so. `plan()` shows the shares that they came to. Batches carry the row offsets of
-    their own dataset, and under `_component` its number among the names, with `with_row_offset=True`.
+    Every stretch of up to 1,000 positions holds each dataset's quota, so every global batch is close to the weights. A
+    weight that fits such a stretch is kept exactly. Other weights are rounded to a thousandth of all rows, which is a
+    large change for a rare dataset: 0.0135 becomes 0.014. If a weight is less than a thousandth, a stretch has up to
+    1,000,000 positions and keeps each weight within about 1 %. `plan()` shows the resulting shares. With
+    `with_row_offset=True`, batches carry each row's offset in its own dataset, and under `_component` the number of
+    that dataset among the names.
 
     Args:
-        parts: By name: the dataset, and its weight, a positive number.
-        stop: "first_exhausted" ends an epoch before any dataset would repeat a row; "all_exhausted" when every dataset
-            was seen whole, the shorter ones more than once; a number after so many rows.
-        window_bytes: As `raylance.dataset` takes it, for all datasets together: each has its share. They are given
-            without one.
+        parts: The dataset and its weight, a positive number, by name.
+        stop: "first_exhausted" ends an epoch before any dataset would repeat a row; "all_exhausted" ends it when every
+            dataset was seen whole, the shorter ones more than once; a number ends it after this number of rows.
+        window_bytes: As in `raylance.dataset`, for all datasets together; each gets its share. The datasets themselves
+            must not have one.
         remainder: How the rows after the last whole step are handled: "drop", "pad" or "ragged".
 
     Returns:
-        A handle as `raylance.dataset` returns it. Its checkpoints say where each dataset stands.
+        A handle like that of `raylance.dataset`. Its checkpoints hold the position in each dataset.
 
     Raises:
-        ConfigError: For no datasets, a weight that is not positive or too small to be kept, datasets of unlike columns
-            or decoding, or a `stop` that is none.
+        ConfigError: If `parts` is empty; if a weight is not positive, or too small to be kept; if the datasets differ
+            in columns or decoding; if `stop` is unknown.
     """
     _check_parts(parts)
     check_word("remainder", remainder, REMAINDERS)
@@ -92,7 +93,7 @@ def mix(
 
 
 def _check_parts(parts: Any) -> None:
-    """Refuses what is no dict of name to (dataset, weight)."""
+    """Refuses anything but a dict of name to (dataset, weight)."""
     if not isinstance(parts, Mapping) or not parts:
         found = f"takes a dict, and got {type(parts).__name__}" if parts else "got no dataset"
         raise ConfigError(f"mix() {found}: give a dict of name to (dataset, weight).")
@@ -112,7 +113,7 @@ def _check_parts(parts: Any) -> None:
 def _check_alike(
     name: str, dataset: Dataset, schema: pa.Schema, first_name: str, first: Dataset, first_schema: pa.Schema
 ) -> None:
-    """Refuses a dataset whose rows make no batch with those of the first."""
+    """Refuses a dataset whose rows cannot share a batch with those of the first."""
     (read_spec, spec), (first_read_spec, first_spec) = specs_of(dataset), specs_of(first)
     if not schema.equals(first_schema, check_metadata=False):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Owns by which names records know the loaders of this process; never what is recorded of them."""
+"""Owns the names that records give to the loaders of this process; never the records' contents."""
 
 import itertools
 import threading
@@ -13,14 +13,14 @@ _naming = threading.Lock()  # loaders may begin in several threads
 def choose_name(loader: object, rank: int, data: tuple[str, str, str], others: Collection[str]) -> tuple[str, int]:
     """Chooses a loader's name, and its number among the loaders of the same data that one rank iterates at one time.
 
-    Loaders of different data get different names for as long as the process lives. So do two loaders of the same data
-    that one rank iterates at one time: under one name, their figures would be added up.
+    Loaders of different data never share a name while the process lives. Nor do two loaders of the same data that one
+    rank iterates at one time, because their figures would be added up.
 
     Args:
-        loader: Holds its number until `release_name`.
-        rank: Of the loader's worker.
-        data: Folder of the records, stem of the name, and which data the loader reads.
-        others: Names that were given elsewhere.
+        loader: The loader, which holds its number until `release_name`.
+        rank: Rank of the loader's worker.
+        data: Folder of the records, stem of the name, and identity of the loader's data.
+        others: Names in use elsewhere.
     """
     folder, stem, _ = data
     with _naming:
@@ -33,6 +33,6 @@ def choose_name(loader: object, rank: int, data: tuple[str, str, str], others: C
 
 
 def release_name(loader: object) -> None:
-    """Gives a loader's number back; other data never get its name."""
+    """Frees a loader's number; its name stays reserved for the same data."""
     with _naming:
         _held.pop(loader, None)

@@ -1,4 +1,4 @@
-"""Owns `dataset()`, where every input is checked before anything starts; never starts an actor by itself."""
+"""Owns `dataset()`, which checks every input before anything starts; never starts an actor by itself."""
 
 import dataclasses
 import logging
@@ -64,45 +64,48 @@ def dataset(
 
     Args:
         uri: Path or URI of the dataset, or of a branch of it, readable from every node.
-        version: Version number, tag, or reference (branch, number); None, also as a number, for the newest. Resolved
-            now and recorded in checkpoints.
+        version: Version number, tag, or reference (branch, number); None, alone or as the number, for the newest. It is
+            resolved now and recorded in checkpoints.
         columns: Columns to deliver; None for all.
         filter: SQL expression that selects rows.
-        split: A part of them: `FractionSplit`, `RangeSplit` or `ValueSplit`.
-        decode: What decodes columns: `raylance.Image`, or another `raylance.Decoder`; one, or a list of them.
-        transform: A function run by the decode actors after decoding. It gets a dict of arrays by column, with
-            `_rowoffset` (int64) and `_seed` (uint64, of row, epoch and seed: for `numpy.random.default_rng`), which it
-            may change in place, and returns such a dict with as many rows. It sees pieces of batches, so what it does
-            to a row must not depend on the others.
-        pack: Packs documents of tokens into sequences, which are then the rows; batches hold `input_ids` and `doc_ids`
-            (n, length), the row offset of each token's document, and `first_row`, `first_token` where it begins.
+        split: A part of the filtered rows: `FractionSplit`, `RangeSplit` or `ValueSplit`.
+        decode: One decoder or a list of them: `raylance.Image`, or another `raylance.Decoder`.
+        transform: A function that the decode actors run after decoding. It gets a dict of arrays by column, with
+            `_rowoffset` (int64) and `_seed` (uint64, from row, epoch and seed, for `numpy.random.default_rng`). It may
+            change the arrays in place, and returns such a dict with as many rows. It sees pieces of batches, so its
+            result for a row must not depend on other rows.
+        pack: Packs documents of tokens into sequences, which are then the rows. Batches hold `input_ids` (n, length);
+            `doc_ids` (n, length), the row offset of each token's document; and the start of each sequence,
+            `first_row` and `first_token`.
         order: "window", "shard", "sequential" or "row", or an order with its parameters.
-        seed: The one seed of everything random: order, augmentation.
-        window_bytes: What the windows of a shuffle may take in memory, the one in use and the next one together, as if
-            one rank held them all: sizes that `order` leaves to "auto" follow from it, the same on every rank. None for
+        seed: The only seed of all randomness: order and augmentation.
+        window_bytes: Memory for the windows of a shuffle, the current and the next one together, as if one rank held
+            them all. Sizes that `order` leaves to "auto" follow from it, the same on every rank. None for
             `max_window_bytes` of the run's `DataConfig`, else 512 MiB. Recorded in checkpoints, and kept on resume.
         remainder: How the rows after the last whole step are handled: "drop", "pad" or "ragged".
-        on_bad_row: "raise" stops at a row that cannot be decoded, or that the transform fails on by itself; "mask"
-            delivers zeros with `_valid` False.
-        max_bad_rows: With "mask", how many of these there may be before that is an error: a count of different rows, or
-            a fraction of those that a rank has been handed since its start, checked from 1,000 on. None for any
-            number.
-        read: "range" or "take" reads so; "auto" chooses for each chunk by the density of its rows and their size. The
-            plan shows which.
-        stale: For a dataset that jobs/materialize made from a source which has other files by now: "warn" logs it once,
-            "refuse" is an error, "ignore" does not check. A source that cannot be reached is no error.
+        on_bad_row: "raise" stops at a row that cannot be decoded, or for which the transform fails on that row alone;
+            "mask" delivers zeros with `_valid` False.
+        max_bad_rows: With "mask", the limit of bad rows, beyond which there is an error: a number of different rows, or
+            a fraction of the rows that a rank was handed since its start, checked from 1,000 rows on. None for no
+            limit.
+        read: "range" or "take" sets the way of reading; "auto" chooses for each chunk by the density and size of its
+            rows. The plan shows the choice.
+        stale: For a dataset that jobs/materialize made from a source whose files have changed since: "warn" logs it
+            once, "refuse" is an error, "ignore" does not check. A source that cannot be reached is not an error.
         storage_options: Options of the object store, as Lance names them; or a picklable function that returns them,
-            called in each process that opens the dataset. If they have "expires_at_millis", the milliseconds since
-            1970 at which they expire, it is called again a minute earlier, or "refresh_offset_millis" earlier.
-        **unknown: Refused, with what to write instead.
+            called in each process that opens the dataset. If the options have "expires_at_millis", the time at which
+            they expire in milliseconds since 1970, the function is called again a minute before, or
+            "refresh_offset_millis" before.
+        **unknown: Refused; the error names the right argument.
 
     Returns:
         A handle for `TorchTrainer(datasets=…)`, which can be iterated in place as rank 0 of 1.
 
     Raises:
-        DatasetError: A missing dataset, version, tag or column; a filter that does not parse or selects nothing; a
-            column to decode that holds no images; with stale="refuse", a source that has moved on.
-        ConfigError: An argument that cannot be honoured.
+        DatasetError: If the dataset, version, tag or a column is missing; if the filter does not parse or selects
+            nothing; if a column to decode is not binary, or none of its sampled rows can be decoded; with
+            stale="refuse", if the source has changed.
+        ConfigError: If an argument cannot be honoured.
     """
     refuse_unknown("raylance.dataset()", unknown, dataset.__kwdefaults__ or ())
     check_word("remainder", remainder, REMAINDERS)
@@ -145,7 +148,7 @@ def dataset(
         probe,
         names,
     )
-    # Stored bytes cost a read for each fragment, and are known already where all rows are of one size.
+    # Measuring stored bytes costs a read for each fragment, and is not needed if all rows have the same size.
     varies = not all(is_dense(opened.schema.field(name).type) for name in names)
     table = table_rows(
         source,
@@ -163,7 +166,7 @@ def dataset(
         list_lengths=list_lengths(made, ragged=decoding.ragged if decoding else ()),
         list_dtypes=list_dtypes(made.schema),
     )
-    del probe, made  # of large rows they are large, and what follows reads more
+    del probe, made  # they may be large, and the next lines read more rows
     if pack is not None:
         packed = pack_rows(table, pack)
         read_spec = ReadSpec(source=packed, delivers=packed.columns)
@@ -230,7 +233,7 @@ def _check_decoders(decode: Decoder | Sequence[Decoder] | None) -> tuple[Decoder
 
 
 def _warn_of_unlike_crops(decoders: Sequence[Decoder]) -> None:
-    names = list(dict.fromkeys(each.column for each in decoders if each.is_random))  # views of one are meant to differ
+    names = list(dict.fromkeys(each.column for each in decoders if each.is_random))  # views of one may differ
     if len(names) > 1:
         logger.warning(
             "%s are augmented at random, each by itself: those of a row get different crops and flips. If they belong "
@@ -244,7 +247,7 @@ def _warn_of_unlike_crops(decoders: Sequence[Decoder]) -> None:
 
 
 def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str]) -> tuple[Decoding | None, pa.Table]:
-    """Fills from a few rows what the decoders leave open; returns also what they make of these rows."""
+    """Resolves the decoders' open settings from a few rows; also returns these rows, decoded."""
     if not decoding.decoders and decoding.transform is None:
         return None, probe.select(names)
     decoders = {each.output_name: resolve_decoder(each, probe) for each in decoding.decoders if each.like is None}
@@ -308,6 +311,6 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, de
 
 
 def _probe(source: Source, opened: lance.LanceDataset, columns: Sequence[str], selection: Selection) -> pa.Table:
-    """Reads a few rows, spread over the selection: the measure of row sizes, and of what decodes."""
+    """Reads a few rows, spread over the selection, to measure row sizes and to try the decoders."""
     rows = np.unique(np.linspace(0, selection.rows - 1, _PROBE_ROWS).astype(np.int64))
     return Reader(pinned=source, dataset=opened, columns=columns, row_bytes=1).read(selection.offsets(rows))

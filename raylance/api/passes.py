@@ -1,5 +1,5 @@
-"""Owns the passes over a handle: each is a loader of its own, from the start of an epoch; and the warning that two in a
-row had one order. Never keeps a position.
+"""Owns the passes over a handle, each with its own loader from the start of an epoch, and the warning that two passes
+had the same order; never keeps a position.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from raylance.settings import Options
 
 logger = logging.getLogger(__name__)
 
-_COMPARED = 1024  # positions of an epoch and the next one
+_COMPARED = 1024  # positions of an epoch that are compared with those of the next
 _MOVES = (
     "Give the batches of a loader, which moves from epoch to epoch: loader = handle.loader(), then "
     "loader.batches(global_batch_size=…) in place of the handle's; or say which epoch: iter_torch_batches(epoch=…)."
@@ -41,7 +41,7 @@ class HandlePasses:
         return HandlePasses, (self._read_spec, self._delivery_spec)  # another process makes passes of its own
 
     def iterate(self, method: str, epoch: int, arguments: dict[str, Any], whose: str) -> Batches:
-        """Batches of an iterator of `RankLoader`, with a loader for each pass; `whose` names the handle in repr."""
+        """Batches of a `RankLoader` method, with a new loader for each pass; `whose` names the handle in the repr."""
         first: Batches = getattr(RankLoader(self._read_spec, self._delivery_spec, Options()), method)(**arguments)
 
         def whole_epoch() -> Iterator[Any]:
@@ -54,7 +54,7 @@ class HandlePasses:
             try:
                 with contextlib.closing(iter(getattr(loader, method)(**arguments))) as batches:
                     for batch in batches:
-                        if loader.epoch != epoch:  # it moves on with the last batch
+                        if loader.epoch != epoch:  # the last batch moves it to the next epoch
                             what = f"a handle of {self._read_spec.source.uri!r}, which has no position,"
                             self._whole_passes.add(epoch, self._delivery_spec, what, _MOVES)
                         yield batch
@@ -81,22 +81,22 @@ class HandlePasses:
 
 
 class WholePasses:
-    """The whole passes of one process over what has no position, so that each begins at the beginning.
+    """Counts one process's whole passes over objects that have no position, so that each pass begins at the start.
 
-    A program that trains so sees one shuffle in all epochs, and is warned once. A person at a prompt may display a
-    dataset twice: passes count together only where one statement at the top level makes them, of a script, a cell or
-    a line.
+    A program that trains this way sees the same shuffle in all epochs, and is warned once. A person at a prompt may
+    display a dataset twice, so passes count together only if the same top-level statement makes them: of a script, a
+    notebook cell or a line at a prompt.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, int], CodeType | None] = {}  # by identity: the same line comes twice at a prompt
+        self._seen: dict[tuple[int, int], CodeType | None] = {}  # by identity: a line may be typed twice at a prompt
         self._has_warned = False
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return WholePasses, ()  # another process makes passes of its own
 
     def add(self, epoch: int, delivery_spec: DeliverySpec, what: str, fix: str) -> None:
-        """Counts a pass over `what` that has just handed out its last batch; called where the consumer asks for it."""
+        """Counts a pass over `what` at its last batch; call it below the consumer's code, whose statement it finds."""
         statement = _statement()
         made = epoch, id(statement)
         if made in self._seen and not self._has_warned:
@@ -105,7 +105,7 @@ class WholePasses:
 
 
 def warn_of_one_order(epoch: int, delivery_spec: DeliverySpec, what: str, fix: str) -> bool:
-    """Warns, and returns whether it did: not where the order is the same in every epoch, as for validation."""
+    """Warns, and returns True, unless the order is the same in every epoch, as for validation."""
     order = delivery_spec.resolved_order
     positions = np.arange(min(order.epoch_rows, _COMPARED), dtype=np.int64)
     if np.array_equal(order.epoch(epoch).rows(positions), order.epoch(epoch + 1).rows(positions)):
@@ -122,7 +122,7 @@ def warn_of_one_order(epoch: int, delivery_spec: DeliverySpec, what: str, fix: s
 
 
 def _statement() -> CodeType | None:
-    """The innermost code that runs at the top level: of a script, of one cell's statement, of a line at a prompt."""
+    """The innermost running code of the top level: a script, one statement of a cell, or a line at a prompt."""
     for frame, _ in traceback.walk_stack(None):
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             return frame.f_code

@@ -1,4 +1,4 @@
-"""Owns what one loader reports about itself: statistics, ledger, verdict, and its record's facts; never moves a
+"""Owns one loader's reports about itself: statistics, ledger, verdict and the facts of its record; never moves the
 position, and never writes a file itself.
 """
 
@@ -45,28 +45,28 @@ class Recorder:
     """Statistics, ledger and record of one loader. Picklable until the loader is iterated.
 
     Attributes:
-        stats: Its timings and counters.
-        ledger: Which rows it handed out.
-        context: Which rank it serves.
-        cursor: Where it stands.
-        stem: The dataset's name, before a number is added where several loaders have it.
-        recording: Writes its record and metrics while it has some.
-        settle: Counts the last step if it is known by now that it was committed; called before anything is saved.
+        stats: Timings and counters of the loader.
+        ledger: Digests of the rows that it handed out.
+        context: The rank that it serves.
+        cursor: Its position.
+        stem: The dataset's name, before a number is added if several loaders have it.
+        recording: Writes the record and metrics; None if there is none now.
+        settle: Called before anything is saved; counts the last step if it is known to be committed.
     """
 
     def __init__(
         self, read_spec: ReadSpec, options: Options, context: ShardContext, cursor: Cursor, *, is_recorded: bool = True
     ) -> None:
-        """Has empty counters and no record yet; a pass over a handle never has one, and is not `is_recorded`."""
+        """Begins with empty counters and no record; a pass over a handle is not `is_recorded`, and never gets one."""
         self.stats, self.ledger = Stats(), Ledger()
         self.context, self.cursor = context, cursor
         self._read_spec, self._options, self._is_recorded = read_spec, options, is_recorded
         self.stem = context.name or options.name or dataset_stem(read_spec.source.uri)
-        self._name, self._number = self.stem, 1  # in the record; among loaders of the same data iterated at one time
+        self._name, self._number = self.stem, 1  # name in the record; number among loaders of the same data
         self.recording: Recording | None = None
         self.settle: Callable[[], None] = _nothing
-        self._passed = Digest()  # handed out in this pass
-        self._resharded: tuple[int, str] | None = None  # size and place before shares of which no batch has come yet
+        self._passed = Digest()  # of the rows handed out in this pass
+        self._resharded: tuple[int, str] | None = None  # size and place before new shares, until their first batch
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
         self._enter_process()
 
@@ -90,12 +90,12 @@ class Recorder:
         return judge([RankFigures(figures=self.stats.sample(), facts=facts)])
 
     def flush(self, *, may_wait: bool = True) -> None:
-        """Writes what has been counted so far, where the loader has a record; see `RankLoader.record`."""
+        """Writes the record, if the loader has one; see `RankLoader.record`."""
         if self.recording is not None:
             self.recording.flush(may_wait=may_wait)
 
     def on_prepare(self) -> None:
-        """Notes when the user prepared the first batch."""
+        """Notes when the user first called `prepare`, if no batch came before."""
         if not self.stats.batches and self._prepared_after_s is None:
             self._prepared_after_s = clock.now() - self._made_at_s
 
@@ -105,9 +105,9 @@ class Recorder:
         self.ledger.load(saved.epoch, saved.position)
 
     def time(self, batches: Generator[list[Any], None, None]) -> Iterator[Any]:
-        """Hands out batches, each in a list, and counts how long each is awaited and kept.
+        """Takes each batch out of its list, hands it out, and counts how long the consumer waited for it and kept it.
 
-        All that happens while the consumer asks for a batch is waiting.
+        The whole time from the request for a batch until it is handed out counts as waiting.
         """
         stats, is_first = self.stats, True
         try:
@@ -128,7 +128,7 @@ class Recorder:
             batches.close()
 
     def on_reshard(self, context: ShardContext) -> None:
-        """Takes another share; records it if batches were handed out in the one before."""
+        """Takes another share; records the change if batches were handed out before."""
         if context.is_elastic and context.share != self.context.share:
             self.ledger.cut()
             if self._resharded is None and self.stats.batches:
@@ -137,7 +137,7 @@ class Recorder:
         self.context = context
 
     def _count_reshard(self, waited_s: float) -> None:
-        """Counts the wait for the first batch in another share; one rank records that others came or went."""
+        """Counts the wait for the first batch in a new share; rank 0 records that ranks came or went."""
         if self._resharded is None:
             return
         (before, since), self._resharded = self._resharded, None
@@ -172,13 +172,13 @@ class Recorder:
 
     @contextlib.contextmanager
     def reporting(self, metrics: Mapping[str, Any], *, has_checkpoint: bool) -> Iterator[None]:
-        """Records a report to Ray Train, which the body makes: it counts as saving. Writes the record before and after
-        it, as a run often ends with a report.
+        """Records a report to Ray Train, which the body makes, and counts its time as saving. Writes the record before
+        and after the report, because a run often ends with one.
         """
         begin = clock.now()
         self.settle()
         with saving([self.stats]):
-            if has_checkpoint:  # from which the run may resume
+            if has_checkpoint:  # the run may resume from it
                 self.ledger.cut()
             self.flush()
             yield
@@ -188,7 +188,7 @@ class Recorder:
             self.flush()
 
     def begin_pass(self, plan: Plan, state: Callable[[], dict[str, Any]]) -> None:
-        """Begins to count a pass; with the first one, begins record and metrics, where there are to be any."""
+        """Begins to count a pass; the first pass also begins record and metrics, if the options ask for them."""
         if self.recording is None and self._options.record is not False:
             self._begin_record(plan, state())
         self.ledger.cut()
@@ -201,7 +201,7 @@ class Recorder:
             data = (folder.path, self.stem, f"{subject_of(state)} {self._is_whole}")
             others = {other.context.name or "" for other in assigned_recorders()}
             self._name, self._number = choose_name(self, rank, data, others)
-        # Not 0 where the loader was closed, and continues. The first batch is being waited for already.
+        # Not 0 if the loader was closed and continues. The wait for the first batch has begun already.
         before, waited_s = self.stats.sample(up_to_now=False), self.stats.timed_s("wait_s")
         publisher = Publisher(run, self._name, rank, before, peers=self.context.peers) if ray_session() else None
         if folder is None:
@@ -246,7 +246,7 @@ class Recorder:
         )
 
     def end(self) -> None:
-        """Ends the record and the metrics; another pass begins others."""
+        """Ends the record and the metrics; another pass begins new ones."""
         recording, self.recording = self.recording, None
         release_name(self)
         if recording is not None:
@@ -254,18 +254,20 @@ class Recorder:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether every rank sees the dataset whole, through a loader of its own."""
+        """Whether every rank sees the whole dataset, through its own loader."""
         if self.context.assignment is not None:
             return not self.context.assignment.is_split
         return self.context.world_size == 1 and (process.train_rank() or (0, 1))[1] > 1
 
     @property
     def _worker(self) -> tuple[int, int]:
-        """Rank and world size of the worker: of a dataset that each rank sees whole, all loaders are rank 0 of 1."""
+        """Rank and world size to record. If every rank reads the whole dataset, each loader is rank 0 of 1, so the
+        worker's are used.
+        """
         return (process.train_rank() if self._is_whole else None) or (self.context.rank, self.context.world_size)
 
     def _facts(self) -> dict[str, Any]:
-        """What the verdict needs to know beside the figures, and which loader this is."""
+        """Facts that identify the loader, and that the verdict needs in addition to the figures."""
         source, decoding, record = self._read_spec.source, self._read_spec.decoding, self._options.record
         rank, ranks = self._worker
         decoders = decoding.decoders if decoding else ()
@@ -292,7 +294,7 @@ class Recorder:
 
 
 def _nothing() -> None:
-    """Settles nothing: steps count when they are handed out."""
+    """Does nothing, because steps count when they are handed out."""
 
 
 _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()  # of this process
@@ -300,19 +302,19 @@ _entering = threading.Lock()  # loaders may be made in several threads
 
 
 def all_recorders() -> list[Recorder]:
-    """Of the loaders that Ray Train gave to this process, and of those that have a record or metrics now."""
+    """Recorders of the loaders that Ray Train gave to this process, or that have a record or metrics now."""
     with _entering:
         return [recorder for recorder in _recorders if recorder.is_assigned or recorder.recording]
 
 
 def assigned_recorders() -> list[Recorder]:
-    """Of the loaders that Ray Train gave to this process."""
+    """Recorders of the loaders that Ray Train gave to this process."""
     with _entering:
         return [recorder for recorder in _recorders if recorder.is_assigned]
 
 
 def _folder_of(wanted: bool | str, *, is_recorded: bool) -> tuple[RecordFolder | None, str]:
-    """Where a record goes, and the name of the run."""
+    """The folder of a record, and the name of the run."""
     if isinstance(wanted, str):
         filesystem, path = open_folder(wanted)
         return RecordFolder(filesystem, f"{path}/{FOLDER}"), os.path.basename(path)
@@ -334,6 +336,6 @@ def _rows_html(rows: pa.Table) -> str:
 def _values(column: pa.Table) -> Mapping[str, Any]:
     try:
         return to_numpy(column)
-    except DatasetError:  # of nulls, which no array carries, and a batch of pyarrow does
+    except DatasetError:  # the column has nulls, which an array cannot hold
         values: dict[str, Any] = column.to_pydict()
         return values

@@ -1,4 +1,4 @@
-"""Owns how a dataset becomes the loaders of a Ray Train run, by any DataConfig or in local mode; never reads."""
+"""Owns how a Ray Train run gets loaders from a dataset, by any DataConfig or in local mode; never reads rows."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from raylance.read_spec import ReadSpec, map_shared
 from raylance.settings import Options
 
 RAY_DATA_NAMES = frozenset({"name", "context", "set_name", "copy", "streaming_split", "iterator"})
-"""What Ray's own DataConfig asks of a dataset, in the names of Ray Data."""
+"""Names of Ray Data that Ray's own DataConfig uses on a dataset."""
 
 LOADER_NAMES = frozenset(
     {
@@ -24,37 +24,37 @@ LOADER_NAMES = frozenset(
         "step", "world_size",
     }
 )  # fmt: skip
-"""What a training function asks of a loader. In local mode, Ray Train gives it the handle instead."""
+"""Names that a training function uses on a loader. In local mode, Ray Train passes it the handle instead."""
 
 
 class TrainAdapter:
     """A dataset as Ray Train sees it.
 
-    With `dataset_config=raylance.DataConfig()`, Ray Train asks for nothing but loaders. Ray's own DataConfig treats
-    every dataset as one of Ray Data: it names it, copies it, sets its context, and splits it.
+    With `dataset_config=raylance.DataConfig()`, Ray Train only asks for loaders. Ray's own DataConfig treats every
+    dataset like one of Ray Data: it names, copies and splits the dataset, and sets options in its context.
     """
 
     def __init__(self, read_spec: ReadSpec, delivery_spec: DeliverySpec) -> None:
         self._read_spec, self._delivery_spec = read_spec, delivery_spec
         self.name: str | None = None  # in the run, once Ray's own DataConfig has set it
-        self.context = SimpleNamespace(execution_options=None)  # where that sets options which nothing reads
+        self.context = SimpleNamespace(execution_options=None)  # Ray's own DataConfig sets it, and nothing reads it
         self._local: tuple[object, RankLoader] | None = None  # a run in local mode, and its loader
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_local": None}
 
     def set_name(self, name: str | None) -> None:
-        """As Ray Data's."""
+        """Sets the name, as Ray Data's `set_name` does."""
         self.name = name
 
     def copy(self, dataset: Any) -> Any:
-        """The dataset itself, which is a value; Ray Data's `copy` takes it as an argument, too."""
+        """Returns the dataset itself, because it is a value; Ray Data's `copy` takes it as an argument, too."""
         return dataset
 
     def streaming_split(
         self, n: int, *, equal: bool = True, locality_hints: Sequence[str] | None = None
     ) -> list[RankLoader]:
-        """The loaders of n ranks on these nodes, which share the dataset; always in equal steps, whatever `equal`."""
+        """Makes loaders for n ranks on these nodes, which share the dataset in equal steps; `equal` is ignored."""
         from raylance.runtime.ray.decoders import options_of_ranks  # loads Ray
 
         assignment = Assignment(name=self.name, is_split=True)
@@ -62,7 +62,7 @@ class TrainAdapter:
         return [self.make_loader(rank, n, options[rank], assignment) for rank in range(n)]
 
     def iterator(self) -> RankLoader:
-        """A loader that sees the dataset whole."""
+        """Makes a loader that sees the whole dataset."""
         return self.make_loader(0, 1, Options(), Assignment(name=self.name, is_split=False))
 
     def make_loader(
@@ -73,8 +73,8 @@ class TrainAdapter:
         assignment: Assignment,
         data_parallel: RankAndSize | None = None,
     ) -> RankLoader:
-        """The loader of one rank of a run, at the start of epoch 0."""
-        # The process that makes the loaders of a run outlives them.
+        """Makes the loader of one rank of a run, at the start of epoch 0."""
+        # The process that makes the loaders of a run outlives them, so it may own the shared values.
         read_spec, delivery_spec = map_shared(self._read_spec, self._delivery_spec, Shared.of_run)
         if delivery_spec.window_bytes is None:  # the config's options are the same for all ranks
             delivery_spec = dataclasses.replace(delivery_spec, window_bytes=options.max_window_bytes)
@@ -91,10 +91,10 @@ class TrainAdapter:
         return self._local[1]
 
     def require_local_loader(self, handle: object) -> RankLoader:
-        """The same, or an error.
+        """Returns the loader of `local_loader`.
 
         Raises:
-            ConfigError: Outside of local mode, where a handle has no position.
+            ConfigError: Outside of local mode, because a handle has no position.
         """
         loader = self.local_loader(handle)
         if loader is None:

@@ -138,7 +138,7 @@ def _part(name: str, source: RowSource, filter: str | None, split: str | None, o
     pack = source.pack if isinstance(source, PackedRows) else None
     table = source.documents if isinstance(source, PackedRows) else source
     if not isinstance(table, TableRows):
-        raise ConfigError(f"{type(table).__name__} is no table of Lance. It cannot be audited. Audit such a table.")
+        raise ConfigError(f"{type(table).__name__} is not a Lance table. It cannot be audited. Audit such a table.")
     return Part(name=name, table=table, filter=filter, split=split, pack=pack, order=order, rows=rows)
 
 

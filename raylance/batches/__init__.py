@@ -1,1 +1,1 @@
-"""Owns what a consumer gets: tables put together, converted, on their device; never decides which rows."""
+"""Owns the batches of a consumer: assembled, converted, moved to the device; never decides which rows they have."""

@@ -1,4 +1,4 @@
-"""Owns the one place where items become the table of a step, and are compared with the plan; never waits."""
+"""Owns the assembly of items to the table of a step, and its comparison with the plan; never waits."""
 
 import dataclasses
 from collections import deque
@@ -20,7 +20,7 @@ class Step:
 
     Attributes:
         rows: Rows of this rank, padding included.
-        nbytes: Bytes of the rows; of steps that came in one item, their mean.
+        nbytes: Bytes of the rows; the mean for steps that came in one item.
         masked: Offsets of the rows that could not be decoded, with component bits, int64.
     """
 
@@ -37,7 +37,7 @@ class Assembly:
     """Assembles the steps of one rank's pass from its items.
 
     Attributes:
-        epoch: That of the pass.
+        epoch: Epoch of the pass.
         is_decoded: Whether helpers decode columns of the rows.
     """
 
@@ -55,12 +55,12 @@ class Assembly:
         """Adds the next item.
 
         Args:
-            item: Which rows of the plan.
+            item: The planned rows.
             plain: The columns that need no decoding, and `_rowoffset`.
-            decoded: The decoded columns and `_valid`; None where nothing is decoded.
+            decoded: The decoded columns and `_valid`; None if helpers decode no column.
 
         Raises:
-            CoverageError: If these are other rows than the plan's.
+            CoverageError: If the rows are not those of the plan.
         """
         offsets = self._selection.offsets(self._plan.item_rows(item))
         came = plain[ROW_OFFSET].to_numpy()
@@ -83,11 +83,11 @@ class Assembly:
                 self._parts, self._masked, self._digest, self._nbytes = [], [], Digest(), 0
 
     def __bool__(self) -> bool:
-        """Whether a step is whole."""
+        """Whether a whole step is ready."""
         return bool(self._steps)
 
     def next_step(self) -> tuple[pa.Table, Step]:
-        """Takes the oldest step that is whole: its rows, and their description."""
+        """Takes the oldest whole step: its rows, and their description."""
         table, nbytes, masked, digest = self._steps.popleft()
         before, self._after = self._after, self._plan.after(self._after)
         return table, Step(
@@ -122,7 +122,7 @@ class Assembly:
     def _merge(
         self, offsets: Int64Array, real: BoolArray, plain: pa.Table, decoded: pa.Table | None
     ) -> tuple[pa.Table, BoolArray]:
-        """Joins the columns in the order of delivery; returns also which rows could not be decoded, bool (n,)."""
+        """Joins the columns in the order of delivery; also returns which rows could not be decoded, bool (n,)."""
         parts = [plain] if decoded is None else [plain, decoded]
         columns = {name: part[name] for part in parts for name in part.column_names}
         good = columns[VALID].to_numpy() if VALID in columns else np.ones(len(offsets), dtype=np.bool_)
@@ -133,7 +133,7 @@ class Assembly:
         return pa.table({name: columns[name] for name in names}), ~good
 
     def _other_rows(self, item: WorkItem) -> CoverageError:
-        """The error for a helper that delivered other rows than the plan's."""
+        """The error if helpers delivered other rows than planned."""
         custom = sorted({type(part.settings).__name__ for part in self._plan.order.custom_parts()})
         fix = "This is a defect of raylance: please report it."
         if custom:

@@ -1,4 +1,4 @@
-"""Owns what the iterators return, and the conversion of tables to batches; never holds a position."""
+"""Owns the objects that iterators return, and the conversion of tables to batches; never holds a position."""
 
 import dataclasses
 import functools
@@ -41,12 +41,12 @@ logger = logging.getLogger(__name__)
 
 BatchFormat = Literal["numpy", "pyarrow", "pandas"]
 Dtypes = torch.dtype | Mapping[str, torch.dtype] | None
-Convert = Callable[[pa.Table, Mapping[str, torch.Tensor]], Any]  # with the columns that the device has decoded
+Convert = Callable[[pa.Table, Mapping[str, torch.Tensor]], Any]  # from a table and the columns decoded on the device
 _ADDED = (ROW_OFFSET, COMPONENT, VALID)
 
 
 class _Positioned(Protocol):
-    """A `RankLoader`, which a higher layer makes."""
+    """A `RankLoader`, which belongs to a higher layer."""
 
     @property
     def epoch(self) -> int: ...
@@ -61,8 +61,8 @@ class BatchSpec:
 
     Attributes:
         hidden: Columns that batches leave out.
-        convert: Makes a batch of a table, and of tensors by column that the device has decoded.
-        device: Where tensors go; None for batches that hold none.
+        convert: Makes a batch from a table and from the tensors, by column, that were decoded on the device.
+        device: The device of the tensors; None for batches without tensors.
         pin_memory: Whether tensors that stay on the CPU are in pinned memory.
     """
 
@@ -78,9 +78,9 @@ class BatchSpec:
 class Batches:
     """The batches of an iterator call, which can be iterated again and again.
 
-    Each `for` makes one pass: of a loader from its position to the end of the epoch, of a handle one whole epoch, the
-    same each time. `len()` is the number of steps of a whole epoch. `next()` takes from a pass of its own, and begins
-    another one after its end.
+    Each `for` makes one pass. A loader's pass goes from its position to the end of the epoch; a handle's pass is one
+    whole epoch, the same each time. `len()` is the number of steps of a whole epoch. `next()` takes from a separate
+    pass, and begins another one after its end.
 
     `state_dict`, `load_state_dict`, `set_epoch` and `epoch` are the loader's, so that a framework can use this object
     as a stateful DataLoader.
@@ -91,15 +91,15 @@ class Batches:
         start: Callable[[], Iterator[Any]],
         steps: Callable[[], int],
         description: str,
-        loader: _Positioned | None,  # None for a handle's, which have no position
-        prepare: Callable[[], None] | None = None,  # None where helpers begin with the pass
+        loader: _Positioned | None,  # None for batches of a handle, which has no position
+        prepare: Callable[[], None] | None = None,  # None if helpers begin only with the pass
     ) -> None:
         self._start, self._steps, self._description = start, steps, description
         self._loader, self._prepare = loader, prepare
         self._current: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Begins a pass; the position is read when its first batch is asked for."""
+        """Begins a pass; it reads the position when its first batch is requested."""
         return self._start()
 
     def __next__(self) -> Any:
@@ -111,17 +111,17 @@ class Batches:
         self._current = self._start() if self._current is None else self._current
         try:
             return next(self._current)
-        except BaseException:  # an error ends the pass, too: the next call must not raise StopIteration
+        except BaseException:  # an error ends the pass, so that the next call does not raise StopIteration
             self._current = None
             raise
 
     def prepare(self) -> None:
-        """Starts to make the first batches of the next pass, and returns at once; see `RankLoader.prepare`."""
+        """Begins to make the first batches of the next pass, and returns at once; see `RankLoader.prepare`."""
         if self._prepare is not None:
             self._prepare()
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, the same on every rank; after a resume in mid-epoch, the first pass has fewer."""
+        """Steps of a whole epoch, the same on every rank; the first pass after a resume in mid-epoch has fewer."""
         return self._steps()
 
     def __repr__(self) -> str:
@@ -141,10 +141,10 @@ class Batches:
 
     @property
     def loader(self) -> _Positioned:
-        """The `RankLoader` whose batches these are.
+        """The `RankLoader` of the batches.
 
         Raises:
-            ConfigError: If they are a handle's, which has no position.
+            ConfigError: If the batches are those of a handle, which has no position.
         """
         if self._loader is None:
             raise ConfigError(
@@ -179,10 +179,10 @@ def make_batch_spec(
     drop_last: bool | None,
     with_row_offset: bool,
 ) -> BatchSpec:
-    """Checks the arguments of all iterators, which `RankLoader.iter_torch_batches` documents.
+    """Checks the arguments that all iterators have; see `RankLoader.iter_torch_batches`.
 
     Raises:
-        ConfigError: For an argument that cannot be honoured.
+        ConfigError: If an argument cannot be honoured.
     """
     remainder = delivery_spec.remainder
     if drop_last is not None:
@@ -209,12 +209,12 @@ def torch_converter(
     pad_lists: Paddings | None,
     pins: bool = False,
 ) -> Convert:
-    """Checks arguments of `iter_torch_batches`, and returns the function that makes its batches of tables.
+    """Checks arguments of `iter_torch_batches`, and returns the function that makes batches from tables.
 
-    With `pins`, batches that are joined of pieces are made in pinned memory.
+    With `pins`, batches that are joined from pieces lie in pinned memory.
 
     Raises:
-        ConfigError: For an argument that cannot be honoured.
+        ConfigError: If an argument cannot be honoured.
     """
     lists, join = _lists(read_spec, pad_lists, tensors=collate_fn is None), Joiner(pins=pins)
     if collate_fn is not None:
@@ -226,7 +226,7 @@ def torch_converter(
     by_column = _dtypes(read_spec, dtypes, lists)
     for name, how in lists.items():
         if name in by_column and isinstance(how, Pad) and (value := np.asarray(how.value)).dtype.kind not in "mM":
-            made = torch.as_tensor(value).to(by_column[name])  # no tensor holds dates
+            made = torch.as_tensor(value).to(by_column[name])  # a tensor cannot hold dates
             if not is_kept(value.item(), made.item()) or _is_cut_off(value.item(), made):
                 raise _cannot_pad(name, value.item(), f"dtypes= converts them to {by_column[name]}")
     channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()
@@ -240,7 +240,7 @@ def torch_converter(
 
 
 def _is_cut_off(given: Any, held: torch.Tensor) -> bool:
-    """Whether a number was cut off to the largest one of a dtype, as dtypes without infinity do."""
+    """Whether a number was clipped to the largest one of its dtype, as in dtypes without infinity."""
     if not held.is_floating_point() or math.isinf(given):
         return False
     limits = torch.finfo(held.dtype)
@@ -248,10 +248,10 @@ def _is_cut_off(given: Any, held: torch.Tensor) -> bool:
 
 
 def host_converter(read_spec: ReadSpec, batch_format: str, pad_lists: Paddings | None) -> Convert:
-    """Checks arguments of `iter_batches`, and returns the function that makes its batches of tables.
+    """Checks arguments of `iter_batches`, and returns the function that makes batches from tables.
 
     Raises:
-        ConfigError: For an argument that cannot be honoured.
+        ConfigError: If an argument cannot be honoured.
     """
     if batch_format == "numpy":
         lists, join = _lists(read_spec, pad_lists, tensors=False), Joiner()
@@ -272,7 +272,7 @@ def host_converter(read_spec: ReadSpec, batch_format: str, pad_lists: Paddings |
 
 
 def in_order(read_spec: ReadSpec, batch: dict[str, Any], decoded: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds columns that were decoded on the device to a batch, in the order of delivery."""
+    """Adds the columns decoded on the device to a batch, in the order of delivery."""
     if not decoded:
         return batch
     added = [name for name in batch if name not in read_spec.delivers]
@@ -280,7 +280,7 @@ def in_order(read_spec: ReadSpec, batch: dict[str, Any], decoded: Mapping[str, A
 
 
 def _dtypes(read_spec: ReadSpec, dtypes: Any, lists: Lists) -> Mapping[str, torch.dtype]:
-    """Dtypes by column. One for all leaves out the columns that raylance adds: offsets must not be rounded."""
+    """Dtypes by column. A single dtype leaves out the columns that raylance adds, so that offsets are not rounded."""
     if dtypes is None:
         return {}
     by_column = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(read_spec.delivers, dtypes)
@@ -298,7 +298,7 @@ def _adds_lengths(how: Pad | int | Jagged | None) -> bool:
 
 
 def _lists(read_spec: ReadSpec, pad_lists: Any, tensors: bool) -> Lists:
-    """How lists are converted; `tensors` says that batches are tensors, which hold no dates."""
+    """How lists are converted; `tensors` says that batches are tensors, which cannot hold dates."""
     if not isinstance(pad_lists, Mapping | None):
         raise ConfigError(f"pad_lists={pad_lists!r}: say which column to pad with what, as {{'tokens': 0}}.")
     chosen = {name: _how(read_spec, name, how) for name, how in (pad_lists or {}).items()}
@@ -372,12 +372,12 @@ def to_torch(
     channels_last: frozenset[str],
     join: Join = np.concatenate,
 ) -> dict[str, Any]:
-    """Converts a table of n rows to tensors by column, of the shapes of `to_numpy`; strings, bytes and unpadded lists
-    become Python lists, jagged ones `JaggedParts`. Columns in `channels_last`, (n, …, H, W, C), become (n, …, C, H, W)
-    views in channels-last memory; so do the arrays in their lists.
+    """Converts a table of n rows to tensors by column, with the shapes of `to_numpy`. Strings, bytes and unpadded lists
+    become Python lists, jagged lists `JaggedParts`. Columns in `channels_last`, (n, …, H, W, C), become
+    (n, …, C, H, W) views in channels-last memory; so do the arrays in their lists.
 
     Raises:
-        DatasetError: For dates, and as `to_numpy` raises.
+        DatasetError: If a column holds dates, and as `to_numpy`.
     """
     batch: dict[str, Any] = {}
     arrays = to_numpy(table, lists, join)

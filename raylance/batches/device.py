@@ -1,4 +1,4 @@
-"""Owns the memory that the tensors of a batch are in: pinned, or of a device; never makes a batch."""
+"""Owns the memory of a batch's tensors, pinned or on a device; never makes a batch."""
 
 import contextlib
 import functools
@@ -31,7 +31,7 @@ def torch_device(device: str | torch.device) -> torch.device:
 
 
 def can_pin(pin_memory: bool) -> bool:
-    """Whether batches on the CPU should be in pinned memory, and there is a device that uses it."""
+    """Whether to put batches on the CPU into pinned memory: only if there is a device that uses it."""
     if pin_memory and not torch.accelerator.is_available():
         _warn_of_no_pinning()
         return False
@@ -48,8 +48,8 @@ def _warn_of_no_pinning() -> None:
 
 
 class JaggedParts(NamedTuple):
-    """A column of lists of any length, until it is where it is used: the nested tensor is built last, because its parts
-    are pinned and moved like any other tensors.
+    """A column of lists of any length, before it reaches its device. The nested tensor is built last, because its parts
+    can be pinned and moved like any other tensor.
     """
 
     values: torch.Tensor  # (sum of lengths, …)
@@ -59,20 +59,20 @@ class JaggedParts(NamedTuple):
 
     @classmethod
     def of(cls, values: torch.Tensor, offsets: npt.NDArray[np.int64]) -> "JaggedParts":
-        """Of values and offsets in memory of this machine."""
+        """Makes the parts from values, and from offsets in CPU memory."""
         lengths = np.diff(offsets)
         shortest = int(lengths.min()) if len(lengths) else 0
         return cls(values, torch.from_numpy(offsets), shortest, int(lengths.max(initial=0)))
 
     def build(self) -> torch.Tensor:
-        """The nested tensor of jagged layout, without a copy, and without waiting for the device."""
+        """Builds the nested tensor of jagged layout, without a copy and without waiting for the device."""
         return torch.nested.nested_tensor_from_jagged(
             self.values, self.offsets, min_seqlen=self.shortest, max_seqlen=self.longest
         )
 
 
 def build_jagged(batch: Any) -> Any:
-    """Puts nested tensors in the place of their parts, in a dict by column; other batches stay as they are."""
+    """Replaces `JaggedParts` by nested tensors in a dict by column; other batches stay as they are."""
     if not isinstance(batch, dict) or not any(isinstance(value, JaggedParts) for value in batch.values()):
         return batch
     return {name: value.build() if isinstance(value, JaggedParts) else value for name, value in batch.items()}
@@ -92,10 +92,10 @@ def move(batch: Any, transfer: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 class Sender:
-    """Moves batches to a device; on CUDA through pinned memory, on a side stream. With `pin_memory`, batches that stay
+    """Moves batches to a device; to CUDA through pinned memory, on a side stream. With `pin_memory`, batches that stay
     on the CPU are pinned, for a copy that the caller makes.
 
-    `send` and `receive` are for two threads: the one that makes batches, and the consumer, whose current stream waits.
+    The thread that makes batches calls `send`; the consumer, whose current stream waits, calls `receive`.
     """
 
     def __init__(self, device: torch.device, pin_memory: bool) -> None:
@@ -105,7 +105,7 @@ class Sender:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
-        """Where work on the device belongs that makes a batch."""
+        """Context in which work on the device must run that makes a batch."""
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def send(self, batch: Any) -> Any:
@@ -124,7 +124,7 @@ class Sender:
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._pins:
             return tensor.pin_memory()
-        # `to` releases the GIL even where it has nothing to do.
+        # `to` releases the GIL even if it has nothing to do.
         return tensor if tensor.device == self._device else tensor.to(self._device)
 
     def receive(self, sent: Any) -> Any:

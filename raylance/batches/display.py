@@ -14,14 +14,14 @@ import PIL.Image
 from raylance.decode.arrays import OFFSETS
 
 _SIDE = 96  # pixels of a thumbnail
-_VALUES = 4  # of a vector that are shown
-_TEXT = 60  # characters
+_VALUES = 4  # values of a vector that are shown
+_TEXT = 60  # characters of a text that are shown
 _CLASSES = 20
 _STYLE = "border-collapse:collapse;font-size:90%;text-align:left"
 
 
 class Display:
-    """What is displayed: HTML in a notebook, text elsewhere."""
+    """A display: HTML in a notebook, text elsewhere."""
 
     def __init__(self, markup: str, text: str) -> None:
         self._markup, self._text = markup, text
@@ -34,7 +34,7 @@ class Display:
 
 
 def by_row(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a batch with a value for each row: of jagged ones, an array of each row's own length."""
+    """The columns of a batch with one value for each row; jagged columns become arrays of each row's length."""
     columns = dict(batch)
     for name, values in batch.items():
         offsets = batch.get(name + OFFSETS)
@@ -47,8 +47,8 @@ def by_row(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def display_rows(batch: Mapping[str, Any], rows: int, title: str, label: str, classes: Sequence[str] | None) -> Display:
-    """Displays the first rows of a batch, whose images are uint8 (n, H, W, 3), or (n, 3, H, W) in tensors. The column
-    `label` holds indices of `classes` where these are given; it need not be in the batch.
+    """Displays the first rows of a batch, whose images are uint8 (n, H, W, 3), or (n, 3, H, W) in tensors. If `classes`
+    are given, the column `label` holds their indices; it need not be in the batch.
     """
     columns = {name: [_plain(value) for value in values[:rows]] for name, values in batch.items()}
     named = dict(columns)
@@ -97,7 +97,7 @@ def _named(value: Any, classes: Sequence[str]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as a NumPy array or Python object, images with their channels last."""
+    """A value as a NumPy array or Python object; images have their channels last."""
     if hasattr(value, "detach"):  # a tensor
         value = value.detach().cpu().numpy()
         if value.dtype == np.uint8 and value.ndim == 3:

@@ -1,4 +1,4 @@
-"""Owns the memory that pieces of a batch are joined in, and its reuse after the batch is gone; never converts, never
+"""Owns the memory in which pieces of a batch are joined, and its reuse after the batch is gone; never converts or
 chooses the pieces.
 """
 
@@ -12,23 +12,23 @@ from raylance.source.lending import Lender
 
 Array = npt.NDArray[Any]
 
-_LEAST_BYTES = 1 << 20  # the allocator reuses less by itself
-_BATCHES = 4  # in use or not
-_FADE = 0.9  # a call: memory of larger batches goes when they no longer come
+_LEAST_BYTES = 1 << 20  # the allocator itself reuses smaller memory
+_BATCHES = 4  # batches whose memory is kept, in use or not
+_FADE = 0.9  # factor a call, so that memory of larger batches is released when they no longer come
 
 
 class Joiner:
-    """Joins arrays along their first axis, in memory of earlier batches: fresh memory would cost more than the copy.
+    """Joins arrays along their first axis, in memory of earlier batches, because new memory costs more than the copy.
 
     Several threads may use one joiner at once, as two passes of one iterator do.
     """
 
     def __init__(self, *, pins: bool = False) -> None:
-        self._pins = pins and torch.cuda.is_available()  # torch reuses pinned memory by itself
+        self._pins = pins and torch.cuda.is_available()  # torch itself reuses pinned memory
         self._lender = Lender(0)
 
     def __call__(self, pieces: list[Array]) -> Array:
-        """Joins at least one array (n, …), all of one dtype, to an array (sum of n, …) that belongs to the caller."""
+        """Joins one or more arrays (n, …) of one dtype to an array (sum of n, …), which belongs to the caller."""
         shape, dtype = (sum(map(len, pieces)), *pieces[0].shape[1:]), pieces[0].dtype
         nbytes = sum(piece.nbytes for piece in pieces)
         if dtype.hasobject or nbytes < _LEAST_BYTES:

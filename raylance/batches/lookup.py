@@ -1,4 +1,4 @@
-"""Owns single rows on demand: read and decoded in the calling thread; never plans, never reads ahead."""
+"""Owns single rows on demand, read and decoded in the calling thread; never plans or reads ahead."""
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +22,12 @@ class Lookup:
         self.bad_rows: tuple[tuple[int, str, str], ...] = ()  # of the last read: offset, column, reason
 
     def read(self, offsets: Int64Array, epoch: int = 0, draws: Int64Array | None = None) -> pa.Table:
-        """Reads k rows, in any order, duplicates included, each from storage once. They have memory of their own: the
-        delivered columns, `_component`, `_rowoffset` and `_valid`. `draws` are the positions of rows that may repeat.
+        """Reads k rows in any order, duplicates included, each from storage once. Returns, in new memory, the delivered
+        columns, `_component`, `_rowoffset` and `_valid`. If rows may repeat, `draws` are their positions.
 
         Raises:
             DatasetError: If the dataset cannot give these rows.
-            BadRowError: For a row that cannot be decoded, unless bad rows are masked.
+            BadRowError: If a row cannot be decoded, unless bad rows are masked.
         """
         source = self._read_spec.source
         stored, places = np.unique(offsets, return_inverse=True)

@@ -1,5 +1,5 @@
-"""Owns the count of masked rows that one rank was handed, and the error for too many; never masks a row, never decides
-which row is bad.
+"""Owns the count of masked rows that one rank was handed, and the error for too many; never masks a row, and never
+decides which row is bad.
 """
 
 from collections.abc import Iterable
@@ -11,9 +11,9 @@ from raylance.errors import BadRowError
 from raylance.orders.permutation import Int64Array
 from raylance.read_spec import ReadSpec
 
-_LEAST_ROWS = 1000  # a fraction of fewer rows means nothing
-_NAMED = 5  # masked rows in the error
-_MOST_REASONS = 100  # that are kept
+_LEAST_ROWS = 1000  # a fraction of fewer rows is not significant
+_NAMED = 5  # masked rows named in the error
+_MOST_REASONS = 100  # reasons that are kept
 
 
 class MaskedRows:
@@ -29,14 +29,13 @@ class MaskedRows:
         self._first: dict[int, tuple[str, str]] = {}  # column and reason of the first masked rows, by offset
 
     def explain(self, bad_rows: Iterable[tuple[int, str, str]]) -> None:
-        """Takes the reasons of bad rows: row offset, with component bits; column; reason."""
+        """Takes reasons of bad rows, each as row offset with component bits, column and reason."""
         for offset, column, reason in bad_rows:
             if len(self._reasons) < _MOST_REASONS or offset in self._reasons:
                 self._reasons[offset] = column, reason
 
     def add(self, rows: int, masked: Int64Array) -> None:
-        """Counts rows that are about to be handed out, of which `masked` are the offsets, with component bits, of the
-        masked ones.
+        """Counts rows that are about to be handed out; `masked` are the offsets of masked ones, with component bits.
 
         Raises:
             BadRowError: If `max_bad_rows` is exceeded; it names the first masked rows.

@@ -1,5 +1,5 @@
-"""Owns the step of which a part is decoded on the device of the batches: which rows go there, and what comes of bad
-ones; never decodes itself.
+"""Owns a step's columns that are decoded on the device of its batch: the rows sent there, and the masking of bad ones;
+never decodes itself.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ from raylance.decode.on_device import DeviceDecoding, OnDevice
 def decode_step(
     decoding: DeviceDecoding, assembly: Assembly, table: pa.Table, step: Step
 ) -> tuple[pa.Table, Step, OnDevice]:
-    """Decodes the columns of a step that its device decodes.
+    """Decodes those columns of a step that belong on the device.
 
     Returns:
-        The table without these columns, and with `_valid` False for the rows that could not be decoded; the step, with
-        those rows among its masked ones, and with the bytes of its decoded columns; and what was decoded.
+        The table without these columns, and with `_valid` False for rows that could not be decoded; the step, whose
+        masked rows include these rows, and whose bytes include the decoded columns; and the decoded rows.
 
     Raises:
         RaylanceError: As `DeviceDecoding.decode` raises.

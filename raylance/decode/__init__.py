@@ -1,1 +1,1 @@
-"""Owns what happens to rows between reading and batches; never reads storage, never knows an epoch's plan."""
+"""Owns decoding and the user's transform, between reading and batches; never reads storage or knows a plan."""

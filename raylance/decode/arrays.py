@@ -1,7 +1,7 @@
-"""Owns the conversion of Arrow columns to NumPy arrays, for transforms and for batches, and back; never decodes, never
-reorders.
+"""Owns the conversion of Arrow columns to NumPy arrays and back, for transforms and batches; never decodes, never
+reorders rows.
 
-Arrays of numbers are views of the received memory wherever the data is in one piece.
+Arrays of numbers are views of the received memory if the data is in one piece.
 """
 
 import dataclasses
@@ -24,16 +24,16 @@ Join = Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]]  # joins arrays (n, 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pad:
-    """Has the lists of a column padded to one length; a column `…_length`, int64 (n,), has their own lengths.
+    """Pads the lists of a column to one length; a column `…_length`, int64 (n,), holds their own lengths.
 
-    Where `length` is given, the padded bytes are the same for every number of ranks; otherwise they depend on the rows
-    of a rank's batch.
+    If `length` is given, the padded bytes are the same for every number of ranks; otherwise they depend on the rows of
+    a rank's batch.
 
     Attributes:
-        value: A number that the dtype of the lists holds.
+        value: The number to pad with; the dtype of the lists must hold it.
         length: The padded length; None for the longest list of the rank's batch.
-        multiple: Rounds the longest list up to a multiple: fewer shapes, which compilers and allocators like better.
-        truncate: Whether lists longer than `length` are cut off; their length is then `length`. Otherwise they are
+        multiple: Rounds the longest length up to a multiple of this, so that compilers and allocators see fewer shapes.
+        truncate: Whether lists longer than `length` are cut off, and have `length` as their length. Otherwise they are
             an error.
         lengths: Whether batches have the column of lengths.
     """
@@ -59,13 +59,13 @@ class Pad:
 
 Jagged = Literal["jagged"]
 Paddings = Mapping[str, Pad | int | float | Jagged | None]
-# How lists are converted, by column: padded, with a value in their dtype, shape (); of one length; as values and
-# offsets; or left as they are (None).
+# How the lists of each column are converted: padded, with a value of shape () in their dtype (Pad); to arrays of one
+# length (int); to values and offsets ("jagged"); or not at all (None).
 Lists = Mapping[str, Pad | int | Jagged | None]
 
 AS_LISTS: Lists = {}
 LENGTH, OFFSETS = "_length", "_offsets"
-"""Ends of the names of columns that hold what is known of another column's lists."""
+"""Suffixes of the columns that hold the lengths and the offsets of another column's lists."""
 
 _LISTS = pa.ListType, pa.LargeListType
 _INSIDE = " inside its lists"
@@ -74,17 +74,18 @@ _INSIDE = " inside its lists"
 def to_numpy(table: pa.Table, lists: Lists = AS_LISTS, join: Join = np.concatenate) -> NumpyBatch:
     """Converts a table of n rows to arrays by column.
 
-    Numbers become (n,), fixed-size lists and lists of one length (n, k), fixed-shape tensors (n, …) with their axes in
-    logical order; strings, binary, other lists and structs object arrays (n,). Lists of tensors have the tensors' axes
-    after that of the list. Padded lists are (n, longest, …), and where `Pad.lengths` says so their lengths int64 (n,)
-    follow in a column `…_length`; jagged ones are the values of all rows (sum, …), and `…_offsets` int64 (n + 1,).
+    Numbers become (n,); fixed-size lists and lists of one length (n, k); fixed-shape tensors (n, …) with their axes in
+    logical order; strings, binary, other lists and structs object arrays (n,). Lists of tensors have the list's axis
+    before those of the tensors. Padded lists become (n, longest, …), followed by their lengths, int64 (n,), in a column
+    `…_length` if `Pad.lengths` is True. Jagged lists become the values of all rows (sum, …), and `…_offsets`, int64
+    (n + 1,).
 
-    All arrays are writable: numbers are views of the table's memory where that is in one piece, so the table must have
-    no other reader; chunks are joined by `join`.
+    All arrays are writable. Numbers are views of the table's memory if it is in one piece, so the table must not have
+    another reader; `join` joins chunks.
 
     Raises:
-        DatasetError: For nulls among numbers, a list of another length than its column's one, and a list that is longer
-            than it may be.
+        DatasetError: If there are nulls among numbers; if a list differs from the one length of its column, or is
+            longer than its padding allows.
     """
     batch: NumpyBatch = {}
     for name in table.column_names:
@@ -123,13 +124,13 @@ def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, joi
     flat = lists.flatten()
     if is_dense(flat.type):
         values = _numpy_column(name, pa.chunked_array([flat]), join, _INSIDE)
-    else:  # decimals and times of a day, which are objects
+    else:  # decimals and times of day are objects
         _refuse_nulls(name, flat, _INSIDE)
         values = _writable(flat)
     lengths = np.diff(lists.offsets.to_numpy()).astype(np.int64)
     if how is None:
         valid = lists.is_valid().to_numpy(zero_copy_only=False)
-        lengths = lengths * valid  # a null may have numbers, which are not among the values
+        lengths = lengths * valid  # a null may have a length, but its numbers are not in `values`
         ends = lengths.cumsum()
         rows = zip((ends - lengths).tolist(), ends.tolist(), valid.tolist(), strict=True)
         return {name: np.fromiter((values[start:end] if given else None for start, end, given in rows), dtype=object)}
@@ -149,7 +150,7 @@ def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, joi
 
 
 def _padded(name: str, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64], pad: Pad) -> npt.NDArray[Any]:
-    """Values of all rows (sum, …) as an array (n, length, …)."""
+    """Pads the values of all rows (sum, …) to an array (n, length, …)."""
     longest = int(lengths.max(initial=0))
     if pad.length is None:
         length = -(-longest // pad.multiple) * pad.multiple
@@ -177,7 +178,7 @@ def is_dense_list(kind: pa.DataType) -> bool:
 
 
 def _layout(kind: pa.DataType) -> tuple[tuple[int, ...], tuple[int, ...], pa.DataType | None]:
-    """Stored shape of one value, its axes in logical order, and the type of its numbers; None if it is no array."""
+    """Stored shape of one value, its axes in logical order, and its number type; None if it is not an array."""
     if isinstance(kind, pa.FixedShapeTensorType):
         axes = range(len(kind.shape)) if kind.permutation is None else kind.permutation
         return tuple(kind.shape), tuple(axes), kind.value_type
@@ -191,7 +192,7 @@ def _layout(kind: pa.DataType) -> tuple[tuple[int, ...], tuple[int, ...], pa.Dat
 
 
 def _writable(flat: pa.Array) -> npt.NDArray[Any]:
-    """Numbers as a writable array, without a copy where Arrow needs none."""
+    """Numbers as a writable array, without a copy if Arrow's layout allows it."""
     data = flat.buffers()[1]
     if data is not None and data.is_mutable and (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)):
         dtype = np.dtype(flat.type.to_pandas_dtype())  # unlike `to_numpy`, this does not release the GIL
@@ -199,7 +200,7 @@ def _writable(flat: pa.Array) -> npt.NDArray[Any]:
     array: npt.NDArray[Any] = flat.to_numpy(zero_copy_only=False)
     if array.flags.writeable or array.dtype == object:
         return array
-    # Arrow gives read-only views. DLPack gives the same memory without that mark; it has no dates.
+    # Arrow gives read-only views. DLPack gives the same memory as writable, but does not know dates.
     import torch.utils.dlpack  # imported here, because some helpers do not need torch
 
     plain = array.view(np.int64) if array.dtype.kind in "mM" else array
@@ -218,8 +219,8 @@ def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
 
 
 def list_lengths(table: pa.Table, ragged: Collection[str] = ()) -> dict[str, int | None]:
-    """The one length of all lists, by column of lists of numbers; None where lengths differ or are 0, and for the
-    columns that are known to be `ragged`.
+    """The length of all lists, by column of lists of numbers; None if lengths differ or are 0, and for columns in
+    `ragged`.
     """
     found: dict[str, int | None] = {}
     for field in table.schema:
@@ -230,16 +231,16 @@ def list_lengths(table: pa.Table, ragged: Collection[str] = ()) -> dict[str, int
 
 
 def list_dtypes(schema: pa.Schema) -> dict[str, np.dtype[Any]]:
-    """The dtype of the values, by column of lists that can be padded."""
+    """The dtype of the values, for each column of lists that can be padded."""
     lists = {field.name: field.type.value_type for field in schema if is_dense_list(field.type)}
     found = {name: _writable(pa.array([], _layout(kind)[2] or kind)).dtype for name, kind in lists.items()}
-    return {name: dtype for name, dtype in found.items() if not dtype.hasobject}  # times of a day are objects
+    return {name: dtype for name, dtype in found.items() if not dtype.hasobject}  # times of day are objects
 
 
 def as_padding(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Converts a number to a value of a dtype, shape (); None where the dtype cannot hold it.
+    """Converts a number to a value of a dtype, shape (); None if the dtype cannot hold it.
 
-    Fractions may be rounded. A whole number must not change, and nothing may become a bool, an infinity or a zero.
+    Fractions may be rounded. A whole number must not change, and no number may become a bool, an infinity or a zero.
     """
     try:
         with np.errstate(all="ignore"):
@@ -259,9 +260,9 @@ def as_padding(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
 
 
 def is_kept(given: Any, held: Any) -> bool:
-    """Whether another dtype holds a number: the same number, or for fractions the nearest float."""
+    """Whether another dtype holds a number: as the same number, or for fractions as the nearest float."""
     number = given if isinstance(given, int) else float(given)
-    # A float beyond 2**53 has no fraction, but is no count either: -1e30, for example.
+    # A float beyond 2**53 has no fraction, but is not a count either: -1e30, for example.
     is_whole = isinstance(number, int) or (abs(number) < 2**53 and number.is_integer())
     if isinstance(held, float) and not is_whole:
         return all(test(number) == test(held) for test in (math.isnan, math.isinf, bool))
@@ -274,8 +275,8 @@ def is_dense(kind: pa.DataType) -> bool:
 
 
 def blank_row(table: pa.Table) -> pa.Table:
-    """One row of zeros, empty strings and None, of the schema of a table that has a row; lists of numbers are as long
-    as in its first row.
+    """One row of zeros, empty strings and None, with the schema of a table of at least one row; lists of numbers are as
+    long as in its first row.
     """
     return pa.Table.from_arrays([_blank(column[:1]) for column in table.columns], schema=table.schema)
 
@@ -306,7 +307,7 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 
 def to_arrow(array: npt.NDArray[Any]) -> pa.Array:
-    """Converts an array (n, …) to a column of n numbers or fixed-shape tensors, in the same memory where possible."""
+    """Converts an array (n, …) to a column of n numbers or fixed-shape tensors, without a copy if possible."""
     flat = pa.array(np.ascontiguousarray(array).reshape(-1))
     if array.ndim == 1:
         return flat

@@ -1,5 +1,5 @@
-"""Owns the choice of the part of an image that becomes the output, and where its points lie then; never touches a
-pixel.
+"""Owns the choice of the box of an image that becomes the output, and the mapping of points and boxes to that output;
+never touches a pixel.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from raylance.decode.pixels import Box
 from raylance.errors import ConfigError
 
 BOX_DRAWS = 40
-"""Uniform numbers that a box takes."""
+"""Number of uniform numbers that a box takes."""
 
 _ATTEMPTS = 10
 
@@ -28,7 +28,7 @@ class Crop(Protocol):
 
         Args:
             width: Width of the source in pixels.
-            height: Its height.
+            height: Height of the source in pixels.
             size: (height, width) of the output.
             draws: Uniform numbers in [0, 1) of this row and epoch, float64, shape (40,).
 
@@ -40,10 +40,10 @@ class Crop(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CenterCrop:
-    """Resizes so that the output is the middle of the image: the usual validation transform.
+    """Takes the middle of the image, as usual for validation.
 
     Attributes:
-        zoom: Shorter side of the resized image over that of the output: 256 / 224 cuts off a margin of an eighth.
+        zoom: Shorter side of the resized image divided by that of the output; 256 / 224 cuts off an eighth of it.
     """
 
     zoom: float = 256 / 224
@@ -65,23 +65,23 @@ class RandomResizedCrop:
     """A box of random area and aspect ratio (Szegedy et al., "Going deeper with convolutions", 2014).
 
     Attributes:
-        scale: Least and most area, as a fraction of the source's.
-        ratio: Least and most aspect ratio, width over height; drawn log-uniformly.
+        scale: Least and greatest area, as a fraction of the source's.
+        ratio: Least and greatest aspect ratio, width over height; drawn log-uniformly.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
-        # No image is a million times as wide as high, and far larger numbers overflow.
+        # No image is a million times as wide as high, and much larger numbers overflow.
         for name, (low, high), least, most in (("scale", self.scale, 0.0, 1.0), ("ratio", self.ratio, 1e-6, 1e6)):
             if not (0 < low <= high <= most and least <= low):
                 limit = "0 < low <= high <= 1" if name == "scale" else "1e-6 <= low <= high <= 1e6"
                 raise ConfigError(f"RandomResizedCrop({name}={(low, high)}): {limit} must hold.")
 
     def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
-        """See `Crop.box`. Ten attempts of four draws; after them, the largest centred box within the ratios,
-        at least one pixel wide and high.
+        """See `Crop.box`. Makes ten attempts of four draws each; if all fail, takes the largest centred box within the
+        ratios, at least one pixel wide and high.
         """
         (low, high), (narrow, wide) = self.scale, (math.log(r) for r in self.ratio)
         for area_u, ratio_u, left_u, top_u in draws.reshape(_ATTEMPTS, 4):
@@ -97,20 +97,19 @@ class RandomResizedCrop:
 
 
 def map_points(points: npt.ArrayLike, crop: npt.ArrayLike, size: tuple[int, int] | int) -> npt.NDArray[np.float64]:
-    """Maps points of a source image to where crop, resizing and flip bring them.
+    """Maps points of a source image through crop, resizing and flip.
 
     Args:
-        points: (x, y) in pixels of the source as it is displayed, shape (…, 2); without a point, also (0,). Pixel i
-            covers [i, i + 1).
+        points: (x, y) in pixels of the source as displayed, shape (…, 2), or (0,) for none. Pixel i covers [i, i + 1).
         crop: Crop and flip of the row, as `raylance.ImageCrop` gives them: shape (7,), or (views, 7).
         size: (height, width) of the output, or one number for a square, as `raylance.Image` takes it.
 
     Returns:
-        The points in pixels of the output, float64 (…, 2), or (views, …, 2). Those that were cut off lie outside of it.
-        Those of a masked row, whose crop is all zeros, are NaN.
+        The points in pixels of the output, float64 (…, 2), or (views, …, 2). Points that were cut off lie outside the
+        output. Points of a masked row, whose crop is all zeros, are NaN.
 
     Raises:
-        ConfigError: For an array of another shape, or a size that no image has.
+        ConfigError: If an array has another shape, or no image can have the size.
     """
     at, (high, wide) = _array("points", points, "(…, 2), x and y of each", 2, range(1, 99)), whole_size("", size)
     crops = _array("crop", crop, "(7,) or (views, 7), as ImageCrop gives it for a row", 7, (1, 2))
@@ -127,22 +126,21 @@ def map_points(points: npt.ArrayLike, crop: npt.ArrayLike, size: tuple[int, int]
 def map_boxes(
     boxes: npt.ArrayLike, crop: npt.ArrayLike, size: tuple[int, int] | int, *, least_visible: float = 0.0
 ) -> tuple[Any, npt.NDArray[np.bool_]]:
-    """Maps boxes of a source image to where crop, resizing and flip bring them, clipped to the output.
+    """Maps boxes of a source image through crop, resizing and flip, and clips them to the output.
 
     Args:
-        boxes: (left, top, right, bottom) in pixels of the source as it is displayed, shape (k, 4); without a box, also
-            (0,).
+        boxes: (left, top, right, bottom) in pixels of the source as displayed, shape (k, 4), or (0,) for none.
         crop: Crop and flip of the row, as `raylance.ImageCrop` gives them: shape (7,), or (views, 7).
         size: (height, width) of the output, or one number for a square, as `raylance.Image` takes it.
         least_visible: The fraction of a box's area that must be visible for the box to be kept.
 
     Returns:
-        The kept boxes, float64 (kept, 4), and which of the k these are, bool (k,). With several views, a list of such
-        arrays, one for each view, and bool (views, k). A box of which nothing is visible is never kept, and none of a
-        masked row, whose crop is all zeros.
+        The kept boxes, float64 (kept, 4), and whether each of the k boxes was kept, bool (k,). With several views, a
+        list of such arrays, one for each view, and bool (views, k). Never kept are boxes without a visible part, and
+        all boxes of a masked row, whose crop is all zeros.
 
     Raises:
-        ConfigError: For an array of another shape, or a size that no image has.
+        ConfigError: If an array has another shape, or no image can have the size.
     """
     given = _array("boxes", boxes, "(k, 4): left, top, right, bottom of each", 4, (2,))
     corners = map_points(given.reshape(-1, 2, 2), crop, size)
@@ -150,9 +148,8 @@ def map_boxes(
     ends = whole_size("", size)[::-1]
     shown_low, shown_high = low.clip(0, ends), high.clip(0, ends)
     visible = (shown_high - shown_low).prod(axis=-1)
-    with np.errstate(
-        invalid="ignore", over="ignore"
-    ):  # no comparison holds for NaN, and of what is infinite none is seen
+    # Comparisons with NaN are False, and the visible fraction of an infinite box is 0.
+    with np.errstate(invalid="ignore", over="ignore"):
         whole = (high - low).prod(axis=-1)
         keep = (visible > 0) & (visible / whole >= least_visible)
     shown = np.concatenate([shown_low, shown_high], axis=-1)
@@ -160,7 +157,7 @@ def map_boxes(
 
 
 def whole_size(owner: str, size: Any) -> tuple[int, int]:
-    """Checks a size argument, and returns it as (height, width); `owner` is the call with the arguments before it.
+    """Checks a size argument, and returns it as (height, width); `owner` is the start of the call, for errors.
 
     Raises:
         ConfigError: Unless it is one or two whole numbers of at least 1.

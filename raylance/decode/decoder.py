@@ -1,5 +1,5 @@
-"""Owns the protocol of decoders: the setting that defines what comes out of a column, and the row decoder that it
-opens; never decodes itself, and never uses a table.
+"""Owns the protocol of decoders: the setting that defines a decoded column, and the object it opens, which decodes;
+never decodes itself, and never uses a table.
 """
 
 import abc
@@ -23,17 +23,17 @@ Draws = npt.NDArray[np.float64]
 
 
 class RowDecoder(Protocol):
-    """Decodes rows, one after another; belongs to one thread, so that it may keep scratch memory between rows.
+    """Decodes rows, one after another; belongs to one thread, so it may keep scratch memory between rows.
 
     A row decoder with a fast and a slow method may count the rows that took the slow one in an attribute `fallbacks`,
-    which `stats()` adds up. The row decoder of a decoder with `like` may have a method `check_like(encoded, other)`: it
-    gets the bytes of both columns, and raises for a row whose two do not fit together.
+    which `stats()` adds up. The row decoder of a decoder with `like` may have a method `check_like(encoded, other)`. It
+    gets the bytes of both columns, and raises if they do not fit together.
     """
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
         """Decodes one row.
 
-        The result depends on the arguments alone, never on rows that were decoded before.
+        The result must depend only on the arguments, never on rows decoded before.
 
         Args:
             encoded: The row's bytes, read-only, valid until this returns.
@@ -41,23 +41,23 @@ class RowDecoder(Protocol):
             out: Memory for the row, of the decoder's shape and dtype, not initialised; all of it must be written.
 
         Raises:
-            ConfigError: For a good row that does not fit the settings; it ends the epoch with `on_bad_row="mask"` too.
+            ConfigError: If a good row does not fit the settings; this ends the epoch, even with `on_bad_row="mask"`.
                 The message continues the words "column … of row offset …".
-            ImportError, MemoryError: For a machine that cannot decode; it ends the epoch.
-            Exception: Any other for a bad row; `on_bad_row` decides what happens then.
+            ImportError, MemoryError: If this machine cannot decode; this ends the epoch.
+            Exception: Any other error, if the row is bad; `on_bad_row` decides what happens then.
         """
         ...
 
 
 class RowDecoderGroup(Protocol):
-    """Decodes rows for several decoders of one column, which would do the same work; belongs to one thread.
+    """Decodes rows once for several decoders of one column; belongs to one thread.
 
-    It may have `fallbacks` and `check_like`, as a `RowDecoder`.
+    Like a `RowDecoder`, it may have `fallbacks` and `check_like`.
     """
 
     def decode_all(self, encoded: memoryview, draws: Sequence[Draws], outs: Sequence[npt.NDArray[Any]]) -> None:
-        """Decodes one row as all decoders of the group; `draws` and `outs` have one of each. Each array is what its
-        decoder would write by itself. Raises what `RowDecoder.decode_into` raises.
+        """Decodes one row for all decoders of the group; `draws` and `outs` have one array for each. Each output must
+        be what its decoder would write alone. Raises as `RowDecoder.decode_into`.
         """
         ...
 
@@ -70,24 +70,24 @@ class Decoder(abc.ABC):
     (except those with `repr=False`). The attributes below may be fields, constants of the class, or properties.
 
     Attributes:
-        column: Column that it reads, binary.
+        column: The binary column to read.
         shape: Shape of one decoded row; () for a number.
-        dtype: Its NumPy dtype: numbers or bool.
-        draws: Uniform random numbers that decoding a row takes, keyed by seed, epoch and row; 0 by default.
-        channels_last: Whether the last axis of a `shape` (…, H, W, C) holds channels. Torch batches have them before
-            height and width, (…, C, H, W), in channels-last memory; other formats as they are. Not by default, and
-            without effect on a shape of fewer than three axes.
-        content: What such a column holds, for errors.
-        name: Name of the decoded column; None for that of `column`. With names, several decoders may read one column.
-        like: Name of another decoder whose draws it takes, so that both are augmented alike; None for its own.
-        codec: What makes the values, with versions. Checkpoints record it, and a resume with another codec warns. ""
-            by default, which is not recorded.
+        dtype: NumPy dtype of a decoded row: numbers or bool.
+        draws: Number of uniform random numbers that decoding a row takes, keyed by seed, epoch and row; 0 by default.
+        channels_last: Whether the last axis of a `shape` (…, H, W, C) holds channels. If so, torch batches have them
+            before height and width, (…, C, H, W), in channels-last memory; other formats keep the shape. False by
+            default; without effect on a shape with fewer than three axes.
+        content: The kind of data in such a column, for errors.
+        name: Name of the decoded column; None for `column`. With names, several decoders may read one column.
+        like: Name of another decoder whose draws this one takes, so that both are augmented alike; None for own draws.
+        codec: The code that makes the values, with versions. Checkpoints record it, and a resume with another codec
+            warns. "" by default, which is not recorded.
     """
 
     column: str
     channels_last, content = False, "encoded data"
     if TYPE_CHECKING:
-        # Not at run time, where a dataclass would take these properties for the defaults of fields of their names.
+        # Not at run time, because a dataclass would take these properties for defaults of fields with their names.
         @property
         def shape(self) -> tuple[int, ...]: ...  # noqa: D102
         @property
@@ -111,15 +111,15 @@ class Decoder(abc.ABC):
         """Opens one object for several decoders of this class and column, for one thread.
 
         Args:
-            others: The decoders beside this one. All of them have one `like`, or none of another column.
+            others: The other decoders of the group. They all follow the same decoder, or none follows another column.
 
         Returns:
-            What decodes a row for all of them; None, the default, where each decodes by itself.
+            An object that decodes a row for all of them; None, the default, if each decodes alone.
         """
         return None
 
     def resolve(self, encoded: memoryview) -> Self:
-        """Fills what the setting leaves open, from a sampled row; called when a dataset is opened.
+        """Fills the settings that are still open from a sampled row; called when a dataset is opened.
 
         Args:
             encoded: The row's bytes.
@@ -128,7 +128,7 @@ class Decoder(abc.ABC):
             The decoder with `shape` and `dtype` known; by default the decoder as it is.
 
         Raises:
-            Exception: Any, for a bad row; another row is tried then.
+            Exception: Any error, if the row is bad; then another row is tried.
         """
         return self
 
@@ -147,7 +147,7 @@ class Decoder(abc.ABC):
 
     @property
     def is_random(self) -> bool:
-        """Whether its draws change what comes out."""
+        """Whether the draws change the decoded values."""
         return self.draws > 0
 
     @property
@@ -157,9 +157,9 @@ class Decoder(abc.ABC):
 
 
 class RaggedRowDecoder(Protocol):
-    """Decodes rows to arrays of any length, one after another; belongs to one thread, as a `RowDecoder`.
+    """Decodes rows to arrays of any length, one after another; belongs to one thread.
 
-    It may have `fallbacks` and `check_like`, too.
+    Like a `RowDecoder`, it may have `fallbacks` and `check_like`.
     """
 
     def decode(self, encoded: memoryview, draws: Draws) -> npt.NDArray[Any]:
@@ -170,8 +170,8 @@ class RaggedRowDecoder(Protocol):
             draws: Uniform numbers in [0, 1) of this seed, epoch and row, float64, shape (decoder.draws,).
 
         Returns:
-            An array (length, *decoder.shape) of the decoder's dtype, which depends on the arguments alone. Its memory
-            may be used again by the next call.
+            An array (length, *decoder.shape) of the decoder's dtype, which depends only on the arguments. The next call
+            may reuse its memory.
 
         Raises:
             Exception: As `RowDecoder.decode_into`.
@@ -181,13 +181,13 @@ class RaggedRowDecoder(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RaggedDecoder(Decoder):
-    """How a column of bytes becomes arrays of which one axis, the first, has a length of its own in each row: audio,
-    text, event streams, video.
+    """How a column of bytes becomes arrays whose first axis has a different length in each row: audio, text, event
+    streams, video.
 
-    Values and lengths travel as lists. The consumer chooses what a batch has: see `pad_lists` of
-    `RankLoader.iter_torch_batches`. A row that is masked is empty.
+    Values and lengths travel as lists. The consumer chooses their form in a batch: see `pad_lists` of
+    `RankLoader.iter_torch_batches`. A masked row is empty.
 
-    Attributes, beside those of `Decoder`:
+    Attributes, in addition to those of `Decoder`:
         shape: Shape of one value along the ragged axis; () for a number.
     """
 
@@ -207,16 +207,16 @@ class OpenBatchDecoder(Protocol):
     def decode_batch(self, encoded: Sequence[Any], draws: npt.NDArray[np.float64], out: Any) -> None:
         """Decodes n rows, at least one.
 
-        What comes out of a row depends on its bytes and draws alone, not on the rows beside it: which rows come
-        together follows from the number of ranks and of decoders. If it raises, each row is decoded by itself, and
-        those that raise again are bad rows.
+        The result for a row must depend only on its bytes and draws, not on the other rows, because the number of ranks
+        and of decoders changes which rows come together. If this raises, each row is decoded alone, and rows that raise
+        again are bad rows.
 
         Args:
             encoded: The bytes of each row, read-only, valid until this returns: memoryviews; on a device, uint8 tensors
-                (length,) of the CPU, in pinned memory where the device is CUDA.
+                (length,) on the CPU, in pinned memory if the device is CUDA.
             draws: Uniform numbers in [0, 1) of seed, epoch and row, float64, shape (n, decoder.draws).
             out: Memory for the rows, (n, *decoder.shape) of the decoder's dtype, not initialised; all of it must be
-                written. An array; on a device, a tensor there, on whose current stream the work belongs.
+                written. An array; on a device, a tensor there, to be written on the device's current stream.
 
         Raises:
             Exception: As `RowDecoder.decode_into`.
@@ -226,10 +226,10 @@ class OpenBatchDecoder(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatchDecoder(Decoder):
-    """How rows are decoded together, for codecs and models that are faster so: those of an item in a decode actor, or
-    those of a batch on the trainer's device, where the encoded bytes travel to.
+    """How several rows are decoded together, for codecs and models that are faster this way: the rows of an item in a
+    decode actor, or the rows of a batch on the trainer's device, to which their encoded bytes travel.
 
-    Attributes, beside those of `Decoder`:
+    Attributes, in addition to those of `Decoder`:
         on_device: Whether the trainer decodes, on the device of its batches; False by default.
     """
 
@@ -242,13 +242,13 @@ class BatchDecoder(Decoder):
 
     @abc.abstractmethod
     def open(self) -> OpenBatchDecoder:  # type: ignore[override]
-        """Opens what decodes, for one thread. A decoder that keeps nothing between items may return itself."""
+        """Opens a batch decoder for one thread. A decoder that keeps nothing between items may return itself."""
 
     def open_on(self, device: "torch.device") -> OpenBatchDecoder:
-        """Opens what decodes on a device, where `on_device` says so; by default, `open()`.
+        """Opens a batch decoder for a device, if `on_device` is True; by default `open()`.
 
-        It must be able to use the CPU, too: a handle's own rows (`head`, `take`), NumPy batches and the check at the
-        opening are decoded there.
+        It must also work on the CPU, which decodes the rows of a handle (`head`, `take`), of NumPy batches and of the
+        check at the opening.
         """
         return self.open()
 
@@ -259,15 +259,15 @@ def is_on_device(decoder: Decoder) -> TypeGuard[BatchDecoder]:
 
 
 def is_users(decoder: Decoder) -> bool:
-    """Whether code of raylance's user decodes, so that an error may be that code's."""
+    """Whether the user's own code decodes, so that an error may come from it."""
     return not type(decoder).__module__.startswith("raylance.") or getattr(decoder, "decode_fn", None) is not None
 
 
 def check_decoder_output(decoder: Decoder) -> None:
-    """Checks what a decoder says of its output.
+    """Checks the shape, dtype and draws of a decoder.
 
     Raises:
-        ConfigError: For a shape or dtype that no column can have, or a number of draws that is no count.
+        ConfigError: If no column can have the shape or dtype, or `draws` is not a count.
     """
     name = f"{type(decoder).__name__}({decoder.column!r})"
     shape, dtype = getattr(decoder, "shape", None), getattr(decoder, "dtype", None)
@@ -282,7 +282,7 @@ def check_decoder_output(decoder: Decoder) -> None:
 
 
 def wrong_ragged(decoder: Decoder, made: Any) -> str:
-    """What is wrong with what a ragged decoder returned, after the words "was decoded to"; "" if nothing is."""
+    """The error in a ragged decoder's result, to follow the words "was decoded to"; "" if the result is right."""
     wanted = np.dtype(decoder.dtype)
     if isinstance(made, np.ndarray) and (made.dtype, made.shape[1:]) == (wanted, decoder.shape) and made.ndim:
         return ""

@@ -1,7 +1,7 @@
 """Owns the decoding of images on the trainer's device, by nvImageCodec; never reads storage, never chooses a crop.
 
-It decodes JPEGs: on CUDA by nvJPEG, on the CPU by libjpeg-turbo. It reads other formats otherwise than Pillow, or not
-at all, so `raylance.Image` decodes these. Crop and flip are those of `Image`, by the same draws.
+nvImageCodec decodes JPEGs, on CUDA by nvJPEG, on the CPU by libjpeg-turbo. It decodes other formats differently from
+Pillow, or not at all, so `raylance.Image` decodes these. Crop and flip are those of `Image`, from the same draws.
 """
 
 import dataclasses
@@ -28,15 +28,16 @@ _CODEC_OPTIONS = ":fancy_upsampling=1"  # interpolates colours as libjpeg-turbo 
 class DeviceImage(BatchDecoder):
     """How JPEGs become uint8 (N, H, W, 3) on the device of the batches.
 
-    The encoded bytes travel to the trainer, a third of the pixels or less, and its device decodes, crops, resizes and
-    flips: the cores that decode are free, and the GPU has work beside training. It needs `pip install raylance[nvjpeg]`
-    wherever it decodes; without CUDA, it decodes on the CPU, in one thread of the trainer.
+    The encoded bytes travel to the trainer, and its device decodes, crops, resizes and flips. The bytes are a third of
+    the pixels' size or less, and the CPU cores that would decode are free, but the GPU has more work during training.
+    Every process that decodes needs `pip install raylance[nvjpeg]`. Without CUDA, one thread of the trainer decodes on
+    the CPU.
 
-    Rows, bad rows, crops and flips are those of `raylance.Image` of the same arguments. Images of other formats, JPEGs
-    of other colours (CMYK), damaged ones, and those that the codec refuses, are decoded by `Image` itself on the
-    trainer's CPU; `stats()` counts them as `fallback_rows`. Use `Image` if they are more than a few.
+    Rows, bad rows, crops and flips are those of `raylance.Image` with the same arguments. `Image` itself decodes other
+    formats, JPEGs of other colours (CMYK), damaged images and those that the codec refuses, on the trainer's CPU;
+    `stats()` counts these as `fallback_rows`. Use `Image` if they are more than a few.
 
-    Pixels are those of one codec and device, which checkpoints name. On the CPU they are those of `Image`. Compared
+    Pixels depend on the codec and the device, which checkpoints name. On the CPU they are those of `Image`. Compared
     byte for byte with nvImageCodec 0.9: JPEGs of each subsampling, baseline and progressive, grey, RGB, with restart
     markers, of each EXIF orientation, followed by other bytes, truncated, with markers among the pixels; PNG, WebP,
     GIF, AVIF, BMP, TGA, PPM, JPEG 2000 and TIFF of all modes that Pillow writes. On CUDA they were not compared.
@@ -44,10 +45,10 @@ class DeviceImage(BatchDecoder):
     Attributes:
         column: Column of encoded images, binary.
         size: Output (height, width) in pixels, or one number for a square.
-        augment: As that of `Image`.
-        hflip: As that of `Image`.
-        name: As that of `Image`.
-        max_pixels: As that of `Image`.
+        augment: As in `Image`.
+        hflip: As in `Image`.
+        name: As in `Image`.
+        max_pixels: As in `Image`.
     """
 
     size: tuple[int, int] | int
@@ -60,7 +61,7 @@ class DeviceImage(BatchDecoder):
     channels_last, on_device, content = True, True, "images"
 
     def __post_init__(self) -> None:
-        image = self._image  # has checked them, and made them whole
+        image = self._image  # checks the fields, and completes size and max_pixels
         object.__setattr__(self, "size", image.size)
         object.__setattr__(self, "max_pixels", image.max_pixels)
 
@@ -75,7 +76,7 @@ class DeviceImage(BatchDecoder):
 
     @property
     def draws(self) -> int:
-        """Those of `Image`."""
+        """Uniform numbers that a row takes, as many as for `Image`."""
         return self._image.draws
 
     @property
@@ -85,20 +86,20 @@ class DeviceImage(BatchDecoder):
 
     @property
     def codec(self) -> str:
-        """What makes the pixels in this process, and where."""
+        """The codecs and the device that make the pixels in this process."""
         package = _package()
         ours = [f"nvimgcodec {importlib.metadata.version(package).partition('+')[0]}"] if package else []
         return ", ".join([*ours, CODEC, torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"])
 
     def open(self) -> "_DeviceImages":  # type: ignore[override]
-        """As `open_on` the CPU."""
+        """Opens a codec on the CPU; see `open_on`."""
         return self.open_on(torch.device("cpu"))
 
     def open_on(self, device: torch.device) -> "_DeviceImages":
-        """Opens a codec on a device, with memory of its own.
+        """Opens a codec on a device, with its own memory.
 
         Raises:
-            ImportError: Without nvImageCodec.
+            ImportError: If nvImageCodec is not installed.
         """
         return _DeviceImages(self._image, device)
 
@@ -107,7 +108,7 @@ class _DeviceImages:
     """Decodes images on one device, in one thread.
 
     Attributes:
-        fallbacks: Images so far that `Image` decoded.
+        fallbacks: Number of images that `Image` decoded.
     """
 
     def __init__(self, image: Image, device: torch.device) -> None:
@@ -116,7 +117,7 @@ class _DeviceImages:
         except ImportError as error:
             raise ImportError("nvImageCodec is not installed here: pip install 'raylance[nvjpeg]'") from error
         self._image, self._device, self._codec = image, device, codec
-        # It reads orientation otherwise than Pillow, and two of them in one file end its process.
+        # The codec reads orientation differently from Pillow, and two orientations in one file kill its process.
         self._as_stored = codec.DecodeParams(apply_exif_orientation=False)
         self.fallbacks, self._by_image, self._memory = 0, image.open(), np.empty(image.shape, np.uint8)
         if device.type == "cuda":
@@ -145,7 +146,7 @@ class _DeviceImages:
                 self._by_image.decode_into(memoryview(data), numbers, self._memory)
                 made.copy_(torch.from_numpy(self._memory))
                 continue
-            on_cpu = image.buffer_kind == self._codec.ImageBufferKind.STRIDED_HOST  # DLPack asks CUDA then, too
+            on_cpu = image.buffer_kind == self._codec.ImageBufferKind.STRIDED_HOST  # DLPack would use CUDA even then
             pixels = torch.from_numpy(np.asarray(image)) if on_cpu else torch.utils.dlpack.from_dlpack(image)
             self._write(_turned(pixels.to(self._device), turns[row]), numbers, made)
 
@@ -159,14 +160,14 @@ class _DeviceImages:
 
 
 def _turned(stored: torch.Tensor, orientation: int) -> torch.Tensor:
-    """Turns stored pixels (h, w, 3) to how they are displayed."""
+    """Turns stored pixels (h, w, 3) as they are displayed."""
     shown = stored.transpose(0, 1) if orientation > 4 else stored
     return shown.flip([axis for axis, turns in ((0, (3, 4, 7, 8)), (1, (2, 3, 6, 7))) if orientation in turns])
 
 
 def _resize(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Bilinear antialiased resize of uint8 (1, 3, h, w). On the CPU torch has a kernel for whole numbers; elsewhere
-    rounded fractions differ from it by one at most.
+    """Resizes uint8 (1, 3, h, w), bilinear and antialiased. On the CPU, torch has a kernel for integers; elsewhere
+    floats are rounded, and differ from it by one at most.
     """
     how: dict[str, Any] = {"size": size, "mode": "bilinear", "antialias": True}
     if pixels.device.type == "cpu":
@@ -175,6 +176,6 @@ def _resize(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 def _package() -> str | None:
-    """Name of the installed package of nvImageCodec, which has one for each version of CUDA."""
+    """Name of the installed nvImageCodec package; each version of CUDA has its own."""
     found = importlib.metadata.packages_distributions().get("nvidia", [])
     return next((name for name in sorted(set(found)) if name.startswith("nvidia-nvimgcodec")), None)

@@ -1,8 +1,8 @@
 """Owns the decoding of an image column to uint8 pixels of one size; never reads storage, and never draws from a global
 generator.
 
-Every geometric augmentation is a box that is cut out of the source and resized to the output size, keyed by
-(seed, epoch, row offset): it is the same on every rank, decoder and machine, in any batch.
+Every geometric augmentation cuts a box out of the source and resizes it to the output size. The box is keyed by
+(seed, epoch, row offset), so it is the same on every rank, decoder and machine, in any batch.
 """
 
 import dataclasses
@@ -40,33 +40,33 @@ class Image(Decoder):
 
     Grey, palette, CMYK and 16-bit images become RGB, alpha is dropped, and EXIF rotation is applied. Grey of 32 bits,
     integers or floats, does not define white: raylance takes the least of 1 (floats only), 255 and 65,535 that no pixel
-    exceeds. Where a pixel exceeds them all, or is negative, the image's least value becomes black and its greatest
-    white; pixels that are not finite become black. Where that would differ between images, scale in `decode_fn`.
+    exceeds. If a pixel exceeds them all, or is negative, the image's least value becomes black and its greatest white.
+    Pixels that are not finite become black. If this scale would differ between your images, scale in `decode_fn`.
 
     Attributes:
         column: Column of encoded images, binary.
-        size: Output (height, width) in pixels, or one number for a square. None keeps the size, which must then be the
-            same for all images.
+        size: Output (height, width) in pixels, or one number for a square. None keeps the size of the images, which
+            must all be the same.
         augment: Chooses the part of the source to take; None takes all of it and stretches it to `size`.
         hflip: Probability of a horizontal flip.
         decode_fn: Replaces decoding and resizing: a picklable function from bytes to uint8 (H, W, 3).
-        draft: Whether libjpeg decodes a JPEG at half of its size or less, where the part to take is at least twice as
-            large as the output. It takes about half of the time. Pixels of 512 x 384 photographs then differ by 1 of
-            255 on average, by 5 in the worst hundredth, and by 40 at most.
+        draft: Whether libjpeg decodes a JPEG at half its size or less if the part to take is at least twice as large as
+            the output. This takes about half the time. Pixels of 512 x 384 photographs then differ by 1 of 255 on
+            average, by 5 in the worst hundredth, and by 40 at most.
         keeps_size: Whether `size` was taken from the images, so that another size is an error and is not resized.
-        like: Name of another `Image` whose crops and flips this one gets, as a mask does. Leave `augment`, `hflip` and
-            `views` out here, and `size` too if it is the same. Both images of a row must have one displayed size, and
-            one EXIF orientation (none is 1), unless their sizes prove that an image turned by a quarter and its upright
-            mask fit; other rows are bad rows.
+        like: Name of another `Image` whose crops and flips this one gets, such as a mask. Leave out `augment`, `hflip`
+            and `views` here, and `size` too if it is the same. Both images of a row must have the same displayed size
+            and the same EXIF orientation (none is 1), unless their sizes prove that an image turned by a quarter fits
+            its upright mask; other rows are bad rows.
         mode: "RGB", or "L" for one channel: grey as it is, the indices of a palette, the brightness of colours. "L"
             refuses grey of more than 8 bits.
         interpolation: How pixels are resized: "bilinear", or "nearest", which makes no new values.
-        views: How often the image is cropped and flipped, each time by draws of its own; the row is decoded once.
-        name: Name of the decoded column, where that is not `column`: with names, one column may be decoded in several
-            ways, at the cost of one decode.
+        views: How often the image is cropped and flipped, each time with new draws; the row is decoded once.
+        name: Name of the decoded column; None for `column`. With names, one column can be decoded in several ways, at
+            the cost of one decode.
         follows: The setting of the image that `like` names, once the dataset is opened.
-        max_pixels: Most pixels, width times height, that an encoded image may have; None for no limit. An image of more
-            is a bad row, and none of its pixels are decoded. A limit above Pillow's also sets
+        max_pixels: Most pixels, width times height, that an encoded image may have; None for no limit. An image with
+            more is a bad row, and none of its pixels are decoded. A limit above Pillow's also sets
             `PIL.Image.MAX_IMAGE_PIXELS` in the processes that decode. Does not apply to `decode_fn`.
     """
 
@@ -121,25 +121,25 @@ class Image(Decoder):
 
     @property
     def draws(self) -> int:
-        """Uniform numbers that a row takes: for each view, those of its box and of its flip."""
+        """Uniform numbers that a row takes: those for box and flip of each view."""
         return self.views * _VIEW_DRAWS
 
     @property
     def codec(self) -> str:
-        """What makes the pixels, with versions; "" where `decode_fn` does."""
+        """The codecs that make the pixels, with versions; "" if `decode_fn` makes them."""
         return CODEC if self.decode_fn is None else ""
 
     @property
     def is_random(self) -> bool:
-        """Whether its draws change what comes out."""
+        """Whether the draws change the pixels."""
         crops = self.augment is not None and not isinstance(self.augment, CenterCrop)
         return self.like is None and (crops or 0 < self.hflip < 1)
 
     def follow(self, other: Decoder) -> Self:
-        """Takes crops, flips and, unless it has one, the size of the image that `like` names.
+        """Takes over crops, flips and, if it has none, the size of the image that `like` names.
 
         Raises:
-            ConfigError: If that column is not decoded by an `Image`, has a `decode_fn`, or other views.
+            ConfigError: If that column is not decoded by an `Image`, has a `decode_fn`, or another number of views.
         """
         leader = _leader(self, other)
         if self.views not in (1, leader.views):
@@ -151,7 +151,7 @@ class Image(Decoder):
         return dataclasses.replace(self, size=size, keeps_size=keeps, views=leader.views, follows=leader)
 
     def open(self) -> "_ImageRows":
-        """A row decoder with memory of its own.
+        """Opens a row decoder with its own memory.
 
         Raises:
             ConfigError: If the image that `like` names is not known yet.
@@ -159,7 +159,7 @@ class Image(Decoder):
         return self.open_group(())
 
     def open_group(self, others: Sequence[Self]) -> "_ImageRows":
-        """A row decoder for several images of a column, which decodes a row once; raises as `open`."""
+        """Opens a row decoder for several images of a column, which decodes each row once; raises as `open`."""
         for image in (self, *others):
             if image.like is not None and image.follows is None:
                 raise ConfigError(
@@ -169,7 +169,7 @@ class Image(Decoder):
         return _ImageRows([self, *others])
 
     def resolve(self, encoded: bytes | memoryview) -> Self:
-        """Takes the size from an image where none is given."""
+        """Takes the size from an encoded image if none is given."""
         if self.size is not None:
             return self
         decode_fn = self.decode_fn
@@ -185,16 +185,16 @@ class Image(Decoder):
 class ImageCrop(Decoder):
     """The crop and flip that an `Image` of a row gets, as int32 (N, 7), or (N, views, 7).
 
-    The seven are left, top, width and height of the box; width and height of the whole image as it is displayed; and 1
-    where the result is flipped, else 0.
+    The seven numbers are left, top, width and height of the box; width and height of the whole image as displayed; and
+    1 if the result is flipped, else 0.
 
-    Boxes and points that belong to the image are mapped with it, in a transform: see `raylance.map_boxes` and
-    `raylance.map_points`. It costs what parsing the head of an image costs, not another decode.
+    A transform can use them to map boxes and points that belong to the image: see `raylance.map_boxes` and
+    `raylance.map_points`. Only the header of the image is parsed; the image is not decoded again.
 
     Attributes:
         column: Column of encoded images, binary.
-        like: Name of the `Image`; None for the one whose name is `column`.
-        name: Name of the resulting column; None for the name of the image with "_crop" after it.
+        like: Name of the `Image`; None for the one named `column`.
+        name: Name of the resulting column; None for the image's name followed by "_crop".
         follows: The setting of that image, once the dataset is opened.
     """
 
@@ -217,16 +217,16 @@ class ImageCrop(Decoder):
 
     @property
     def draws(self) -> int:
-        """Those of the image."""
+        """Uniform numbers that a row takes, as many as for the image."""
         return 0 if self.follows is None else self.follows.draws
 
     @property
     def is_random(self) -> bool:
-        """See `Decoder.is_random`: it follows another."""
+        """False, because it follows another decoder; see `Decoder.is_random`."""
         return False
 
     def follow(self, other: Decoder) -> Self:
-        """Takes the crops and flips of the image that `like` names.
+        """Takes over crops and flips of the image that `like` names.
 
         Raises:
             ConfigError: If that column is not decoded by an `Image` of the same column, or has a `decode_fn`.
@@ -240,11 +240,11 @@ class ImageCrop(Decoder):
         return dataclasses.replace(self, follows=leader)
 
     def open(self) -> Self:
-        """Nothing is kept between rows."""
+        """Returns itself, because nothing is kept between rows."""
         return self
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
-        """Gives the crop and flip of one row; see `raylance.Decoder`."""
+        """Writes the crop and flip of one row; see `raylance.Decoder`."""
         if self.follows is None:
             raise ConfigError(
                 f"does not know its crop: pass ImageCrop({self.column!r}) to raylance.dataset(…, decode=[…]), together "
@@ -260,16 +260,16 @@ class _ImageRows:
 
     def __init__(self, images: Sequence[Image]) -> None:
         limits = [each.max_pixels for each in images if each.max_pixels is not None and each.decode_fn is None]
-        self._max_pixels = min(limits, default=None)  # a row is bad for all images of it, or for none
+        self._max_pixels = min(limits, default=None)  # one limit, so that a row is bad for all images or none
         self._images, self._pixels = images, PixelDecoder(self._max_pixels)
 
     @property
     def fallbacks(self) -> int:
-        """Images that the fast codec left to the slow one."""
+        """Number of images that the fast codec left to the slow one."""
         return self._pixels.fallbacks
 
     def check_like(self, encoded: memoryview, other: memoryview) -> None:
-        """Refuses an image of another displayed size or orientation than the one whose crop it gets."""
+        """Refuses an image whose displayed size or orientation differs from that of the image whose crop it gets."""
         first = self._images[0]
         like, leader = first.like, first.follows or first
         width, height, turn = shown_size(encoded, self._max_pixels)
@@ -278,7 +278,7 @@ class _ImageRows:
             raise ValueError(
                 f"is {width}x{height} pixels where {like!r} is {wide}x{high}: one crop is not that of both"
             )
-        # If one alone is turned by a quarter, and it is no square, equal displayed sizes prove that both are upright.
+        # If only one is turned by a quarter, and it is not a square, equal displayed sizes prove that both are upright.
         is_proven = width != height and (turn > 4) != (other_turn > 4) and 1 in (turn, other_turn)
         if turn != other_turn and not is_proven:
             raise ValueError(
@@ -302,7 +302,7 @@ class _ImageRows:
                 view.write(pixels)
 
     def _decode(self, encoded: bytes | memoryview, views: Sequence["_View"]) -> Sequence[Pixels]:
-        """Decodes an image for views of one source of pixels: one `decode_fn`, or one mode."""
+        """Decodes an image for views that share a source of pixels: one `decode_fn`, or one mode."""
         first = views[0].image
         if first.decode_fn is not None:
             return [first.decode_fn(bytes(encoded))] * len(views)
@@ -320,14 +320,14 @@ class _ImageRows:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _View:
-    """One output of a row: draws (41,), and its memory, uint8 (H, W, 3 or 1)."""
+    """One output of a row: its draws (41,) and its memory, uint8 (H, W, 3 or 1)."""
 
     image: Image
     draws: Draws
     out: Pixels
 
     def write(self, pixels: Pixels) -> None:
-        """Resizes and flips the pixels of its box, (h, w, 3, 4 or 1), into its memory."""
+        """Resizes and flips the pixels of the box, (h, w, 3, 4 or 1), into `out`."""
         image, out = self.image, self.out
         if image.decode_fn is not None:
             if pixels.dtype == np.uint8 and pixels.shape[2:] == out.shape[2:]:
@@ -369,7 +369,7 @@ def _by_view(image: Image, draws: Draws) -> Draws:
 
 
 def box_of_view(image: Image, height: int, width: int, draws: Draws) -> Box:
-    """The part of a source that a view takes."""
+    """The box of a source that a view takes."""
     leader = image.follows or image
     if leader.augment is None:
         return _whole(height, width)

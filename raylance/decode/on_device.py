@@ -1,4 +1,4 @@
-"""Owns decoding on the device of a trainer, from the encoded bytes of a batch to tensors there; never reads, and never
+"""Owns decoding on the trainer's device, from the encoded bytes of a batch to tensors; never reads storage, and never
 chooses the device.
 """
 
@@ -19,13 +19,13 @@ from raylance.observe import Receipt, clock
 from raylance.orders.permutation import Int64Array
 
 _CPU = torch.device("cpu")
-_ALIGNED = 64  # bytes: torch aligns what it allocates so, too
+_ALIGNED = 64  # bytes, as torch aligns its own memory
 
 
 class DeviceColumn(BatchColumn):
-    """A batch decoder on a device, where what it makes stays a tensor; on the CPU, it may become a column of Arrow.
+    """A batch decoder on a device. Its results stay tensors; on the CPU, they may become Arrow columns.
 
-    It is opened once, and used by one thread at a time: what is opened may hold a model.
+    It is opened once, for all threads, because it may hold a model; one thread at a time uses it.
     """
 
     def __init__(self, decoders: Sequence[Decoder], like: str | None, device: torch.device = _CPU) -> None:
@@ -41,13 +41,13 @@ class DeviceColumn(BatchColumn):
 
     @property
     def opened(self) -> Any:
-        """What decodes, opened at its first use, for all threads."""
+        """The open batch decoder of all threads, opened at its first use."""
         if self._opened_once is None:
             self._opened_once = self._try_to_open()
         return self._opened_once
 
     def decode(self, rows: Rows, executor: Any, *, own_memory: bool) -> dict[str, pa.Array]:
-        """See `OpenColumn.decode`; on the CPU."""
+        """See `OpenColumn.decode`; only on the CPU."""
         return {name: to_arrow(tensor.numpy()) for name, tensor in self.decode_on_device(rows).items()}
 
     def decode_on_device(self, rows: Rows) -> dict[str, torch.Tensor]:
@@ -64,12 +64,12 @@ class DeviceColumn(BatchColumn):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OnDevice:
-    """The rows of a batch as they were decoded on the device.
+    """The rows of a batch, decoded on the device.
 
     Attributes:
         columns: Tensors (n, …) by name.
         masked: Offsets of the rows that could not be decoded, with component bits, int64.
-        receipt: The reasons, and what was left to a slow way.
+        receipt: Figures of the decoding, such as bad rows with reasons.
     """
 
     columns: dict[str, torch.Tensor]
@@ -78,7 +78,7 @@ class OnDevice:
 
 
 class DeviceDecoding:
-    """Decodes batches on a device, in one thread at a time; keeps what decoders opened."""
+    """Decodes batches on a device, in one thread at a time; keeps decoders open."""
 
     def __init__(self, decoding: Decoding, device: torch.device) -> None:
         self._decoding = decoding
@@ -89,18 +89,19 @@ class DeviceDecoding:
 
     @property
     def encoded(self) -> list[str]:
-        """Names of the columns that it decodes."""
+        """Names of the encoded columns."""
         return self._decoding.columns
 
     def decode(self, table: pa.Table, epoch: int) -> OnDevice:
-        """Decodes the rows of a table with `_rowoffset`, in a mixture with its bits, and where rows repeat `_draw`.
+        """Decodes the rows of a table with `_rowoffset`, which in a mixture has component bits; and with `_draw`, if
+        rows repeat.
 
         Raises:
-            BadRowError: For a bad row, unless bad rows are masked.
-            ConfigError: For a row that the settings cannot decode.
-            HelperError: If a decoder fails on rows together only.
+            BadRowError: If a row is bad, unless bad rows are masked.
+            ConfigError: If a good row does not fit the settings.
+            HelperError: If a decoder fails on rows together, but on none alone.
         """
-        for column in self._columns:  # not counted as decoding: a model is loaded once
+        for column in self._columns:  # not timed as decoding: a model is loaded once
             _ = column.opened
         begin, rows = clock.now(), DecodedRows(self._decoding, table, epoch)
         made: dict[str, torch.Tensor] = {}
@@ -121,8 +122,8 @@ class DeviceDecoding:
 
 
 def _tensors(column: pa.ChunkedArray, pins: bool) -> list[torch.Tensor | None]:
-    """The bytes of each row, uint8 (length,): parts of one tensor, in pinned memory if asked for. Each begins where it
-    can be viewed as any dtype, whatever rows are beside it.
+    """The bytes of each row, uint8 (length,), as parts of one tensor, pinned if `pins`. Each part is aligned, so that
+    it can be viewed as any dtype.
     """
     values = read_only(column)
     sizes = np.array([0 if value is None else len(value) for value in values], dtype=np.int64)

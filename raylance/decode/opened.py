@@ -1,5 +1,5 @@
-"""Owns the decoding of one column's rows: what its decoders opened for each thread, and the memory that they decode
-into; never decides what a bad row leads to.
+"""Owns the decoding of one column's rows: the open decoders of each thread, and the memory into which they decode;
+never decides what happens to a bad row.
 """
 
 import abc
@@ -35,46 +35,46 @@ class Rows(Protocol):
 
     @property
     def table(self) -> pa.Table:
-        """Their encoded columns."""
+        """The encoded columns."""
         ...
 
     @property
     def valid(self) -> BoolArray:
-        """Which of them are good so far, bool (n,)."""
+        """Whether each row is good so far, bool (n,)."""
         ...
 
     @property
     def skips_bad(self) -> bool:
-        """Whether no decoder tries a row that is bad already."""
+        """Whether decoders skip rows already known to be bad."""
         ...
 
     fallbacks: int
-    """Rows that a fast way left to a slow one, counted once for each column."""
+    """Rows that a fast method left to a slow one, counted once for each column."""
 
     def draws(self, decoder: Decoder) -> Draws:
-        """The uniform numbers that they take, (n, decoder.draws)."""
+        """Uniform numbers of the rows, (n, decoder.draws)."""
         ...
 
     def describe(self, rows: Sequence[int]) -> str:
-        """Names some of them, for an error."""
+        """Names some of the rows, for an error."""
         ...
 
     def add_bad(self, row: int, column: str, error: Exception) -> None:
-        """Takes note of a bad row, or raises for it."""
+        """Notes a bad row, or raises an error for it."""
         ...
 
 
 class OpenColumn(abc.ABC):
-    """Decoders of one column that work together, mostly one alone.
+    """The decoders of one column that work together, usually only one.
 
     Attributes:
-        follows: Whether rows are left out that are bad already: what decides may be missing.
+        follows: Whether to skip rows already known to be bad, because the column they depend on may be missing.
     """
 
-    method: ClassVar[str]  # of what decoders of this kind open
+    method: ClassVar[str]  # the call that objects opened by decoders of this kind must have
 
     def __init__(self, decoders: Sequence[Decoder], like: str | None) -> None:
-        """If `like` is given, rows must fit to this other encoded column."""
+        """If `like` is given, rows must fit this other encoded column."""
         self._decoders, self._like = decoders, like
         self.follows = all(decoder.like is not None for decoder in decoders)
         self._column, self._class = decoders[0].column, type(decoders[0]).__name__
@@ -85,16 +85,16 @@ class OpenColumn(abc.ABC):
     def decode(self, rows: Rows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
         """Decodes rows in the threads of `executor`, or in this one; returns columns by the decoders' names.
 
-        Without `own_memory`, the next call overwrites them. A bad row becomes zeros, or an empty list.
+        Without `own_memory`, the next call overwrites the columns. A bad row becomes zeros, or an empty list.
         """
 
     @abc.abstractmethod
     def open(self) -> Any:
-        """Opens what decodes, for one thread; fails with AttributeError if that lacks its method."""
+        """Opens the decoders for one thread; fails with AttributeError if the opened object lacks its method."""
 
     @property
     def opened(self) -> Any:
-        """What decodes in this thread, which opens it at its first use there. It ends with the thread.
+        """The opened object of this thread, opened at its first use there; it is dropped with the thread.
 
         Raises:
             ConfigError: If it cannot be opened.
@@ -113,7 +113,7 @@ class OpenColumn(abc.ABC):
             ) from error
 
     def _lend(self, count: int, own_memory: bool) -> list[Array]:
-        """Memory for so many rows of each decoder, (count, *shape)."""
+        """Memory for `count` rows of each decoder, (count, *shape)."""
         if own_memory:
             return [np.empty((count, *memory.shape[1:]), memory.dtype) for memory in self._memory]
         if len(self._memory[0]) < count:
@@ -121,10 +121,10 @@ class OpenColumn(abc.ABC):
         return [memory[:count] for memory in self._memory]
 
     def _attempt(self, rows: Rows, row: int, work: Callable[[], None]) -> bool:
-        """Does the work of a row; returns whether the row is good, and otherwise takes note of it."""
+        """Does the work of a row; returns whether the row is good, and notes it if it is bad."""
         try:
             work()
-        except ConfigError as error:  # a good row that the settings do not fit
+        except ConfigError as error:  # a good row that does not fit the settings
             raise ConfigError(f"column {self._column!r} of {rows.describe([row])} {error}") from error
         except (ImportError, MemoryError) as error:
             raise error_of_no_row(f"{self._class}({self._column!r}) cannot decode", error) from error
@@ -140,13 +140,13 @@ class OpenColumn(abc.ABC):
         decode: Callable[[int, Any, memoryview], None],
         clear: Callable[[int], None],
     ) -> None:
-        """Calls `decode` with each row, what its thread opened, and its bytes; and `clear` with each bad one."""
+        """Calls `decode` with each row, the opened object of the thread, and the row's bytes; `clear` for bad rows."""
         encoded = read_only(rows.table[self._column])
         others = None if self._like is None else read_only(rows.table[self._like])
         skips = self.follows or rows.skips_bad
 
         def decode_row(row: int) -> int:
-            """Returns how often the row was left to a slow way."""
+            """Returns how often the row was left to a slow method."""
             opened = self.opened  # an error of opening is not a row's fault
             before = _fallbacks(opened)
 
@@ -181,7 +181,7 @@ class _RowColumn(OpenColumn):
         draws = [rows.draws(decoder) for decoder in self._decoders]
 
         def decode(row: int, opened: Any, value: memoryview) -> None:
-            # `...` gives an array also where a row is a number.
+            # `...` gives an array even if a row is a number.
             opened.decode_all(value, [each[row] for each in draws], [out[row, ...] for out in outs])
 
         def clear(row: int) -> None:
@@ -210,7 +210,7 @@ class _RaggedColumn(OpenColumn):
             array = opened.decode(value, draws[row])
             if wrong := wrong_ragged(decoder, array):
                 raise ConfigError(f"was decoded to {wrong}.")
-            made[row] = array.copy()  # its memory is the decoder's
+            made[row] = array.copy()  # the decoder may reuse its memory
 
         self._each_row(rows, executor, decode, lambda row: None)
         ends = np.cumsum([0, *map(len, made)], dtype=np.int32)
@@ -218,7 +218,7 @@ class _RaggedColumn(OpenColumn):
 
 
 class BatchColumn(OpenColumn):
-    """A batch decoder: all rows of a call at once."""
+    """A batch decoder: decodes all rows of a call at once."""
 
     method = "decode_batch(encoded, draws, out)"
 
@@ -241,10 +241,10 @@ class BatchColumn(OpenColumn):
     def decode_together(
         self, rows: Rows, lend: Callable[[], Sequence[Any]], out: Any, make: Callable[[int], Any]
     ) -> None:
-        """Decodes rows into `out`, (n, *shape), an array or a tensor; `make` gives such memory for some of the rows.
+        """Decodes rows into `out`, (n, *shape), an array or a tensor; `make` makes such memory for some of the rows.
 
-        `lend` gives the bytes of each row, None for a null. It is called again before rows are decoded by themselves,
-        because a decoder may have changed the bytes of a call that failed.
+        `lend` returns the bytes of each row, None for a null. It is called again before rows are decoded alone, because
+        the decoder may have changed the bytes in the failed call.
         """
         draws, opened, encoded = rows.draws(self._decoders[0]), self.opened, lend()
 
@@ -269,7 +269,7 @@ class BatchColumn(OpenColumn):
             if given:
                 decode(given)
             rows.fallbacks += _fallbacks(opened) - before
-        except Exception as together:  # each by itself says which rows are the cause
+        except Exception as together:  # trying each row alone finds the cause
             rows.fallbacks += len(given)
             encoded = lend()
             if not (failed := {row for row in given if not attempt(row)}):
@@ -285,18 +285,18 @@ class BatchColumn(OpenColumn):
 
 
 def open_columns(decoders: Sequence[Decoder]) -> list[OpenColumn]:
-    """Opens decoders, in the order in which their columns must be decoded: a damaged image is not the fault of the mask
-    that follows it. Row decoders of one class and column may share their work.
+    """Groups decoders into columns, in the order of decoding: leaders come first, so that a damaged image is not blamed
+    on the mask that follows it. Row decoders of one class and column may share their work.
 
     Raises:
-        ConfigError: For a shape, a dtype or draws that no column can have.
+        ConfigError: If no column can have a decoder's shape, dtype or draws.
     """
     columns = {decoder.output_name: decoder.column for decoder in decoders}
     groups: dict[Any, tuple[str | None, list[Decoder]]] = {}
     for number, decoder in enumerate(decoders):
         check_decoder_output(decoder)
         like = None if decoder.like is None else columns.get(decoder.like, decoder.like)
-        if like == decoder.column:  # nothing of another column is missing where this one is good
+        if like == decoder.column:  # the row does not depend on another column
             like = None
         alone = number if isinstance(decoder, RaggedDecoder | BatchDecoder) else None
         groups.setdefault((type(decoder), decoder.column, like, alone), (like, []))[1].append(decoder)
@@ -317,7 +317,7 @@ def _open_column(group: Sequence[Decoder], like: str | None) -> OpenColumn:
 
 
 class _Each:
-    """Row decoders of one column, for one thread, each of which does all of its work."""
+    """Row decoders of one column, for one thread, which do not share work."""
 
     def __init__(self, decoders: Sequence[RowDecoder]) -> None:
         self._opened = decoders
@@ -336,7 +336,7 @@ class _Each:
 
 
 def _fallbacks(opened: Any) -> int:
-    """Rows so far that a fast way left to a slow one."""
+    """Number of rows that a fast method left to a slow one."""
     return int(getattr(opened, "fallbacks", 0))
 
 
@@ -346,5 +346,5 @@ def _refuse_returned(made: Any, method: str) -> None:
 
 
 def read_only(column: pa.ChunkedArray) -> list[memoryview | None]:
-    """The bytes of each row, read-only: Arrow's memory may be writable, and rows may be decoded again."""
+    """The bytes of each row, read-only, because Arrow's memory may be writable and rows may be decoded again."""
     return [memoryview(value.as_buffer()).cast("B").toreadonly() if value.is_valid else None for value in column]

@@ -1,9 +1,9 @@
 """Owns the decoding of images to the RGB pixels of a box, and their resizing; never chooses the box.
 
-libjpeg-turbo decodes JPEGs, by simplejpeg, with Pillow's settings: the pixels are Pillow's. Pillow decodes what that
-refuses (CMYK, damage that can be decoded around, other formats), and exports its pixels through Arrow, four bytes each,
-without a copy. Torch's antialiased uint8 kernel resizes, with Pillow's filter: its pixels differ from Pillow's by at
-most one grey level, in under 1 % of them, at a fraction of the time.
+libjpeg-turbo, called by simplejpeg, decodes JPEGs with Pillow's settings, so the pixels are Pillow's. Pillow decodes
+the images that simplejpeg refuses (CMYK, damage that can be decoded around, other formats), and exports its pixels
+through Arrow, four bytes each, without a copy. Torch's antialiased uint8 kernel resizes with Pillow's filter. Under 1 %
+of its pixels differ from Pillow's, by one grey level at most, and it takes a fraction of the time.
 """
 
 import importlib.metadata
@@ -20,30 +20,30 @@ import simplejpeg
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]  # left, top, width, height
-Cut = Callable[[int, int], Box]  # of height and width of the whole image
+Cut = Callable[[int, int], Box]  # from height and width of the whole image
 Cuts = Callable[[int, int], Sequence[Box]]
 
 MAX_PIXELS = 178_956_970
-"""Most pixels of an image unless a setting says otherwise. Pillow takes a larger one for a decompression bomb."""
+"""Most pixels of an image by default. Pillow treats a larger one as a decompression bomb."""
 
 _ORIENTATION = 0x0112  # a tag of EXIF and of TIFF
-_TIFF = "TIFF"  # Pillow turns such images by itself as it loads them; those of other formats stay as they are stored
+_TIFF = "TIFF"  # Pillow turns TIFFs itself when it loads them; images of other formats stay as they are stored
 _JPEG = b"\xff\xd8\xff"
 _COLOURS = ("YCbCr", "RGB", "Gray")  # of JPEGs; Pillow converts CMYK
 _TORCH = importlib.metadata.version("torch").partition("+")[0]
 CODEC = f"simplejpeg {simplejpeg.__version__}, pillow {PIL.__version__}, torch {_TORCH}"
-"""What makes the pixels."""
+"""The codecs that make the pixels."""
 
 
 class PixelDecoder:
     """Decodes one image after another, in one thread.
 
     Attributes:
-        fallbacks: JPEGs so far that Pillow decoded.
+        fallbacks: Number of JPEGs that Pillow decoded.
     """
 
     def __init__(self, max_pixels: int | None = MAX_PIXELS) -> None:
-        """Takes the most pixels that an image may have; None for no limit."""
+        """An image may have at most `max_pixels` pixels; None for no limit."""
         self.fallbacks, self._max_pixels = 0, max_pixels
         self._memory = np.empty(0, dtype=np.uint8)
 
@@ -56,15 +56,15 @@ class PixelDecoder:
     def decode_parts(
         self, encoded: bytes | memoryview, cut: Cuts, reduce_to: Sequence[tuple[int, int]] = ()
     ) -> list[Pixels]:
-        """Decodes an image once, EXIF rotation applied, and cuts boxes out of it: each uint8 (h, w, 3), or (h, w, 4)
-        with padding after the colours; valid until the next call, and maybe read-only.
+        """Decodes an image once, applies EXIF rotation, and cuts boxes out of it. Each box is uint8 (h, w, 3), or
+        (h, w, 4) with padding after the colours; it is valid until the next call, and may be read-only.
 
-        `reduce_to` has the (height, width) that each box will be resized to: where all are at least twice as large, a
-        JPEG is decoded at half of its size or less, as the box that needs most pixels allows.
+        `reduce_to` has the (height, width) to which each box will be resized. If all boxes are at least twice as large,
+        a JPEG is decoded at half its size or less, with enough pixels for every box.
 
         Raises:
-            DecompressionBombError: For an image of too many pixels, before any of them is decoded.
-            ValueError, OSError, …: As Pillow raises for data that is no image.
+            DecompressionBombError: If the image has too many pixels, before any of them is decoded.
+            ValueError, OSError, …: As Pillow raises for data that is not an image.
         """
         data = memoryview(encoded).cast("B")  # Arrow gives signed bytes, which simplejpeg refuses
         if data[: len(_JPEG)] == _JPEG:
@@ -76,14 +76,14 @@ class PixelDecoder:
         return [_part(whole, box) for box in cut(whole.shape[0], whole.shape[1])]
 
     def _by_turbo(self, data: memoryview, cut: Cuts, reduce_to: Sequence[tuple[int, int]]) -> list[Pixels] | None:
-        """Decodes the boxes of a JPEG; None where simplejpeg refuses it."""
+        """Decodes the boxes of a JPEG; None if simplejpeg refuses it."""
         if (size := jpeg_size(data)) is None:
             return None
         high, wide = size
         _check_pixels(wide, high, self._max_pixels)
         try:
             orientation = _orientation(_open(data, self._max_pixels)) if _may_have_exif(data) else 1
-            is_turned = orientation > 4  # by a quarter: stored rows are displayed as columns
+            is_turned = orientation > 4  # by a quarter, so that stored rows are displayed as columns
             shown_high, shown_wide = (wide, high) if is_turned else (high, wide)
             boxes = cut(shown_high, shown_wide)
             least: dict[str, Any] = {}
@@ -101,7 +101,7 @@ class PixelDecoder:
             if len(self._memory) < high * wide * 3:
                 self._memory = np.empty(high * wide * 3, dtype=np.uint8)
             stored = simplejpeg.decode_jpeg(data, "RGB", buffer=self._memory[: high * wide * 3], **least)
-        except ValueError:  # damage, too, which Pillow may decode around, or name better
+        except ValueError:  # may be damage, which Pillow may decode around, or describe better
             return None
         pixels = _turned(stored, orientation)
         if least:
@@ -114,8 +114,8 @@ class PixelDecoder:
 
 
 def jpeg_size(data: memoryview) -> tuple[int, int] | None:
-    """Stored height and width of a JPEG that fast codecs decode as Pillow does. None for other data: a JPEG of other
-    colours, and other formats.
+    """Stored height and width of a JPEG that fast codecs decode as Pillow does; None for other formats, and for JPEGs
+    of other colours.
     """
     if data[: len(_JPEG)] != _JPEG:
         return None
@@ -127,9 +127,9 @@ def jpeg_size(data: memoryview) -> tuple[int, int] | None:
 
 
 def orientation_if_plain(data: memoryview, max_pixels: int | None) -> int | None:
-    """Orientation, 1 to 8, of a JPEG that any codec decodes to the stored pixels that Pillow makes; None for other
-    data, and for too many pixels. If markers lie among the pixels that do not belong there, some codecs stop, and
-    others decode around them.
+    """Orientation, 1 to 8, of a JPEG whose stored pixels are the same by any codec as by Pillow; None for other data,
+    and for too many pixels. If there are wrong markers among the pixels, some codecs stop, and others decode around
+    them.
     """
     if (size := jpeg_size(data)) is None or not _has_plain_scans(np.frombuffer(data, np.uint8)):
         return None
@@ -141,8 +141,8 @@ def orientation_if_plain(data: memoryview, max_pixels: int | None) -> int | None
 
 
 def _has_plain_scans(data: npt.NDArray[np.uint8]) -> bool:
-    """Whether a JPEG is baseline or progressive, and has restart markers in turn, and tables between progressive scans,
-    and nothing else between its pixels and its end.
+    """Whether a JPEG is baseline or progressive and, from its first pixels to its end, has no markers but restart
+    markers in turn and, if progressive, tables and further scans.
     """
     at, is_progressive = 2, False
     marks = np.flatnonzero(data[:-1] == 0xFF)
@@ -159,11 +159,11 @@ def _has_plain_scans(data: npt.NDArray[np.uint8]) -> bool:
             if kind not in (0xC0, 0xC1, 0xC2):
                 return False
         at += 2 + size
-        if kind != 0xDA:  # not the begin of pixels
+        if kind != 0xDA:  # not the start of pixels
             continue
         later = marks[np.searchsorted(marks, at) :]
         kinds = data[later + 1]
-        ends = np.flatnonzero((kinds & 0xF8) != 0xD0)  # no restart marker
+        ends = np.flatnonzero((kinds & 0xF8) != 0xD0)  # not a restart marker
         if not len(ends) or (kinds[: ends[0]] != 0xD0 + np.arange(ends[0]) % 8).any():
             return False
         at, end = int(later[ends[0]]), int(kinds[ends[0]])
@@ -179,15 +179,15 @@ def _part(pixels: Pixels, box: Box) -> Pixels:
 
 
 def _orientation(image: PIL.Image.Image) -> int:
-    """Orientation with which an image that is not loaded yet is displayed, 1 to 8: EXIF's, or a TIFF's own tag."""
+    """Display orientation, 1 to 8, of an image that is not loaded yet: from EXIF, or a TIFF's own tag."""
     has_one = "exif" in image.info or image.format == _TIFF
     found = image.getexif().get(_ORIENTATION, 1) if has_one else 1
-    return next((number for number in range(1, 9) if found == number), 1)  # a fraction, too, as Pillow takes it
+    return next((number for number in range(1, 9) if found == number), 1)  # `found` may be a fraction, as in Pillow
 
 
 def _may_have_exif(data: memoryview) -> bool:
-    """Whether a segment before the pixels is EXIF, or the segments cannot be parsed. Pillow's own parsing takes a
-    twentieth of the time of decoding.
+    """Whether a segment before the pixels is EXIF, or the segments cannot be parsed. It avoids Pillow's own parsing,
+    which takes a twentieth of the time of decoding.
     """
     at = 2
     while at + 10 <= len(data) and data[at] == 0xFF and data[at + 1] >= 0xC0:
@@ -200,7 +200,7 @@ def _may_have_exif(data: memoryview) -> bool:
 
 
 def _turned(stored: Pixels, orientation: int) -> Pixels:
-    """Turns stored pixels (h, w, 3) to how they are displayed: a view."""
+    """Turns stored pixels (h, w, 3) as they are displayed; returns a view."""
     shown = stored.transpose(1, 0, 2) if orientation > 4 else stored
     return shown[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
@@ -209,7 +209,7 @@ def _open(encoded: bytes | memoryview, max_pixels: int | None) -> PIL.Image.Imag
     """Opens an image, and decodes none of its pixels.
 
     Raises:
-        DecompressionBombError: If its header says that it has too many.
+        DecompressionBombError: If its header names too many pixels.
         ValueError, OSError, …: As Pillow raises for data that is not an image.
     """
     allowed = PIL.Image.MAX_IMAGE_PIXELS  # Pillow checks this limit of the process in many places
@@ -236,7 +236,7 @@ def _too_many(what: str, max_pixels: int | None) -> Exception:
 
 
 def _by_pillow(encoded: memoryview, max_pixels: int | None) -> Pixels:
-    """Decodes to uint8 (H, W, 4), EXIF rotation applied; the fourth channel is padding. May be read-only."""
+    """Decodes to uint8 (H, W, 4) and applies EXIF rotation; the fourth channel is padding. May be read-only."""
     image = _shown(_open(encoded, max_pixels))
     if image.mode in ("I", "F") and image.format != "PPM":  # PPM's 16 bits come as 32
         image = PIL.Image.fromarray(_grey_of_32_bits(np.asarray(image)))
@@ -255,13 +255,13 @@ def _by_pillow(encoded: memoryview, max_pixels: int | None) -> Pixels:
 
 
 def decode_grey(encoded: bytes | memoryview, cut: Cuts, max_pixels: int | None) -> list[Pixels]:
-    """Decodes the boxes of an image to one channel, uint8 (h, w, 1), EXIF rotation applied: grey as it is, the indices
-    of a palette, the brightness of colours.
+    """Decodes the boxes of an image to one channel, uint8 (h, w, 1), with EXIF rotation applied: grey as it is, the
+    indices of a palette, the brightness of colours.
 
     Raises:
         DecompressionBombError: As `PixelDecoder.decode_parts`.
-        ValueError: For grey of more than 8 bits: scaled, a mask would have other classes.
-        OSError, …: As Pillow raises for data that is no image.
+        ValueError: If grey has more than 8 bits, because scaling would change the classes of a mask.
+        OSError, …: As Pillow raises for data that is not an image.
     """
     image = _shown(_open(encoded, max_pixels))
     if image.mode[0] in "IF":
@@ -280,14 +280,14 @@ def shown_size(encoded: bytes | memoryview, max_pixels: int | None) -> tuple[int
     """
     image: Any = _open(encoded, max_pixels)
     orientation = _orientation(image)
-    # Pillow gives the displayed size of a TIFF with the tag, and the stored one of a TIFF that XMP turns.
+    # Pillow gives the displayed size of a TIFF with the tag, but the stored size of a TIFF that XMP turns.
     is_displayed = image.format == _TIFF and image.tag_v2.get(_ORIENTATION) == orientation
     is_stored_turned = orientation > 4 and not is_displayed
     return (*((image.height, image.width) if is_stored_turned else image.size), orientation)
 
 
 def _shown(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Turns an image to how it is displayed; a TIFF turns as it is loaded."""
+    """Turns an image as it is displayed; a TIFF is turned when it is loaded."""
     is_turned = image.format != _TIFF and _orientation(image) != 1
     return PIL.ImageOps.exif_transpose(image) if is_turned else image
 
@@ -307,10 +307,10 @@ def _grey_of_32_bits(grey: npt.NDArray[Any]) -> Pixels:
 
 
 def resize_into(pixels: Pixels, out: Pixels) -> None:
-    """Bilinear antialiased resize of uint8 (h, w, 3 or 4) into (height, width, 3), or of one channel into one."""
+    """Resizes uint8 (h, w, 3 or 4) into (height, width, 3), or one channel into one, bilinear and antialiased."""
     import torch.utils.dlpack  # imported here: a shard actor that only reads starts a second sooner without torch
 
-    # DLPack takes read-only memory without a copy, where from_numpy would warn. Nothing here writes to it.
+    # DLPack takes read-only memory without a copy; from_numpy would warn. Nothing here writes to it.
     source = torch.utils.dlpack.from_dlpack(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)  # channels last
     made = torch.nn.functional.interpolate(source, size=out.shape[:2], mode="bilinear", antialias=True)
     copy_pixels(made[0].permute(1, 2, 0).numpy(), out)

@@ -1,5 +1,5 @@
-"""Owns what happens to rows between reading and collating: columns decoded, the user's transform applied; reads
-nothing, and draws nothing from a global generator.
+"""Owns the steps between reading and collating: decoding of columns, and the user's transform; never reads storage, and
+never draws from a global generator.
 """
 
 import contextlib
@@ -31,23 +31,23 @@ from raylance.source.memory import own_memory, take_rows
 
 BadRows = list[tuple[int, str, str]]  # offset with component bits, column, reason
 
-_BAD_ROWS = 8  # most bad rows of one table that are named,
-_REASON = 200  # with so many characters each
+_BAD_ROWS = 8  # most bad rows of one table that are named
+_REASON = 200  # most characters of the reason for each
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """What happens to rows between reading and collating; picklable, and opened where it happens.
+    """Settings of decoding and transform; picklable, and opened in the process that decodes.
 
     Attributes:
         mask_bad_rows: Whether a row that cannot be decoded becomes zeros with `_valid` False, instead of an error.
-        max_bad_rows: How many of the rows that a rank is handed may be bad: a count of different rows, or a fraction.
-            None for any number.
-        transform: As `raylance.dataset` takes it. A row on which it fails by itself is a bad row.
-        blank: One row of zeros, of the schema that the transform returned at the opening. Every piece is cast to that
-            schema, and the row replaces one that the transform fails on. The transform is not called for no row.
-        datasets: Names of the dataset for errors; in a mixture, of the datasets by component.
-        ragged_bytes: Bytes of the ragged columns of a row, the mean of the rows sampled at the opening.
+        max_bad_rows: Most bad rows among those handed to a rank: a number of different rows, or a fraction. None for no
+            limit.
+        transform: As in `raylance.dataset`. A row on which it fails alone is a bad row.
+        blank: One row of zeros, with the schema that the transform returned at the opening. Every piece is cast to that
+            schema, and the row replaces each row on which the transform fails. The transform never gets an empty table.
+        datasets: Name of the dataset for errors; in a mixture, names of the datasets by component.
+        ragged_bytes: Bytes of the ragged columns of one row, the mean over the rows sampled at the opening.
     """
 
     decoders: tuple[Decoder, ...]
@@ -71,45 +71,45 @@ class Decoding:
 
     @property
     def channels_last(self) -> frozenset[str]:
-        """Names of the decoded columns whose channels torch batches have first: those of three axes or more."""
+        """Names of decoded columns whose channels come first in torch batches; they have three axes or more."""
         return frozenset(each.output_name for each in self.decoders if each.channels_last and len(each.shape) > 2)
 
     @property
     def in_helpers(self) -> "Decoding | None":
-        """What decode actors do; None where that is nothing."""
+        """The part done in decode actors; None if there is none."""
         decoders = tuple(decoder for decoder in self.decoders if not is_on_device(decoder))
         return dataclasses.replace(self, decoders=decoders) if decoders or self.transform is not None else None
 
     @property
     def on_device(self) -> "Decoding | None":
-        """What the trainer does on its device; None where that is nothing."""
+        """The part done on the trainer's device; None if there is none."""
         decoders = tuple(decoder for decoder in self.decoders if is_on_device(decoder))
         return dataclasses.replace(self, decoders=decoders, transform=None, blank=None) if decoders else None
 
     @property
     def ragged(self) -> list[str]:
-        """Names of the decoded columns whose rows have lengths of their own."""
+        """Names of the decoded columns whose rows differ in length."""
         return [decoder.output_name for decoder in self.decoders if isinstance(decoder, RaggedDecoder)]
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of the decoded columns of a row."""
+        """Bytes of one row's decoded columns."""
         fixed = [decoder for decoder in self.decoders if not isinstance(decoder, RaggedDecoder)]
         sizes = (math.prod(decoder.shape) * np.dtype(decoder.dtype).itemsize for decoder in fixed)
         return sum(sizes) + self.ragged_bytes
 
     def delivered(self, columns: Sequence[str]) -> list[str]:
-        """Columns after decoding, in their order: in place of an encoded column, those that are made of it."""
+        """Names of the columns after decoding, in order; decoded columns take the place of their encoded column."""
         made = {name: [each.output_name for each in self.decoders if each.column == name] for name in self.columns}
         return [name for column in columns for name in made.get(column, [column])]
 
     def open(self) -> "OpenDecoding":
-        """Opens it in this process, and refuses decoders with a shape, a dtype or draws that no column can have."""
+        """Opens the decoders in this process; refuses a shape, a dtype or draws that no column can have."""
         return OpenDecoding(self)
 
 
 class OpenDecoding:
-    """Decodes and transforms tables; keeps output memory between calls, and what decoders opened for each thread."""
+    """Decodes and transforms tables; keeps output memory between calls, and the open decoders of each thread."""
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
@@ -127,18 +127,18 @@ class OpenDecoding:
     ) -> tuple[pa.Table, Receipt]:
         """Decodes and transforms the rows of a table, in the threads of `executor`, or in this one.
 
-        The table has the encoded columns and `_rowoffset`; with a transform, all columns; where rows repeat, `_draw`
-        too. The result has `_valid` (bool) in place of `_rowoffset` and `_draw`. Without `own_memory`, the next call
-        overwrites it: copy it (as sending it through Ray does) before then. If `given_up` says why, its rows are bad,
-        and are not tried: that has ended the process.
+        The table has the encoded columns and `_rowoffset`; with a transform, all columns; if rows repeat, also `_draw`.
+        The result has `_valid` (bool) in place of `_rowoffset` and `_draw`. Without `own_memory`, the next call
+        overwrites the result, so copy it before (sending it through Ray copies it). If `given_up` gives a reason, all
+        rows count as bad and are not tried, because trying them has ended a process.
 
         Raises:
-            BadRowError: For a bad row, unless bad rows are masked.
-            ConfigError: For a row that the settings cannot decode, and a transform that does not return a batch.
-            HelperError: If the transform or a batch decoder fails on rows together only.
+            BadRowError: If a row is bad, unless bad rows are masked.
+            ConfigError: If a good row does not fit the settings, or the transform does not return a batch.
+            HelperError: If the transform or a batch decoder fails on rows together, but on none alone.
         """
         if executor is None and table.num_rows:
-            for column in self._columns:  # not counted as decoding: a model is loaded once
+            for column in self._columns:  # not timed as decoding: a model is loaded once
                 with contextlib.suppress(ConfigError):  # decoding a row raises it again, and names the row
                     _ = column.opened
         begin, rows = clock.now(), DecodedRows(self._decoding, table, epoch)
@@ -160,9 +160,9 @@ class OpenDecoding:
         )
 
     def _decode(self, rows: "DecodedRows", executor: Executor | None = None, *, own_memory: bool = True) -> pa.Table:
-        """Decodes columns, and takes note of bad rows.
+        """Decodes columns, and notes bad rows.
 
-        A transform may change its input in place, but not `rows.table`: some of its rows may have to be decoded again.
+        A transform may change its input in place, but not `rows.table`, whose rows may have to be decoded again.
         """
         made: dict[str, pa.Array] = {}
         for column in self._columns:
@@ -172,17 +172,17 @@ class OpenDecoding:
         return table if self._decoding.transform is None else self._copy_plain(table)
 
     def _copy_plain(self, table: pa.Table) -> pa.Table:
-        """Copies the columns that were not decoded, and that a transform could change in place."""
+        """Copies the columns that are not decoded and that a transform could change in place."""
         kept = {*self._decoding.names, ROW_OFFSET, DRAW}
         names = [field.name for field in table.schema if field.name not in kept and not is_bytes(field.type)]
         copied = own_memory(table.select(names))
         return pa.table({name: (copied if name in names else table)[name] for name in table.column_names})
 
     def _transform(self, decoded: pa.Table, rows: "DecodedRows") -> pa.Table:
-        """Transforms decoded rows. Where that fails, each row is tried by itself: those that fail again are bad rows.
+        """Transforms decoded rows. If that fails, tries each row alone; rows that fail again are bad.
 
         Raises:
-            HelperError: If the transform fails on rows together, and on none of them by itself.
+            HelperError: If the transform fails on rows together, but on none alone.
         """
         try:
             return self._call(decoded, rows)
@@ -218,7 +218,7 @@ class OpenDecoding:
         return take_rows(pa.concat_tables([made, blank_row(made) if blank is None else blank]), places)
 
     def _errors_of_rows(self, rows: "DecodedRows", failed: TransformError) -> dict[int, Exception]:
-        """Tries the transform on each row by itself, after it failed on all together; its errors by row."""
+        """Tries the transform on each row alone, after it failed on all together; returns errors by row."""
         if len(rows.table) == 1:
             return {0: failed.error}
         errors = {}
@@ -237,14 +237,14 @@ class OpenDecoding:
 
 
 class DecodedRows:
-    """The rows of one call, and which of them are bad.
+    """The rows of one call, good and bad.
 
     Attributes:
-        table: Their columns before decoding.
-        valid: Which are good so far, bool (n,).
-        bad_rows: The others, as they were found.
-        fallbacks: Rows that a fast way left to a slow one, counted once for each column.
-        skips_bad: Whether no decoder tries a row that is bad already.
+        table: The columns before decoding.
+        valid: Whether each row is good so far, bool (n,).
+        bad_rows: The bad rows, in the order in which they were found.
+        fallbacks: Rows that a fast method left to a slow one, counted once for each column.
+        skips_bad: Whether decoders skip rows already known to be bad.
     """
 
     def __init__(self, decoding: Decoding, table: pa.Table, epoch: int) -> None:
@@ -258,11 +258,11 @@ class DecodedRows:
         return tuple(self.bad_rows[:_BAD_ROWS])
 
     def part(self, table: pa.Table) -> "DecodedRows":
-        """Some of these rows, to be decoded once more."""
+        """Some of these rows, to be decoded again."""
         return DecodedRows(self._decoding, table, self._epoch)
 
     def keys(self, *purpose: str) -> UInt64Array:
-        """One key for each row; where rows repeat, one for each draw, or all copies of a row would look the same."""
+        """One key for each row; if rows repeat, one for each draw, so that copies of a row look different."""
         offsets = self.table[ROW_OFFSET].to_numpy()
         keys = subkeys(derive_key(self._decoding.seed, self._epoch, *purpose), offsets)
         if DRAW not in self.table.column_names:
@@ -278,21 +278,21 @@ class DecodedRows:
         return describe_rows(self.table[ROW_OFFSET].to_numpy()[rows], self._decoding.datasets)
 
     def give_up(self, why: str) -> None:
-        """Takes all rows for bad ones, which no decoder tries. The first column stands for all: which one did it is not
+        """Marks all rows as bad, so that no decoder tries them. Names the first column, because the failing one is not
         known.
 
         Raises:
-            BadRowError: Where bad rows are not masked.
+            BadRowError: If bad rows are not masked.
         """
         self.skips_bad = True
         for row in range(self.table.num_rows):
             self.add_bad(row, next(iter(self._decoding.columns), TRANSFORM), HelperError(why))
 
     def add_bad(self, row: int, column: str, error: Exception) -> None:
-        """Takes note of a bad row.
+        """Notes a bad row.
 
         Raises:
-            BadRowError: Where bad rows are not masked.
+            BadRowError: If bad rows are not masked.
         """
         reason, offset = describe_exception(error), int(self.table[ROW_OFFSET][row].as_py())
         if not self._decoding.mask_bad_rows:
@@ -300,7 +300,7 @@ class DecodedRows:
             name = None if column == TRANSFORM else column
             bad = BadRowError(name, offset & OFFSET_MASK, reason, dataset)
             if name is None or any(is_users(each) for each in self._decoding.decoders if each.column == column):
-                bad.add_note("".join(traceback.format_exception(error)))  # the cause itself does not travel
+                bad.add_note("".join(traceback.format_exception(error)))  # the cause is lost between processes
             raise bad from error
         if self.valid[row] or (offset, column) not in {bad[:2] for bad in self.bad_rows}:
             self.bad_rows.append((offset, column, reason[:_REASON]))
@@ -308,12 +308,12 @@ class DecodedRows:
 
 
 def resolve_decoder(decoder: Decoder, probe: pa.Table, leader: Decoder | None = None) -> Decoder:
-    """Fills what a decoder leaves open from a few rows with `_rowoffset`; `leader` is the one that it is like.
+    """Fills a decoder's open settings from a few rows with `_rowoffset`; `leader` is the decoder that `like` names.
 
-    A damaged row among good ones is left to `on_bad_row`.
+    One good row is enough; damaged rows are left to `on_bad_row`.
 
     Raises:
-        ConfigError: If a decoder does not fit good rows, or its `resolve` returns something else.
+        ConfigError: If a decoder does not fit good rows, or its `resolve` does not return a decoder of its column.
         DatasetError: If none of the rows can be decoded.
         HelperError: If this machine has too little memory for it.
     """

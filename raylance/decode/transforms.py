@@ -1,5 +1,5 @@
-"""Owns the call of the user's transform: its input, and the check that it returns a table of the schema of the opening;
-never decodes, and never decides what happens to a row that it fails on.
+"""Owns the call of the user's transform: its input, and the check that its result has the schema of the opening; never
+decodes, and never decides what happens to a row on which it fails.
 """
 
 import os
@@ -24,7 +24,7 @@ Transform = Callable[[NumpyBatch], dict[str, Any]]
 
 
 class TransformError(Exception):
-    """What the transform raised, `error`: wrapped, because a StopIteration would end a loop in silence."""
+    """Wraps the `error` that a transform raised, because a bare StopIteration would end a loop silently."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -38,17 +38,17 @@ class Transformer:
         self._transform, self._blank, self._datasets = transform, blank, datasets
 
     def __call__(self, table: pa.Table, seeds: UInt64Array) -> pa.Table:
-        """Transforms decoded rows, which it may change in place, to as many rows of the schema of the opening; `seeds`
-        has one for each row, uint64.
+        """Transforms decoded rows, which it may change in place, to as many rows with the schema of the opening.
+        `seeds` has one number for each row, uint64.
 
         Raises:
             TransformError: If the transform fails; an error of Ray's is raised as it is.
-            ConfigError: If it returns no batch, or raises a `ConfigError` itself.
+            ConfigError: If the transform does not return a batch, or raises a `ConfigError` or an `ImportError`.
             HelperError: If this machine has too little memory for it.
         """
         arrays = to_numpy(table)
         arrays.pop(DRAW, None)
-        arrays[ROW_OFFSET] = table[ROW_OFFSET].to_numpy() & OFFSET_MASK  # without component bits, a copy
+        arrays[ROW_OFFSET] = table[ROW_OFFSET].to_numpy() & OFFSET_MASK  # a copy, without component bits
         arrays[SEED] = seeds
         try:
             made = self._transform(arrays) if self._transform is not None else arrays
@@ -56,14 +56,14 @@ class Transformer:
             raise ConfigError(f"transform refuses {self.describe(table)}: {error}") from error
         except (ImportError, MemoryError) as error:
             raise error_of_no_row("transform cannot run", error) from error
-        except Exception as error:  # user code may raise anything, StopIteration too
+        except Exception as error:  # user code may raise anything, even StopIteration
             if type(error).__module__.startswith("ray."):
-                raise  # of a transform that calls Ray: a lost machine makes no row bad
+                raise  # the transform calls Ray: a lost machine does not make a row bad
             raise TransformError(error) from error
         return self._to_table(made, table)
 
     def _to_table(self, made: Any, given: pa.Table) -> pa.Table:
-        """Checks and converts what the transform returned; at the opening, its columns and types are free."""
+        """Checks and converts the transform's result; at the opening, any columns and types are allowed."""
         schema = None if self._blank is None else self._blank.schema
         if not isinstance(made, dict) or not made:
             raise ConfigError(
@@ -137,7 +137,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Where an error was raised, to be added to its description; "" if no Python code raised it."""
+    """The place where an error was raised, to add to its description; "" if no Python code raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return ""
@@ -145,7 +145,7 @@ def place_of(error: BaseException) -> str:
 
 
 def error_of_no_row(what: str, error: ImportError | MemoryError) -> RaylanceError:
-    """The error for a machine that can decode no row, good or bad."""
+    """The error if this machine cannot decode any row, good or bad."""
     cause = f"{what} on {socket.gethostname()} ({describe_exception(error)}). The epoch stops here: no row is bad."
     if isinstance(error, ImportError):
         return ConfigError(f"{cause} Install the module on all nodes with helpers.")
@@ -156,7 +156,7 @@ def error_of_no_row(what: str, error: ImportError | MemoryError) -> RaylanceErro
 
 
 def _length(values: Any) -> int | None:
-    """Rows of a column; None if this is no column."""
+    """Number of rows of a column; None if `values` is not a column."""
     try:
         return None if isinstance(values, str | bytes) else len(values)
     except TypeError:
@@ -164,12 +164,12 @@ def _length(values: Any) -> int | None:
 
 
 def _is_open_type(kind: pa.DataType) -> bool:
-    """Whether a type, or one nested in it, was inferred from None or empty lists alone."""
+    """Whether a type, or one nested in it, was inferred only from None or empty lists."""
     return pa.types.is_null(kind) or any(_is_open_type(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Casts an array where no value changes; of tensors of one shape, casts the numbers."""
+    """Casts an array, or raises if a value would change; tensors of the same shape are cast by their numbers."""
     if array.type == kind:
         return array
     tensors = isinstance(kind, pa.FixedShapeTensorType) and isinstance(array.type, pa.FixedShapeTensorType)

@@ -1,1 +1,1 @@
-"""Owns the decisions: which helper does what, what is done again, what must wait; never does any of it."""
+"""Owns the decisions: which helper does an item, which work is repeated, which item must wait; never does the work."""

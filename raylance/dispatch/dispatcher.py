@@ -1,8 +1,8 @@
-"""Owns which item goes to which helper, what is done again and what must wait, for one pass of one rank, as a state
-machine: events and the time in, outputs out; never does anything itself. It knows no Ray, no thread, no log, no clock.
+"""Owns the decisions of one rank's pass: which item goes to which helper, which work is repeated, and which item must
+wait; never does the work. It is a state machine, events and time in, outputs out, without Ray, threads, log or clock.
 
-An item is read by the reader that its chunk is assigned to, decoded by a free decoder, fetched, and delivered in the
-order of the plan. Helpers may finish in any order, die, hang, or answer for a pass that is over.
+The reader to which its chunk is assigned reads an item; a free decoder decodes it; then it is fetched, and delivered in
+the order of the plan. Helpers may finish in any order, die, hang, or answer for a pass that is over.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,16 +42,16 @@ from raylance.observe import Receipt
 from raylance.observe.observations import Cause, FaultSeen, Status, WorkDone
 from raylance.planning.plan import Plan, WorkItem
 
-MAX_FAULTS = 3  # of the machines, that one item may see: a fourth is no accident
-PAUSES_S = (0.2, 1.0, 5.0)  # before work is done again where nothing died: a store that is full takes time to drain
+MAX_FAULTS = 3  # machine faults that one item may have; a fourth is not a coincidence
+PAUSES_S = (0.2, 1.0, 5.0)  # before work is repeated if no helper died; a full object store takes time to drain
 
 
 class Dispatcher:
     """Decides for one pass of one rank: `handle` is its only entry, `deadline` says when to call it at the latest.
 
-    Bytes in flight: an item is sent where it has room: where it, all items in work and all whole steps that were not
-    taken yet reserve `limit_bytes` at most. The item that is delivered next may always go while no whole step waits to
-    be taken, or nothing would ever be delivered; so may the next parts of a step that is not whole.
+    Bytes in flight: An item is sent only if there is room: it, all items in progress and all whole steps not yet taken
+    may reserve at most `limit_bytes` together. While no whole step waits to be taken, the next item to deliver may
+    always be sent, because otherwise nothing would be delivered; so may the next parts of a step that is not whole.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Dispatcher:
     ) -> None:
         """Takes the items of the pass in the order of delivery, from the step at `position` on.
 
-        `prefetch_batches` steps are in flight at the least, more where the decoders need it. `describe` names the rows
-        of an item, for an error.
+        At least `prefetch_batches` steps are in flight, more if the decoders need them. `describe` names the rows of an
+        item, for an error.
         """
         self._inflight = InFlight(plan, dp_rank, items, position, sizes, prefetch_batches)
         self._plan, self._pool, self._sizes, self._scalers = plan, pool, sizes, scalers
@@ -83,10 +83,10 @@ class Dispatcher:
         self._is_over = self._is_wanted = self._is_awaited = False
 
     def handle(self, event: Event | None, now: float) -> list[Output]:
-        """Takes an event, at a time in seconds, and returns what to do, in this order; observations come first.
+        """Takes an event, at a time in seconds, and returns outputs in the order to carry them out, observations first.
 
-        None stands for the deadline that has come while no event waits: a helper whose answer is here, and was not
-        handed in yet, is not late.
+        The event is None if the deadline has come and no event waits. Events that wait must be handed in before,
+        because a helper whose answer is already here is not late.
         """
         self._now = now
         if isinstance(event, Close):
@@ -98,7 +98,7 @@ class Dispatcher:
         return sorted(out, key=lambda output: not isinstance(output, Observation))
 
     def deadline(self) -> float | None:
-        """When to hand in None unless an event comes before; None where only an event changes anything."""
+        """Time at which to hand in None if no event comes before; None if only an event changes anything."""
         entries = self._inflight.entries
         times = [entry.not_before for entry in entries if entry.not_before > self._now]
         times += [entry.since + self._work_timeout_s for entry in entries if entry.stage is Stage.FETCHING]
@@ -116,7 +116,7 @@ class Dispatcher:
             case Done(call) | Fetched(call) | Failed(call) | Faulted(call):
                 self._pool.answered(call, self._now)
                 entry = self._by_call.pop(call, None)
-                if entry is not None:  # else it comes late, or twice, or for a pass that is over
+                if entry is not None:  # else the answer is late, or a second one, or for a pass that is over
                     entry.call = None
                     self._answered(entry, event)
             case Alive(helper):
@@ -146,7 +146,7 @@ class Dispatcher:
         for helper, fault in self._pool.hung(self._now):
             self._lost(helper, fault)
         self._check_fetch()
-        self._out += self._pool.due(self._now)  # what was not asked for yet is not late, however late it is
+        self._out += self._pool.due(self._now)  # first: a helper that was not requested yet is not late
         self._out += self._pool.late(self._now)
 
     def _answered(self, entry: InFlightItem, event: Done | Fetched | Failed | Faulted) -> None:
@@ -160,7 +160,7 @@ class Dispatcher:
             case Failed(call, error):
                 self._out.append(Forget((call,)))
                 if entry.item.steps > 1:
-                    self._split(entry)  # the steps before the one that fails are still to be delivered
+                    self._split(entry)  # steps before the failing one must still be delivered
                 else:
                     entry.error = error
                     self._again(entry, Stage.FAILED)
@@ -192,7 +192,7 @@ class Dispatcher:
     def _faulted(self, entry: InFlightItem, call: int, fault: Fault) -> None:
         self._out.append(Forget((call,)))
         self._out.append(FaultSeen(f"work is done again after a fault of the machines ({fault.what})"))
-        # What went with a helper that is known to be gone is that helper's fault, which was counted.
+        # If a helper was replaced since the read, the results were lost with it, and that fault was counted.
         is_known = entry.read is not None and self._pool.replaced > entry.replaced
         self._again(entry, Stage.WAITING)
         if not is_known:
@@ -202,7 +202,7 @@ class Dispatcher:
                 self._split(entry)
 
     def _lost(self, helper: int, fault: Fault) -> None:
-        """Has a dead helper replaced, and its work done elsewhere."""
+        """Replaces a dead helper, and repeats its work elsewhere."""
         calls, commands = self._pool.lost(helper, self._now)
         self._out += commands
         entries = [(call, self._by_call.pop(call)) for call in calls if call in self._by_call]
@@ -213,8 +213,7 @@ class Dispatcher:
         for call, entry in entries:
             self._out.append(Forget((call,)))
             self._again(entry, Stage.READ if entry.stage is Stage.DECODING else Stage.WAITING)
-        # It was working on the first that it had, and on no other; that may be the work of a pass that is over, or of
-        # another loader.
+        # It was working only on its first call, which may belong to a pass that is over, or to another loader.
         for call, entry in entries[:1]:
             if call != calls[0] or fault.is_of_others:
                 continue
@@ -224,9 +223,9 @@ class Dispatcher:
                 self._split(entry)
 
     def _suspect(self, entry: InFlightItem, fault: Fault) -> None:
-        """Looks for a row that ends the process of its decoder: halves the item until one row is left, which a fresh
-        decoder tries. If two of those end too, and as many in all as no fault of the machines is forgiven, the row is
-        bad. While no row at all was decoded, other rows are tried first.
+        """Looks for a row that ends its decoder's process: splits the item until one row is left, which fresh decoders
+        try. The row is bad after more than `MAX_FAULTS` deaths, two of them of fresh decoders. While no row at all has
+        been decoded, other rows are tried first.
         """
         was_suspect = entry.is_suspect
         entry.deaths += 1
@@ -246,23 +245,23 @@ class Dispatcher:
                 self._again(entry, Stage.WAITING)
 
     def _end_now(self, error: BaseException | None) -> None:
-        """Ends the pass with the item that is delivered next, whatever becomes of it."""
+        """Ends the pass at the next item to deliver, even if that item may succeed."""
         head = self._inflight.head
         if head is not None:
             head.error = error
-            if head.call is not None:  # nobody waits for the answer any more
+            if head.call is not None:  # its answer is not needed any more
                 del self._by_call[head.call]
                 self._out.append(Forget((head.call,)))
             self._again(head, Stage.FAILED)
 
     def _has_others(self) -> bool:
-        """Whether there are rows that may show that decoders work; those that have failed will not be tried again."""
+        """Whether other rows may still show that decoders work; failed rows will not be tried again."""
         return any(
             entry.item.rows and not entry.waits and entry.stage is not Stage.FAILED for entry in self._inflight.entries
         )
 
     def _check_fetch(self) -> None:
-        """Has work done again whose results take too long to get here."""
+        """Repeats work whose results take too long to arrive."""
         head = self._inflight.head
         if head is None or head.call is None or head.stage is not Stage.FETCHING:
             return
@@ -273,7 +272,7 @@ class Dispatcher:
             self._faulted(head, call, Fault(what=what, advice="Look at the network and the object stores."))
 
     def _close(self) -> None:
-        """Ends the pass; helpers finish what they have, and its results are dropped."""
+        """Ends the pass; helpers finish their work, and the results are dropped."""
         self._is_over = True
         kept = [call for entry in self._inflight.entries for call in (entry.call, entry.read, entry.decode)]
         calls = tuple(call for call in kept if call is not None)
@@ -282,10 +281,10 @@ class Dispatcher:
         if calls:
             self._out.append(Forget(calls))
 
-    # What follows for one item.
+    # Consequences for one item.
 
     def _again(self, entry: InFlightItem, stage: Stage) -> None:
-        """Puts an item back, or out of work; only to be decoded again it keeps what was read."""
+        """Moves an item to a stage in which no call is awaited; only in stage READ it keeps the rows read."""
         entry.call, entry.stage = None, stage
         if stage is not Stage.READ:
             self._drop_results(entry)
@@ -296,7 +295,7 @@ class Dispatcher:
             self._out.append(Forget(calls))
 
     def _blame(self, entry: InFlightItem, fault: Fault) -> bool:
-        """Counts a machine fault against an item; returns whether it may be tried once more."""
+        """Counts a machine fault against an item; returns whether the item may be tried again."""
         entry.faults += 1
         if entry.faults <= MAX_FAULTS:
             return True
@@ -304,7 +303,7 @@ class Dispatcher:
         return False
 
     def _fail(self, entry: InFlightItem, fault: Fault, why: str) -> None:
-        """Ends the pass with an item, after those before it."""
+        """Gives an item an error, which ends the pass after the items before it."""
         entry.error = HelperError(
             f"the work on the same {entry.item.rows} rows, {self._describe(entry.item)}, {why}. The epoch stops here. "
             f"{fault.advice} The runtime says: {fault.error or fault.what}"
@@ -313,7 +312,7 @@ class Dispatcher:
         self._again(entry, Stage.FAILED)
 
     def _split(self, entry: InFlightItem) -> None:
-        """Replaces an item by its single steps, so that a fault concerns the rows of one step."""
+        """Replaces an item by its single steps, so that a fault affects the rows of one step only."""
         if entry.item.steps > 1:
             self._replace(entry, entry.item.steps, entry.allowed_bytes)
 
@@ -324,7 +323,7 @@ class Dispatcher:
     # Decisions.
 
     def _decide(self) -> None:
-        """Has helpers placed, and sends and delivers what can be now."""
+        """Places helpers, and sends and delivers all items that it can now."""
         for scaler in self._scalers:
             self._out += scaler.resize(self._pool, self._now)
         self._out += self._pool.due(self._now)
@@ -383,12 +382,12 @@ class Dispatcher:
         return entry.waits and self._has_others()
 
     def _send_decodes(self) -> None:
-        # A row that waits for a fresh decoder gets it before others use it.
+        # A row that needs a fresh decoder gets it before other items use it.
         read = [entry for entry in self._inflight.entries if entry.stage is Stage.READ]
         for entry in sorted(read, key=lambda entry: not entry.is_suspect):
             if entry.read is None or self._has_to_wait(entry):
                 continue
-            if self._pool.reader_decodes(self._now):  # no decoder is left: it is read again, and decoded there
+            if self._pool.reader_decodes(self._now):  # without decoders, it is read again, and its reader decodes
                 self._again(entry, Stage.WAITING)
                 continue
             decoder = self._pool.decoder(responsive=entry.is_hit, fresh=entry.is_suspect)
@@ -419,7 +418,7 @@ def _status(pool: HelperPool, inflight: InFlight, *, is_awaited: bool) -> Status
 
 
 def _cause(pool: HelperPool, inflight: InFlight) -> Cause:
-    """The cause of the trainer's wait for the item that is delivered next."""
+    """The cause of the trainer's wait for the next item to deliver."""
     head = inflight.head
     if not pool.running("reader"):
         return "start"

@@ -1,4 +1,4 @@
-"""Owns which helpers a loader has, wants and waits for, as a state machine; never starts one, and has no clock."""
+"""Owns the helpers that a loader has, wants and awaits, as a state machine; never starts one, and has no clock."""
 
 import dataclasses
 import itertools
@@ -21,27 +21,27 @@ from raylance.dispatch.read_schedule import ReadSchedule
 from raylance.errors import HelperError
 from raylance.planning.plan import Chunk, Plan, WorkItem
 
-_QUEUED = 2  # calls at a decoder: one in work, and one that waits, so that it never does
-_PATIENCE_S = 5.0  # that decoders have to start, which takes two or three, before readers decode in their place
-_PAUSE_S = 1.0  # before another helper is placed for one that died as it started
+_QUEUED = 2  # calls at a decoder: one in progress and one that waits, so that the decoder is never idle
+_PATIENCE_S = 5.0  # for decoders to start, which takes two or three, before readers decode instead
+_PAUSE_S = 1.0  # before another helper is placed for one that died during its start
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Helper:
-    """One helper, as far as is known."""
+    """The known state of one helper."""
 
     kind: Kind
-    place_at: float | None  # when to place it; None once that was asked for
-    deadline: float  # when it is given up, unless it runs by then
+    place_at: float | None  # when to place it; None once that was requested
+    deadline: float  # when it is given up if it does not run
     running: bool = False
     has_worked: bool = False
-    heard_at: float = 0.0  # its last answer
-    pings: int = 0  # not answered, each because of a fault
-    pinged_at: float = 0.0  # the first of them
-    calls: dict[int, float] = dataclasses.field(default_factory=dict)  # not answered, in order, with the time
+    heard_at: float = 0.0  # time of its last answer
+    pings: int = 0  # unanswered pings, each sent because of a fault
+    pinged_at: float = 0.0  # time of the first unanswered ping
+    calls: dict[int, float] = dataclasses.field(default_factory=dict)  # unanswered calls in order, with their times
 
     def silent_since(self) -> float | None:
-        """Since when it owes an answer."""
+        """Time since when it owes an answer; None if it owes none."""
         if not self.calls and not self.pings:
             return None
         first = next(iter(self.calls.values()), math.inf)
@@ -49,27 +49,27 @@ class Helper:
 
 
 class HelperPool:
-    """The readers of one loader, at least one, and its decoders. It outlives passes, as helpers do.
+    """One loader's readers, at least one, and its decoders. The pool outlives passes, as its helpers do.
 
     Attributes:
-        wanted: Helpers to have, by kind.
-        schedule: Which reader reads which chunk.
-        replaced: Helpers that ran and are gone.
-        has_decoded: Whether any of them has decoded rows.
-        failure: Why the pool cannot continue.
+        wanted: Number of helpers to have, by kind.
+        schedule: The assignment of chunks to readers.
+        replaced: Number of helpers that ran and are gone.
+        has_decoded: Whether any helper has decoded rows.
+        failure: Why the pool cannot continue; None while it can.
     """
 
     def __init__(
         self, *, readers: int, decoders: int, needs_decoder: bool, placement_timeout_s: float, work_timeout_s: float
     ) -> None:
-        """Wants helpers; `open` asks for them.
+        """Sets the numbers of helpers; `open` wants them.
 
-        The pool works without helpers that find no place, with a warning, as long as there is a reader. With
-        `needs_decoder`, no decoder left is an error; otherwise the readers decode then. A helper may take
-        `placement_timeout_s` to run; one that owes an answer for `work_timeout_s` counts as hung.
+        The pool continues, with a warning, if some helpers cannot be placed, and fails if no reader can. Without
+        decoders it also fails if `needs_decoder`; otherwise readers decode. A helper may take `placement_timeout_s` to
+        run; one that owes an answer for `work_timeout_s` counts as hung.
         """
         self.wanted: dict[Kind, int] = {"reader": readers, "decoder": decoders}
-        self._asked = dict(self.wanted)  # less none of those that the pool works without
+        self._asked = dict(self.wanted)  # not reduced if some cannot be placed
         self.needs_decoder = needs_decoder
         self._placement_timeout_s, self._work_timeout_s = placement_timeout_s, work_timeout_s
         self._helpers: dict[int, Helper] = {}
@@ -79,11 +79,11 @@ class HelperPool:
         self.failure: GiveUp | GiveUpPlacing | None = None
 
     def open(self, now: float) -> None:
-        """Begins a pass: wants the helpers, unless there are some. Those that do not run yet get their full time to
-        start, since their deadlines were not watched between passes.
+        """Begins a pass: wants helpers if there are none. Helpers that do not run yet get their full time to start,
+        because their deadlines were not watched between passes.
         """
         if not self._helpers:
-            self._want("reader", now, now)  # the others when it runs: the first batch waits for it alone
+            self._want("reader", now, now)  # other readers follow once it runs: the first batch needs it alone
             self._want_missing("decoder", now)
         for helper in self._helpers.values():
             helper.place_at = None if helper.place_at is None else now
@@ -99,8 +99,8 @@ class HelperPool:
     # Queries of the dispatcher.
 
     def reader(self, plan: Plan, item: WorkItem, *, responsive: bool) -> tuple[int | None, Chunk | None, list[Output]]:
-        """The reader that an item's chunk is assigned to, None while it is not able; the chunk that it reads after the
-        item's; and commands. Any reader will do for an item without rows. `responsive`: as of `decoder`.
+        """The reader of an item's chunk, None if it cannot take the item now; the chunk that it reads next; and
+        commands. Any reader can take an item without rows. `responsive`: see `decoder`.
         """
         running, able = self.running("reader"), self.running("reader", responsive)
         if not running or not item.rows:
@@ -111,9 +111,9 @@ class HelperPool:
     def decoder(self, *, responsive: bool, fresh: bool = False) -> int | None:
         """The running decoder with the fewest calls and room for one, or None.
 
-        `responsive` leaves out those that have not answered since the last fault: where several died at once, work that
-        is done again must not go to the next dead one. `fresh` wants one that has not worked yet, or if none is about
-        to start, one that has nothing else to do.
+        `responsive` leaves out decoders that have not answered since the last fault, because several may have died at
+        once, and repeated work must not go to the next dead one. `fresh` wants a decoder that has not worked yet, or,
+        if none is about to start, an idle one.
         """
         if fresh:
             idle = [number for number in self.running("decoder", responsive) if not self._helpers[number].calls]
@@ -124,7 +124,7 @@ class HelperPool:
         return min(able, key=lambda number: len(self._helpers[number].calls), default=None)
 
     def running(self, kind: Kind, responsive: bool = False) -> list[int]:
-        """Numbers of the helpers of a kind that run."""
+        """Numbers of the running helpers of a kind."""
         return [
             number
             for number, helper in self._helpers.items()
@@ -136,16 +136,16 @@ class HelperPool:
 
     @property
     def readers_at_work(self) -> int:
-        """Readers that have answered a call: the others do not help yet."""
+        """Number of readers that have answered a call; the others do not help yet."""
         return sum(self._helpers[number].has_worked for number in self.running("reader"))
 
     @property
     def decoders_busy(self) -> int:
-        """Decoders that have work."""
+        """Number of decoders that have work."""
         return sum(bool(self._helpers[number].calls) for number in self.running("decoder"))
 
     def resize(self, kind: Kind, wanted: int, now: float) -> list[Output]:
-        """Wants another number of helpers: more are placed; of too many, idle ones are dismissed, the others later."""
+        """Changes the number of helpers: wants missing ones; dismisses idle ones that are too many, busy ones later."""
         self.wanted[kind] = self._asked[kind] = wanted
         self._want_missing(kind, now)
         idle = [number for number in self.running(kind) if not self._helpers[number].calls]
@@ -162,8 +162,8 @@ class HelperPool:
         return until is not None and now >= until
 
     def _patient_until(self) -> float | None:
-        """Until when items wait for a decoder that starts, where readers decode after that: a reader that decodes has
-        to load all that decoders load. None where readers do not decode.
+        """Time until which items wait for a decoder that starts. After it, readers decode, for which they must load all
+        the code of decoders. None if readers do not decode.
         """
         if self.needs_decoder or self.running("decoder"):
             return None
@@ -171,7 +171,7 @@ class HelperPool:
         return max(asked, default=-math.inf) + min(_PATIENCE_S, self._placement_timeout_s)
 
     def deadline(self, now: float) -> float | None:
-        """When time alone changes something."""
+        """Next time at which something changes without an event; None if nothing does."""
         until = self._patient_until()
         times = [until] if until is not None and until > now else []
         for helper in self._helpers.values():
@@ -183,7 +183,7 @@ class HelperPool:
                 times.append(since + self._work_timeout_s)
         return min(times, default=None)
 
-    # What happens.
+    # Events and commands.
 
     def send(self, helper: int, now: float) -> int:
         """Gives a helper a call; returns the number of the call."""
@@ -224,7 +224,7 @@ class HelperPool:
                 self._want_missing("reader", now)
 
     def not_placed(self, helper: int, fault: Fault, permanent: bool, now: float) -> list[Output]:
-        """Has another helper placed for one that died as it started, unless that is in vain or too late."""
+        """Wants another helper for one that died during its start, unless that is pointless or too late."""
         found = self._helpers.pop(helper, None)
         if found is None:
             return []
@@ -242,8 +242,8 @@ class HelperPool:
         return [Log(logging.WARNING, line), Dismiss(helper)]
 
     def lost(self, helper: int, now: float) -> tuple[list[int], list[Output]]:
-        """Has a helper replaced that ran and is gone. Returns the calls that it has not answered, in the order in which
-        it was given them (it was working on the first, if on any), and commands.
+        """Replaces a helper that ran and is gone. Returns its unanswered calls, in the order in which it got them (it
+        was working on the first, if any), and commands.
         """
         found = self._helpers.pop(helper, None)
         if found is None:
@@ -253,8 +253,8 @@ class HelperPool:
         return list(found.calls), [Dismiss(helper), *self.ping(now, again=True)]  # helpers seldom die alone
 
     def ping(self, now: float, *, again: bool = False) -> list[Output]:
-        """Pings all that run, after a fault; `again` also those that owe an answer, which may be on its way already
-        and then says nothing about what has happened since.
+        """Pings all running helpers after a fault. With `again`, also those that owe the answer to a ping, because that
+        answer may be older than the fault.
         """
         pinged = [number for number, helper in self._helpers.items() if helper.running and (again or not helper.pings)]
         for number in pinged:
@@ -275,17 +275,17 @@ class HelperPool:
         return found
 
     def due(self, now: float) -> list[Output]:
-        """Has helpers placed that are to be placed by now."""
+        """Places the helpers whose time to be placed has come."""
         commands: list[Output] = []
         for number, helper in self._helpers.items():
             if helper.place_at is not None and now >= helper.place_at:
-                helper.deadline += now - helper.place_at  # it could not start before it was asked for
+                helper.deadline += now - helper.place_at  # it could not start before it was requested
                 helper.place_at = None
                 commands.append(Place(number, helper.kind))
         return commands
 
     def late(self, now: float) -> list[Output]:
-        """Gives up helpers that have not started in time; works without them where that is possible."""
+        """Gives up helpers that have not started in time; continues without them if possible."""
         late = {n: helper for n, helper in self._helpers.items() if not helper.running and now >= helper.deadline}
         for number in late:
             del self._helpers[number]
@@ -300,13 +300,13 @@ class HelperPool:
         return [*logs, *map(Dismiss, late)]
 
     def _work_without(self, kind: Kind, why: str) -> str:
-        """Wants only those that are there; returns a line for the log."""
-        self.wanted[kind] = min(self.wanted[kind], self._count(kind))  # it may have been one more than is wanted by now
+        """Wants only the helpers that are there; returns a line for the log."""
+        self.wanted[kind] = min(self.wanted[kind], self._count(kind))  # fewer may be wanted by now
         return (
             f"a {kind} {why}. The loader works with {self._count(kind)} of {self._asked[kind]} {kind}s, with the same "
             "batches, maybe later. Give the cluster CPUs, or ask for fewer."
         )
 
     def _is_missed(self, kind: Kind) -> bool:
-        """Whether the pool cannot continue without one more of a kind."""
+        """Whether no helper of a kind is left, and the pool cannot continue without one."""
         return not self._count(kind) and (kind == "reader" or self.needs_decoder)

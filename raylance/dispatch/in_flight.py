@@ -1,5 +1,5 @@
-"""Owns the items of a pass that are in flight, in the order of delivery, until the consumer has taken them, and which
-of them have room; never knows which helpers work on them.
+"""Owns the items of a pass that are in flight, in the order of delivery until the consumer takes them, and the limit of
+their bytes; never knows which helpers work on them.
 """
 
 import dataclasses
@@ -12,15 +12,15 @@ from raylance.dispatch.sizes import Sizes
 from raylance.observe import Receipt
 from raylance.planning.plan import Plan, WorkItem
 
-SUSPECT_DEATHS = 2  # of helpers that decode the same rows: from here on, the rows may be the cause
+SUSPECT_DEATHS = 2  # number of helpers that died with the same rows, from which on the rows may be the cause
 
 
 class Stage(Enum):
-    """How far an item is."""
+    """The stage of an item."""
 
     WAITING = auto()  # for room, for the reader, or for a pause to end
     READING = auto()
-    READ = auto()  # and waiting for a decoder
+    READ = auto()  # waiting for a decoder
     DECODING = auto()
     DONE = auto()
     FETCHING = auto()
@@ -33,25 +33,25 @@ class InFlightItem:
 
     item: WorkItem
     reserved_bytes: float
-    allowed_bytes: float  # that its raw rows may have
-    faults: int = 0  # of the machines, that have hit it
-    deaths: int = 0  # of helpers whose process ended by itself while it decoded these rows
+    allowed_bytes: float  # most bytes of its raw rows
+    faults: int = 0  # machine faults that have hit it
+    deaths: int = 0  # helpers whose process ended by itself while it decoded these rows
     given_up: str = ""  # why its only row is not tried again
-    waits: bool = False  # until another row was decoded
+    waits: bool = False  # whether it waits until another row was decoded
     stage: Stage = Stage.WAITING
     not_before: float = 0.0  # when it may be sent again
-    call: int | None = None  # that is awaited
-    since: float = 0.0  # when that was sent
+    call: int | None = None  # the awaited call
+    since: float = 0.0  # when that call was sent
     read: int | None = None  # the call that read it
-    replaced: int = 0  # helpers that had been replaced until then
+    replaced: int = 0  # helpers replaced before that read
     decode: int | None = None  # the call that decoded it
-    receipts: list[Receipt] = dataclasses.field(default_factory=list)  # of both
+    receipts: list[Receipt] = dataclasses.field(default_factory=list)  # of read and decode
     decodes_there: bool = False  # whether the reader decodes it
-    error: BaseException | None = None  # that it ends with
+    error: BaseException | None = None  # with which the pass ends at this item
 
     @property
     def is_sent(self) -> bool:
-        """Whether it takes room."""
+        """Whether its bytes count for the limit."""
         return self.stage not in (Stage.WAITING, Stage.FAILED)
 
     @property
@@ -61,7 +61,7 @@ class InFlightItem:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it is a row by itself that may have ended two helpers or more: one that is fresh shall try it."""
+        """Whether it is a single row that may have ended two helpers or more, so that a fresh one must try it."""
         return self.item.rows == 1 and self.deaths >= SUSPECT_DEATHS and not self.given_up
 
     def drop_results(self) -> tuple[int, ...]:
@@ -73,10 +73,10 @@ class InFlightItem:
 
 
 class InFlight:
-    """Keeps the bytes in flight within a limit: of items in work, and of whole steps that wait for the consumer.
+    """Keeps the bytes in flight within a limit: those of items in progress, and of whole steps not yet taken.
 
-    The item that is delivered next may always go alone, or nothing would ever be delivered; and the step that is not
-    whole yet comes on top.
+    The next item to deliver may always be sent alone, because otherwise nothing would be delivered. The step that is
+    not whole yet does not count for the limit.
     """
 
     def __init__(
@@ -92,21 +92,21 @@ class InFlight:
 
     @property
     def head(self) -> InFlightItem | None:
-        """The item that is delivered next."""
+        """The next item to deliver."""
         return self.entries[0] if self.entries else None
 
     @property
     def is_over(self) -> bool:
-        """Whether all was delivered."""
+        """Whether all items were delivered."""
         return not self.entries and self._peek() is None
 
     def take_on(self, decoders: int | None) -> None:
-        """Takes items on as long as they are wanted and have room: those of the steps to prefetch, and two for each
-        decoder that runs; None for the steps alone.
+        """Takes on items while they are wanted and have room: those of the steps to prefetch, and two for each of the
+        running `decoders`; None for the steps alone.
         """
         enough = 0 if decoders is None else 2 * max(1, decoders)
         if any(other.stage is Stage.FAILED for other in self.entries):
-            return  # nothing after it will be delivered
+            return  # items after it will not be delivered
         while (item := self._peek()) is not None:
             entry = self._reserve(item)
             reserved = sum(other.reserved_bytes for other in self.entries) + self._ready_bytes
@@ -120,7 +120,7 @@ class InFlight:
             self._upcoming.popleft()
 
     def _peek(self) -> WorkItem | None:
-        """The next item, cut where its rows have turned out larger than estimated."""
+        """The next item, cut if its rows turned out larger than estimated."""
         if not self._upcoming:
             self._upcoming.extend(itertools.islice(self._planned, 1))
         while self._upcoming and (parts := self._sizes.parts(self._upcoming[0])) > 1:
@@ -128,20 +128,20 @@ class InFlight:
         return self._upcoming[0] if self._upcoming else None
 
     def _reserve(self, item: WorkItem, allowed_bytes: float = 0.0) -> InFlightItem:
-        """An item with the bytes that it may have: by the estimate, or as many as it is known to have."""
+        """Makes an item with its allowed bytes: the estimate, or `allowed_bytes` if it is known to have more."""
         estimate = self._sizes.allowed(item.rows)
         extra = max(0.0, allowed_bytes - estimate)
         reserved_bytes = self._sizes.reserved_bytes(item.rows) + extra
         return InFlightItem(item=item, reserved_bytes=reserved_bytes, allowed_bytes=estimate + extra)
 
     def replace(self, entry: InFlightItem, parts: int, allowed_bytes: float) -> None:
-        """Replaces an item that has to be read again by its parts."""
+        """Replaces an item by its parts, which are read again."""
         at = self.entries.index(entry)
         del self.entries[at]
         for item in reversed(self._plan.cut(entry.item, parts)):
             smaller = self._reserve(item, allowed_bytes * item.rows / max(1, entry.item.rows))
             smaller.faults, smaller.not_before = entry.faults, entry.not_before
-            smaller.deaths = min(entry.deaths, SUSPECT_DEATHS)  # which row ended them is not known
+            smaller.deaths = min(entry.deaths, SUSPECT_DEATHS)  # the row that is the cause is not known
             self.entries.insert(at, smaller)
 
     @property
@@ -155,18 +155,18 @@ class InFlight:
 
     @property
     def used_bytes(self) -> float:
-        """Bytes that count for the limit: of items in work, and of whole steps that were not taken yet."""
+        """Bytes that count for the limit: those of items in progress, and of whole steps not yet taken."""
         return sum(other.reserved_bytes for other in self.entries if other.is_sent) + self._ready_bytes
 
     def has_room(self, entry: InFlightItem) -> bool:
         """Whether an item may be sent now."""
         used, head = self.used_bytes, self.entries[0]
         is_next = not self._ready and entry is head
-        # The head may wait until another row is decoded, which may be one that exceeds the limit by itself.
+        # If the head waits until another row is decoded, that row must be sent, even if it alone exceeds the limit.
         return is_next or (head.waits and not used) or used + entry.reserved_bytes <= self._sizes.limit_bytes
 
     def deliver(self) -> None:
-        """Delivers the head; it counts until its last step is taken."""
+        """Delivers the head; its bytes count until its last step is taken."""
         entry = self.entries.popleft()
         item = entry.item
         self._open = (self._open[0] + entry.reserved_bytes, self._open[1] + 1)

@@ -1,4 +1,4 @@
-"""Owns the vocabulary of the dispatcher: events in, outputs out; never acts on any of them."""
+"""Owns the messages of the dispatcher: events in, outputs out; never acts on them."""
 
 import dataclasses
 from typing import Any, Literal
@@ -13,13 +13,13 @@ Kind = Literal["reader", "decoder"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A machine fault: nothing is known to be wrong with the rows, and the same work may succeed elsewhere or later."""
+    """A machine fault: the rows are not known to be the cause, and the same work may succeed elsewhere or later."""
 
-    what: str  # what happened, in one line
-    may_be_rows: bool = False  # whether a helper's process has ended by itself, as a row can make it do
-    is_of_others: bool = False  # whether the helper was at the work of another loader
-    advice: str = ""  # what to do if it does not end
-    error: BaseException | None = None  # what was raised
+    what: str  # the fault, in one line
+    may_be_rows: bool = False  # whether a helper's process ended by itself, which a row may have caused
+    is_of_others: bool = False  # whether the helper was working for another loader
+    advice: str = ""  # the fix if the fault persists
+    error: BaseException | None = None  # the error that was raised
 
 
 # Commands: outputs for the runtime.
@@ -35,8 +35,8 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dismiss:
-    """End a helper: it died, hangs or found no place; with `is_lost` False, it is not needed. Its later answers are
-    ignored.
+    """End a helper that died, hangs or found no place; with `is_lost` False, one that is not needed. Its later answers
+    are ignored.
     """
 
     helper: int
@@ -45,16 +45,16 @@ class Dismiss:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ping:
-    """Ask a helper for a sign of life, after the work that it has: answered by `Alive` or `Lost`."""
+    """Ask a helper for a sign of life, which follows its present work: answered by `Alive` or `Lost`."""
 
     helper: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Read:
-    """Read an item, and decode it in the same place where `decodes`; no more than `allowed_bytes` of raw rows.
+    """Read an item, of at most `allowed_bytes` of raw rows; if `decodes`, also decode it there.
 
-    When its chunk is here, read the chunk `following`; None where any will do. `given_up`: as of `Decode`.
+    After its chunk, read the chunk `following`; None for the next one of the plan. `given_up`: see `Decode`.
     """
 
     call: int
@@ -68,7 +68,7 @@ class Read:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Begin to read a chunk that a reader will be asked for: answered by nothing but `Lost`."""
+    """Begin to read a chunk before its items are requested: only answered by `Lost`, if at all."""
 
     helper: int
     dp_rank: int
@@ -77,7 +77,7 @@ class Prefetch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode the result of the call `source`; or, if `given_up` says why, take its only row for a bad one, untried."""
+    """Decode the result of the call `source`. If `given_up` gives a reason, its only row is bad, and is not tried."""
 
     call: int
     helper: int
@@ -88,7 +88,7 @@ class Decode:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fetch:
-    """Bring the results of a read and, where there was one, of a decode to this process: answered by `Fetched`."""
+    """Bring the results of a read and, if there was one, of a decode to this process: answered by `Fetched`."""
 
     call: int
     read: int
@@ -97,7 +97,7 @@ class Fetch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop the results of calls, also of those that have none yet."""
+    """Drop the results of calls, also of calls without a result so far."""
 
     calls: tuple[int, ...]
 
@@ -110,7 +110,7 @@ Command = Place | Dismiss | Ping | Read | Prefetch | Decode | Fetch | Forget
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Deliver:
-    """The next item of the pass: its plain columns, and its decoded ones where there are any."""
+    """The next item of the pass: its plain columns, and its decoded columns if it has any."""
 
     item: WorkItem
     plain: Any
@@ -124,14 +124,14 @@ class Complete:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The pass ends with this error, after what was delivered."""
+    """The pass ends with this error, after the delivered items."""
 
     error: BaseException
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GiveUpPlacing:
-    """The pass ends: so many of the helpers of a kind were not placed in time. The runtime knows the cause."""
+    """The pass ends because `pending` of `asked` helpers were not placed in time. The runtime knows the cause."""
 
     kind: Kind
     pending: int
@@ -159,7 +159,7 @@ Output = Command | Deliver | Complete | GiveUp | GiveUpPlacing | Observation
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Begin:
-    """The pass begins: its first steps are made, although no consumer has asked for them."""
+    """The pass begins: its first steps are made before a consumer asks for them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Taken:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Close:
-    """The pass ends here. Events that follow matter to the helpers alone, which outlive it."""
+    """The pass ends. Later events concern only the helpers, which outlive it."""
 
 
 # Events of the runtime.
@@ -189,14 +189,14 @@ class Close:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Alive:
-    """A helper runs: it has started, or it answers a `Ping`."""
+    """A helper runs: it has started, or answered a `Ping`."""
 
     helper: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NotPlaced:
-    """A helper died as it started; `permanent` where another one would die in the same way."""
+    """A helper died during its start; `permanent` if another one would die in the same way."""
 
     helper: int
     fault: Fault
@@ -205,7 +205,7 @@ class NotPlaced:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Done:
-    """A read or a decode is done, and its result lies where it was made."""
+    """A read or a decode is done; its result has not been fetched."""
 
     call: int
     receipt: Receipt
@@ -222,7 +222,7 @@ class Fetched:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failed:
-    """A call raised an error that is due to its rows or to user code: it would raise it again."""
+    """A call raised an error because of its rows or user code, and would raise it again."""
 
     call: int
     error: BaseException
@@ -230,7 +230,7 @@ class Failed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Faulted:
-    """A call failed by a machine fault, and its helper lives: an input was lost, or an output found no room."""
+    """A call failed by a machine fault, and its helper is alive: an input was lost, or an output did not fit."""
 
     call: int
     fault: Fault
@@ -238,7 +238,7 @@ class Faulted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lost:
-    """A helper is gone, with all calls that it had not answered."""
+    """A helper is gone, and with it all its unanswered calls."""
 
     helper: int
     fault: Fault

@@ -1,9 +1,10 @@
-"""Owns how many helpers of a kind there should be, decided by how the trainer has waited for them; never starts one,
-and has no clock.
+"""Owns the number of helpers of a kind that a loader wants, decided by how long the trainer waited for them; never
+starts a helper, and has no clock.
 
-Only the steps of a trainer that takes batches count: while it validates or saves, nothing can be learned. It wants more
-where the trainer waits although all of them work: as many as would end that at the same pace. It wants fewer only where
-the rest would still be idle at times. A number that has proved too small is not tried again, so it never swings.
+Only steps in which the trainer takes batches count, because its validation and saving say nothing about helpers. More
+helpers are wanted if the trainer waits although all of them work: as many as would end the waits at the same pace.
+Fewer are wanted only if the rest would still be idle at times. A number that proved too small is not tried again, so
+the number does not oscillate.
 """
 
 import logging
@@ -12,14 +13,14 @@ import math
 from raylance.dispatch.helper_pool import HelperPool
 from raylance.dispatch.messages import Kind, Log, Output
 
-_STEPS = 16  # that a decision looks at,
-_LEAST_S = 1.0  # and seconds, where steps are short
-_PAUSE = 8  # times what the trainer usually takes for a step: a longer one is a pause
-_WAITS = 0.05  # of the time: less is not worth a helper
-_BUSY = 0.9  # of the helpers' time: from here on the trainer waits for them
-_SPARE = 1.4  # times the number that would be just enough is kept
-_LOOKS = 3  # in a row must find helpers idle before they are dismissed
-_GROWTH = 2.0  # at the most, at a time
+_STEPS = 16  # fewest steps for a decision
+_LEAST_S = 1.0  # fewest seconds for a decision
+_PAUSE = 8  # a step that takes more than this multiple of the usual time is a pause
+_WAITS = 0.05  # fraction of the time; shorter waits are not worth a helper
+_BUSY = 0.9  # fraction of the helpers' time, from which on the trainer waits for them
+_SPARE = 1.4  # multiple of the number just enough that is kept
+_LOOKS = 3  # decisions in a row that must find helpers idle before some are dismissed
+_GROWTH = 2.0  # largest factor of one change
 _WORK: dict[Kind, str] = {"reader": "reading", "decoder": "decoding"}
 
 
@@ -27,31 +28,29 @@ class Scaler:
     """Watches one loader, pass after pass.
 
     Attributes:
-        wanted: Helpers that there should be.
+        wanted: Number of helpers to have.
     """
 
     def __init__(self, least: int, most: int, wanted: int, kind: Kind = "decoder") -> None:
-        """Begins with `wanted` helpers of a kind; it will stay in [least, most]."""
+        """Begins with `wanted` helpers of a kind; the number stays in [least, most]."""
         self.kind: Kind = kind
         self._asked = wanted
         self._floor, self._most, self.wanted = least, most, wanted
         self._since: float | None = None  # when the last situation began
         self._waits, self._busy, self._running = False, 0, 0
-        self._step = [0.0, 0.0, 0.0, 0.0]  # of the current step: seconds, waited, helpers at work, and running
+        self._step = [0.0, 0.0, 0.0, 0.0]  # current step: seconds, seconds waited, and helper seconds busy and running
         self._sum, self._steps, self._idle_looks = [0.0, 0.0, 0.0, 0.0], 0, 0
 
     def look(self, pool: HelperPool, now: float, *, is_awaited: bool, is_read: bool) -> None:
-        """Observes a pool: whether the trainer has nothing to take, and its next rows are still being read."""
+        """Observes a pool; `is_awaited` says that the trainer waits, `is_read` that its next rows are being read."""
         if self.kind == "decoder":
             self.observe(now, waits=is_awaited, busy=pool.decoders_busy, running=len(pool.running("decoder")))
-        else:  # readers read ahead: a wait for one of them shows that all of them are at work, and none can be spared
+        else:  # readers read ahead, so if the trainer waits for one of them, all are at work and needed
             running = pool.readers_at_work
             self.observe(now, waits=is_awaited and is_read, busy=running, running=running)
 
     def observe(self, now: float, *, waits: bool, busy: int, running: int) -> None:
-        """Records a situation, which holds until the next one is recorded; `waits`: the trainer has nothing to take,
-        which these helpers can change.
-        """
+        """Records a situation, which lasts until the next; `waits` says that the trainer waits for these helpers."""
         self._until(now)
         self._waits, self._busy, self._running = waits, busy, running
 
@@ -62,10 +61,10 @@ class Scaler:
         self._since = now
 
     def stepped(self, now: float) -> list[Output]:
-        """Records that the trainer has taken a batch, and decides; returns what to log."""
+        """Records that the trainer has taken a batch, and decides; returns lines for the log."""
         self._until(now)
         step, self._step = self._step, [0.0, 0.0, 0.0, 0.0]
-        own_s = step[0] - step[1]  # several steps may come at once, and then be waited for at once
+        own_s = step[0] - step[1]  # without waits: several steps may be waited for at once
         if self._steps and own_s > max(_LEAST_S, _PAUSE * (self._sum[0] - self._sum[1]) / self._steps):
             return []
         self._sum = [old + new for old, new in zip(self._sum, step, strict=True)]
@@ -81,23 +80,23 @@ class Scaler:
         return [Log(logging.INFO, f"{self.kind}s: {self.wanted} wanted instead of {before}, because {why}")]
 
     def begin(self) -> None:
-        """A pass begins: the wait for its first batch does not count."""
+        """Records that a pass begins; the wait for its first batch does not count."""
         self._since, self._step = None, [0.0, 0.0, 0.0, 0.0]
 
     def resize(self, pool: HelperPool, now: float) -> list[Output]:
-        """Has a pool have as many as are wanted, or wants as many as found a place."""
+        """Gives a pool the wanted number; if fewer found a place before, wants only that number."""
         if pool.wanted[self.kind] < self._asked:
             self.refused(pool.wanted[self.kind])
         self._asked = self.wanted
         return pool.resize(self.kind, self.wanted, now)
 
     def refused(self, running: int) -> None:
-        """Records that more than these found no place."""
+        """Records that only `running` helpers found a place."""
         self.wanted = self._most = max(running, 1)
         self._floor = min(self._floor, self._most)
 
     def _decide(self, waits: float, busy: float, running: float) -> str:
-        """Sets `wanted`; returns why, where it changes."""
+        """Sets `wanted`; returns the reason if it changes, else ""."""
         before = self.wanted
         if waits > _WAITS and busy >= _BUSY * running and running >= self.wanted:
             needed = min(running / max(1 - waits, 1 / _GROWTH), self._most)

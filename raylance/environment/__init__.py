@@ -1,1 +1,1 @@
-"""Owns what raylance asks of its surroundings: Ray's session and object store, Ray Train, directories; starts none."""
+"""Owns raylance's use of its surroundings: Ray's session and object store, Ray Train, directories; never starts Ray."""

@@ -1,8 +1,8 @@
-"""Owns whether the ranks of a process group agree on who gets which rows, and in which batches; never says who should.
+"""Owns the check that the ranks of a process group agree on their rows and batches; never assigns rows to ranks.
 
-Each rank leaves what it has in the store of the group before its first pass. The last one that comes compares all, and
-leaves the outcome for the others: some requests of each rank, and no collective operation, in which all would hang if
-one of them left it out.
+Before its first pass, each rank writes its terms to the store of the group. The last rank compares them all, and writes
+the outcome for the others. This takes a few requests of each rank. A collective operation would hang if one rank left
+it out.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from raylance.planning.shard_context import ShardContext, check_pairs, name_rank
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 30.0  # that a rank waits for the others; they may have other work to do before
-_SILENT_S = 10.0  # of waiting, before it is logged
+_PATIENCE_S = 30.0  # longest wait of a rank for the others, which may have other work to do before
+_SILENT_S = 10.0  # of waiting before a warning
 _BY_HAND = " Loaders that are made by hand are compared by their names, in the order of their first passes: see name=."
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0  # between two looks into the store
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0  # between two requests to the store
 
 
 def store_of(world_size: int) -> Any:
-    """The store of torch.distributed's default group, where it runs over the ranks of a run; else None."""
+    """The store of torch.distributed's default group, if the group has all ranks of the run; else None."""
     dist = torch.distributed
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() != world_size:
         return None
@@ -37,13 +37,13 @@ def store_of(world_size: int) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a rank begins its first pass with.
+    """The settings with which a rank begins its first pass.
 
     Attributes:
         dp_rank, dp_size: Data-parallel rank and size.
-        same: What all ranks have to have alike, by its name in errors: values of JSON.
+        same: Values that must be equal on all ranks, as JSON values by their names in errors.
         has_called: Whether `reshard` was called on this rank.
-        is_arranged: Whether all ranks have to be in this place: they are Ray Train's, or some of them are peers.
+        is_arranged: Whether the ranks' places must be checked: Ray Train assigned them, or some ranks are peers.
     """
 
     dp_rank: int
@@ -54,20 +54,20 @@ class Terms:
 
 
 class Agreement:
-    """Compares what the ranks begin one loader's first pass with.
+    """Compares the terms with which the ranks begin one loader's first pass.
 
-    Loaders that Ray Train assigned are compared by name. Of those that were made by hand, which may be used on some
-    ranks alone, the ranks' first passes are compared in their order, if one of the ranks called `reshard` or has peers.
+    Loaders that Ray Train assigned are compared by name. Hand-made loaders may exist on only some ranks, so for them
+    the n-th first pass of each rank is compared, if one of the ranks called `reshard` or has peers.
     """
 
     def __init__(self, store: Any, context: ShardContext, name: str, terms: Terms) -> None:
-        """Leaves the terms of this rank.
+        """Writes the terms of this rank to the store.
 
         Args:
-            store: Of torch.distributed, shared by the ranks.
-            context: Which rank this is.
+            store: A store of torch.distributed, which the ranks share.
+            context: The rank of this process.
             name: The dataset's name in the run.
-            terms: What this rank begins with.
+            terms: The terms of this rank.
         """
         self._store, self._name, self._terms, self._ranks = store, name, terms, range(context.world_size)
         self._where = f"raylance/reshard/{name}/assigned"
@@ -81,7 +81,7 @@ class Agreement:
                 self._conclude()
 
     def wait(self, patience_s: float = _PATIENCE_S) -> None:
-        """Waits for the others, if `reshard` was called here: a rank that did not call it does not wait.
+        """Waits for the others if `reshard` was called here; a rank that did not call it does not wait.
 
         Raises:
             ConfigError: If the ranks disagree.
@@ -92,10 +92,10 @@ class Agreement:
         self.look(at_once=True)
 
     def look(self, *, at_once: bool = False) -> None:
-        """Looks whether the ranks disagree, at most once a second unless `at_once`.
+        """Checks whether the ranks disagree, at most once a second unless `at_once`.
 
         Raises:
-            ConfigError: If they do.
+            ConfigError: If the ranks disagree.
         """
         if self._is_over or (time.monotonic() < self._looked_s + _LONGEST_PAUSE_S and not at_once):
             return
@@ -107,12 +107,12 @@ class Agreement:
             raise ConfigError(outcome)
 
     def _conclude(self) -> None:
-        """Compares the ranks, and leaves the outcome."""
+        """Compares the ranks, and writes the outcome to the store."""
         found = {rank: Terms(**json.loads(self._store.get(f"{self._where}/{rank}"))) for rank in self._ranks}
         self._store.set(f"{self._where}/outcome", json.dumps(_compare(found, self._name)))
 
     def _await(self, patience_s: float) -> None:
-        """Waits for the outcome, as long as the patience lasts."""
+        """Waits for the outcome, for `patience_s` at most."""
         begin, pause_s, is_logged = time.monotonic(), _FIRST_PAUSE_S, False
         while not self._store.check([f"{self._where}/outcome"]):
             waited_s = time.monotonic() - begin
@@ -134,7 +134,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def _tolerating(self) -> Iterator[None]:
-        """Ends the comparison, and not the run, if the store cannot do it, such as that of torch's backend "fake"."""
+        """Ends the comparison, not the run, if the store cannot do it, such as that of torch's backend "fake"."""
         try:
             yield
         except RuntimeError as error:
@@ -145,10 +145,10 @@ class Agreement:
 
 
 def _compare(found: Mapping[int, Terms], name: str) -> str:
-    """What does not fit together in what the ranks left; "" if all does."""
+    """The first disagreement between the terms of the ranks; "" if they agree."""
     called = {rank: terms.has_called for rank, terms in found.items()}
     if not any(called.values()) and not any(terms.is_arranged for terms in found.values()):
-        return ""  # made by hand, each for itself
+        return ""  # hand-made loaders that do not belong together
     if len({*called.values()}) > 1:
         return (
             f"{name_ranks([rank for rank in found if not called[rank]])} of {len(found)} did not call reshard() for "

@@ -1,9 +1,9 @@
-"""Owns the connection to Ray: which session this process is connected to, and that a call reaches that session or none;
-never starts or ends one.
+"""Owns the connection to Ray: the session of this process, and the guarantee that a call reaches that session or none;
+never starts or ends a session.
 
-Without a session, most calls of Ray start one by themselves, from any thread. So all calls for a loader are made under
-the lock that Ray itself holds while it connects and shuts down: then a session neither starts nor ends. The lock has no
-public name. In a version of Ray without it, a session may still end during a call.
+Without a session, most calls of Ray start one by themselves, from any thread. So all calls for a loader hold the lock
+that Ray itself holds while it connects and shuts down: no session can start or end then. The lock has no public name.
+In a version of Ray without it, a session may still end during a call.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from raylance.errors import HelperError
 
 T = TypeVar("T")
 
-_MOST_S = 60.0  # to wait for the lock: after that its holder hangs, and waiting would hide that
+_MOST_S = 60.0  # longest wait for the lock; a longer one means that its holder hangs, and would hide that
 
-_of_fork: Any = None  # the lock of a forked process: Ray's may be held by a thread that the fork does not have
+_of_fork: Any = None  # the lock of a forked process, because a thread that the fork lacks may hold Ray's lock
 
 
 def _forked() -> None:
@@ -34,8 +34,8 @@ os.register_at_fork(after_in_child=_forked)
 def ray_session() -> str:
     """Names this process's connection to Ray; "" without one.
 
-    A notebook may end a session and start another one, at the same address or as another job of the same cluster: the
-    actors and objects of the first one are gone then.
+    A notebook may end a session and start another one, at the same address or as another job of the same cluster. The
+    actors and objects of the first session are then gone.
     """
     with current_session() as session:
         return session
@@ -45,9 +45,9 @@ def ray_session() -> str:
 def current_session() -> Iterator[str]:
     """Yields the current session, as `ray_session` names it; no session starts or ends in the body.
 
-    For short calls only: `ray.shutdown` waits for their end.
+    Use it for short calls only, because `ray.shutdown` waits for their end.
     """
-    if "ray" not in sys.modules:  # DataLoader workers use large values, too, without Ray
+    if "ray" not in sys.modules:  # DataLoader workers use shared values without Ray
         yield ""
         return
     import ray
@@ -79,8 +79,8 @@ def in_session(session: str) -> Iterator[None]:
 
 
 def long_call(session: str, call: Callable[[], T]) -> T:
-    """Makes a long call, such as one to other machines, that starts no session by itself. Other threads may end the
-    session meanwhile, which ends the call.
+    """Makes a long call, such as one to other machines, which must not start a session itself. Another thread may end
+    the session during the call, which ends the call.
 
     Raises:
         HelperError: If the session has ended.
@@ -89,7 +89,7 @@ def long_call(session: str, call: Callable[[], T]) -> T:
         pass
     try:
         return call()
-    except BaseException as error:  # a Ray that ends raises SystemExit in waiting threads
+    except BaseException as error:  # when Ray ends, it raises SystemExit in waiting threads
         with current_session() as current:
             if current != session:
                 raise _ended(session, current) from error
@@ -100,7 +100,7 @@ def fetch(refs: Any, session: str, timeout_s: float) -> Any:
     """Returns the result of `ray.get`, by `long_call`."""
     import ray
 
-    get = getattr(ray.get, "__wrapped__", ray.get)  # the function that starts no session
+    get = getattr(ray.get, "__wrapped__", ray.get)  # without the wrapper that starts a session
     return long_call(session, functools.partial(get, refs, timeout=timeout_s))
 
 

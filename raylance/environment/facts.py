@@ -1,4 +1,4 @@
-"""Owns what records say of the process and the cluster that a loader runs in; never starts Ray, and never waits."""
+"""Owns the facts in records about a loader's process and cluster; never starts Ray."""
 
 import functools
 import importlib
@@ -9,25 +9,25 @@ from raylance.environment.connection import current_session, long_call, ray_sess
 
 
 def cluster_cpus() -> float | None:
-    """CPUs of the cluster as Ray counts them; None where no Ray runs."""
+    """CPUs of the cluster as Ray counts them; None if Ray does not run, or does not answer."""
     session = ray_session()
     if not session:
         return None
     try:
         resources: dict[str, float] = long_call(session, importlib.import_module("ray").cluster_resources)
-    except Exception:  # of a head that is away for a moment, say: no run ends for it
+    except Exception:  # the head may be away for a moment, which must not end a run
         return None
     return resources.get("CPU")
 
 
 def worker_cpus() -> float:
-    """CPUs that Ray counts as this worker's; 0 for a driver, and where no Ray runs."""
+    """CPUs that Ray counts as this worker's; 0 for a driver, or if Ray does not run."""
     with current_session() as session:
         if not session:
             return 0.0
         try:
             assigned = importlib.import_module("ray").get_runtime_context().get_assigned_resources()
-        except (AssertionError, AttributeError):  # how Ray says that this is a driver, or the client of one
+        except (AssertionError, AttributeError):  # Ray raises these in a driver, or in a client of one
             return 0.0
     return float(assigned.get("CPU", 0.0))
 
@@ -38,14 +38,14 @@ def node_cpus() -> int:
 
 
 def placement_group() -> str:
-    """What the workers of one start of a Ray Train run have in common, and no others; "" outside of one."""
+    """An ID that exactly the workers of one start of a Ray Train run share; "" outside of a run."""
     with current_session() as session:
         group = importlib.import_module("ray").get_runtime_context().get_placement_group_id() if session else None
     return str(group or "")
 
 
 def process_id() -> str:
-    """Names this process, and no other one: containers start again with the same host name and process ID."""
+    """A unique name of this process, because restarted containers may have the same host name and process ID."""
     return _id_of(os.getpid())
 
 

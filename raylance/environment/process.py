@@ -1,4 +1,4 @@
-"""Owns what raylance asks of the process it runs in: Ray Train, torch's DataLoader; never starts either."""
+"""Owns raylance's questions to its process: rank, device, Ray Train, torch's DataLoader; never starts any of them."""
 
 import importlib
 import os
@@ -19,7 +19,7 @@ from raylance.planning.shard_context import RankAndSize, ShardContext
 DistInfo = Literal["torch", "jax", "ray"] | RankAndSize | Callable[[], RankAndSize] | None
 Mesh = DeviceMesh | torch.distributed.ProcessGroup
 NO_GROUP: Any = torch.distributed.GroupMember.NON_GROUP_MEMBER
-"""What torch.distributed gives in place of a group to a process that is not part of it."""
+"""The object that torch.distributed returns for a group to a process outside it."""
 _INTERNAL = "ray.train.v2._internal.execution"
 _LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -30,7 +30,7 @@ def train_rank() -> RankAndSize | None:
         return None
     try:
         context = importlib.import_module("ray.train").get_context()
-    except (RuntimeError, DeprecationWarning):  # no training function runs here; in Ray Tune, Ray says so by a warning
+    except (RuntimeError, DeprecationWarning):  # no training function runs here; in Ray Tune, Ray raises a warning
         return None
     return context.get_world_rank(), context.get_world_size()
 
@@ -48,17 +48,17 @@ def train_storage() -> tuple[Any, str, str] | None:
 
 
 def in_local_mode() -> bool:
-    """Whether Ray Train's local mode (`num_workers=0`) called what calls this, in this thread."""
+    """Whether Ray Train's local mode (`num_workers=0`) is on the call stack of this thread."""
     modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(None))
     return any(module.startswith(f"{_INTERNAL}.local_mode") for module in modules)
 
 
 def local_run(dataset: object) -> object | None:
-    """The run of Ray Train's local mode (`num_workers=0`) in this thread, another object for each; None where there is
-    none, or if it did not hand out the dataset.
+    """The run of Ray Train's local mode (`num_workers=0`) in this thread, a new object for each run; None if none is in
+    progress, or it did not hand out the dataset.
 
-    Local mode calls the training function where `fit()` was called, and `get_dataset_shard` gives what was passed to
-    the trainer. Where Ray does not say whether it is running, a handle stays a value.
+    Local mode calls the training function in the thread of `fit()`, and `get_dataset_shard` returns the object passed
+    to the trainer. If Ray does not say whether a run is in progress, a handle stays a value.
     """
     if train_rank() is None or not in_local_mode():
         return None
@@ -68,7 +68,7 @@ def local_run(dataset: object) -> object | None:
 
 
 def _ask_train(module: str, ask: Callable[[Any], Any]) -> Any:
-    """Asks an internal module of Ray Train what Ray has no public way to ask; None where this Ray does not say it."""
+    """Asks an internal module of Ray Train for a fact that Ray does not make public; None if this Ray lacks it."""
     try:
         return ask(importlib.import_module(f"{_INTERNAL}.{module}"))
     except (ImportError, AttributeError, KeyError, RuntimeError):
@@ -79,11 +79,12 @@ def data_parallel_of(mesh: Any, dp_size: int | None = None) -> RankAndSize:
     """Data-parallel rank and size of this process, from a mesh, a process group, or both as integers.
 
     Args:
-        mesh: A `DeviceMesh`, of which all dimensions count, the first one most; a process group; or the rank.
+        mesh: A `DeviceMesh`, all of whose dimensions are data-parallel, the first one outermost; a process group; or
+            the rank.
         dp_size: With a rank, the size.
 
     Raises:
-        ConfigError: If it is none of these, or this process is not part of it.
+        ConfigError: If `mesh` is none of these, or this process is not part of it.
     """
     if isinstance(mesh, DeviceMesh) and dp_size is None:
         if (coordinate := mesh.get_coordinate()) is None:
@@ -113,7 +114,7 @@ def default_device() -> torch.device:
 
 
 def check_process(pid: int) -> None:
-    """Checks that Ray and Lance work in this process, for what belongs to process `pid`.
+    """Checks that Ray and Lance work in this process, for an object that belongs to process `pid`.
 
     Raises:
         ConfigError: In a worker of torch's DataLoader, or in a forked process.
@@ -130,14 +131,14 @@ def check_context(context: ShardContext) -> None:
     """Checks that a loader can deliver batches in this process.
 
     Raises:
-        ConfigError: As `check_process`; and in a run of Ray Train whose every rank sees the dataset whole by mistake.
+        ConfigError: As `check_process`; and if, by mistake, every rank of a Ray Train run sees the whole dataset.
     """
     check_process(context.pid)
     assignment = context.assignment
     if assignment is None or assignment.is_split or train_rank() is None:
         return
     names = _ask_train("context", lambda of: vars(of.get_train_context().dataset_shard_provider)["_dataset_names"])
-    named = assignment.datasets_to_split or _ask_train(  # or those that Ray's own DataConfig splits
+    named = assignment.datasets_to_split or _ask_train(  # else those that Ray's own DataConfig splits
         "context", lambda of: vars(of.get_train_context().train_run_context.dataset_config)["_datasets_to_split"]
     )
     if names is None or named in (None, "all"):
@@ -156,10 +157,11 @@ def find_place(dist_info: DistInfo = None) -> RankAndSize:
 
     Args:
         dist_info: "torch" asks torch.distributed, "jax" jax, "ray" Ray Train; or the pair, or a function that returns
-            it. None asks torch.distributed where it is initialised; else it is (0, 1), if nothing shows more ranks.
+            it. None asks torch.distributed if it is initialised; else the result is (0, 1), unless there are signs of
+            more ranks.
 
     Raises:
-        ConfigError: If what is asked gives no answer, or the rank lies outside the world.
+        ConfigError: If the source gives no answer, or the rank is outside the world.
     """
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     try:

@@ -1,5 +1,5 @@
-"""Owns large values of which one copy serves all processes of a run, in Ray's object store where Ray runs; never makes
-them, and never starts Ray.
+"""Owns large values that all processes of a run share as one copy, in Ray's object store if Ray runs; never makes the
+values, and never starts Ray.
 """
 
 import logging
@@ -20,7 +20,7 @@ _FETCH_S = 120.0
 
 
 class _Value(NamedTuple):
-    """A value in this process, and the session whose object store holds its memory; "" for this process's own."""
+    """A value in this process, and the session whose object store holds its memory; "" if this process holds it."""
 
     value: Any
     session: str
@@ -29,28 +29,28 @@ class _Value(NamedTuple):
 class _Reference(NamedTuple):
     """A reference to the copy in the object store of a session."""
 
-    ref: Any  # its bytes while it is pickled
+    ref: Any  # as bytes while it is pickled
     session: str
 
 
 class Shared(Generic[T]):
-    """A value that is pickled as a reference to one copy and, where it has one, the recipe that makes it again.
+    """A value that is pickled as a reference to one copy and, if it has one, the recipe that makes the value again.
 
-    The reference serves while the process that put the copy lives. After that (a task that returned a handle and ended,
-    a pickle that is loaded in another Ray session) the recipe is followed. Without a recipe the value itself is
-    pickled, unless `of_run` says that the process that put it outlives its readers.
+    The reference is valid while the process that put the copy lives. After that (a task returned a handle and ended, or
+    a pickle is loaded in another Ray session) the recipe is used. Without a recipe the value itself is pickled, unless
+    `of_run` says that the process that put it outlives its readers.
 
-    Several threads may use one at once: value and reference are each read and replaced as a whole.
+    Several threads may use one object at once: value and reference are each read and replaced as a whole.
     """
 
     def __init__(self, what: str, value: T, nbytes: int, make: Callable[[], T] | None = None) -> None:
         """Takes a picklable value; NumPy arrays in it are read without a copy.
 
         Args:
-            what: What it is, for messages.
+            what: A name for messages.
             value: The value.
-            nbytes: Its bytes; small values are not worth a reference.
-            make: The recipe, picklable: makes an equal value, or raises.
+            nbytes: Bytes of the value; small values are not worth a reference.
+            make: The recipe, picklable; makes an equal value, or raises.
         """
         self._what, self._nbytes, self._make = what, nbytes, make
         self._value: _Value | None = _Value(value, "")
@@ -58,11 +58,11 @@ class Shared(Generic[T]):
         self._is_of_run = False
 
     def get(self) -> T:
-        """The value, fetched or made again where this process does not have it.
+        """Returns the value; fetches it or makes it again if this process does not have it.
 
         Raises:
-            HelperError: If the Ray session that has the value has ended, and there is no recipe.
-            RaylanceError: As the recipe raises.
+            HelperError: If the Ray session that has the value has ended, and no recipe was given.
+            RaylanceError: If the recipe raises it.
         """
         session = ray_session()
         held, reference = self._value, self._ref
@@ -100,14 +100,14 @@ class Shared(Generic[T]):
                 self._ref = _Reference(ray.put(value), session)
 
     def of_run(self) -> Self:
-        """The same, for processes that this one outlives: a large value is shared, and sent as a reference alone."""
+        """A copy for processes that this one outlives: a large value is shared, and sent only as a reference."""
         self.share()
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__, _is_of_run=True)
         return copy
 
     def here(self) -> "Shared[T]":
-        """The same, pickled as the value itself: for processes that have no Ray, and no time for the recipe."""
+        """A copy that is pickled as the value itself, for processes without Ray and without time for the recipe."""
         return Shared(self._what, self.get(), 0)
 
     def _is_shared_in(self, session: str) -> bool:
@@ -120,8 +120,8 @@ class Shared(Generic[T]):
         if reference is not None and is_here and (self._make is not None or self._is_of_run):
             import ray
 
-            # As bytes of their own: a reference cannot be loaded without Ray, and then the recipe must still be. Ray
-            # counts it all the same where it carries this object itself.
+            # As separate bytes, because a process without Ray cannot load a reference, and must still get the recipe.
+            # If Ray carries this object itself, it still counts the reference.
             packed = ray.cloudpickle.dumps(reference.ref)  # type: ignore[no-untyped-call]
             return self.__dict__ | {"_value": None, "_ref": _Reference(packed, session)}
         return self.__dict__ | {"_value": _Value(self.get(), ""), "_ref": None}

@@ -1,7 +1,8 @@
-"""Owns the temporary directories that raylance makes on this machine, and their removal; never what is written there.
+"""Owns the temporary directories that raylance makes on this machine, and their removal; never writes into them.
 
-The process that makes a directory locks it. The kernel ends the lock with the process, however that ends: so the next
-process knows which directories are unused. On a file system without such locks (some network ones) they stay.
+The process that makes a directory locks it. The kernel releases the lock when the process ends, even if it is killed,
+so the next process knows which directories are unused. On a file system without such locks (some network ones) they
+stay.
 """
 
 import atexit
@@ -20,16 +21,16 @@ _locks: dict[str, int | None] = {}  # descriptors by the directories of this pro
 
 
 def make(files: Collection[str]) -> str:
-    """Makes a directory, which is this process's until `remove`; the first call removes those of dead processes.
+    """Makes a directory, which belongs to this process until `remove`; the first call removes those of dead processes.
 
     Args:
-        files: The names that such a directory may hold: one that holds others is not raylance's, and stays.
+        files: Names of the files that such a directory may hold; a directory with other files stays.
 
     Raises:
-        OSError: If there is no place for it.
+        OSError: If the directory cannot be made.
     """
     sweep(frozenset(files))
-    for directory in list(_locks):  # another thread may add one
+    for directory in list(_locks):  # a copy, because another thread may add one
         if not os.path.lexists(directory):  # Ray Train has uploaded and removed it
             remove(directory)
     while True:
@@ -53,13 +54,13 @@ def remove(directory: str) -> None:
 @functools.cache
 def sweep(files: frozenset[str]) -> None:
     """Removes the directories of dead processes, once a process; see `make`."""
-    # Python's default skips places that are full, and they may be full of such directories.
+    # Python's default skips full places, which may be full of such directories.
     places = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
     with contextlib.suppress(OSError):
         places.append(tempfile.gettempdir())
     for directory in [found for place in dict.fromkeys(places) for found in Path(place).glob(f"{_PREFIX}*")]:
         if (lock := _lock(str(directory), wait=False)) is not None:
-            with contextlib.suppress(OSError):  # what cannot be removed stays: this run does not need it gone
+            with contextlib.suppress(OSError):  # this run does not depend on the removal
                 if {file.name for file in directory.iterdir()} <= files:
                     shutil.rmtree(directory)
             os.close(lock)
@@ -88,4 +89,4 @@ def _remove_all() -> None:
 
 
 atexit.register(_remove_all)
-os.register_at_fork(after_in_child=_locks.clear)  # they stay the parent's
+os.register_at_fork(after_in_child=_locks.clear)  # the directories still belong to the parent

@@ -1,4 +1,4 @@
-"""Owns the files of a checkpoint, position and state of a run: written, found, read, checked; knows no loader."""
+"""Owns a checkpoint's files of position and state: writes, finds, reads and checks them; never knows a loader."""
 
 import contextlib
 import errno
@@ -26,8 +26,8 @@ from raylance.planning.state import FILE_NAME, parse_state, read_state, write_st
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "state.pt"
-FILES = frozenset({FILE_NAME, STATE_FILE})  # that raylance writes
-_RESERVE_BYTES = 4 << 20  # for Ray Train's list of checkpoints, which it writes in place, and for raylance's records
+FILES = frozenset({FILE_NAME, STATE_FILE})  # written by raylance
+_RESERVE_BYTES = 4 << 20  # for Ray Train's list of checkpoints, which it overwrites in place, and raylance's records
 
 
 def as_checkpoint(path: str | os.PathLike[str]) -> ray.train.Checkpoint:
@@ -43,7 +43,7 @@ def as_checkpoint(path: str | os.PathLike[str]) -> ray.train.Checkpoint:
 
 @contextlib.contextmanager
 def own_directory(mode: CheckpointUploadMode) -> Iterator[ray.train.Checkpoint]:
-    """A directory of this machine for a checkpoint; it is gone when Ray Train has what is in it."""
+    """A directory on this machine for a checkpoint; it is removed once Ray Train has the files."""
     before = ray.train.get_checkpoint() if process.in_local_mode() else None
     directory = _make_directory()
     try:
@@ -52,11 +52,11 @@ def own_directory(mode: CheckpointUploadMode) -> Iterator[ray.train.Checkpoint]:
         temporary.remove(directory)
         raise
     if process.in_local_mode():
-        # Ray Train stores nothing there: it is the run's checkpoint itself, until the next one or the process's end.
+        # In local mode Ray Train does not upload: the directory is the checkpoint, until the next one or process end.
         if before is not None:
-            temporary.remove(before.path)  # not a directory of the user's
+            temporary.remove(before.path)  # leaves directories of the user
     elif mode is not CheckpointUploadMode.ASYNC:
-        temporary.remove(directory)  # Ray Train has left it where the report was skipped
+        temporary.remove(directory)  # Ray Train leaves it if it skipped the report
 
 
 @contextlib.contextmanager
@@ -78,21 +78,22 @@ def fetched(checkpoint: ray.train.Checkpoint) -> Iterator[str]:
 
 
 def newest_checkpoint(path: str | os.PathLike[str], storage_filesystem: Any = None) -> ray.train.Checkpoint:
-    """Finds the newest whole checkpoint in the folder of a run, without Ray Train's list of them.
+    """Finds the newest whole checkpoint in the folder of a run, without Ray Train's list of checkpoints.
 
-    For a run that Ray Train cannot continue, because a full disk left its list, `checkpoint_manager_snapshot.json`,
-    empty: `restore(loader, ray.train.get_checkpoint() or newest_checkpoint(folder))` continues in a run of a new name.
+    Use it if Ray Train cannot continue a run because a full disk left its list, `checkpoint_manager_snapshot.json`,
+    empty: `restore(loader, ray.train.get_checkpoint() or newest_checkpoint(folder))` continues in a run with a new
+    name.
 
     A checkpoint is whole if `raylance_state.json` and `state.pt` can be read. raylance does not know which of your own
     files, reported with `checkpoint=`, should be there.
 
     Args:
-        path: The run's folder: the storage path, and in it the run's name.
-        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
+        path: The run's folder: the storage path, followed by the run's name.
+        storage_filesystem: A file system of pyarrow, as in `ray.train.RunConfig`; then `path` lies in it.
 
     Raises:
-        ConfigError: For a URI that pyarrow does not read.
-        StateError: If there is no such folder, or none of its checkpoints is whole.
+        ConfigError: If pyarrow does not support the URI.
+        StateError: If the folder does not exist, or none of its checkpoints is whole.
     """
     filesystem, folder = open_folder(path, storage_filesystem)
     is_folder = filesystem.get_file_info(folder).type is pyarrow.fs.FileType.Directory
@@ -103,7 +104,7 @@ def newest_checkpoint(path: str | os.PathLike[str], storage_filesystem: Any = No
         checkpoint = ray.train.Checkpoint(os.path.dirname(info.path), filesystem=filesystem)
         try:
             _check_whole(checkpoint)
-        except (StateError, FileNotFoundError) as error:  # the latter if num_to_keep= deletes it meanwhile
+        except (StateError, FileNotFoundError) as error:  # num_to_keep= may delete it now
             logger.warning("%s is not whole, and an earlier checkpoint is taken: %s", checkpoint.path, error)
         else:
             return checkpoint
@@ -119,7 +120,7 @@ def _check_whole(checkpoint: ray.train.Checkpoint) -> None:
         path = Path(directory, STATE_FILE)
         if load_state_file(path) is None and set(os.listdir(directory)) <= FILES:
             raise StateError(f"it has neither {STATE_FILE} nor files of your own.")
-        # torch does not compare the checksums that it writes, and the values of a damaged file are other ones.
+        # torch does not check the checksums that it writes, so it would load wrong values from a damaged file.
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as file:
                 if damaged := file.testzip():
@@ -127,12 +128,12 @@ def _check_whole(checkpoint: ray.train.Checkpoint) -> None:
 
 
 def check_room(checkpoint: ray.train.Checkpoint) -> None:
-    """Refuses a checkpoint for which the run's storage has no room, if that is a file system of this machine.
+    """Refuses a checkpoint for which the run's storage has no room, if the storage is a file system of this machine.
 
-    Ray Train's controller would end the run, and leave an empty list of checkpoints.
+    Otherwise Ray Train's controller would end the run, and leave an empty list of checkpoints.
 
     Raises:
-        RaylanceError: With the bytes that it needs, and those that are free.
+        RaylanceError: If the checkpoint does not fit; it names the bytes needed and the free bytes.
     """
     storage = process.train_storage()
     if storage is None:
@@ -155,17 +156,17 @@ def check_room(checkpoint: ray.train.Checkpoint) -> None:
 
 
 def _bytes_in(directory: str) -> int:
-    """The bytes of its files, also of those that links lead to: they are copied, too."""
+    """The bytes of the files in a directory, also of linked ones, because they are copied, too."""
     needed = 0
     for parent, _, names in os.walk(directory, followlinks=True):
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # a file of the user's that is gone meanwhile
+            with contextlib.suppress(FileNotFoundError):  # the user may have removed the file
                 needed += os.stat(os.path.join(parent, name)).st_size
     return needed
 
 
 def load_state_file(path: Path) -> dict[str, Any] | None:
-    """The state in a checkpoint's directory, None where there is none."""
+    """The state in a checkpoint's directory; None if there is none."""
     try:
         _check_size(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -173,7 +174,7 @@ def load_state_file(path: Path) -> dict[str, Any] | None:
             raise TypeError(f"it holds a {type(state).__name__}")
     except FileNotFoundError:
         return None
-    except Exception as error:  # of a file that was cut or overwritten, torch raises one of a dozen
+    except Exception as error:  # torch raises many kinds for a file that was cut or overwritten
         raise StateError(
             f"{path.name} of the checkpoint is damaged, or no state of raylance.report() ({type(error).__name__}); "
             "nothing was restored. Continue from an earlier checkpoint by checkpoint=, or start under a new run name."
@@ -182,14 +183,14 @@ def load_state_file(path: Path) -> dict[str, Any] | None:
 
 
 def _check_size(path: Path) -> None:
-    """Refuses a file that needs more memory than it has bytes: torch compresses nothing."""
+    """Refuses a file that needs more memory than it has bytes, because torch does not compress."""
     with zipfile.ZipFile(path) as file:
         if sum(info.file_size for info in file.infolist()) > path.stat().st_size:
             raise ValueError("its parts are compressed, or overlap")
 
 
 def write_files(checkpoint: ray.train.Checkpoint, position: Mapping[str, Any], state: dict[str, Any] | None) -> None:
-    """Writes raylance's files into a checkpoint, wherever it lies."""
+    """Writes raylance's files into a checkpoint, local or remote."""
     with contextlib.ExitStack() as stack:
         directory = checkpoint.path
         is_here = isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem)
@@ -209,7 +210,7 @@ def write_files(checkpoint: ray.train.Checkpoint, position: Mapping[str, Any], s
 
 
 def _check_name(checkpoint: ray.train.Checkpoint, *, has_state: bool) -> None:
-    """Refuses a directory whose state.pt would be overwritten, or be restored as what was reported now."""
+    """Refuses a directory whose state.pt would be overwritten, or restored as if it were reported now."""
     names = [f"{checkpoint.path}/{name}" for name in (FILE_NAME, STATE_FILE)]
     filesystem: Any = checkpoint.filesystem
     is_used, has_file = (info.is_file for info in filesystem.get_file_info(names))
@@ -228,7 +229,7 @@ def _make_directory() -> str:
 
 
 def _unwritten(directory: str, error: OSError, needed: int = 0) -> RaylanceError:
-    """The error where a checkpoint finds no room, or a disk that fails."""
+    """The error for a checkpoint that cannot be written, because the disk is full or fails."""
     room = f"{shutil.disk_usage(directory).free:,} bytes are free there" if Path(directory).exists() else ""
     figures = ", and ".join(filter(None, [room, f"the state needs {needed:,}" if needed else ""]))
     return RaylanceError(
@@ -239,14 +240,14 @@ def _unwritten(directory: str, error: OSError, needed: int = 0) -> RaylanceError
 
 
 def _size(state: dict[str, Any]) -> int:
-    """The bytes that a state needs."""
+    """The bytes of a saved state."""
     counter = _Counter()
     _dump(state, counter)
     return counter.count
 
 
 class _Counter(io.RawIOBase):
-    """A file that keeps nothing but how much was written."""
+    """A file that only counts the bytes written."""
 
     count = 0
 
@@ -260,7 +261,7 @@ def _save(state: dict[str, Any], path: Path) -> None:
     with open(path, "wb") as file:
         _dump(state, file)
     with _refusing():
-        # Tried now: a checkpoint that cannot be loaded is noticed when it is needed most.
+        # Loaded now, because otherwise an error would only show at the resume.
         torch.load(path, map_location="cpu", mmap=True, weights_only=True)
 
 
@@ -268,8 +269,8 @@ def _dump(state: dict[str, Any], file: Any) -> None:
     """Writes a state to an open file.
 
     Raises:
-        OSError: What the file raised: torch says of it only that it stands elsewhere than it should.
-        ConfigError: If the state is not one that can be saved.
+        OSError: If the file raised it; torch itself only reports a wrong position in the file.
+        ConfigError: If the state cannot be saved.
     """
     with _refusing():
         try:
@@ -282,7 +283,7 @@ def _dump(state: dict[str, Any], file: Any) -> None:
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """Names the fault of a state that PyTorch does not take."""
+    """Raises a ConfigError that names the cause if torch cannot save or load a state."""
     try:
         yield
     except (pickle.PickleError, TypeError, AttributeError, RuntimeError, NotImplementedError) as error:

@@ -1,4 +1,4 @@
-"""Owns raylance's part of Ray Train's checkpoints: where loaders stand, and a run's state; never the training loop."""
+"""Owns raylance's part of Ray Train's checkpoints: positions of loaders, and a run's state; never the training loop."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ from raylance.integrations.checkpoint_files import (
 from raylance.planning.state import FORMAT, read_state
 
 Reported = RankLoader | Batches | Dataset  # the handle itself in local mode
-_LOADERS = "loaders"  # states by name, where there are several
+_LOADERS = "loaders"  # key of the states by name, if there are several loaders
 
 
 def report(
@@ -45,32 +45,32 @@ def report(
 ) -> None:
     """Reports metrics with a checkpoint that says which rows were consumed. Every rank must call it at the same step.
 
-    Ray Train's report is a barrier that is drained about once in two seconds: call it every some hundred steps, not
+    Ray Train's report is a barrier that completes about once in two seconds, so call it every few hundred steps, not
     every step.
 
     Args:
-        metrics: For Ray Train.
-        loader: The loader of the training dataset, or what its `batches` returned; several by name, where the run
-            trains on several datasets. None reports metrics alone, without a checkpoint.
-        state: What `restore` gives back, picklable by `torch.save` and loadable with `weights_only=True`: state dicts
-            of model and optimizer, numbers, strings. Only rank 0's is stored.
-        checkpoint: A directory that this rank has written, such as its part of a sharded checkpoint; Ray Train puts
-            those of all ranks into one, so that their files need different names. Rank 0's gets raylance's files, too:
-            raylance_state.json, and state.pt where there is a `state`; it may hold no state.pt of its own.
-        checkpoint_dir_name: As Ray Train takes it, like all that follows.
-        checkpoint_upload_mode: With ASYNC, training continues meanwhile; NO_UPLOAD needs a `checkpoint` of rank 0 that
-            lies in the run's storage already.
-        delete_local_checkpoint_after_upload: Of `checkpoint`; what raylance writes by itself is always deleted.
+        metrics: Metrics for Ray Train.
+        loader: The loader of the training dataset, or the result of its `batches`; a dict by name if the run trains on
+            several datasets. None reports metrics only, without a checkpoint.
+        state: The dict that `restore` returns, picklable by `torch.save` and loadable with `weights_only=True`: state
+            dicts of model and optimizer, numbers, strings. Only rank 0's state is stored.
+        checkpoint: A directory that this rank has written, such as its part of a sharded checkpoint. Ray Train merges
+            the directories of all ranks, so their files need different names. raylance adds its files to that of rank
+            0: raylance_state.json, and state.pt if there is a `state`; you must not put a state.pt there yourself.
+        checkpoint_dir_name: As in Ray Train, like all arguments that follow.
+        checkpoint_upload_mode: With ASYNC, training continues during the upload. NO_UPLOAD needs a `checkpoint` of rank
+            0 that lies in the run's storage already.
+        delete_local_checkpoint_after_upload: For `checkpoint`; directories that raylance makes are always deleted.
         checkpoint_upload_fn: Uploads instead of Ray Train.
-        validation: Has Ray Train validate this checkpoint, see `ray.train.ValidationConfig`; `restore(None,
-            checkpoint)` gives its function the state.
+        validation: Makes Ray Train validate this checkpoint, see `ray.train.ValidationConfig`; its function gets the
+            state by `restore(None, checkpoint)`.
 
     Raises:
-        ConfigError: If `state` could not be loaded again; if another loader of this run has moved and is missing, and
-            so would start over after a resume; or if there is a checkpoint to report and no loader.
-        RaylanceError: If there is no room for the checkpoint, on this machine or in a storage path that is one of its
-            file systems. Other ranks wait in their report until Ray Train ends them; then it continues the run from the
-            newest checkpoint, as after any error.
+        ConfigError: If `state` could not be loaded again; if another loader of this run has moved and is missing, so
+            that it would start over after a resume; or if there is a checkpoint to report and no loader.
+        RaylanceError: If the checkpoint does not fit, on this machine or in a storage path that is one of its file
+            systems. Other ranks wait in their report until Ray Train ends them; then Ray Train continues the run from
+            the newest checkpoint, as after any error.
     """
     if loader is None:
         if state is not None or checkpoint is not None or validation is not False:
@@ -111,7 +111,7 @@ def report(
             check_room(reported)
         if is_own:
             options["delete_local_checkpoint_after_upload"] = not process.in_local_mode()
-        if reported is not None:  # Ray Train refuses to validate what is none
+        if reported is not None:  # Ray Train refuses validation without a checkpoint
             options["validation"] = validation
         ray.train.report(dict(metrics), reported, **options)
 
@@ -122,26 +122,26 @@ def restore(
     *,
     load: Callable[[Path], object] | None = None,
 ) -> dict[str, Any] | None:
-    """Puts the loader where Ray Train's newest checkpoint says, on any world size.
+    """Moves the loader to the position in Ray Train's newest checkpoint, on any world size.
 
     Args:
-        loader: The loader of the training dataset, or several by name, as they were reported. None restores the state
-            alone, to validate a checkpoint or to serve it.
+        loader: The loader of the training dataset, or several by name, as they were reported. None restores only the
+            state, to validate a checkpoint or to serve it.
         checkpoint: Another checkpoint to continue from, such as one of another run; None for Ray Train's newest.
-        load: Called on each rank with the checkpoint's directory, while it lies on this machine: what loads the
-            directories that were reported with `checkpoint=`.
+        load: A function that loads the directories reported with `checkpoint=`; called on each rank with the
+            checkpoint's directory, while it lies on this machine.
 
     Returns:
-        The `state` that was reported, tensors on the CPU, empty where directories were reported without one; None on a
-        fresh start.
+        The `state` that was reported, with tensors on the CPU; an empty dict if directories were reported without one;
+        None on a fresh start.
 
     Raises:
         ConfigError: If Ray Train gives every rank all rows by mistake: see `DataConfig`.
-        StateError: If the checkpoint belongs to other data, another order or other loaders, is damaged, or is newer; if
-            it holds no `state` and there is no `load`.
-        RaylanceError: If there is no room on this machine for a checkpoint that lies elsewhere.
+        StateError: If the checkpoint belongs to other data, another order or other loaders, is damaged, or was written
+            by a newer version; if it holds no `state` and `load` is None.
+        RaylanceError: If a checkpoint must be downloaded and does not fit on this machine.
     """
-    temporary.sweep(FILES)  # a checkpoint that is downloaded needs room, too
+    temporary.sweep(FILES)  # a checkpoint that is downloaded needs room
     loaders = {} if loader is None else _by_name(loader)
     for found in loaders.values():
         process.check_context(recorder_of(found).context)
@@ -165,7 +165,7 @@ def restore(
 
 
 def _move_all(loaders: Mapping[str | None, RankLoader], states: Mapping[Any, Any]) -> None:
-    """Puts all loaders where the states say, or none: one that has moved alone would skip rows."""
+    """Moves all loaders to their states, or none, because a loader that moved alone would skip rows."""
     before = {name: found.state_dict() for name, found in loaders.items()} if len(loaders) > 1 else {}
     try:
         for name, found in loaders.items():
@@ -177,7 +177,7 @@ def _move_all(loaders: Mapping[str | None, RankLoader], states: Mapping[Any, Any
 
 
 def _by_name(loader: Reported | Mapping[str, Reported]) -> dict[str | None, RankLoader]:
-    """Loaders by name; None names the one that was given by itself."""
+    """Loaders by name; None names a single loader given without a dict."""
     given: Mapping[Any, Any] = loader if isinstance(loader, Mapping) else {None: loader}
     loaders: dict[str | None, RankLoader] = {}
     for name, value in given.items():
@@ -209,7 +209,7 @@ def _check_names(loaders: Mapping[str | None, RankLoader]) -> None:
 
 
 def _saved_states(saved: dict[str, Any], loaders: Mapping[str | None, Any]) -> Mapping[Any, Any]:
-    """The saved states by the names of the loaders; a single one fits any name."""
+    """The saved states by the names of the loaders; a single state fits any name."""
     several = saved.get(_LOADERS)
     if several is None and len(loaders) == 1:
         return dict.fromkeys(loaders, saved)
@@ -224,7 +224,7 @@ def _saved_states(saved: dict[str, Any], loaders: Mapping[str | None, Any]) -> M
 
 
 def _check_missing(loaders: Mapping[str | None, RankLoader]) -> None:
-    """Refuses to leave out a loader of this run that would deliver other rows if it started over."""
+    """Refuses to leave out a loader of this run that has moved, because it would start over after a resume."""
     given = list(map(recorder_of, loaders.values()))
     for other in assigned_recorders():
         assignment = other.context.assignment

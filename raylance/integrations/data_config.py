@@ -1,4 +1,4 @@
-"""Owns the seam to Ray Train: the loaders that its workers get; never the training loop, never a checkpoint."""
+"""Owns the loaders that Ray Train's workers get; never the training loop, and never a checkpoint."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from raylance.settings import make_options, takes_options
 
 
 class DataConfig(ray.train.DataConfig):
-    """Gives each Train worker its `RankLoader`; Ray Data datasets beside raylance's keep Ray's own treatment."""
+    """Gives each Train worker its `RankLoader`; datasets of Ray Data in the same run are treated as usual."""
 
     @takes_options
     def __init__(
@@ -27,17 +27,18 @@ class DataConfig(ray.train.DataConfig):
         """Makes a config.
 
         Args:
-            datasets_to_split: Names of the datasets that the ranks share; each rank sees the others whole.
-            ranks_per_replica: So many contiguous ranks are peers, which get the same rows: those of one replica of the
-                model, under tensor, pipeline or context parallelism. `batch_size` counts the rows of a replica.
+            datasets_to_split: Names of the datasets that the ranks share; each rank sees the other datasets whole.
+            ranks_per_replica: Number of contiguous ranks that are peers, which get the same rows: the ranks of one
+                replica of the model, under tensor, pipeline or context parallelism. `batch_size` counts the rows of a
+                replica.
             data_parallel: Any other arrangement: a function (world rank, world size) → (data-parallel rank,
-                data-parallel size), the same for all ranks of one data-parallel rank.
+                data-parallel size), with the same result for all peers.
             **options: Fields of `raylance.Options`, such as `num_decoders=2`, for the loaders of all datasets and
                 ranks. `num_decoders="auto"` takes the CPUs that the trainer leaves free; `max_window_bytes` is also
-                `window_bytes` of the datasets that are given without one.
+                the `window_bytes` of datasets without one.
 
         Raises:
-            ConfigError: For an unknown option, or a value that cannot be honoured.
+            ConfigError: If an option is unknown, or a value cannot be honoured.
         """
         if not isinstance(datasets_to_split, list) and datasets_to_split != "all":
             raise ConfigError(f'datasets_to_split={datasets_to_split!r}: give a list of names, or "all".')
@@ -56,7 +57,7 @@ class DataConfig(ray.train.DataConfig):
         worker_node_ids: list[str] | None,
         **kwargs: Any,
     ) -> list[dict[str, Any]]:
-        """Makes the loaders, one for each rank and dataset; called by Ray Train when the workers run.
+        """Makes a loader for each rank and dataset; Ray Train calls it when the workers run.
 
         Raises:
             ConfigError: If the world does not divide into replicas.

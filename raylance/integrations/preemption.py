@@ -1,4 +1,4 @@
-"""Owns the checkpoint that a run makes before a node goes; never the notice itself, which is Ray's."""
+"""Owns the checkpoint that a run makes before it loses a node; never makes the notice, which is Ray's."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import ray.train
 
 from raylance.integrations.checkpoints import Reported, report
 
-_reported: set[str] = set()  # nodes whose loss this process has prepared for
+_reported: set[str] = set()  # nodes for whose loss this process has reported a checkpoint
 
 
 def report_if_preempted(
@@ -18,25 +18,25 @@ def report_if_preempted(
 ) -> bool:
     """Reports a checkpoint if Ray has announced that a node of this run will be taken away; once for each node.
 
-    Every rank must call it at the same steps: the ranks agree on the answer, which takes them some milliseconds. Call
-    it every few steps, at intervals that are short against the notice of the cloud:
+    Every rank must call it at the same steps: the ranks agree on the answer, which takes some milliseconds. Call it
+    every few steps, at intervals much shorter than the cloud's notice:
 
         if step % 10 == 0:
             raylance.report_if_preempted({"loss": loss}, loader, state=lambda: {"model": model.state_dict()})
 
-    Training continues afterwards. When the node is lost, Ray Train starts the ranks again at this checkpoint, and the
-    restart counts as `FailureConfig.max_preemption_failures`, not as `max_failures`.
+    Training continues afterwards. When the node is lost, Ray Train restarts the ranks at this checkpoint, and the
+    restart counts for `FailureConfig.max_preemption_failures`, not for `max_failures`.
 
-    It needs a notice that reaches Ray before the node goes: from an autoscaler that drains nodes, or from `ray
-    drain-node` in a hook of the node. It needs the time until Ray Train sees it
-    (`RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S`, 5 s unless set), until the next call, and until the checkpoint is stored. A
-    node that is lost without a notice, or earlier than that, costs the steps since the last checkpoint.
+    The notice must reach Ray before the node is lost: from an autoscaler that drains nodes, or from `ray drain-node` in
+    a hook of the node. It must be early enough for Ray Train to see it (`RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S`, 5 s
+    unless set), for the next call, and for storing the checkpoint. If a node is lost without such a notice, the steps
+    since the last checkpoint are lost.
 
     Args:
-        metrics: As `report` takes them.
-        loader: As `report` takes it.
-        state: As `report` takes it; or a function that returns it, called only if there is something to report.
-        **options: Of `report`.
+        metrics: As in `report`.
+        loader: As in `report`.
+        state: As in `report`; or a function that returns it, called only if there is something to report.
+        **options: Other arguments of `report`.
 
     Returns:
         Whether a checkpoint was reported now; the same on all ranks.

@@ -49,7 +49,7 @@ _WAIT = (
     "read, were being decoded or waited for a decoder, or were being brought here and made a batch."
 )
 
-_PEERS = " Of peers, which get the same rows, each counts an equal part: the sum over all ranks is that of the run."
+_PEERS = " Peers (ranks with the same rows) each count an equal share: the sum over all ranks is the run's."
 _OF_PEERS = frozenset(["rows", "decoded_rows", "masked_rows"])  # the figures that are divided among peers
 
 METRICS: tuple[Metric, ...] = (
@@ -65,7 +65,7 @@ METRICS: tuple[Metric, ...] = (
         "train_seconds",
         "train_s",
         "Seconds between handing out a batch and being asked for the next one, but those "
-        "in which another loader was iterated, as to validate.",
+        "in which another loader was iterated, such as for validation.",
     ),
     _counter("save_seconds", "save_s", "Seconds of these in raylance.report."),
     _counter("storage_seconds", "storage_s", "Seconds in which storage was being read, all shard actors together."),

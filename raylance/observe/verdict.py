@@ -112,8 +112,8 @@ def _describe(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
     others = others_s / max(1e-9, others_s + run.sum("save_s") + run.steady_s)
     if others > _OTHERS:
         advice.append(
-            f"besides, {others:.0%} of the time since its first batch went to other loaders, iterated during its "
-            "steps, as to validate: their own explain() says what limits these"
+            f"{others:.0%} of the time since its first batch went to other loaders, iterated during its steps, such as "
+            "for validation: call their explain()"
         )
     resharded_s = run.sum("reshard_s") / len(run.ranks)
     if resharded_s >= _RESHARDED_S:

@@ -45,8 +45,8 @@ def select_rows(epoch: Epoch, positions: Int64Array) -> Int64Array:
     if len(outside):
         raise ConfigError(
             f"{name}.rows_of() gave row {found[outside[0]]:,} at position {positions[outside[0]]} of epoch "
-            f"{epoch.number}; the selection has the rows 0 to {order.rows - 1}. The epoch ends here: this is no row of "
-            f"the dataset, or one that the filter excludes. Return rows of the selection, in [0, epoch.order.rows). "
+            f"{epoch.number}; the selection has the rows 0 to {order.rows - 1}. The epoch ends here: this is not a row "
+            f"of the dataset, or one that the filter excludes. Return rows of the selection, in [0, epoch.order.rows). "
             f"{advice}"
         )
     return found.astype(np.int64, copy=False)

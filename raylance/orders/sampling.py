@@ -226,7 +226,7 @@ def _numbers(column: Column, name: str) -> Float64Array:
         )
     if column.nulls:
         raise ConfigError(
-            f"Weighted: column {name!r} has {column.nulls} nulls, which are no weights. These rows could not be drawn. "
+            f"Weighted: column {name!r} has {column.nulls} nulls instead of weights. These rows could not be drawn. "
             f"Leave them out (filter={f'`{name}` IS NOT NULL'!r}), or give them a weight."
         )
     return values.astype(np.float64)

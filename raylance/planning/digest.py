@@ -117,7 +117,7 @@ class Interval:
             ValueError: If the values are not an interval.
         """
         if len(values) not in (8, 10) or not all(type(value) is int and value >= 0 for value in values):
-            raise ValueError(f"{values!r} is no interval of a digest")
+            raise ValueError(f"{values!r} is not an interval of a digest")
         jump, epoch, low, high, is_last, rows, hashed, padding, *share = values
         digest = Digest(rows=rows, hash=hashed, padding=padding)
         pair = (share[0], share[1]) if share else None

@@ -302,9 +302,9 @@ def _arranged(lanes: int, first: int, size: int, low: int, high: int) -> Int64Ar
 def no_step_left(plan: Plan, epoch: int, position: int) -> str:
     """The warning for an empty pass: from its position, no whole step fits into the epoch."""
     return (
-        f"no step is left of epoch {epoch}: {position} of {plan.epoch_rows} rows were consumed, and the rest is no "
-        f"global batch of {plan.global_batch_size} (remainder={plan.remainder!r}). This pass is empty; the next one is "
-        f"epoch {epoch + 1}."
+        f"no step is left of epoch {epoch}: {position} of {plan.epoch_rows} rows were consumed, and the rest is less "
+        f"than a global batch of {plan.global_batch_size} (remainder={plan.remainder!r}). This pass is empty; the next "
+        f"one is epoch {epoch + 1}."
     )
 
 

@@ -139,7 +139,7 @@ def _prove(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> Epo
         if status == "proven":
             text = f"{_rows(line)} are as planned, but were not all that was handed out"
         many = f"{line.besides:,} rows" if line.besides else "rows"
-        text += f"; {many} were handed out besides: by set_epoch or another loader, without a state that was restored"
+        text += f"; {many} more were handed out: by set_epoch or another loader, without a state that was restored"
         status = "unproven"
     return EpochProof(
         epoch=line.epoch,
@@ -177,10 +177,8 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
     if _differs(line, expected, left_out):
         more = line.digest.rows + left_out - planned
         many = f", {abs(more):,} too {'many' if more > 0 else 'few'}" * (more != 0)
-        text = (
-            f"{rows} were handed out{many}, which are not the {'planned' if repeats else 'selected'} ones each once: "
-        )
-        return "fault", left_out, text + "some came twice or were none of them, and others never came"
+        text = f"{rows} were handed out{many}, and they are not each {'planned' if repeats else 'selected'} row once: "
+        return "fault", left_out, text + "some were repeated or never selected, others are missing"
     every = "every draw of the plan" if repeats else "every selected row"
     if line.has_ended:
         text = f"{rows} were handed out: {every} exactly once"
@@ -232,8 +230,8 @@ def check_permutation(plan: Plan, selection: Selected, epoch: int, end: int, han
         return
     name = type(plan.order.settings).__name__
     raise CoverageError(
-        f"the order {name} is no permutation: of its {handed.rows:,} rows in epoch {epoch} some came twice, and others "
-        f"of the {plan.rows:,} selected ones never. The model was trained on other data than asked for. Make rows_of() "
+        f"the order {name} is not a permutation: of its {handed.rows:,} rows in epoch {epoch} some came twice, and "
+        f"others of the {plan.rows:,} selected ones never. The model was trained on other data than asked for. Make rows_of() "
         f"a permutation for every epoch, or set repeats = True in {name} to allow this; "
         f"raylance.testing.check_order({name}(…)) tries it."
     )

@@ -135,7 +135,7 @@ class DataParallel:
         object.__setattr__(self, "ranks_per_replica", check_integer("ranks_per_replica", self.ranks_per_replica, 1))
         if self.function is not None and not callable(self.function):
             raise ConfigError(
-                f"data_parallel={self.function!r} is no function. Give one of (world rank, world size) that returns "
+                f"data_parallel={self.function!r} is not a function. Give one of (world rank, world size) that returns "
                 "(data-parallel rank, data-parallel size)."
             )
         if self.function is not None and self.ranks_per_replica != 1:

@@ -132,7 +132,9 @@ def parse_state(saved: Mapping[str, Any]) -> State:
     """
     found = saved.get("format") if isinstance(saved, Mapping) else None
     if not _is_count(found, 1):
-        raise StateError(f"this is no raylance state: its format number is {found!r}. Pass what state_dict() returned.")
+        raise StateError(
+            f"this is not a raylance state: its format number is {found!r}. Pass the result of state_dict()."
+        )
     if found > FORMAT:
         raise StateError(
             f"the state has format {found}, this raylance reads up to {FORMAT}: a newer raylance wrote it. Nothing was "

@@ -313,7 +313,7 @@ def _reopened(run: Run, storage_options: StorageOptions | None) -> dict[str, Any
         pictures = [_remains_of(data[of], row, column) for of, row, column, _, _ in bad]
     except Exception as error:  # of a storage, or of a dataset that was moved: the rest of the page is still written
         why = (
-            f"The dataset could not be opened for it ({(str(error).splitlines() or [repr(error)])[0]}). Where only a "
+            f"The dataset could not be opened for it ({(str(error).splitlines() or [repr(error)])[0]}). If only a "
             "setting is missing that no record holds (order=, pack=, storage_options=), raylance.audit.reopen(state, "
             "…) takes it, and .plan(…).shuffle_quality() of that says it."
         )
@@ -344,7 +344,7 @@ def _describe_quality(ratio: float) -> str:
         return "A batch is as good a mix of the rows as one of a full shuffle."
     return (
         f"A batch is {ratio:.1f} times as far from the mix of all rows as one of a full shuffle, if neighbours in "
-        "storage are alike: where they are sorted, use more lanes or larger windows; where they are stored in random "
+        "storage are alike: if they are sorted, use more lanes or larger windows; if they are stored in random "
         "order, it does not matter."
     )
 

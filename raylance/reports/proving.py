@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _LINES = 3  # at most, of a verdict
 FEW_ROWS = 10**7  # of plans, computed at most if the proof is one part of more: ten seconds
 _UNKNOWN_ROWS = "its records do not hold which rows were handed out: a raylance before 0.8 wrote them"
-_LACKING = "What no record holds (storage_options=, pack=, order=), and where data lies now (uri=), prove_run takes."
+_LACKING = "Records hold no storage_options=, pack=, order=, or new place of moved data (uri=): give them to prove_run."
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

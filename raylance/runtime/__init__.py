@@ -1,1 +1,1 @@
-"""Owns who does the work of a rank, and when: the dispatcher decides, a runtime does; never knows orders."""
+"""Owns the execution of one rank's work, which the dispatcher decides and a runtime does; never knows orders."""

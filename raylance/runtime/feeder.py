@@ -1,5 +1,5 @@
 """Owns the thread between helpers and consumer: it waits, compares, collates and copies to the device, so that the
-training thread takes finished batches; never decides which work is done where, never holds a loader's position.
+training thread takes finished batches; never assigns work to helpers, and never holds a loader's position.
 """
 
 import atexit
@@ -52,31 +52,31 @@ from raylance.runtime.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 5.0  # between looks whether the thread still lives
-_JOIN_S = 10.0  # that a closing consumer waits for user code in the thread to end
+_LOOK_S = 5.0  # between checks that the thread is alive
+_JOIN_S = 10.0  # longest wait of a closing consumer for user code in the thread
 
 _alive: "weakref.WeakSet[Feeder]" = weakref.WeakSet()
 
 
 class Feeder:
-    """The batches of one pass, made by a thread of its own, a few ahead of the consumer."""
+    """The batches of one pass, which its own thread makes a few ahead of the consumer."""
 
     def __init__(
         self, dispatcher: Dispatcher, runtime: Runtime, assembly: Assembly, observer: Observer, masked: MaskedRows
     ) -> None:
-        """Starts nothing; from `start` until `has_ended`, no other thread may take the events of the runtime."""
+        """Starts nothing. From `start` until `has_ended`, no other thread may take the runtime's events."""
         self._dispatcher, self._runtime, self._assembly, self._observer = dispatcher, runtime, assembly, observer
         self._masked = masked
         self._spec: BatchSpec | None = None
         self._on_device: DeviceDecoding | None = None
         self._sender: Sender | None = None
         self._changed = threading.Condition()
-        self._said: deque[Event] = deque([Begin()])  # by the consumer, for the dispatcher
+        self._said: deque[Event] = deque([Begin()])  # events from the consumer to the dispatcher
         self._finished: deque[tuple[Any, Step]] = deque()  # batches to hand out
         self._error: BaseException | None = None
         self._has_ended = self._is_closed = self._is_awaited = False
-        self._is_over = False  # whether nothing more will be delivered
-        self._work: Cause = "finish"  # what the thread does when it makes a batch
+        self._is_over = False  # whether all items were delivered, or the pass has failed
+        self._work: Cause = "finish"  # the thread's part of making a batch
         self._thread = threading.Thread(target=self.run, name="raylance-feeder", daemon=True)
 
     def start(self) -> None:
@@ -87,25 +87,25 @@ class Feeder:
     # The consumer's side.
 
     def bind(self, spec: BatchSpec, on_device: DeviceDecoding | None = None) -> None:
-        """Has batches made, parts of which `on_device` decodes: until then, only the rows of the first ones are brought
-        here.
+        """Begins to make batches, parts of which `on_device` decodes. Before this call, only the rows of the first
+        batches are fetched.
         """
         with self._changed:
             self._on_device = on_device
             self._sender = None if spec.device is None else Sender(spec.device, spec.pin_memory)
             self._spec = spec
             self._say(Wanted())
-            self._changed.notify_all()  # where all rows are here already, no event wakes the thread
+            self._changed.notify_all()  # if all rows are here already, no event wakes the thread
 
     @property
     def has_ended(self) -> bool:
-        """Whether another pass may follow: the runtime is free, and only finished batches are left to hand out."""
+        """Whether another pass may begin: the runtime is free, and only finished batches are left to hand out."""
         return self._has_ended and self._error is None and not self._thread.is_alive()
 
     def __iter__(self) -> Iterator[tuple[list[Any], Step]]:
-        """Hands out batches with their steps; the caller times how long each is awaited and kept.
+        """Hands out batches with their steps; the caller measures how long it waits for each batch and keeps it.
 
-        Each batch lies in a list, to be taken out of it, so that only the consumer holds a reference to it.
+        Each batch lies in a list. The consumer takes it out, and then holds the only reference to it.
 
         Raises:
             Exception: The error that ended the pass, after the last good batch.
@@ -137,7 +137,7 @@ class Feeder:
                 self._changed.notify_all()
                 return found
             error, self._error = self._error, None
-        if isinstance(error, StopIteration):  # in a generator, Python makes another error of it
+        if isinstance(error, StopIteration):  # in a generator, Python turns it into another error
             where = "".join(f" {note}" for note in getattr(error, "__notes__", []))
             raise HelperError(
                 f"StopIteration was raised{where}. A loop over batches would take it for the end of the epoch, which "
@@ -148,12 +148,12 @@ class Feeder:
         return None
 
     def _is_ready(self) -> bool:
-        """Whether a batch or the end is here; else reports that the consumer waits. `_changed` is held."""
+        """Whether a batch or the end is here; if not, reports that the consumer waits. `_changed` is held."""
         if self._finished or self._has_ended or self._is_closed:
             return True
         if not self._is_awaited:
             self._is_awaited = True
-            self._awaits_here()  # until the dispatcher knows the cause; the thread may be making batches
+            self._awaits_here()  # until the dispatcher reports the cause; the thread may be making batches
             self._say(Awaited())
         return False
 
@@ -163,7 +163,7 @@ class Feeder:
         self._runtime.post(Wake())
 
     def stop(self) -> None:
-        """Ends the pass; batches and items that were not handed out are dropped."""
+        """Ends the pass; drops batches and items that were not handed out."""
         with self._changed:
             self._is_closed = True
             self._finished.clear()
@@ -172,45 +172,45 @@ class Feeder:
         self._runtime.post(Wake())
 
     def close(self) -> bool:
-        """Ends the pass, and waits for its thread; returns whether that has ended, unless user code hangs in it."""
+        """Ends the pass and waits for its thread; returns whether it has ended, which user code in it may prevent."""
         if self._is_closed and not self._thread.is_alive():
-            return True  # a generator that the interpreter ends last closes once more, when the names below are gone
+            return True  # at interpreter exit, a generator may close again when the names below are gone
         self.stop()
-        if self._thread is not threading.current_thread():  # the garbage collector runs anywhere
-            with contextlib.suppress(RuntimeError):  # an interrupt came as it was started; it does nothing now
+        if self._thread is not threading.current_thread():  # the garbage collector may call this in any thread
+            with contextlib.suppress(RuntimeError):  # an interrupt prevented its start
                 self._thread.join(_JOIN_S)
         _alive.discard(self)
         return not self._thread.is_alive()
 
     def _awaits_here(self) -> None:
-        """Records that the consumer's wait, if it waits, is for work in this process; `_changed` is held."""
+        """If the consumer waits, records that it waits for work in this process; `_changed` is held."""
         if self._is_awaited:
             self._observe(WaitsFor(self._work))
 
     # The thread's side.
 
     def run(self) -> None:
-        """Carries events to the dispatcher, and its outputs to where they belong, until the pass ends."""
-        if self._is_closed:  # nothing has begun, and the next pass may have
+        """Passes events to the dispatcher, and carries out its outputs, until the pass ends."""
+        if self._is_closed:  # this pass has not begun, but the next may have
             self._has_ended = True
             return
         try:
             while not (self._is_closed or self._is_over):
                 self.step()
-        except BaseException as raised:  # whatever it is, the consumer gets it
+        except BaseException as raised:  # the consumer gets any error
             self._error = raised
         finally:
             self._end()
 
     def step(self) -> None:
-        """Waits for one event, and does all that follows from it."""
+        """Waits for one event, and carries out all its consequences."""
         event = self._next_event()
         now = self._runtime.now()
-        if self._is_closed:  # no more work is begun; but the event may be about helpers, which outlive the pass
+        if self._is_closed:  # no more work begins, but the event may be about helpers, which outlive the pass
             self._do(self._dispatcher.handle(Close(), now), now)
         if not isinstance(event, Wake):
             outputs = self._dispatcher.handle(event, now)
-            del event  # it may hold tables, and the outputs may take their time
+            del event  # it may hold tables, and the outputs may take long
             self._do(outputs, now)
         while self._assembly and self._has_room():
             if self._spec is not None:
@@ -231,7 +231,7 @@ class Feeder:
         return self._runtime.next_event(None if deadline is None else max(0.0, deadline - self._runtime.now()))
 
     def _do(self, outputs: list[Output], now: float) -> None:
-        """Carries outputs out, and keeps none: some hold tables."""
+        """Carries out outputs, and keeps none of them, because some hold tables."""
         while outputs:
             match outputs.pop(0):
                 case Log(level, line):
@@ -261,7 +261,7 @@ class Feeder:
         self._observer.observe(observation, self._runtime.now())
 
     def _has_room(self) -> bool:
-        """Whether one more batch may be made; where nothing more will be delivered, waits for the consumer."""
+        """Whether another batch may be made; if no item will follow, waits until the consumer makes room."""
         with self._changed:
             while self._is_over and len(self._finished) >= self._room and not self._is_closed:
                 self._changed.wait(_LOOK_S)
@@ -316,6 +316,6 @@ class Feeder:
 
 @atexit.register
 def _close_all() -> None:
-    """Ends running passes before the interpreter ends: their threads must not outlive it, nor Ray."""
+    """Ends running passes before the interpreter ends, because their threads must not outlive it or Ray."""
     for feeder in list(_alive):
         feeder.close()

@@ -1,6 +1,6 @@
-"""Owns how a reader carries out its commands, wherever it runs; never decides what is read next, or by which reader.
+"""Owns a reader's work, in any process or thread; never decides which chunk is read next, or by which reader.
 
-All of it is idempotent: plan and item determine the result, so work can be done again elsewhere when a helper dies.
+All work is idempotent: plan and item determine the result, so it can be done again elsewhere if a helper dies.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +20,8 @@ class RankReader:
     """Reads one rank's rows ahead, and gathers its items from them."""
 
     def __init__(self, read_spec: ReadSpec, options: Options, *, own_memory: bool = False) -> None:
-        """Opens nothing yet. Without `own_memory`, what is returned may be a view of memory that the next call
-        overwrites, or returns once more: copy it (as sending it through Ray does) before then.
+        """Does not open the dataset yet. Without `own_memory`, results may be views of memory that the next call
+        overwrites or returns again, so copy them before (sending them through Ray copies them).
         """
         self._decoding, self._own_memory = read_spec.in_helpers, own_memory
         self._opened = self._decoding.open() if self._decoding else None
@@ -30,28 +30,28 @@ class RankReader:
             options.max_window_bytes,
             options.read_timeout_s,
             lends=own_memory,
-            at_once=self._decoding is None,  # else decoding needs the cores just when a window ends
+            at_once=self._decoding is None,  # else decoding needs the cores when a window ends
         )
         self._plans: dict[str, Plan] = {}
         threads = 1 if options.decode_threads == "auto" else options.decode_threads
         self._threads = ThreadPoolExecutor(threads) if self._decoding else None
 
     def install(self, key: str, plan: Plan) -> None:
-        """Takes a plan, so that later calls only name it; keeps the last two."""
+        """Stores a plan under a key, which later calls name; keeps the last two plans."""
         while len(self._plans) > 1:
             self._plans.pop(next(iter(self._plans)))
         self._plans[key] = plan
 
     def begin(self, key: str, dp_rank: int, chunk: Chunk) -> None:
-        """Begins to read a chunk that will be asked for; an error comes with what is asked for."""
+        """Begins to read a chunk before its rows are needed; the first `read` of the chunk raises its errors."""
         self._ahead.begin(key, self._plans[key], dp_rank, chunk)
 
     def read(self, key: str, command: Read) -> tuple[pa.Table, pa.Table, Receipt]:
-        """Reads an item of the plan of a key.
+        """Reads an item of the plan with this key.
 
         Returns the columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
-        `_valid`, or the encoded ones and `_rowoffset` where a decoder follows; and the receipt. Where the raw rows have
-        more bytes than is allowed, none are returned, and the receipt has their number.
+        `_valid`, or, if a decoder follows, the encoded columns and `_rowoffset`; and the receipt. If the raw rows have
+        more bytes than allowed, returns no rows, and the receipt has the number of bytes.
         """
         begin, item, plan, decoding = clock.now(), command.item, self._plans[key], self._decoding
         receipt = Receipt()
@@ -83,5 +83,5 @@ class RankReader:
         return plain, decoded, receipt
 
     def close(self) -> None:
-        """Ends reading ahead; the threads go with this object."""
+        """Ends reading ahead; the threads end with this object."""
         self._ahead.close()

@@ -1,4 +1,4 @@
-"""Owns what a runtime is, and what all that work in this process share; never what any of them does."""
+"""Owns the interface of runtimes, and the code that all of them share; never starts a helper itself."""
 
 import abc
 import queue
@@ -27,40 +27,40 @@ from raylance.settings import Options
 
 
 class Runtime(abc.ABC):
-    """Carries out commands and reports events; knows nothing of orders, batches, or what comes next.
+    """Carries out commands and reports events; knows neither orders nor batches.
 
-    `do` never waits for a helper. `post` may be called from any thread, all else from one.
+    `do` never waits for a helper. `post` may be called from any thread, all other methods from one.
     """
 
     def __init__(self, read_spec: ReadSpec, options: Options) -> None:
         self._read_spec, self._options = read_spec, options
         self._helpers: dict[int, Any] = {}
-        self._plan: tuple[str, Any] = ("", None)  # its key, and how helpers are given it
+        self._plan: tuple[str, Any] = ("", None)  # its key, and the form in which helpers get it
         end = weakref.finalize(self, _end_all, self._helpers)
-        end.atexit = False  # running feeders are closed first; Ray ends the actors of an ending process itself
+        end.atexit = False  # running feeders must close first; at exit, Ray itself ends the actors of the process
         self._inbox: queue.SimpleQueue[Event | Wake] = queue.SimpleQueue()
         self._results: dict[int, Any] = {}  # of reads and decodes, by call
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can serve another pass; else another runtime replaces it."""
+        """Whether the runtime can serve another pass; if not, a new one replaces it."""
         return True
 
     @property
     @abc.abstractmethod
     def needs_decoder(self) -> bool:
-        """Whether decoders alone decode, so that none is an error; see `HelperPool`."""
+        """Whether only decoders decode, so that having none is an error; see `HelperPool`."""
 
     @abc.abstractmethod
     def count_decoders(self) -> tuple[int, int, int]:
-        """Decoders to have at the least, at first, and at the most."""
+        """Numbers of decoders: the least, the first, and the most."""
 
     @abc.abstractmethod
     def explain_placing(self, kind: Kind, pending: int, asked: int) -> str:
-        """Why so many of the helpers that were asked for have not started: cause, consequence and fix."""
+        """Says why `pending` of the `asked` helpers have not started: cause, consequence and fix."""
 
     def begin(self, plan: Plan, plan_key: str) -> None:
-        """Takes the plan that the following reads refer to; equal keys stand for equal plans."""
+        """Takes the plan of the reads that follow; equal keys mean equal plans."""
         if self._plan[0] != plan_key:
             self._plan = (plan_key, self._keep(plan))
 
@@ -73,14 +73,14 @@ class Runtime(abc.ABC):
         self._inbox.put(event)
 
     def next_event(self, timeout_s: float | None) -> Event | Wake | None:
-        """Waits for an event, for so long; None at the end of the time."""
+        """Waits for an event for `timeout_s` at most; None if none came."""
         try:
             return self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def do(self, command: Command) -> None:
-        """Carries a command out, or begins to."""
+        """Carries out a command, or begins to."""
         match command:
             case Place(helper, kind):
                 self._place(helper, kind)
@@ -100,7 +100,7 @@ class Runtime(abc.ABC):
                 self._helpers.pop(helper).end(is_dead=is_lost)
 
     def close(self) -> None:
-        """Ends all helpers, for good."""
+        """Ends all helpers permanently."""
         self._forget(tuple(self._results))
         _end_all(self._helpers)
 

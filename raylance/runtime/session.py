@@ -1,4 +1,4 @@
-"""Owns the helper pool and the runtime of one loader over several passes, and its pass; never holds a position."""
+"""Owns one loader's helper pool and runtime over several passes, and the current pass; never holds a position."""
 
 import dataclasses
 import importlib
@@ -28,40 +28,40 @@ from raylance.settings import Options
 
 
 class Session:
-    """The helpers of one loader, and what decodes on its device, pass after pass. Picklable until started.
+    """The helpers and the device decoding of one loader, over all its passes. Picklable until started.
 
     Attributes:
         runtime: Runs the helpers; None before the first pass, and after `close`.
-        pool: Decides which helpers there are; made and dropped with the runtime.
+        pool: Decides the number of helpers; made and dropped with the runtime.
     """
 
     def __init__(self, read_spec: ReadSpec, options: Options, world_size: int = 1) -> None:
         self._read_spec, self._options, self._world_size = read_spec, options, world_size
         self._named: tuple[Plan, str] | None = None
         self._feeder: Feeder | None = None
-        self._started: Feeder | None = None  # the last one: an interrupt may come before it is the current one
+        self._started: Feeder | None = None  # the last started; an interrupt may come before it becomes `_feeder`
         self._prepared: _Prepared | None = None
         self._masked = MaskedRows(read_spec)
         self._scalers: list[Scaler] = []
-        self._on_device: dict[torch.device, DeviceDecoding] = {}  # what it opens serves all passes
+        self._on_device: dict[torch.device, DeviceDecoding] = {}  # opened once for all passes
         self.runtime: Runtime | None = None
         self.pool: HelperPool | None = None
 
     def start(
         self, plan: Plan, dp_rank: int, *, epoch: int, position: int, batch_spec: BatchSpec, observer: Observer
     ) -> Feeder:
-        """Begins one rank's pass from a position to the end of its epoch, and ends the one before."""
+        """Begins one rank's pass from a position to the end of its epoch; ends the pass before."""
         wanted = _Pass(plan, dp_rank, epoch, position, batch_spec.prefetch_batches)
         feeder = self._take_prepared(wanted)
         if feeder is None:
-            self.end_pass()  # of an iterator that was not closed: two cannot share the helpers
+            self.end_pass()  # its iterator may not be closed, and two passes cannot share the helpers
             feeder = self._begin(wanted, observer)
         self._feeder = feeder
         feeder.bind(batch_spec, self._decodes_on(batch_spec.device or torch.device("cpu")))
         return feeder
 
     def _decodes_on(self, device: torch.device) -> DeviceDecoding | None:
-        """What decodes on the device of the batches; None where nothing does."""
+        """The decoding on the device of the batches; None if no column is decoded there."""
         decoding = self._read_spec.on_device
         if decoding is not None and device not in self._on_device:
             self._on_device[device] = DeviceDecoding(decoding, device)
@@ -69,22 +69,22 @@ class Session:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether a pass was prepared that nobody has asked for."""
+        """Whether a pass is prepared and not yet started."""
         return self._prepared is not None
 
     def prepare(
         self, plan: Plan, dp_rank: int, *, epoch: int, position: int, prefetch_batches: int, observer: Observer
     ) -> None:
-        """Begins a pass that no consumer has asked for yet, up to its first steps; does nothing during another one."""
+        """Begins the first steps of a pass before a consumer starts it; does nothing during another pass."""
         if self._feeder is None or self._feeder.has_ended:
             wanted = _Pass(plan, dp_rank, epoch, position, prefetch_batches)
             feeder = self._take_prepared(wanted) or self._begin(wanted, observer)
-            stop = weakref.finalize(self, feeder.stop)  # or its thread would keep it, and the helpers, for ever
+            stop = weakref.finalize(self, feeder.stop)  # else the feeder's thread would never end
             stop.atexit = False
             self._prepared = _Prepared(wanted, feeder, stop)
 
     def _take_prepared(self, wanted: "_Pass | None") -> Feeder | None:
-        """The pass that was prepared, if it is this one; another one is ended."""
+        """Takes the prepared pass if it is the wanted one; ends any other prepared pass."""
         prepared, self._prepared = self._prepared, None
         if prepared is None:
             return None
@@ -96,13 +96,13 @@ class Session:
 
     @property
     def _is_usable(self) -> bool:
-        """Whether runtime and pool can serve another pass; else new ones replace them."""
+        """Whether runtime and pool can serve another pass; if not, new ones replace them."""
         runtime, pool = self.runtime, self.pool
         return runtime is not None and pool is not None and runtime.is_usable and pool.failure is None
 
     def _begin(self, wanted: "_Pass", observer: Observer) -> Feeder:
-        if self._started is not None and not self._started.has_ended:  # an interrupt has left it
-            self._close(self._started)  # or two would take each other's events
+        if self._started is not None and not self._started.has_ended:  # left by an interrupt
+            self._close(self._started)  # else two feeders would take each other's events
         if self.runtime is not None and not self._is_usable:
             self.runtime.close()
             self.runtime = None
@@ -110,7 +110,7 @@ class Session:
             self.runtime = self._make_runtime()
             self.pool = self._make_pool(self.runtime)
         plan = wanted.plan
-        if self._named is None or self._named[0] != plan:  # what was read ahead for an equal plan is found by its name
+        if self._named is None or self._named[0] != plan:  # chunks read ahead are found by the plan's name
             self._named = (plan, uuid.uuid4().hex)
         self.runtime.begin(*self._named)
         self._started = self._make_feeder(self.runtime, self._make_dispatcher(self.pool, wanted), wanted, observer)
@@ -152,7 +152,7 @@ class Session:
             raw_bytes=source.likely_row_bytes,
             decoded_bytes=decoding.row_bytes if decoding else 0,
             limit_bytes=self._options.max_inflight_bytes,
-            items=2 * decoders + 1,  # one item in work and one waiting, for each decoder
+            items=2 * decoders + 1,  # one in progress and one waiting, for each decoder
         )
         low, high = plan.rank_slice(position, dp_rank)
         first_rows = -(-(high - low) // decoders)  # the first step goes to all decoders
@@ -181,13 +181,13 @@ class Session:
 
     def end_pass(self) -> None:
         """Ends the current pass; the helpers stay."""
-        for feeder in {self._feeder, self._started}:  # known until they have ended: an interrupt may come meanwhile
+        for feeder in {self._feeder, self._started}:  # kept until they have ended: an interrupt may come
             self._close(feeder)
         self._feeder = self._started = None
 
     def _close(self, feeder: Feeder | None) -> None:
         if feeder is not None and not feeder.close():
-            self.runtime = None  # user code hangs in the feeder's thread, which still has both
+            self.runtime = None  # user code hangs in the feeder's thread, which still uses runtime and device
             self._on_device.clear()
 
     def close(self) -> None:
@@ -202,7 +202,7 @@ class Session:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Pass:
-    """All that must be equal for a prepared pass to be the one that is asked for."""
+    """The values that a prepared pass and the wanted pass must share to be the same pass."""
 
     plan: Plan
     dp_rank: int

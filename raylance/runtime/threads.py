@@ -1,10 +1,10 @@
-"""Owns the runtime that works by threads of this process, for use without Ray; never decides.
+"""Owns the runtime whose helpers are threads of this process, for use without Ray; never assigns work to helpers.
 
 The batches are those of the Ray runtime; only the helpers differ.
 
-A helper that ends is dropped, and its thread ends with it: the garbage collector, which ends the helpers of a runtime
-that was not closed, may run in any thread, so that nothing may wait for a lock. The threads are daemons: one that waits
-for a storage that hangs would hold up the end of the process.
+To end a helper, the runtime drops it, and its thread ends by itself. No lock may be awaited then, because the garbage
+collector ends the helpers of a runtime that was not closed, in any thread. The threads are daemons, so that a thread
+that waits for hanging storage does not delay the end of the process.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class _Helper:
 
 
 class ThreadRuntime(Runtime):
-    """Does the work of one loader in threads: those that read, and for "auto" one that decodes for each CPU."""
+    """Does the work of one loader in threads: readers, and decoders, with "auto" one for each CPU."""
 
     needs_decoder = True
 
@@ -48,7 +48,7 @@ class ThreadRuntime(Runtime):
     def count_decoders(self) -> tuple[int, int, int]:
         """See `Runtime.count_decoders`."""
         least, most = self._options.decoder_range
-        if self._options.num_decoders == "auto":  # those that have no work cost nothing
+        if self._options.num_decoders == "auto":  # idle threads cost nothing
             cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             least = most = min(cpus, _MAX_AUTO_DECODERS)
         return least, least, most
@@ -69,7 +69,7 @@ class ThreadRuntime(Runtime):
         self._helpers[number].thread.start(self._inbox.put, Alive(number))
 
     def _read(self, command: Read) -> None:
-        reader, (key, plan) = self._helpers[command.helper].works_with, self._plan  # the next pass may have another one
+        reader, (key, plan) = self._helpers[command.helper].works_with, self._plan  # the next pass may have another
 
         def read() -> tuple[tuple[pa.Table, ...], Receipt]:
             reader.install(key, plan)
@@ -83,7 +83,7 @@ class ThreadRuntime(Runtime):
 
         def begin() -> None:
             reader.install(key, plan)
-            reader.begin(key, command.dp_rank, command.chunk)  # what it raises, the first read raises again
+            reader.begin(key, command.dp_rank, command.chunk)  # the first read raises its errors again
 
         self._helpers[command.helper].thread.start(begin)
 
@@ -97,7 +97,7 @@ class ThreadRuntime(Runtime):
         self._submit(command, decode)
 
     def _submit(self, command: Read | Decode, work: Callable[[], tuple[tuple[pa.Table, ...], Receipt]]) -> None:
-        call, inbox, results, lock = command.call, self._inbox, self._results, self._lock  # or work keeps the runtime
+        call, inbox, results, lock = command.call, self._inbox, self._results, self._lock  # or `run` keeps the runtime
         results[call] = None
 
         def run() -> None:
@@ -109,7 +109,7 @@ class ThreadRuntime(Runtime):
                         if call in results:
                             results[call] = tables
                 inbox.put(Done(call, receipt))
-            except BaseException as error:  # a panic in Lance's Rust code is no Exception
+            except BaseException as error:  # a panic in Lance's Rust code is not an Exception
                 inbox.put(Failed(call, error))
 
         self._helpers[command.helper].thread.start(run)

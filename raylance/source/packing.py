@@ -106,13 +106,13 @@ def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
             )
         if column.null_count:
             raise DatasetError(
-                f"PackTokens: column {pack.column!r} has nulls, which are no documents; nothing was started. Leave "
+                f"PackTokens: column {pack.column!r} has nulls instead of documents; nothing was started. Leave "
                 f"them out: filter={f'`{pack.column}` IS NOT NULL'!r}."
             )
         tokens = column.combine_chunks().flatten()
         if tokens.null_count:
             raise DatasetError(
-                f"PackTokens: a document of column {pack.column!r} holds a null, which is no token; nothing was "
+                f"PackTokens: a document of column {pack.column!r} holds a null instead of a token; nothing was "
                 "started. Write the dataset without null tokens."
             )
         if pa.types.is_uint64(kind.value_type) and (most := pc.max(tokens).as_py() or 0) >= 2**63:

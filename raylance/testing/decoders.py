@@ -47,7 +47,7 @@ def check_decoder(decoder: Decoder, samples: Sequence[bytes], *, bad: Sequence[b
         ConfigError: If opening a dataset would raise it, for example for a shape or dtype that no column can have.
     """
     if not isinstance(decoder, Decoder):
-        raise AssertionError(f"{decoder!r} is no raylance.Decoder: give an object of a subclass of it.")
+        raise AssertionError(f"{decoder!r} is not a raylance.Decoder: give an object of a subclass of it.")
     if len(samples) < 2:
         _fail(decoder, f"{len(samples)} samples show little: give at least two, which decode to different arrays")
     try:

@@ -203,7 +203,7 @@ def _check_epoch(epoch: Epoch) -> None:
     if not order.repeats:
         _check_shards(epoch, found)
     else:
-        promise(not len(epoch.completed_shards(0)), "no shard is complete where rows repeat", "some are", "")
+        promise(not len(epoch.completed_shards(0)), "no shard is complete if rows repeat", "some are", "")
 
 
 def _ways_to_ask(every: Int64Array) -> Iterator[Int64Array]:

@@ -252,7 +252,7 @@ def test_loaders_made_by_hand_in_a_worker_are_recorded_and_proven(images_uri: st
     lines = str(raylance.prove_run(tmp_path / "hand")).splitlines()
     assert lines[0] == "images, each of epochs 0 to 1: 953 rows were handed out: every selected row exactly once"
     assert lines[1].startswith("images-2, each of 2 ranks, epoch 0: 953 rows are as planned, but were not all")
-    assert "953 rows were handed out besides: by set_epoch or another loader" in lines[1], "one for each epoch"
+    assert "953 rows more were handed out: by set_epoch or another loader" in lines[1], "one for each epoch"
     verdict = raylance.explain_run(tmp_path / "hand")
     assert str(verdict).endswith(f"\n{verdict.rows}")
     assert verdict.rows == lines[0]

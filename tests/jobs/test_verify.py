@@ -294,7 +294,7 @@ def test_a_mixture_is_looked_at_by_its_checkpoint(
     for text in ("{}", "[]"):
         state.write_text(text)
         assert job.main(["--state", str(state)]) == 2
-        assert "this is no raylance state" in capsys.readouterr().err
+        assert "this is not a raylance state" in capsys.readouterr().err
 
 
 def test_bad_rows_are_counted_however_many_there_are(images_uri: str) -> None:

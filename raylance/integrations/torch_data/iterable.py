@@ -1,4 +1,4 @@
-"""Owns the iterable dataset, whose workers make whole batches by threads of their own; never starts Ray or an actor."""
+"""Owns the iterable dataset, whose workers make whole batches in their own threads; never starts Ray or an actor."""
 
 import contextlib
 import dataclasses
@@ -20,11 +20,11 @@ from raylance.runtime.session import Session
 
 
 class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
-    """One rank's batches, whole, for `DataLoader(IterableDataset(handle, …), batch_size=None)`.
+    """One rank's whole batches, for `DataLoader(IterableDataset(handle, …), batch_size=None)`.
 
-    Of k workers, worker w makes steps w, w + k, …: DataLoader asks its workers in turn, so the steps come in the order
-    of the plan for every k, their number alone is the position, and each row belongs to one pair of
-    data-parallel rank and worker.
+    With k workers, worker w makes steps w, w + k, …. DataLoader asks its workers in turn, so the steps come in the
+    order of the plan for every k, and their number alone is the position. Each row belongs to one pair of data-parallel
+    rank and worker.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         collate_fn: Callable[[NumpyBatch], Any] | None = None,
         **steps: Any,
     ) -> None:
-        """Takes what `RowSampler` takes; the other arguments are those of `RankLoader.iter_torch_batches`."""
+        """Takes the arguments of `RowSampler`; the other ones are those of `RankLoader.iter_torch_batches`."""
         super().__init__(handle, **steps)
         self._arguments, self._with_row_offset = (dtypes, collate_fn, pad_lists), with_row_offset
-        self._batch_spec()  # wrong arguments are refused now
+        self._batch_spec()  # refuses wrong arguments now
         self._idle: Session | None = None  # of the last pass, for the next one
 
     def __getstate__(self) -> dict[str, Any]:
-        with contextlib.suppress(ConfigError):  # for DataLoader workers alone: other processes find their own rank
+        with contextlib.suppress(ConfigError):  # only for DataLoader workers; other processes find their own rank
             self.begin()
         return self.__dict__ | {"_idle": None}
 
@@ -54,7 +54,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         return dataclasses.replace(spec, convert=lambda table, decoded: build_jagged(convert(table, decoded)))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Iterates from the consumed position to the end of the epoch, without moving it."""
+        """Iterates from the consumed position to the end of the epoch, without moving the position."""
         worker = torch.utils.data.get_worker_info()
         plan, dp_rank = self.begin() if worker is None else self._plan()
         first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
@@ -76,7 +76,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         feeder = session.start(mine, dp_rank, **where, batch_spec=self._batch_spec(), observer=Stats())
         try:
             for handed, step in feeder:
-                if position == 0 and step.is_last:  # of several workers, the first one counts
+                if position == 0 and step.is_last:  # only the first of several workers counts
                     self._has_passed(epoch)
                 yield handed.pop()
         finally:

@@ -1,4 +1,4 @@
-"""Owns map-style datasets: selected rows by index, and the sampler that draws one rank's batches; never starts Ray."""
+"""Owns map-style datasets: selected rows by index, and the sampler of one rank's batches; never starts Ray."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,20 +17,20 @@ from raylance.integrations.torch_data.steps import Opened, Pass, Steps
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.plan import Plan
 
-Keys = tuple[int, BoolArray, Int64Array | None]  # epoch; which rows are no padding; where rows repeat, their positions
+Keys = tuple[int, BoolArray, Int64Array | None]  # epoch; which rows are real; if rows repeat, their positions
 
 
 class _Indices(list[int]):
-    """Indices of one batch, with what reading them needs beside."""
+    """Indices of one batch, with the other values that reading needs."""
 
     keys: Keys
 
 
 class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """Selected rows by index; `epoch` keys random augmentation where no `RowSampler` does, which sends its own."""
+    """Selected rows by index; `epoch` keys random augmentation, unless a `RowSampler` sends its own epoch."""
 
     def __init__(self, handle: Dataset, *, with_row_offset: bool = False) -> None:
-        """Takes what `raylance.dataset` returned; `with_row_offset` adds `_rowoffset` to each row."""
+        """Takes the handle of `raylance.dataset`; `with_row_offset` adds `_rowoffset` to each row."""
         self._opened, self.epoch = Opened(handle), 0
         self._hidden = make_batch_spec(self._opened.delivery_spec, 1, 0, None, with_row_offset).hidden
         self._lookup: Lookup | None = None
@@ -40,11 +40,11 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return self.__dict__ | {"_lookup": None}
 
     def __len__(self) -> int:
-        """Selected rows."""
+        """Number of selected rows."""
         return self._opened.delivery_spec.rows
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One selected row; see `__getitems__`, which costs a fraction of it for each row."""
+        """Reads one selected row; `__getitems__` costs only a fraction of this for each row."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
@@ -57,8 +57,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
             For each index, by column: NumPy scalars, tensors for lists, images as uint8 (3, H, W), strings, bytes.
 
         Raises:
-            IndexError: For an index outside of the selection.
-            RaylanceError: In a forked process, or as `BadRowError` for a row that cannot be decoded, or too many.
+            IndexError: If an index is outside the selection.
+            RaylanceError: In a forked process; as `BadRowError` if a row cannot be decoded, or too many cannot.
         """
         if not all(-len(self) <= index < len(self) for index in indices):
             raise IndexError(f"indices from {min(indices)} to {max(indices)} lie outside of {len(self)} rows")
@@ -85,7 +85,7 @@ class RowSampler(Steps, torch.utils.data.Sampler[list[int]]):
     """The indices of one rank's batches, for `DataLoader(MapDataset(handle), batch_sampler=RowSampler(handle, …))`."""
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Iterates from the consumed position to the end of the epoch, without moving it."""
+        """Iterates from the consumed position to the end of the epoch, without moving the position."""
         plan, dp_rank = self.begin()
         return Pass(
             lambda epoch, position: self._indices(plan, dp_rank, epoch, position),

@@ -29,7 +29,7 @@ _MOVES = "Call set_epoch() before each epoch, or take raylance.torch_data.Loader
 
 
 class Opened:
-    """What a handle stands for, without Ray: DataLoader workers have none, in whose object store it may lie."""
+    """The specs of a handle, in this process's memory, because DataLoader workers cannot read Ray's object store."""
 
     def __init__(self, handle: Dataset) -> None:
         if not isinstance(handle, Dataset):
@@ -38,7 +38,7 @@ class Opened:
         self._context = context_of(handle)
 
     def check_process(self) -> None:
-        """Refuses to read in a fork of the process that opened the handle, or was sent it."""
+        """Refuses to read in a fork of the process that opened or received the handle."""
         if self._context.pid != os.getpid():
             raise RaylanceError(
                 "forked from a process that uses Lance, whose threads a fork does not copy: the first read would hang. "
@@ -65,18 +65,19 @@ class Steps(Positioned):
         """Starts at epoch 0.
 
         Args:
-            handle: What `raylance.dataset` returned.
+            handle: The handle that `raylance.dataset` returned.
             global_batch_size: Rows of one step over all ranks.
-            batch_size: Instead, rows of one step of each data-parallel rank.
-            dist_info: What gives rank and world size, see `find_place`; asked at each iteration, in the main process,
-                so that shares may change between two iterations, also in the middle of an epoch. Or
-                what gives the data-parallel rank, as `RankLoader.reshard` takes it: a `DeviceMesh` or a process group.
-            ranks_per_replica: So many contiguous ranks get the same rows; see `raylance.DataConfig`.
-            data_parallel: Or any other arrangement of the ranks; see there. A function of a module, where DataLoader
-                starts its workers by spawn.
+            batch_size: Rows of one step on each data-parallel rank, instead.
+            dist_info: Source of rank and world size, see `find_place`. The main process asks it at each iteration, so
+                shares may change between two iterations, even in the middle of an epoch. Or the source of the
+                data-parallel rank, as in `RankLoader.reshard`: a `DeviceMesh` or a process group.
+            ranks_per_replica: Number of contiguous ranks that get the same rows; see `raylance.DataConfig`.
+            data_parallel: Any other arrangement of the ranks instead; see `raylance.DataConfig`. If DataLoader starts
+                its workers by spawn, it must be a function of a module.
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
-            max_window_bytes: Most bytes of raw rows that a process holds; see `raylance.Options`. It changes no batch.
-            **unknown: Refused, with what to write instead.
+            max_window_bytes: Most bytes of raw rows that a process holds; see `raylance.Options`. It does not change
+                batches.
+            **unknown: Refused; the error names the right argument.
         """
         refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, Steps.__init__.__kwdefaults__ or ())
         check_batch_size(global_batch_size, batch_size, 1)
@@ -87,7 +88,7 @@ class Steps(Positioned):
                     f"dist_info={dist_info!r} gives the data-parallel rank already, and ranks_per_replica= or "
                     "data_parallel= would divide it again: some rows would come twice. Give one of them."
                 )
-            dist_info = data_parallel_of(dist_info)  # no worker's process has the mesh
+            dist_info = data_parallel_of(dist_info)  # worker processes do not have the mesh
         if isinstance(dist_info, tuple):
             find_place(dist_info)
         self._data_parallel = arrangement
@@ -103,26 +104,26 @@ class Steps(Positioned):
         )
         self._whole_passes = WholePasses()
         self._start, self._writer = torch.zeros(4, dtype=torch.int64), os.getpid()
-        self._workers_passed = torch.zeros(2, dtype=torch.int64)  # last whole epoch, from 1; whether warned
+        self._workers_passed = torch.zeros(2, dtype=torch.int64)  # last whole epoch, from 1; whether it warned
 
     @property
     def position(self) -> int:
-        """Positions of this epoch that were consumed."""
+        """Number of consumed positions of this epoch."""
         return self._cursor.position
 
     @property
     def moves(self) -> int:
-        """Moves of the position by anything but a batch."""
+        """Number of moves of the position that were not caused by a batch."""
         return self._cursor.moves
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the start of an epoch; a plain DataLoader needs it before each, `Loader` moves on by itself."""
+        """Goes to the start of an epoch. A plain DataLoader needs this before each epoch; `Loader` does it itself."""
         self._cursor.set_epoch(epoch)
         self._send_start()
 
     def _send_start(self) -> None:
-        """Writes where the next pass begins, and in which share; torch sends tensors as shared memory, which workers
-        that persist see.
+        """Writes position and share of the next pass into a tensor, which torch sends as shared memory, so persistent
+        workers see it.
         """
         share = (int(self._start[2]), int(self._start[3]))
         try:
@@ -130,12 +131,12 @@ class Steps(Positioned):
         except ConfigError:  # not known yet; `begin` asks again
             if share[1]:
                 raise
-        if self._writer != os.getpid():  # sent here by another process, to which the memory belongs
+        if self._writer != os.getpid():  # the memory belongs to the process that sent it here
             self._start, self._writer = self._start.clone(), os.getpid()
         self._start.copy_(torch.tensor([self.epoch, self.position, *share]))
 
     def _has_passed(self, epoch: int) -> None:
-        """Counts a whole epoch that was handed out, in a worker's process in memory that all epochs' workers share."""
+        """Counts a whole epoch that was handed out; workers count in memory that the workers of all epochs share."""
         what = f"torch_data of {self._opened.read_spec.source.uri!r}"
         if torch.utils.data.get_worker_info() is None:
             self._whole_passes.add(epoch, self._cursor.delivery_spec, what, _MOVES)
@@ -146,7 +147,7 @@ class Steps(Positioned):
         self._workers_passed[0] = epoch + 1
 
     def count_move(self) -> int:
-        """Counts a move of the position by anything but a batch, so that an iteration notices that it is superseded."""
+        """Counts a move of the position that a batch did not cause, so that an iteration sees that it is superseded."""
         self._cursor.moves += 1
         return self._cursor.moves
 
@@ -155,13 +156,13 @@ class Steps(Positioned):
         return self._plan()[0].steps()
 
     def consumed(self) -> None:
-        """Counts one batch as consumed, the last one as the start of the next epoch; `Loader` does it by itself."""
+        """Counts one batch as consumed; the last one moves to the next epoch. `Loader` does this itself."""
         plan = self._plan()[0]
         position = plan.after(self.position)
         self._cursor.advance(position, is_last=plan.steps(position) <= 0)
 
     def _rank_and_size(self) -> RankAndSize:
-        """The data-parallel rank and size of this process; a worker's has those of the process that it works for."""
+        """The data-parallel rank and size of this process; for a worker, those of the process that it works for."""
         if torch.utils.data.get_worker_info() is not None and self._start[3]:
             return int(self._start[2]), int(self._start[3])
         rank, world_size = find_place(self._dist_info)
@@ -181,7 +182,7 @@ class Steps(Positioned):
         return self._cursor.plan(global_batch_size=size, dp_size=dp_size, max_window_bytes=limit), dp_rank
 
     def begin(self) -> tuple[Plan, int]:
-        """What an iteration needs; the first one resolves what the order left to "auto", for good."""
+        """Plan and data-parallel rank of an iteration; the first one fixes the values that the order left to "auto"."""
         plan, dp_rank = self._plan()
         plan.check_order(self.epoch)
         self._cursor.follow(plan)
@@ -192,14 +193,14 @@ class Steps(Positioned):
 
 
 class Pass(Iterator[Any]):
-    """One pass, which knows where it stands: torchdata's StatefulDataLoader asks iterators for their state.
+    """One pass with a state, because torchdata's StatefulDataLoader asks iterators for it.
 
-    Its state has the epoch, and the position from which the same worker of as many continues. The state of the
-    dataset or the sampler, which says what the rows are, is saved and checked beside it.
+    The state has the epoch, and the position at which the same worker continues, among the same number of workers. The
+    state of the dataset or the sampler, which identifies the rows, is saved and checked separately.
     """
 
     def __init__(self, begin: Callable[[int, int], Iterator[Any]], epoch: int, position: int, rows: int) -> None:
-        """`begin` begins a pass at an epoch and a position; a batch begins `rows` after the one before."""
+        """`begin` begins a pass at an epoch and a position; each batch begins `rows` positions after the one before."""
         self._begin, self._epoch, self._position, self._rows = begin, epoch, position, rows
         self._batches: Iterator[Any] | None = None
 
@@ -211,10 +212,10 @@ class Pass(Iterator[Any]):
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Where it stands."""
+        """Epoch and position of the next batch."""
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Goes there."""
+        """Goes to the epoch and position of a state."""
         self._epoch, self._position = state["epoch"], state["position"]
         self._batches = None

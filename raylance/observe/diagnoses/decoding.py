@@ -50,7 +50,7 @@ def _advice(run: RunFigures) -> list[str]:
     images = run.facts.get("draft", ())
     if images and run.facts["row_bytes"] > _SMALL_BYTES:
         less = "decode less: materialise images at the size that is trained on (jobs/materialize.py --shorter-side …)"
-        draft = ", or Image(draft=True) where photographs are more than twice as large"
+        draft = ", or Image(draft=True) if photographs are more than twice as large"
         lines.append(f"{'or ' * bool(lines)}{less}{draft * (not all(images))}")
     elif not images:
         lines.append(f"{'or ' * bool(lines)}do less in decode= and transform=, or do it once, as the rows are written")
@@ -78,7 +78,7 @@ def _more_decoders(run: RunFigures, decoders: float) -> list[str]:
         if needed > _MOST_DECODERS:
             return [f"{would}: num_decoders=…, as far as there are CPUs"]
         cost = needed * run.decoder_cpus * run.world_size
-        return [f"{would}: num_decoders={needed} takes {cost:g} CPUs{' besides the trainer' * run.has_ray}"]
+        return [f"{would}: num_decoders={needed} takes {cost:g} CPUs{' more than the trainer has' * run.has_ray}"]
     held = f", of which trainers hold {run.trainer_cpus:g}" if run.trainer_cpus else ""
     where = f"{'the cluster' if run.has_ray else 'this machine'} ({count(run.cpus, 'CPU')}{held})"
     lines = []

@@ -25,7 +25,7 @@ def _advice(run: RunFigures) -> list[str]:
         instead = (
             "; or materialise a shuffled copy (jobs/materialize.py) and read that in windows"
             if order == BY_ROW["row"]
-            else ", where no row has to come more often than another"
+            else ", if no row has to come more often than another"
         )
         lines.append(f'{order} reads rows one by one: order="window" reads them in runs{instead}')
     lines += [NO_MODEL] if does_nothing(run) else _more_readers(run)
@@ -47,11 +47,11 @@ def _more_readers(run: RunFigures) -> list[str]:
     if most > readers:
         return [
             f"more shard actors read several windows at once: num_readers={most}, which holds {most} times "
-            f"max_window_bytes on each rank{', and is not enough by itself' * (wanted > most)}; keep it only where "
+            f"max_window_bytes on each rank{', and is not enough by itself' * (wanted > most)}; keep it only if "
             "the rate rises"
         ]
     if readers > 1:
-        return [f"fewer shard actors, where num_readers={readers:.0f} gives each of them less than one alone had"]
+        return [f"fewer shard actors, if num_readers={readers:.0f} gives each of them less than one alone had"]
     return []
 
 

@@ -18,6 +18,6 @@ SAVING = Diagnosis(
     evidence=_evidence,
     advice=lambda run: [
         "save less often, or less",
-        f"{UPLOADS}, where what is saved need not be waited for",
+        f"{UPLOADS}, if training need not wait for it",
     ],
 )

@@ -1,1 +1,1 @@
-"""Owns the runtime that works by Ray actors: all that raylance asks of Ray, but for Ray Train; never decides."""
+"""Owns the runtime whose helpers are Ray actors, and raylance's use of Ray outside Ray Train; never assigns work."""

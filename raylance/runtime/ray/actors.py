@@ -1,6 +1,6 @@
-"""Owns what the actors that help have in common; loads as little as it can, because each of them waits for it.
+"""Owns the common base of helper actors; never loads more than it needs, because each actor waits for its imports.
 
-What they return is owned by the worker that called: tables go from a shard actor to a decoder without passing it.
+The calling worker owns the actors' results, but tables go from a shard actor to a decoder without passing the worker.
 """
 
 import os
@@ -10,14 +10,14 @@ import ray
 
 
 class Actor:
-    """A helper actor: a thin shell around the work that any helper does."""
+    """A helper actor: a thin shell around work that does not depend on Ray."""
 
     def __init__(self) -> None:
-        # Parallel by actors: more threads would fight for the same cores. A torch loaded later reads the variable.
+        # Actors run in parallel, so more threads would compete for the same cores. torch, if loaded later, reads this.
         os.environ["OMP_NUM_THREADS"] = "1"
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
 
     def actor_id(self) -> str:
-        """The ID of this actor, hex; answers once the actor is ready."""
+        """The ID of this actor, hex; the call is answered once the actor is ready."""
         return str(ray.get_runtime_context().get_actor_id())

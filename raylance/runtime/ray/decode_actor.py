@@ -1,4 +1,4 @@
-"""Owns the actor that decodes; never reads, and never loads what reads."""
+"""Owns the actor that decodes; never reads storage, and never loads the reader."""
 
 import pyarrow as pa
 import ray
@@ -10,20 +10,20 @@ from raylance.runtime.ray.faults import errors_travel
 
 
 class DecodeActor(Actor):
-    """Decodes for any loader of the worker that owns it."""
+    """Decodes for all loaders of the worker that owns it."""
 
     def __init__(self) -> None:
-        import torch  # noqa: F401 - most decoders need it: loaded while the first rows are read
+        import torch  # noqa: F401 - most decoders need it; it loads while the first rows are read
 
         super().__init__()
         self._decodings: dict[str, OpenDecoding] = {}
 
     def install(self, key: str, decoding: Decoding) -> None:
-        """Learns how to decode for one loader, so that later calls only name it."""
+        """Opens the decoding of one loader under a key, which later calls name."""
         self._decodings[key] = decoding.open()
 
     def forget(self, key: str) -> None:
-        """Drops the decoding of a loader, and the memory that it decoded into."""
+        """Drops the decoding of a loader, and its output memory."""
         self._decodings.pop(key, None)
 
     @ray.method(num_returns=2)

@@ -1,8 +1,8 @@
-"""Owns the decode actors of this process, shared by all its loaders, and what the cluster has room for; never knows
-what they work on.
+"""Owns the decode actors of this process, which all its loaders share, and the count of free CPUs; never knows which
+items the actors decode.
 
-A loader holds actors, as many as it wants; those that another loader holds already are taken first, so that validation
-needs no second set. The last holder to let go of an actor ends it.
+A loader holds as many actors as it wants. It first takes actors that another loader holds, so that validation does not
+need a second set. An actor ends when its last holder lets it go.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from raylance.runtime.ray.decode_actor import DecodeActor
 from raylance.runtime.ray.faults import is_helper_gone
 from raylance.settings import Options
 
-# A helper that dies takes nothing with it that the plan cannot tell again, so Ray's own restarts are not used: one
-# mechanism for a killed process, a lost node and an explicit ray.kill, with a deadline for the new place.
+# Work that is lost with a helper can be repeated from the plan, so Ray's own restarts are not used. One mechanism
+# handles a killed process, a lost node and an explicit ray.kill, with a deadline for placing the new helper.
 NO_RESTARTS = {"max_restarts": 0, "max_task_retries": 0}
 _MAX_AUTO_DECODERS = 32
 
@@ -31,14 +31,14 @@ class HeldActor:
     """A helper actor, which ends when nobody holds it."""
 
     def __init__(self, handle: Any, place: tuple[str, float], holder: str) -> None:
-        self.handle, self.place = handle, place  # Ray session, and the CPUs that it takes
+        self.handle, self.place = handle, place  # place: Ray session, and CPUs of the actor
         self.pulse = handle.actor_id.remote()  # resolves once it runs
-        self.holders = {holder}  # keys of loaders, which name their decoding by them
-        self._calls: deque[tuple[str, Future[Any]]] = deque()  # of all holders, in the order of its work
-        self._lock = threading.RLock()  # reentrant, as that of the module
+        self.holders = {holder}  # keys of loaders, which are also the keys of their decodings
+        self._calls: deque[tuple[str, Future[Any]]] = deque()  # of all holders, in the order of execution
+        self._lock = threading.RLock()  # reentrant for the same reason as the module's lock
 
     def call(self, holder: str, send: Callable[[], tuple[Any, Any]]) -> tuple[Any, "Future[Any]"]:
-        """Sends a call of a holder; returns its result's reference, and the future of its receipt."""
+        """Sends a holder's call; returns the reference of the result, and the future of the receipt."""
         with self._lock:
             while self._calls and _is_answered(self._calls[0][1]):
                 self._calls.popleft()
@@ -48,8 +48,8 @@ class HeldActor:
         return result, future
 
     def is_at_work_for(self, holder: str) -> bool:
-        """Whether the first call that was not answered, if there is one, is this holder's. Once it is dead, that is
-        the call that it was at, as an actor takes one after the other.
+        """Whether the first unanswered call is this holder's, or all calls are answered. A dead actor was executing
+        that call, because an actor executes calls in order.
         """
         with self._lock:
             return next((of == holder for of, future in self._calls if not _is_answered(future)), True)
@@ -63,14 +63,14 @@ def _is_answered(future: "Future[Any]") -> bool:
 logger = logging.getLogger(__name__)
 
 _actors: list[HeldActor] = []
-_lock = threading.RLock()  # reentrant: the garbage collector may let go of one in the middle of taking another
+_lock = threading.RLock()  # reentrant: the garbage collector may call let_go during hold
 
 
 def hold(holder: str, cpus: float) -> HeldActor:
-    """Gives a decode actor that this holder does not hold yet, a new one where there is none."""
-    with current_session() as session, _lock:  # in this order everywhere
+    """Gives a decode actor that this holder does not hold yet; starts a new one if there is none."""
+    with current_session() as session, _lock:  # always in this order
         place = (session, cpus)
-        _actors[:] = [actor for actor in _actors if actor.place[0] == place[0]]  # the others went with their session
+        _actors[:] = [actor for actor in _actors if actor.place[0] == place[0]]  # the others ended with their session
         for actor in _actors:
             if actor.place == place and holder not in actor.holders:
                 break
@@ -98,41 +98,40 @@ def let_go(holder: str, actor: HeldActor, *, is_dead: bool) -> None:
 
 
 def count_here(cpus: float) -> int:
-    """Decode actors that this process has."""
+    """Number of decode actors of this size that this process has."""
     return sum(actor.place == (ray_session(), cpus) for actor in _actors)
 
 
 def auto_decoders(world_size: int, decoder_cpus: float, ours: int = 0) -> int:
-    """Decode actors for each rank that fit the CPUs that are free in the cluster now, or taken by `ours` already."""
+    """Number of decode actors for each rank that fit the CPUs now free in the cluster, or already taken by `ours`."""
     free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
     return min(int((free / max(decoder_cpus, 1e-9) + ours) / world_size), _MAX_AUTO_DECODERS)
 
 
 def supply(cpus: float) -> tuple[float, float, int | None]:
-    """CPUs of the cluster, those that are free, and how many actors and tasks, anybody's, wait for a node that has so
-    many of them; None where Ray does not say. An actor that neither waits nor runs has its CPUs, and its process is
-    starting.
+    """CPUs of the cluster; free CPUs; and the number of actors and tasks of any owner that wait for a node with `cpus`
+    free CPUs, None if Ray does not say. An actor that neither waits nor runs has its CPUs, and its process is starting.
     """
     total = float(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
     free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
     if not cpus:
         return total, free, 0
     try:
-        # What `ray status` prints. Ray's public ways to ask need a dashboard, which not every cluster has.
+        # `ray status` prints this, too. Ray's public interfaces need a dashboard, which not every cluster has.
         sdk: Any = importlib.import_module("ray.autoscaler.v2.sdk")
         with current_session():
             address = ray.get_runtime_context().gcs_address
         demands = sdk.get_cluster_status(address).resource_demands.ray_task_actor_demand
         found = [bundle for demand in demands for bundle in demand.bundles_by_count]
         return total, free, sum(int(each.count) for each in found if each.bundle.get("CPU") == cpus)
-    except Exception:  # whatever it raises: it is asked in order to say why something else failed
+    except Exception:  # any error: this only helps to explain another failure
         logger.debug("Ray does not say what waits for CPUs", exc_info=True)
         return total, free, None
 
 
 def options_of_ranks(options: Options, world_size: int, node_ids: Sequence[str] | None) -> list[Options]:
-    """The options of each rank, with what depends on the cluster resolved; the cluster is asked once. `node_ids` are
-    the nodes of the ranks, where they are known.
+    """The options of each rank, with "auto" values resolved for the cluster, which is asked once. `node_ids` are the
+    nodes of the ranks, None if unknown.
     """
     if options.num_decoders == "auto":  # counted at each start: a restarted run may find other CPUs free
         options = dataclasses.replace(options, auto_decoders=auto_decoders(world_size, options.decoder_cpus))

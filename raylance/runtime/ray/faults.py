@@ -1,5 +1,5 @@
-"""Owns telling faults of the machines, which cost time, from those of rows and user code, which end the epoch; and that
-an error of a helper reaches the worker. Never does anything about them.
+"""Owns the distinction of machine faults, which cost time, from errors of rows and user code, which end the epoch; and
+the transport of a helper's errors to the worker; never handles them.
 """
 
 import contextlib
@@ -41,26 +41,26 @@ _MACHINE = (*_HELPER_GONE, *_STORE_FULL, ObjectLostError, RaySystemError, RpcErr
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What was raised, where Ray says that a task raised it."""
+    """The error that a task raised, without Ray's wrappers."""
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException) and error.cause is not error:
         error = error.cause
     return error
 
 
 def is_machine_fault(error: BaseException) -> bool:
-    """Whether the same work may well succeed when it is done again: nothing is wrong with the rows."""
+    """Whether the rows are not the cause, so that the same work may succeed if it is repeated."""
     return isinstance(cause_of(error), _MACHINE)
 
 
 def is_helper_gone(error: BaseException) -> bool:
-    """Whether the helper whose call gave this error is gone. One that raised it itself lives: its input was lost, or
-    its output found no room.
+    """Whether the helper whose call gave this error is gone. If the call itself raised it, the helper is alive, and its
+    input was lost, or its output did not fit.
     """
     return not isinstance(error, RayTaskError) and isinstance(error, _HELPER_GONE)
 
 
 def _advice(cause: BaseException) -> str:
-    """What to do about a fault that does not go away."""
+    """The advice for a fault that does not go away."""
     if isinstance(cause, OutOfMemoryError):
         return (
             "A node runs out of memory: lower max_window_bytes, max_inflight_bytes or num_decoders, or give the nodes "
@@ -77,35 +77,35 @@ def _advice(cause: BaseException) -> str:
 
 
 def fault_of(error: BaseException) -> Fault:
-    """A fault of the machines as the dispatcher takes it: the kind of its cause and the first line of what it says."""
+    """Converts a machine fault for the dispatcher: the class of its cause, and the first line of its message."""
     cause = cause_of(error)
     lines = str(cause).strip().splitlines()
     what = f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
-    # Ray has no other sign that tells a process that ended by itself from a lost node, `ray.kill` and its own monitor.
+    # Only this text distinguishes a process that ended by itself from a lost node, `ray.kill` or Ray's memory monitor.
     has_ended = isinstance(cause, ActorDiedError) and _ENDED in str(cause) and _TERMINATED not in str(cause)
     return Fault(what=what, may_be_rows=has_ended, advice=_advice(cause), error=error)
 
 
 def as_raised(error: BaseException) -> BaseException:
-    """The error to raise in the worker for one that is no fault of the machines."""
+    """The error to raise in the worker for an error that is not a machine fault."""
     cause = cause_of(error)
-    if isinstance(cause, UnserializableException):  # it can be loaded in the helper, and not here
+    if isinstance(cause, UnserializableException):  # only the helper can load it
         return HelperError(_said("a helper raised an error that this process cannot load", str(cause)))
     return cause if isinstance(cause, Exception) else error
 
 
 @contextlib.contextmanager
 def errors_travel() -> Iterator[None]:
-    """Makes an error that cannot be sent to another process one that can, with its name, message and traceback.
+    """Replaces an error that cannot be sent to another process by one that can, with its name, message and traceback.
 
     Raises:
-        HelperError: In its place.
+        HelperError: Instead of such an error.
     """
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # a panic in Lance's Rust code is no Exception
+    except BaseException as error:  # a panic in Lance's Rust code is not an Exception
         if isinstance(error, Exception) and _survives(error):
             raise
         kind = f"{type(error).__module__}.{type(error).__qualname__}"
@@ -117,7 +117,7 @@ def errors_travel() -> Iterator[None]:
 def _survives(error: Exception) -> bool:
     try:
         return type(ray.cloudpickle.loads(ray.cloudpickle.dumps(error))) is type(error)  # type: ignore[no-untyped-call]
-    except Exception:  # whatever its class does when it is pickled: this is the question
+    except Exception:  # its class may raise anything when it is pickled
         return False
 
 

@@ -1,6 +1,7 @@
-"""Owns the runtime that works by Ray actors: shard actors of a rank, mostly one, and decode actors; never decides.
+"""Owns the runtime whose helpers are Ray actors: a rank's shard actors, usually one, and decode actors; never assigns
+work to helpers.
 
-All references belong to this process; raw tables go from the shard actor to a decoder without passing here. Helpers
+This process owns all references; raw tables go from the shard actor to a decoder without passing through it. Helpers
 live outside the trainer's placement group and die with the worker that made them.
 """
 
@@ -48,25 +49,25 @@ from raylance.runtime.ray.shard_actor import ShardActor
 from raylance.runtime.runtime import Runtime
 from raylance.settings import Options
 
-_LOOK_S = 1.0  # between looks whether the Ray session still exists: Ray reports no end
+_LOOK_S = 1.0  # between checks that the Ray session exists, because Ray does not report its end
 
 
 class _Helper:
-    """A helper actor that a loader holds, and which plans and decodings it knows."""
+    """A helper actor that a loader holds, and the keys of the plans and decodings that it has."""
 
     def __init__(self, number: int, actor: decoders.HeldActor, holder: str) -> None:
         self.number, self.actor, self._holder, self.handle = number, actor, holder, actor.handle
         self._installed: set[str] = set()
 
     def knows(self, key: str, value: Any) -> Any:
-        """Its handle, after it was sent the value of a key unless it has it."""
+        """Returns the actor's handle; first sends it the value of a key, if it does not have it."""
         if key not in self._installed:
             self.handle.install.remote(key, value)
             self._installed.add(key)
         return self.handle
 
     def lost(self, error: BaseException) -> Lost:
-        """The event of its end."""
+        """The event for the end of the actor."""
         is_of_others = not self.actor.is_at_work_for(self._holder)
         return Lost(self.number, dataclasses.replace(fault_of(error), is_of_others=is_of_others))
 
@@ -78,7 +79,7 @@ class RayRuntime(Runtime):
     """Does the work of one loader by actors."""
 
     def __init__(self, read_spec: ReadSpec, options: Options, world_size: int) -> None:
-        """Starts nothing; but Ray itself, as any call of Ray would, with runtime="ray" where it is not running."""
+        """Starts no helper. With runtime="ray", starts Ray if it is not running, as any call of Ray would."""
         if options.runtime == "ray":
             ray.get_runtime_context()
         self._world_size, self._session, self._key = world_size, ray_session(), uuid.uuid4().hex
@@ -87,7 +88,7 @@ class RayRuntime(Runtime):
 
     @property
     def is_usable(self) -> bool:
-        """See `Runtime.is_usable`; helpers end with their Ray session."""
+        """See `Runtime.is_usable`; False once the Ray session of the helpers has ended."""
         return self._session == ray_session()
 
     @property
@@ -104,15 +105,15 @@ class RayRuntime(Runtime):
         """See `Runtime.do`.
 
         Raises:
-            HelperError: If the session of the helpers has ended. Their calls are never answered then.
+            HelperError: If the session of the helpers has ended, because their calls would never be answered.
         """
-        # Commands that wait, or only end something, check it themselves.
+        # Commands that wait, or that only end helpers or results, check the session themselves.
         is_call = isinstance(command, Place | Ping | Read | Prefetch | Decode)
         with in_session(self._session) if is_call else contextlib.nullcontext():
             super().do(command)
 
     def next_event(self, timeout_s: float | None) -> Event | Wake | None:
-        """See `Runtime.next_event`; looks meanwhile whether the Ray session still exists.
+        """See `Runtime.next_event`; also checks regularly that the Ray session exists.
 
         Raises:
             HelperError: As `do`.
@@ -150,14 +151,14 @@ class RayRuntime(Runtime):
         return ray.put(plan)
 
     def _watch(self, answer: "Future[Any]", to_event: Any, *about: Any) -> None:
-        """Has an event posted when a call is answered, by Ray's own thread."""
+        """Makes Ray's own thread post an event when a call is answered."""
         answer.add_done_callback(functools.partial(_report, self._inbox, to_event, about))
 
     def _place(self, number: int, kind: Kind) -> None:
         if kind == "decoder":
             actor = decoders.hold(self._key, self._options.decoder_cpus)
         else:
-            # On this worker's node where that is possible; it takes no CPU from Ray's count.
+            # On this worker's node if possible; without a CPU from Ray's count.
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
             remote = ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=here, **decoders.NO_RESTARTS)
             handle: Any = remote.remote(self._read_spec, self._options)
@@ -245,7 +246,7 @@ def _on_alive(error: BaseException | None, _: Any, helper: _Helper) -> Event:
 
 
 def _on_begun(error: BaseException | None, _: Any, helper: _Helper) -> Event | Wake:
-    # Any other error comes again with the first item that is asked for.
+    # The first read of the chunk raises any other error again.
     return helper.lost(error) if error is not None and is_helper_gone(error) else Wake()
 
 

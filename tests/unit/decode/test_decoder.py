@@ -680,7 +680,7 @@ class Counting(Raw):
 @pytest.mark.parametrize(
     ("decoder", "message"),
     [
-        (object(), "is no raylance.Decoder"),
+        (object(), "is not a raylance.Decoder"),
         (Thawed("raw"), "its field column can be set"),
         (Incomparable("raw"), "cannot be copied, compared, .*truth value"),
         (Unequal("raw"), "a copy is not equal"),

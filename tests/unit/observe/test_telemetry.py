@@ -645,7 +645,7 @@ def test_rates_of_a_run_count_the_rows_of_peers_once() -> None:
          "saving takes 14% of the time: save less often; or raylance.report(…, checkpoint_upload_mode="),
         ({"user_s": 10.0, "save_s": 2.0}, "training", "training is the limit", "saving takes 20% of the time"),
         ({"user_s": 10.0, "other_s": 7.0}, "training", "training is the limit: it takes 333 rows/s",
-         "besides, 70% of the time since its first batch went to other loaders, iterated during its steps"),
+         "70% of the time since its first batch went to other loaders, iterated during its steps"),
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_limit_and_what_to_change(
@@ -670,7 +670,7 @@ def test_shard_actors_that_are_there_are_not_advised() -> None:
     slow, far = {"user_s": 1.0, "wait_read_s": 3.0, "storage_s": 16.0}, {"sources": ["s3://bucket/a.lance"]}
     assert "num_readers=4, " in judge([part(facts=far, readers=1.0, **slow)]).advice[0]
     assert "num_readers=4, " in judge([part(facts=far, readers=3.0, **slow)]).advice[0]
-    assert "fewer shard actors, where num_readers=4" in judge([part(facts=far, readers=4.0, **slow)]).advice[0]
+    assert "fewer shard actors, if num_readers=4" in judge([part(facts=far, readers=4.0, **slow)]).advice[0]
     assert "bring the data nearer" in judge([part(facts=far, **slow)]).advice[-1]
     taken = judge([part(facts={"cluster_cpus": 2.0, "worker_cpus": 1.0}, **slow)]).advice
     assert taken == ("read less: fewer columns=; or a faster disk",)

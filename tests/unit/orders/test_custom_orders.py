@@ -62,7 +62,7 @@ WRONG = [
     ),
     (
         named("Beyond", lambda at: at + 1),
-        r"Beyond\.rows_of\(\) gave row 1,?000 at position 999 of epoch 0.*rows 0 to 999.*no row.*\[0, epoch",
+        r"Beyond\.rows_of\(\) gave row 1,?000 at position 999 of epoch 0.*rows 0 to 999.*not a row.*\[0, epoch",
     ),
     (named("Floats", lambda at: at.astype(np.float64)), r"Floats\.rows_of\(\) gave float64.*integers"),
     (

@@ -141,5 +141,5 @@ def test_a_ledger_that_joins_knows_what_the_other_one_knows() -> None:
     step(second, 0, 50, 60)
     assert second.intervals[-1].begin == (0, 50), "it is cut where it joined"
     assert second.intervals[-1].jump == first.intervals[-1].jump
-    with pytest.raises(ValueError, match="no interval of a digest"):
+    with pytest.raises(ValueError, match="not an interval of a digest"):
         second.join({"intervals": [[1, 2]], "restored": [], "forgotten": None})

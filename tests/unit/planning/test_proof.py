@@ -226,7 +226,7 @@ def test_ranks_with_unlike_plans_are_caught() -> None:
     run.start(2, 12, 20, orders=[ORDER, other])
     first, second = run.prove()
     assert (first.status, first.rows, first.left_out) == ("fault", 120, 3)
-    assert "not the selected ones each once" in first.text
+    assert "not each selected row once" in first.text
     assert second.status == "fault", "in mid-epoch, too"
     assert not run.is_whole(0)
     whole = Run()
@@ -473,7 +473,7 @@ def test_an_epoch_that_was_begun_again_by_hand_is_not_once() -> None:
     (proof,) = training.prove().values()
     assert (proof.status, proof.rows) == ("unproven", 180)
     assert proof.text == (
-        "120 rows are as planned, but were not all that was handed out; 60 rows were handed out besides: by set_epoch "
+        "120 rows are as planned, but were not all that was handed out; 60 rows more were handed out: by set_epoch "
         "or another loader, without a state that was restored"
     )
     training.save()

@@ -65,7 +65,7 @@ def test_arrangements_in_which_rows_come_twice_or_never_are_refused(pairs: list[
 def test_what_says_nothing_or_two_things_is_refused() -> None:
     with pytest.raises(ConfigError, match="ranks_per_replica=0"):
         DataParallel(ranks_per_replica=0)
-    with pytest.raises(ConfigError, match=r"data_parallel=\(0, 2\) is no function"):
+    with pytest.raises(ConfigError, match=r"data_parallel=\(0, 2\) is not a function"):
         DataParallel(function=(0, 2))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="both say which ranks get the same rows"):
         DataParallel(ranks_per_replica=2, function=lambda rank, world_size: (rank, world_size))

@@ -218,7 +218,7 @@ def test_an_order_that_was_edited_is_refused(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("state", [None, [1], "state", {}, {"format": 0}, {"format": True}])
 def test_what_is_no_state(state: Any) -> None:
-    with pytest.raises(StateError, match="no raylance state"):
+    with pytest.raises(StateError, match="not a raylance state"):
         parse_state(state)
 
 
@@ -258,7 +258,7 @@ def test_settings_are_described_by_names(value: Any, described: Any) -> None:
     [
         ({"format": FORMAT + 1}, f"format {FORMAT + 1}.*up to {FORMAT}.*Upgrade raylance"),
         ({"format": 3}, "format 3.*reads 4 to 5.*before 0.8 wrote it.*Load it by raylance 0.9"),
-        ({"format": None}, "no raylance state"),
+        ({"format": None}, "not a raylance state"),
         ({"position": -1}, "damaged.*position -1"),
         ({"epoch": -1}, "damaged"),
         ({"position": "12"}, "damaged"),

@@ -88,14 +88,16 @@ def test_ranks_with_unlike_plans_are_a_fault(uri: str, tmp_path: Path) -> None:
     handles = [open_data(uri, remainder="ragged", seed=seed) for seed in (3, 4)]
     train(handles, tmp_path, 8)
     proof = raylance.prove_run(tmp_path)
-    assert proof.verdict.startswith("FAULT: data, epoch 0: 300 rows were handed out, which are not the selected ones")
+    assert proof.verdict.startswith(
+        "FAULT: data, epoch 0: 300 rows were handed out, and they are not each selected row once"
+    )
     assert not proof.ok
     assert len(proof.faults) == 1
     assert str(proof).startswith("FAULT: data, epoch 0")
     assert raylance.explain_run(tmp_path).rows == proof.verdict
     page = Path(raylance.report_run(tmp_path, tmp_path / "o.html")).read_text()
     assert "Other rows were handed out than had to be." in page
-    assert '<td class="bad">300 rows were handed out, which are not the selected ones' in page
+    assert '<td class="bad">300 rows were handed out, and they are not each selected row once' in page
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -297,8 +299,8 @@ def test_set_epoch_rolls_nothing_back(uri: str, tmp_path: Path) -> None:
     proof = raylance.prove_run(tmp_path)
     assert not proof.ok
     assert proof.verdict.startswith(
-        "data, epoch 0: 280 rows are as planned, but were not all that was handed out; 200 rows were handed out "
-        "besides: by set_epoch"
+        "data, epoch 0: 280 rows are as planned, but were not all that was handed out; 200 rows more were "
+        "handed out: by set_epoch"
     )
     assert str(proof).splitlines()[1].startswith(f"data, each of epochs 1 to {2**40 - 1}: not proven at all: no record")
     assert verify.main(["--run", str(tmp_path)]) == 1

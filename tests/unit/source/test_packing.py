@@ -102,7 +102,7 @@ def test_every_token_once_through_the_loader_with_resume(uri: str) -> None:
         (pa.array(["a b"]), "is string, not lists of integers"),
         (pa.array([[0.5]]), "is list.*double.*, not lists of integers"),
         (pa.array([[1], None]), "has nulls"),
-        (pa.array([[1, None]]), "holds a null, which is no token"),
+        (pa.array([[1, None]]), "holds a null instead of a token"),
         (
             pa.array([[1, 2**63 + 5]], pa.list_(pa.uint64())),
             "data.lance', version 1, holds the token 9223372036854775813",

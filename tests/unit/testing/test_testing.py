@@ -48,7 +48,7 @@ def test_orders_of_ones_own_that_keep_everything() -> None:
             "an epoch of all rows unless it repeats some; but it has {'epoch_rows': 2} over 1 rows",
         ),
         (own.LanesOfNumPy(), "sizes of at least 1, int"),
-        (own.CompleteWhereRowsRepeat(), "no shard is complete where rows repeat"),
+        (own.CompleteWhereRowsRepeat(), "no shard is complete if rows repeat"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, raylance.Order) else "",
 )
