@@ -145,7 +145,7 @@ class Dataset:
                 f"meant: {', '.join(map(repr, names))}, or its number as under `_component`."
             )
         if not names and component is not None:
-            raise ConfigError(f"take(component={component!r}): this is no mixture; leave component= out.")
+            raise ConfigError(f"take(component={component!r}): this is not a mixture; leave component= out.")
         return _to_numpy(self._read(wanted.astype(np.int64) | (number if names else 0) << COMPONENT_SHIFT))
 
     def __getitem__(self, index: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
@@ -295,7 +295,7 @@ class Dataset:
             raise ConfigError(
                 f"this handle is used in one of {world_size} workers of Ray Train, each of which would get all of its "
                 f"{len(self):,} rows. Pass it as datasets={{'train': …}} to the trainer and take this rank's loader by "
-                "ray.train.get_dataset_shard('train'); where every rank shall see all rows, leave its name out of "
+                "ray.train.get_dataset_shard('train'); if every rank shall see all rows, leave its name out of "
                 "datasets_to_split, or call handle.loader(rank=0, world_size=1)."
             )
 

@@ -226,8 +226,8 @@ def _check_decoders(decode: Decoder | Sequence[Decoder] | None) -> tuple[Decoder
     for each in decoders:
         if each.like is not None and each.like not in leaders:
             raise ConfigError(
-                f"{type(each).__name__}({each.column!r}, like={each.like!r}): must name a column that is decoded here "
-                f"and is itself like no other; these are {', '.join(leaders) or 'none'}."
+                f"{type(each).__name__}({each.column!r}, like={each.like!r}): must name a decoded column that does not "
+                f"use like= itself: {', '.join(leaders) or 'there is none'}."
             )
     return decoders
 

@@ -289,7 +289,7 @@ def _dtypes(read_spec: ReadSpec, dtypes: Any, lists: Lists) -> Mapping[str, torc
         if name not in (*columns, *_ADDED):
             raise ConfigError(f"dtypes names {name!r}, which no batch has; its columns are {', '.join(columns)}.")
         if not isinstance(dtype, torch.dtype):
-            raise ConfigError(f"dtypes={dtypes!r}: {dtype!r} is no dtype of torch; write e.g. torch.float32.")
+            raise ConfigError(f"dtypes={dtypes!r}: {dtype!r} is not a torch dtype; write e.g. torch.float32.")
     return dict(by_column)
 
 

@@ -66,8 +66,8 @@ class MaskedRows:
             why,
             next(iter(self._datasets[offset >> COMPONENT_SHIFT :]), None),
             f"{found} that this rank was handed since its start cannot be decoded, more than "
-            f"max_bad_rows={self._most!r} allows. The epoch stops here: masks are for damaged rows, and for so many "
-            "the decoder, the transform or the settings are more likely the cause. The first: "
+            f"max_bad_rows={self._most!r} allows. The epoch stops here: masks are for damaged rows. This number "
+            "rather points to the decoder, the transform or the settings. The first: "
             f"{'; '.join(named[:_NAMED])}. Inspect these; if they are damaged, raise max_bad_rows (a count, or a "
             "fraction; None for no limit).",
         )

@@ -143,7 +143,7 @@ def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, joi
     if len(other):
         raise DatasetError(
             f"column {name!r} has a list of {lengths[other[0]]} numbers, while all rows sampled at the opening "
-            f"have {how}: a batch of both is no tensor. Pad them, pad_lists={{{name!r}: 0}}, or take them as "
+            f"have {how}: a batch of both is not a tensor. Pad them, pad_lists={{{name!r}: 0}}, or take them as "
             f"lists, pad_lists={{{name!r}: None}}."
         )
     return {name: values.reshape(len(lists), how, *values.shape[1:])}

@@ -275,14 +275,12 @@ class _ImageRows:
         width, height, turn = shown_size(encoded, self._max_pixels)
         wide, high, other_turn = shown_size(other, leader.max_pixels)
         if (width, height) != (wide, high):
-            raise ValueError(
-                f"is {width}x{height} pixels where {like!r} is {wide}x{high}: one crop is not that of both"
-            )
+            raise ValueError(f"is {width}x{height} pixels, and {like!r} is {wide}x{high}: one crop does not fit both")
         # If only one is turned by a quarter, and it is not a square, equal displayed sizes prove that both are upright.
         is_proven = width != height and (turn > 4) != (other_turn > 4) and 1 in (turn, other_turn)
         if turn != other_turn and not is_proven:
             raise ValueError(
-                f"has EXIF orientation {turn} where {like!r} has {other_turn}: one of them would be turned or "
+                f"has EXIF orientation {turn}, and {like!r} has {other_turn}: one of them would be turned or "
                 "mirrored, and both may not show the same then. Store both upright, or with one orientation"
             )
 
@@ -347,8 +345,8 @@ class _View:
         (height, width), (out_height, out_width) = pixels.shape[:2], self.out.shape[:2]
         if self.image.keeps_size and (height, width) != (out_height, out_width):
             raise ConfigError(
-                f"is {width}x{height} pixels where others are {out_width}x{out_height}, and without size= all must be "
-                'alike to make a batch; the epoch stops here, with on_bad_row="mask" too: this is no bad row. Pass '
+                f"is {width}x{height} pixels, others are {out_width}x{out_height}, and without size= all must be "
+                'alike to make a batch; the epoch stops here, with on_bad_row="mask" too: this is not a bad row. Pass '
                 f"Image({self.image.column!r}, size=({out_height}, {out_width})), height first, to resize them."
             )
 

@@ -146,8 +146,8 @@ def check_context(context: ShardContext) -> None:
     missing = sorted(set(named) - set(names))
     if missing:
         raise ConfigError(
-            f"datasets_to_split={list(named)} names {', '.join(map(repr, missing))}, which is no "
-            f"dataset of this run, and so every rank sees all rows of {assignment.name!r}. The run has "
+            f"datasets_to_split={list(named)} names {', '.join(map(repr, missing))}, which is not "
+            f"a dataset of this run, and so every rank sees all rows of {assignment.name!r}. The run has "
             f"{', '.join(map(repr, sorted(names)))}: name those that the ranks shall share."
         )
 

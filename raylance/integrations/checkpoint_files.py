@@ -33,10 +33,10 @@ _RESERVE_BYTES = 4 << 20  # for Ray Train's list of checkpoints, which it overwr
 def as_checkpoint(path: str | os.PathLike[str]) -> ray.train.Checkpoint:
     """A checkpoint from a path or URI."""
     if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"checkpoint={path!r} is no directory: pass a path, a URI or a ray.train.Checkpoint.")
+        raise ConfigError(f"checkpoint={path!r} is not a directory: pass a path, a URI or a ray.train.Checkpoint.")
     if "://" not in str(path) and not Path(path).is_dir():
         raise ConfigError(
-            f"checkpoint={public_uri(str(path))!r} is no directory: write this rank's files there before report()."
+            f"checkpoint={public_uri(str(path))!r} is not a directory: write this rank's files there before report()."
         )
     return ray.train.Checkpoint(str(path))
 

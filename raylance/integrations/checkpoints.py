@@ -82,7 +82,7 @@ def report(
             ray.train.report(dict(metrics))
         return
     if not isinstance(state, Mapping | None):
-        raise ConfigError(f"state={state!r} is no dict: restore() could not give it back. Put it into one.")
+        raise ConfigError(f"state={state!r} is not a dict: restore() could not give it back. Put it into one.")
     loaders = _by_name(loader)
     _check_missing(loaders)
     is_first = ray.train.get_context().get_world_rank() == 0
@@ -186,8 +186,8 @@ def _by_name(loader: Reported | Mapping[str, Reported]) -> dict[str | None, Rank
             found = adapter_of(found).require_local_loader(found)
         if not isinstance(found, RankLoader) or not (name is None or isinstance(name, str)):
             raise ConfigError(
-                f"{name!r}: {type(value).__name__} is no loader: pass what ray.train.get_dataset_shard(…) returned, or "
-                "a dict of names and loaders."
+                f"{name!r}: {type(value).__name__} is not a loader: pass what ray.train.get_dataset_shard(…) returned, "
+                "or a dict of names and loaders."
             )
         loaders[name] = found
     if not loaders:

@@ -231,7 +231,7 @@ def check_permutation(plan: Plan, selection: Selected, epoch: int, end: int, han
     name = type(plan.order.settings).__name__
     raise CoverageError(
         f"the order {name} is not a permutation: of its {handed.rows:,} rows in epoch {epoch} some came twice, and "
-        f"others of the {plan.rows:,} selected ones never. The model was trained on other data than asked for. Make rows_of() "
-        f"a permutation for every epoch, or set repeats = True in {name} to allow this; "
+        f"others of the {plan.rows:,} selected ones never. The model was trained on other data than asked for. Make "
+        f"rows_of() a permutation for every epoch, or set repeats = True in {name} to allow this; "
         f"raylance.testing.check_order({name}(…)) tries it."
     )

@@ -94,7 +94,7 @@ def test_every_way_of_reporting(images_uri: str, tmp_path: Path) -> None:
     assert after_pass[0] >= 0.05, "a report after the last batch, too"
     assert (in_step[1], after_pass[1]) == pytest.approx((0, 0), abs=1e-6), "none of it is training"
     assert "no loader" in refused["no loader"]
-    assert "is no directory" in refused["no directory"]
+    assert "is not a directory" in refused["no directory"]
     assert "NO_UPLOAD" in refused["nothing uploaded"]
     assert not list(temporary.glob("raylance-report-*")), "directories of its own are gone"
     reported = {Path(checkpoint.path).name: (checkpoint, metrics) for checkpoint, metrics in result.best_checkpoints}

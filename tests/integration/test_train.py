@@ -371,7 +371,7 @@ def test_without_a_data_config_and_with_common_mistakes(images_uri: str, tmp_pat
         assert "each of which would get all of its 953 rows" in said["loader"]
         assert "the loader of 'extra' stands at epoch 1 and is not reported" in said["missing"]
         assert "no loader was given" in said["nothing"]
-        assert "'train': int is no loader" in said["no loader"]
+        assert "'train': int is not a loader" in said["no loader"]
     loaders = {name: dataset.loader(rank=1, world_size=3) for name, dataset in data.items()}
     assert raylance.restore(loaders, result.checkpoint) == {}
     assert [(loader.epoch, loader.state_dict()["position"]) for loader in loaders.values()] == [(1, 0), (1, 100)]
@@ -384,7 +384,7 @@ def test_without_a_data_config_and_with_common_mistakes(images_uri: str, tmp_pat
 def test_datasets_to_split_that_names_no_dataset(images_uri: str, tmp_path: Path, kind: type) -> None:
     data = {"datasets": {"train": open_train(images_uri)}, "dataset_config": kind(datasets_to_split=["trian"])}
     trainer = make_trainer(refused_fn, tmp_path, **data)
-    with pytest.raises(ray.train.TrainingFailedError, match="'trian', which is no dataset of this run"):
+    with pytest.raises(ray.train.TrainingFailedError, match="'trian', which is not a dataset of this run"):
         trainer.fit()
     with pytest.raises(raylance.ConfigError, match="give a list of names"):
         raylance.DataConfig(datasets_to_split="train")  # type: ignore[arg-type]

@@ -15,9 +15,9 @@ PACKAGE = Path(raylance.__file__).parent
 
 # What a first-time reader has to read twice, with what to write instead.
 WORDS = {
-    r"\b(is|are) no\b(?! (longer|more)\b)": "is not a, has no",
+    r"(?<![Tt]here )\b(is|are) no\b(?! longer\b)": "is not a, has no",
     r"\bso many\b": "the number",
-    r"(?<!`)\b[Bb]esides\b": "also, in addition",
+    r"(?<!`)\b[Bb]esides\b(?!:)": "also, in addition",
     r"\b[Nn]one where\b": "None if",
     r"(^|[.:;] )Of \b": "a sentence with a subject",
     r"\b([Ww]hoever|[Ww]hatever|[Ll]ikewise|anew|reckon\w*|told|goes on)\b": "a plain word",

@@ -33,7 +33,7 @@ class Opened:
 
     def __init__(self, handle: Dataset) -> None:
         if not isinstance(handle, Dataset):
-            raise ConfigError(f"a {type(handle).__name__} is no handle: pass what raylance.dataset(…) returned.")
+            raise ConfigError(f"a {type(handle).__name__} is not a handle: pass what raylance.dataset(…) returned.")
         self.read_spec, self.delivery_spec = map_shared(*specs_of(handle), Shared.here)
         self._context = context_of(handle)
 

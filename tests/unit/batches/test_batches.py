@@ -408,7 +408,7 @@ def test_dtypes_take_the_lengths_that_padding_adds(uri: str) -> None:
     ("arguments", "message"),
     [
         ({"dtypes": {"y": torch.float32}}, "dtypes names 'y'.*columns are id, x, pair, tokens, name"),
-        ({"dtypes": np.float32}, "no dtype of torch; write e.g. torch.float32"),
+        ({"dtypes": np.float32}, "not a torch dtype; write e.g. torch.float32"),
         ({"dtypes": torch.int8, "collate_fn": dict}, "exclude each other"),
         ({"pad_lists": {"token": 0}}, "pad_lists names 'token'"),
         ({"pad_lists": {"x": 0}}, "'x', which holds no lists of numbers"),

@@ -197,7 +197,7 @@ def test_images_of_mixed_sizes_are_no_bad_rows(write_dataset: Callable[..., str]
     uri = write_dataset(pa.table({"image": pa.array(values, pa.binary())}))
     dataset = raylance.dataset(uri, decode=Image("image"), on_bad_row="mask")
     assert dataset.head(20)["image"].min() == 9
-    with pytest.raises(ConfigError, match="row offset 20 of .*data.lance is 9x6 .*size=.*no bad row"):
+    with pytest.raises(ConfigError, match="row offset 20 of .*data.lance is 9x6 .*size=.*not a bad row"):
         dataset.head(30)
     # What the sampled rows show is refused at once.
     mixed = write_dataset(pa.table({"image": pa.array(make_images(1) + values[:9], pa.binary())}))
@@ -317,7 +317,7 @@ def test_an_image_and_its_mask_get_one_crop(masks_uri: str, decoders: int) -> No
         (tensors,) = loader.iter_torch_batches(global_batch_size=80)
         assert tensors["mask"].shape == (80, 1, 24, 24)
         why = {offset: (column, reason) for offset, column, reason in recorder_of(loader).stats.bad_rows}
-    assert why[7] == ("mask", "ValueError: is 30x40 pixels where 'image' is 40x31: one crop is not that of both")
+    assert why[7] == ("mask", "ValueError: is 30x40 pixels, and 'image' is 40x31: one crop does not fit both")
     assert why[9][1].startswith("ValueError: has more than 8 bits a pixel")
     assert why[11][1] == "ValueError: is null"
     alone = raylance.dataset(masks_uri, decode=decode[2], columns=["id", "image"], on_bad_row="mask")
@@ -373,8 +373,8 @@ def test_a_mask_that_its_image_is_turned_away_from_is_a_bad_row(write_dataset: C
         why = {offset: reason for offset, _, reason in recorder_of(loader).stats.bad_rows}
     assert batch["_valid"].tolist() == [True] * fit + [False] * (len(pairs) - fit)
     np.testing.assert_array_equal(batch["mask"][:fit, ..., 0], batch["image"][:fit, ..., 0])
-    assert "has EXIF orientation 1 where 'image' has 2: one of them would be turned or mirrored" in why[fit]
-    assert "has EXIF orientation 8 where 'image' has 6" in why[fit + 3]
+    assert "has EXIF orientation 1, and 'image' has 2: one of them would be turned or mirrored" in why[fit]
+    assert "has EXIF orientation 8, and 'image' has 6" in why[fit + 3]
     shown = [by_pillow(image).shape[1::-1] for image in images[:fit]]
     assert [tuple(crop[2:6]) for crop in batch["image_crop"][:fit].tolist()] == [2 * size for size in shown]
 
@@ -404,14 +404,14 @@ def test_what_a_checkpoint_says_of_a_mask(masks_uri: str) -> None:
 def test_what_a_mask_cannot_be_like(masks_uri: str) -> None:
     image = Image("image", size=8)
     for decoders, message in (
-        ([MASK], r"Image\('mask', like='image'\): must name a column that is decoded here.*; these are none"),
-        ([MASK, Image("image", like="mask", size=8)], "must name a column .* is itself like no other"),
-        ([image, MASK, Image("indexed", like="mask")], r"'indexed', like='mask'.*these are image\."),
+        ([MASK], r"Image\('mask', like='image'\): must name a decoded column.*: there is none"),
+        ([MASK, Image("image", like="mask", size=8)], "does not use like= itself: there is none"),
+        ([image, MASK, Image("indexed", like="mask")], r"'indexed', like='mask'.* itself: image\."),
         (
             [Image("image", size=8, decode_fn=lambda _: np.zeros((8, 8, 3), np.uint8)), MASK],
             "whose crop is not known",
         ),
-        ([Image("mask", like="mask", size=8)], "must name a column"),
+        ([Image("mask", like="mask", size=8)], "must name a decoded column"),
     ):
         with pytest.raises(ConfigError, match=message):
             raylance.dataset(masks_uri, decode=decoders)

@@ -129,7 +129,7 @@ def test_names_are_checked(uri: str) -> None:
         ),
         ([Image("image", size=4, name="_valid")], "batches have another column of this name"),
         ([image, ImageCrop("mask", like="image")], r"boxes lie in images of that column\. Write ImageCrop\('image'"),
-        ([ImageCrop("image")], "must name a column that is decoded here"),
+        ([ImageCrop("image")], "must name a decoded column"),
         ([Image("image", size=8, decode_fn=len), ImageCrop("image")], "none of|whose crop is not known"),
     ):
         with pytest.raises(raylance.RaylanceError, match=message):

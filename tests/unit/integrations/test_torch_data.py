@@ -557,7 +557,7 @@ def test_a_launcher_of_more_processes_is_believed(uri: str, monkeypatch: pytest.
         (lambda data: IterableDataset(data, batch_size=0), "at least 1"),
         (lambda data: RowSampler(data, batch_size=4, dist_info=(5, 4)), "rank 5 of 4"),
         (lambda data: RowSampler(data, batch_size=4).set_epoch(-1), "epoch=-1: must be an integer of at least 0"),
-        (lambda data: MapDataset(str(data)), "a str is no handle"),
+        (lambda data: MapDataset(str(data)), "a str is not a handle"),
         (lambda data: IterableDataset(data, batchsize=4), r"no argument batchsize=: did you mean batch_size=\?"),
         (lambda data: RowSampler(data, batch_size=4, shuffle=True), "shuffle=: the dataset has an order"),
         (lambda data: IterableDataset(data, batch_size=4, dtypes={"x": torch.float32}), "dtypes names 'x'"),
