@@ -1,7 +1,7 @@
 """Owns the names of the columns that raylance adds to batches, and of rows in errors; never reads columns or rows."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,26 @@ COMPONENT = "_component"
 TRANSFORM = "transform()"
 """Takes the place of a column name if the transform fails on a row."""
 
-COMPONENT_SHIFT = 48
-"""Between reader and batch, offsets of a mixture hold the component in the bits from this one on."""
+_SHIFT = 48  # between reader and batch, offsets of a mixture hold the component in the bits from this one on
+_OWN = (1 << _SHIFT) - 1
 
-OFFSET_MASK = (1 << COMPONENT_SHIFT) - 1
-"""The bits of such an offset that hold the row's offset in its own dataset."""
+Offsets = TypeVar("Offsets", int, npt.NDArray[np.int64])
+
+
+def split_offsets(offsets: Offsets) -> tuple[Offsets, Offsets]:
+    """Splits row offsets of a mixture into the indices of the datasets and the offsets in these, both int64."""
+    return offsets >> _SHIFT, offsets & _OWN
+
+
+def join_offsets(components: Offsets, offsets: Offsets) -> Offsets:
+    """Puts the index of its dataset into each row offset; `split_offsets` takes it out again."""
+    return components << _SHIFT | offsets
+
+
+def dataset_of(offset: int, datasets: Sequence[str]) -> str | None:
+    """The name of the dataset that a row offset of a mixture lies in; None if it has no name."""
+    component, _ = split_offsets(offset)
+    return datasets[component] if component < len(datasets) else None
 
 
 def dataset_names(uri: Any) -> tuple[str, ...]:
@@ -43,10 +58,10 @@ def dataset_stem(uri: Any) -> str:
 
 def describe_rows(offsets: npt.NDArray[np.int64], datasets: tuple[str, ...]) -> str:
     """Names rows for an error: the range of the given offsets, which have component bits, in each dataset."""
-    which = offsets >> COMPONENT_SHIFT
+    which, own_offsets = split_offsets(offsets)
     ranges = []
     for component in np.unique(which):
-        own = offsets[which == component] & OFFSET_MASK
+        own = own_offsets[which == component]
         low, high = own.min(), own.max()
         rows = f"row offset {low}" if low == high else f"row offsets between {low} and {high}"
         ranges.append(rows + "".join(f" of {name}" for name in datasets[component:][:1]))

@@ -20,7 +20,7 @@ from raylance.arguments import check_integer
 from raylance.batches.batches import Batches
 from raylance.batches.display import Display
 from raylance.batches.lookup import Lookup
-from raylance.columns import COMPONENT_SHIFT, ROW_OFFSET, VALID
+from raylance.columns import ROW_OFFSET, VALID, join_offsets
 from raylance.decode.arrays import NumpyBatch, list_lengths, to_numpy
 from raylance.environment import process
 from raylance.environment.shared import Shared
@@ -146,7 +146,8 @@ class Dataset:
             )
         if not names and component is not None:
             raise ConfigError(f"take(component={component!r}): this is not a mixture; leave component= out.")
-        return _to_numpy(self._read(wanted.astype(np.int64) | (number if names else 0) << COMPONENT_SHIFT))
+        components = np.full_like(wanted, number if names else 0, dtype=np.int64)
+        return _to_numpy(self._read(join_offsets(components, wanted.astype(np.int64))))
 
     def __getitem__(self, index: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
         """Reads selected rows by their number in storage order, from 0; needs no Ray.

@@ -14,7 +14,7 @@ from raylance.api.dataset import Dataset, specs_of
 from raylance.api.loader import RankLoader
 from raylance.arguments import check_integer
 from raylance.audit.selected import Step, Tally, parts_of
-from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID
+from raylance.columns import COMPONENT, ROW_OFFSET, VALID, split_offsets
 from raylance.errors import ConfigError, StateError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.permutation import Int64Array
@@ -247,10 +247,11 @@ class EpochAudit:
         return pd.DataFrame(shown | (self._values(rows.rows, columns) if columns else {}))
 
     def _values(self, rows: Int64Array, columns: Sequence[str]) -> dict[str, Any]:
-        which, values = rows >> COMPONENT_SHIFT, {name: [None] * len(rows) for name in columns}
+        values: dict[str, list[Any]] = {name: [None] * len(rows) for name in columns}
+        which, own = split_offsets(rows)
         for number, part in enumerate(self._parts):
             places = np.flatnonzero(which == number)
-            for name, column in part.take(rows[places] & OFFSET_MASK, columns).items():
+            for name, column in part.take(own[places], columns).items():
                 for place, value in zip(places, column, strict=True):
                     values[name][place] = value
         # Nulls stay None. pandas would make them NaN, a value that is not in the column.
@@ -258,9 +259,9 @@ class EpochAudit:
 
     def _planned(self, positions: Int64Array) -> Step:
         """The rows at positions of the plan. Rows after the end of the epoch are padding."""
-        rows = self._selection.offsets(self.plan.select(self.epoch, positions))
-        components = rows >> COMPONENT_SHIFT if isinstance(self._delivery_spec.order, MixOrder) else None
-        return Step(offsets=rows & OFFSET_MASK, real=positions < self.plan.epoch_rows, components=components)
+        which, own = split_offsets(self._selection.offsets(self.plan.select(self.epoch, positions)))
+        components = which if isinstance(self._delivery_spec.order, MixOrder) else None
+        return Step(offsets=own, real=positions < self.plan.epoch_rows, components=components)
 
     def _rows(self, low: int, high: int) -> Iterator[Int64Array]:
         """Yields the rows at positions [low, high) in blocks."""

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from raylance.api.dataset import Dataset, specs_of
 from raylance.audit.reopening import read_setting
-from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
+from raylance.columns import ROW_OFFSET, join_offsets, split_offsets
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Order
@@ -42,7 +42,7 @@ class Step:
     @property
     def rows(self) -> Int64Array:
         """Offsets with the component in the high bits."""
-        return self.offsets if self.components is None else self.offsets | self.components << COMPONENT_SHIFT
+        return self.offsets if self.components is None else join_offsets(self.components, self.offsets)
 
 
 class Tally:
@@ -55,7 +55,7 @@ class Tally:
 
     def add(self, rows: Int64Array) -> None:
         """Counts rows, given with the component in the high bits. Rows that are not selected are foreign."""
-        which, offsets = rows >> COMPONENT_SHIFT, rows & OFFSET_MASK
+        which, offsets = split_offsets(rows)
         for number in np.unique(which).tolist():
             mine = offsets[which == number]
             known = mine[mine < (len(self.times[number]) if 0 <= number < len(self.times) else 0)]

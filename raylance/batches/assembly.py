@@ -6,7 +6,7 @@ from collections import deque
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID, dataset_names, describe_rows
+from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names, describe_rows, join_offsets, split_offsets
 from raylance.errors import CoverageError
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.digest import Digest
@@ -111,8 +111,7 @@ class Assembly:
 
     def offsets(self, table: pa.Table) -> Int64Array:
         """Row offsets of the rows of a step, with component bits."""
-        offsets: Int64Array = table[ROW_OFFSET].to_numpy() | table[COMPONENT].to_numpy() << COMPONENT_SHIFT
-        return offsets
+        return join_offsets(table[COMPONENT].to_numpy(), table[ROW_OFFSET].to_numpy())
 
     def describe(self, table: pa.Table) -> str:
         """Names the rows of a step, for an error."""
@@ -126,8 +125,8 @@ class Assembly:
         parts = [plain] if decoded is None else [plain, decoded]
         columns = {name: part[name] for part in parts for name in part.column_names}
         good = columns[VALID].to_numpy() if VALID in columns else np.ones(len(offsets), dtype=np.bool_)
-        columns[COMPONENT] = pa.chunked_array([offsets >> COMPONENT_SHIFT])
-        columns[ROW_OFFSET] = pa.chunked_array([offsets & OFFSET_MASK])
+        components, own = split_offsets(offsets)
+        columns[COMPONENT], columns[ROW_OFFSET] = pa.chunked_array([components]), pa.chunked_array([own])
         columns[VALID] = pa.chunked_array([good & real if self._plan.remainder == "pad" else good])
         names = (*self._read_spec.carries, COMPONENT, ROW_OFFSET, VALID)
         return pa.table({name: columns[name] for name in names}), ~good

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, VALID
+from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, VALID, split_offsets
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.read_spec import ReadSpec
@@ -44,5 +44,6 @@ class Lookup:
             table, receipt = self._decoding.apply(drawn, epoch, own_memory=True)
             self.bad_rows = receipt.bad_rows
             valid = table[VALID]
-        added = {COMPONENT: offsets >> COMPONENT_SHIFT, ROW_OFFSET: offsets & OFFSET_MASK, VALID: valid}
+        components, own = split_offsets(offsets)
+        added = {COMPONENT: components, ROW_OFFSET: own, VALID: valid}
         return pa.table({name: table[name] for name in self._read_spec.delivers} | added)

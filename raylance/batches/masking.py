@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, TRANSFORM, describe_rows
+from raylance.columns import TRANSFORM, dataset_of, describe_rows, split_offsets
 from raylance.errors import BadRowError
 from raylance.orders.permutation import Int64Array
 from raylance.read_spec import ReadSpec
@@ -62,9 +62,9 @@ class MaskedRows:
         offset, (column, why) = next(iter(self._first.items()))
         return BadRowError(
             None if column == TRANSFORM else column,
-            offset & OFFSET_MASK,
+            split_offsets(offset)[1],
             why,
-            next(iter(self._datasets[offset >> COMPONENT_SHIFT :]), None),
+            dataset_of(offset, self._datasets),
             f"{found} that this rank was handed since its start cannot be decoded, more than "
             f"max_bad_rows={self._most!r} allows. The epoch stops here: masks are for damaged rows. This number "
             "rather points to the decoder, the transform or the settings. The first: "

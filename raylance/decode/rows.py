@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, TRANSFORM, VALID, describe_rows
+from raylance.columns import DRAW, ROW_OFFSET, TRANSFORM, VALID, dataset_of, describe_rows, split_offsets
 from raylance.decode.arrays import blank_row, is_bytes
 from raylance.decode.decoder import Decoder, Draws, RaggedDecoder, is_on_device, is_users
 from raylance.decode.opened import open_columns
@@ -296,9 +296,8 @@ class DecodedRows:
         """
         reason, offset = describe_exception(error), int(self.table[ROW_OFFSET][row].as_py())
         if not self._decoding.mask_bad_rows:
-            dataset = next(iter(self._decoding.datasets[offset >> COMPONENT_SHIFT :]), None)
-            name = None if column == TRANSFORM else column
-            bad = BadRowError(name, offset & OFFSET_MASK, reason, dataset)
+            name, (_, own) = None if column == TRANSFORM else column, split_offsets(offset)
+            bad = BadRowError(name, own, reason, dataset_of(offset, self._decoding.datasets))
             if name is None or any(is_users(each) for each in self._decoding.decoders if each.column == column):
                 bad.add_note("".join(traceback.format_exception(error)))  # the cause is lost between processes
             raise bad from error

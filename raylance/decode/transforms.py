@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raylance.columns import COMPONENT, DRAW, OFFSET_MASK, ROW_OFFSET, SEED, VALID, describe_rows
+from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, describe_rows, split_offsets
 from raylance.decode.arrays import NumpyBatch, to_arrow, to_numpy
 from raylance.errors import ConfigError, HelperError, RaylanceError
 from raylance.orders.permutation import UInt64Array
@@ -48,7 +48,7 @@ class Transformer:
         """
         arrays = to_numpy(table)
         arrays.pop(DRAW, None)
-        arrays[ROW_OFFSET] = table[ROW_OFFSET].to_numpy() & OFFSET_MASK  # a copy, without component bits
+        _, arrays[ROW_OFFSET] = split_offsets(table[ROW_OFFSET].to_numpy())  # a copy
         arrays[SEED] = seeds
         try:
             made = self._transform(arrays) if self._transform is not None else arrays

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from raylance.api.dataset import specs_of
 from raylance.audit.reopening import reopen
-from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, TRANSFORM
+from raylance.columns import ROW_OFFSET, TRANSFORM, dataset_of, split_offsets
 from raylance.errors import DatasetError
 from raylance.observe.figures import RankFigures
 from raylance.observe.record import open_folder, public_uri
@@ -320,9 +320,9 @@ def _reopened(run: Run, storage_options: StorageOptions | None) -> dict[str, Any
         found |= {"quality_note": why, "bad_note": why if bad else ""}
     found["bad_rows"] = [
         {
-            "offset": offset & OFFSET_MASK,
+            "offset": split_offsets(offset)[1],
             "column": column,
-            "of": sources[offset >> COMPONENT_SHIFT] if offset >> COMPONENT_SHIFT < len(sources) else of,
+            "of": dataset_of(offset, sources) or of,
             "why": why,
             "picture": made,
         }
@@ -352,7 +352,7 @@ def _describe_quality(ratio: float) -> str:
 def _remains_of(data: Any, offset: int, column: str) -> str:
     """HTML of a damaged row: the part of the picture that decodes, else its first bytes."""
     source = specs_of(data)[0].source
-    if not isinstance(source, TableRows) or offset >> COMPONENT_SHIFT or column == TRANSFORM:
+    if not isinstance(source, TableRows) or split_offsets(offset)[0] or column == TRANSFORM:
         return ""
     value = source.pinned.open().take(pa.array([offset]), columns=[column])[column][0].as_py()
     if not value:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
+from raylance.columns import ROW_OFFSET, join_offsets, split_offsets
 from raylance.environment.shared import Shared
 from raylance.orders.permutation import Int64Array
 from raylance.source.reader import RowReader
@@ -38,7 +38,8 @@ class _MixSelection:
         out = np.empty(np.shape(selected), dtype=np.int64)
         for index, part in enumerate(self.parts):
             mine = which == index
-            out[mine] = (index << COMPONENT_SHIFT) | part.offsets(selected[mine] - (ends[index] - part.rows))
+            own = part.offsets(selected[mine] - (ends[index] - part.rows))
+            out[mine] = join_offsets(np.full_like(own, index), own)
         return out
 
 
@@ -49,12 +50,12 @@ class _MixReader(RowReader):
     readers: tuple[RowReader, ...]
 
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
-        which = offsets >> COMPONENT_SHIFT
+        which, own = split_offsets(offsets)
         tables = []
         for index, reader in enumerate(self.readers):
-            mine = offsets[which == index]
+            mine = own[which == index]
             if len(mine) or not len(offsets):
-                tables.append(reader.read(mine & OFFSET_MASK))
+                tables.append(reader.read(mine))
         table = pa.concat_tables(tables, promote_options="permissive")
         add(table.set_column(table.column_names.index(ROW_OFFSET), ROW_OFFSET, pa.array(offsets)))
 

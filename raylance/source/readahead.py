@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import OFFSET_MASK
+from raylance.columns import split_offsets
 from raylance.errors import DatasetError
 from raylance.observe import clock
 from raylance.orders.permutation import Int64Array
@@ -406,7 +406,7 @@ class ReadAhead:
 
     def _too_large_row(self, portion: Portion) -> DatasetError:
         """Drops the one row of a portion, and returns the error that names it."""
-        offset = int(self._selection.offsets(portion.rows)[0]) & OFFSET_MASK
+        _, offset = split_offsets(int(self._selection.offsets(portion.rows)[0]))
         nbytes = portion.nbytes
         portion.drop_last()  # else it would count as read
         return DatasetError(
