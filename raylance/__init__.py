@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from raylance import testing as testing
     from raylance import torch_data as torch_data
     from raylance import torchft as torchft
+    from raylance.api.batches import Batches
     from raylance.api.dataset import Dataset
     from raylance.api.loader import RankLoader
     from raylance.api.mixing import mix
     from raylance.api.opening import dataset
-    from raylance.batches.batches import Batches
     from raylance.decode.arrays import Pad
     from raylance.decode.crops import CenterCrop, RandomResizedCrop, map_boxes, map_points
     from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder
@@ -65,7 +65,7 @@ _MODULES = {
     "decode.decoder": ("BatchDecoder", "Decoder", "RaggedDecoder"),
     "decode.device_images": ("DeviceImage",),
     "decode.images": ("Image", "ImageCrop"),
-    "batches.batches": ("Batches",),
+    "api.batches": ("Batches",),
     "api.loader": ("RankLoader",),
     "orders.shuffles": ("RowShuffle", "Sequential", "ShardShuffle", "WindowShuffle"),
     "api.mixing": ("mix",),

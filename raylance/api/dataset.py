@@ -12,12 +12,12 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
+from raylance.api.batches import Batches
 from raylance.api.display import describe, describe_rows, display_batch, display_sample, how_read
 from raylance.api.loader import RankLoader
 from raylance.api.passes import HandlePasses
 from raylance.api.train_adapter import LOADER_NAMES, RAY_DATA_NAMES, TrainAdapter
 from raylance.arguments import check_integer
-from raylance.batches.batches import Batches
 from raylance.batches.display import Display
 from raylance.batches.lookup import Lookup
 from raylance.columns import ROW_OFFSET, VALID, join_offsets

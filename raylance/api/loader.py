@@ -5,19 +5,18 @@ same steps.
 """
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
+from raylance.api.batches import Batches
 from raylance.api.positioned import Positioned
 from raylance.api.recording import Recorder
 from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
 from raylance.batches.assembly import Step
 from raylance.batches.batches import (
-    Batches,
     BatchFormat,
     BatchSpec,
     Dtypes,
@@ -276,8 +275,16 @@ class RankLoader(Positioned):
         if callable(collate_fn):
             collate_fn = self._recorder.stats.timed("collate_fn_s")(collate_fn)
         convert = torch_converter(self._read_spec, dtypes, collate_fn, pad_lists, pin_memory or target.type == "cuda")
-        spec = make_batch_spec(self._cursor.delivery_spec, size, prefetch_batches, drop_last, with_row_offset)
-        spec = dataclasses.replace(spec, convert=convert, device=target, pin_memory=pin_memory)
+        spec = make_batch_spec(
+            self._cursor.delivery_spec,
+            global_batch_size=size,
+            prefetch_batches=prefetch_batches,
+            drop_last=drop_last,
+            with_row_offset=with_row_offset,
+            convert=convert,
+            device=target,
+            pin_memory=pin_memory,
+        )
         return self._batches(spec, "torch")
 
     def iter_batches(
@@ -307,9 +314,15 @@ class RankLoader(Positioned):
         """
         refuse_unknown("iter_batches()", unknown, RankLoader.iter_batches.__kwdefaults__ or ())
         size = self._bind(global_batch_size, batch_size)
-        spec = make_batch_spec(self._cursor.delivery_spec, size, prefetch_batches, drop_last, with_row_offset)
-        convert = host_converter(self._read_spec, batch_format, pad_lists)
-        return self._batches(dataclasses.replace(spec, convert=convert), batch_format)
+        spec = make_batch_spec(
+            self._cursor.delivery_spec,
+            global_batch_size=size,
+            prefetch_batches=prefetch_batches,
+            drop_last=drop_last,
+            with_row_offset=with_row_offset,
+            convert=host_converter(self._read_spec, batch_format, pad_lists),
+        )
+        return self._batches(spec, batch_format)
 
     def batches(self, **arguments: Any) -> Batches:
         """Binds the arguments of `iter_torch_batches` once, for code that expects a DataLoader; see `Batches`.
@@ -418,21 +431,18 @@ class RankLoader(Positioned):
         )
 
     def _batches(self, spec: BatchSpec, kind: str) -> Batches:
-        def plan() -> Plan:
-            return self._plan(spec.global_batch_size, spec.remainder)
-
-        plan()  # raises errors of the plan before anything starts
+        self._plan(spec.global_batch_size, spec.remainder)  # raises errors of the plan before anything starts
         self._remainder = spec.remainder
-        return Batches(
-            lambda: self._recorder.time(self._take_all(spec)),
-            lambda: plan().steps(),
-            f"{kind} batches of {self._read_spec.source.uri!r}, global batch {spec.global_batch_size}, {self._context}",
-            self,
-            lambda: self._prepare(spec, plan(), self.epoch, self._cursor.position),
-        )
+        uri, size = self._read_spec.source.uri, spec.global_batch_size
+        return _LoaderBatches(self, spec, f"{kind} batches of {uri!r}, global batch {size}, {self._context}")
 
-    def _prepare(self, spec: BatchSpec, plan: Plan, epoch: int, position: int) -> None:
-        """Begins to make the first batches of a pass before it is iterated."""
+    def _begin(self, spec: BatchSpec) -> Iterator[Any]:
+        return self._recorder.time(self._take_all(spec))
+
+    def _prepare(self, spec: BatchSpec, plan: Plan | None = None, place: tuple[int, int] | None = None) -> None:
+        """Begins to make the first batches of a pass before it is iterated; by default of one from the position on."""
+        epoch, position = place or (self.epoch, self._cursor.position)
+        plan = plan or self._plan(spec.global_batch_size, spec.remainder)
         process.check_context(self._context)
         self._recorder.on_prepare()
         if plan.steps(position) > 0:
@@ -476,7 +486,7 @@ class RankLoader(Positioned):
                     self._consume(plan, position, step)
                     if prepares and feeder.has_ended:
                         prepares = False
-                        self._prepare(spec, plan, epoch + 1, 0)
+                        self._prepare(spec, plan, (epoch + 1, 0))
                     yield handed
                 if step.is_last:
                     return moves != cursor.moves or cursor.epoch != epoch  # else the last step was taken back
@@ -543,6 +553,29 @@ class RankLoader(Positioned):
         self._cursor.advance(step.after, is_last=step.is_last)
         if step.is_last:
             recorder.on_epoch(epoch, begin, step.after)
+
+
+class _LoaderBatches(Batches):
+    """The batches of a loader, whose passes go from its position to the end of the epoch."""
+
+    def __init__(self, loader: RankLoader, spec: BatchSpec, description: str) -> None:
+        super().__init__(description)
+        self._loader, self._spec = loader, spec
+
+    @property
+    def loader(self) -> RankLoader:
+        """The loader of the batches."""
+        return self._loader
+
+    def prepare(self) -> None:
+        """See `Batches.prepare`."""
+        self._loader._prepare(self._spec)  # noqa: SLF001
+
+    def __len__(self) -> int:
+        return self._loader._plan(self._spec.global_batch_size, self._spec.remainder).steps()  # noqa: SLF001
+
+    def _begin(self) -> Iterator[Any]:
+        return self._loader._begin(self._spec)  # noqa: SLF001
 
 
 def recorder_of(loader: RankLoader) -> Recorder:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from raylance.api.batches import Batches
 from raylance.api.loader import RankLoader
-from raylance.batches.batches import Batches
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.shard_context import ShardContext
 from raylance.read_spec import ReadSpec
@@ -42,30 +42,31 @@ class HandlePasses:
 
     def iterate(self, method: str, epoch: int, arguments: dict[str, Any], whose: str) -> Batches:
         """Batches of a `RankLoader` method, with a new loader for each pass; `whose` names the handle in the repr."""
+        # Checks the arguments, and knows how many steps there are.
         first: Batches = getattr(RankLoader(self._read_spec, self._delivery_spec, Options()), method)(**arguments)
+        return _HandleBatches(self, first, (method, epoch, arguments), f"{method}() of {whose}, epoch {epoch}")
 
-        def whole_epoch() -> Iterator[Any]:
-            session = self._take_idle() or Session(self._read_spec, Options())
-            loader = RankLoader(
-                self._read_spec, self._delivery_spec, Options(), self._context, session=session, is_recorded=False
-            )
-            loader.set_epoch(epoch)
-            self.running.add(loader)
-            try:
-                with contextlib.closing(iter(getattr(loader, method)(**arguments))) as batches:
-                    for batch in batches:
-                        if loader.epoch != epoch:  # the last batch moves it to the next epoch
-                            what = f"a handle of {self._read_spec.source.uri!r}, which has no position,"
-                            self._whole_passes.add(epoch, self._delivery_spec, what, _MOVES)
-                        yield batch
-            finally:
-                if loader in self.running:  # else close() ended it
-                    self.running.remove(loader)
-                    if self._idle is not None:  # another pass ended meanwhile
-                        self._idle.close()
-                    self._idle = session
-
-        return Batches(whole_epoch, first.__len__, f"{method}() of {whose}, epoch {epoch}", None)
+    def whole_epoch(self, method: str, epoch: int, arguments: dict[str, Any]) -> Iterator[Any]:
+        """One pass over an epoch, with a loader of its own."""
+        session = self._take_idle() or Session(self._read_spec, Options())
+        loader = RankLoader(
+            self._read_spec, self._delivery_spec, Options(), self._context, session=session, is_recorded=False
+        )
+        loader.set_epoch(epoch)
+        self.running.add(loader)
+        try:
+            with contextlib.closing(iter(getattr(loader, method)(**arguments))) as batches:
+                for batch in batches:
+                    if loader.epoch != epoch:  # the last batch moves it to the next epoch
+                        what = f"a handle of {self._read_spec.source.uri!r}, which has no position,"
+                        self._whole_passes.add(epoch, self._delivery_spec, what, _MOVES)
+                    yield batch
+        finally:
+            if loader in self.running:  # else close() ended it
+                self.running.remove(loader)
+                if self._idle is not None:  # another pass ended meanwhile
+                    self._idle.close()
+                self._idle = session
 
     def close(self) -> None:
         """Ends the passes and their helpers."""
@@ -78,6 +79,23 @@ class HandlePasses:
     def _take_idle(self) -> Session | None:
         session, self._idle = self._idle, None
         return session
+
+
+class _HandleBatches(Batches):
+    """The batches of a handle, whose passes are one whole epoch, the same each time."""
+
+    def __init__(
+        self, passes: HandlePasses, first: Batches, asked: tuple[str, int, dict[str, Any]], description: str
+    ) -> None:
+        """`first` are batches of the same arguments; `asked` are those of `HandlePasses.whole_epoch`."""
+        super().__init__(description)
+        self._passes, self._first, self._asked = passes, first, asked
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def _begin(self) -> Iterator[Any]:
+        return self._passes.whole_epoch(*self._asked)
 
 
 class WholePasses:

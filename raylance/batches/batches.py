@@ -1,11 +1,11 @@
-"""Owns the objects that iterators return, and the conversion of tables to batches; never holds a position."""
+"""Owns the conversion of tables to batches, and the checked arguments of iterators; never holds a position."""
 
 import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NoReturn, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -45,16 +45,6 @@ Convert = Callable[[pa.Table, Mapping[str, torch.Tensor]], Any]  # from a table 
 _ADDED = (ROW_OFFSET, COMPONENT, VALID)
 
 
-class _Positioned(Protocol):
-    """A `RankLoader`, which belongs to a higher layer."""
-
-    @property
-    def epoch(self) -> int: ...
-    def set_epoch(self, epoch: int) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
     """Checked arguments of an iterator.
@@ -75,111 +65,32 @@ class BatchSpec:
     pin_memory: bool = False
 
 
-class Batches:
-    """The batches of an iterator call, which can be iterated again and again.
+def hidden_columns(delivery_spec: DeliverySpec, remainder: Remainder, with_row_offset: bool) -> tuple[str, ...]:
+    """The columns that raylance adds between reader and batch, and that batches leave out.
 
-    Each `for` makes one pass. A loader's pass goes from its position to the end of the epoch; a handle's pass is one
-    whole epoch, the same each time. `len()` is the number of steps of a whole epoch. `next()` takes from a separate
-    pass, and begins another one after its end.
-
-    `state_dict`, `load_state_dict`, `set_epoch` and `epoch` are the loader's, so that a framework can use this object
-    as a stateful DataLoader.
+    Raises:
+        ConfigError: If `with_row_offset` is not a bool.
     """
-
-    def __init__(
-        self,
-        start: Callable[[], Iterator[Any]],
-        steps: Callable[[], int],
-        description: str,
-        loader: _Positioned | None,  # None for batches of a handle, which has no position
-        prepare: Callable[[], None] | None = None,  # None if helpers begin only with the pass
-    ) -> None:
-        self._start, self._steps, self._description = start, steps, description
-        self._loader, self._prepare = loader, prepare
-        self._current: Iterator[Any] | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        """Begins a pass; it reads the position when its first batch is requested."""
-        return self._start()
-
-    def __next__(self) -> Any:
-        """Takes the next batch of a pass that only `next()` uses.
-
-        Raises:
-            StopIteration: At the end of the epoch; the call after that begins the next pass.
-        """
-        self._current = self._start() if self._current is None else self._current
-        try:
-            return next(self._current)
-        except BaseException:  # an error ends the pass, so that the next call does not raise StopIteration
-            self._current = None
-            raise
-
-    def prepare(self) -> None:
-        """Begins to make the first batches of the next pass, and returns at once; see `RankLoader.prepare`."""
-        if self._prepare is not None:
-            self._prepare()
-
-    def __len__(self) -> int:
-        """Steps of a whole epoch, the same on every rank; the first pass after a resume in mid-epoch has fewer."""
-        return self._steps()
-
-    def __repr__(self) -> str:
-        return f"{self._description}: {len(self):,} steps an epoch, one epoch each time that it is iterated"
-
-    def __getitem__(self, index: Any) -> NoReturn:
-        raise ConfigError(
-            "batches come in the order of the plan and have no index. Iterate over them; for torch's DataLoader, use "
-            "raylance.torch_data.MapDataset or IterableDataset."
-        )
-
-    def __getstate__(self) -> NoReturn:
-        raise ConfigError(
-            "batches belong to the process that iterates over them: their helpers would hang in another. Send the "
-            "handle, and make a loader there; for torch's DataLoader with num_workers, use raylance.torch_data."
-        )
-
-    @property
-    def loader(self) -> _Positioned:
-        """The `RankLoader` of the batches.
-
-        Raises:
-            ConfigError: If the batches are those of a handle, which has no position.
-        """
-        if self._loader is None:
-            raise ConfigError(
-                "these are a handle's batches, which begin at the start of an epoch each time: there is no position to "
-                "save or to move. Make a loader: handle.loader().batches(…), or ray.train.get_dataset_shard(name) in "
-                "training."
-            )
-        return self._loader
-
-    @property
-    def epoch(self) -> int:
-        """See `RankLoader.epoch`."""
-        return self.loader.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """See `RankLoader.set_epoch`."""
-        self.loader.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `RankLoader.state_dict`."""
-        return self.loader.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `RankLoader.load_state_dict`."""
-        self.loader.load_state_dict(state)
+    hidden = [] if check_flag("with_row_offset", with_row_offset) else [ROW_OFFSET]
+    if not (isinstance(delivery_spec.order, MixOrder) and with_row_offset):
+        hidden.append(COMPONENT)
+    if remainder != "pad" and not delivery_spec.masks_bad_rows:
+        hidden.append(VALID)
+    return tuple(hidden)
 
 
 def make_batch_spec(
     delivery_spec: DeliverySpec,
+    *,
     global_batch_size: int,
     prefetch_batches: int,
     drop_last: bool | None,
     with_row_offset: bool,
+    **made: Any,
 ) -> BatchSpec:
     """Checks the arguments that all iterators have; see `RankLoader.iter_torch_batches`.
+
+    `made` are the other fields of the `BatchSpec`.
 
     Raises:
         ConfigError: If an argument cannot be honoured.
@@ -187,18 +98,12 @@ def make_batch_spec(
     remainder = delivery_spec.remainder
     if drop_last is not None:
         remainder = "drop" if check_flag("drop_last", drop_last) else "ragged"
-    with_row_offset = check_flag("with_row_offset", with_row_offset)
-    hidden = [] if with_row_offset else [ROW_OFFSET]
-    if not (isinstance(delivery_spec.order, MixOrder) and with_row_offset):
-        hidden.append(COMPONENT)
-    if remainder != "pad" and not delivery_spec.masks_bad_rows:
-        hidden.append(VALID)
     return BatchSpec(
         global_batch_size=global_batch_size,
         remainder=remainder,
         prefetch_batches=check_integer("prefetch_batches", prefetch_batches, 0),
-        hidden=tuple(hidden),
-        convert=lambda table, _: table,
+        hidden=hidden_columns(delivery_spec, remainder, with_row_offset),
+        **made,
     )
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import ray.train
 from ray.train import CheckpointUploadMode, ValidationTaskConfig
 
+from raylance.api.batches import Batches
 from raylance.api.dataset import Dataset, adapter_of
 from raylance.api.loader import RankLoader, recorder_of
 from raylance.api.recording import Recorder, all_recorders, assigned_recorders
-from raylance.batches.batches import Batches
 from raylance.environment import process, temporary
 from raylance.errors import ConfigError, StateError
 from raylance.integrations.checkpoint_files import (

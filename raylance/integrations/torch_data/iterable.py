@@ -49,9 +49,15 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         return self.__dict__ | {"_idle": None}
 
     def _batch_spec(self) -> BatchSpec:
-        spec = make_batch_spec(self._opened.delivery_spec, 1, 1, None, self._with_row_offset)
         convert = torch_converter(self._opened.read_spec, *self._arguments)
-        return dataclasses.replace(spec, convert=lambda table, decoded: build_jagged(convert(table, decoded)))
+        return make_batch_spec(
+            self._opened.delivery_spec,
+            global_batch_size=1,  # the plan has it
+            prefetch_batches=1,
+            drop_last=None,
+            with_row_offset=self._with_row_offset,
+            convert=lambda table, decoded: build_jagged(convert(table, decoded)),
+        )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterates from the consumed position to the end of the epoch, without moving the position."""

@@ -8,7 +8,7 @@ import torch
 import torch.utils.data
 
 from raylance.api.dataset import Dataset
-from raylance.batches.batches import make_batch_spec, to_torch
+from raylance.batches.batches import hidden_columns, to_torch
 from raylance.batches.lookup import Lookup
 from raylance.batches.masking import MaskedRows
 from raylance.columns import VALID
@@ -32,7 +32,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __init__(self, handle: Dataset, *, with_row_offset: bool = False) -> None:
         """Takes the handle of `raylance.dataset`; `with_row_offset` adds `_rowoffset` to each row."""
         self._opened, self.epoch = Opened(handle), 0
-        self._hidden = make_batch_spec(self._opened.delivery_spec, 1, 0, None, with_row_offset).hidden
+        delivery_spec = self._opened.delivery_spec
+        self._hidden = hidden_columns(delivery_spec, delivery_spec.remainder, with_row_offset)
         self._lookup: Lookup | None = None
         self._masked = MaskedRows(self._opened.read_spec)
 

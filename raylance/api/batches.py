@@ -1,0 +1,101 @@
+"""Owns the objects that iterators return; never makes a batch, and never holds a position."""
+
+import abc
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from raylance.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raylance.api.loader import RankLoader
+
+
+class Batches(abc.ABC):
+    """The batches of an iterator call, which can be iterated again and again.
+
+    Each `for` makes one pass. A loader's pass goes from its position to the end of the epoch; a handle's pass is one
+    whole epoch, the same each time. `len()` is the number of steps of a whole epoch. `next()` takes from a separate
+    pass, and begins another one after its end.
+
+    `state_dict`, `load_state_dict`, `set_epoch` and `epoch` are the loader's, so that a framework can use this object
+    as a stateful DataLoader.
+    """
+
+    def __init__(self, description: str) -> None:
+        self._description = description
+        self._current: Iterator[Any] | None = None
+
+    @abc.abstractmethod
+    def _begin(self) -> Iterator[Any]:
+        """Begins a pass."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Steps of a whole epoch, the same on every rank; the first pass after a resume in mid-epoch has fewer."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begins a pass; it reads the position when its first batch is requested."""
+        return self._begin()
+
+    def __next__(self) -> Any:
+        """Takes the next batch of a pass that only `next()` uses.
+
+        Raises:
+            StopIteration: At the end of the epoch; the call after that begins the next pass.
+        """
+        self._current = self._begin() if self._current is None else self._current
+        try:
+            return next(self._current)
+        except BaseException:  # an error ends the pass, so that the next call does not raise StopIteration
+            self._current = None
+            raise
+
+    def prepare(self) -> None:  # noqa: B027
+        """Begins to make the first batches of the next pass, and returns at once; see `RankLoader.prepare`. Batches of
+        a handle have nothing to prepare.
+        """
+
+    def __repr__(self) -> str:
+        return f"{self._description}: {len(self):,} steps an epoch, one epoch each time that it is iterated"
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise ConfigError(
+            "batches come in the order of the plan and have no index. Iterate over them; for torch's DataLoader, use "
+            "raylance.torch_data.MapDataset or IterableDataset."
+        )
+
+    def __getstate__(self) -> NoReturn:
+        raise ConfigError(
+            "batches belong to the process that iterates over them: their helpers would hang in another. Send the "
+            "handle, and make a loader there; for torch's DataLoader with num_workers, use raylance.torch_data."
+        )
+
+    @property
+    def loader(self) -> "RankLoader":
+        """The `RankLoader` of the batches.
+
+        Raises:
+            ConfigError: If the batches are those of a handle, which has no position.
+        """
+        raise ConfigError(
+            "these are a handle's batches, which begin at the start of an epoch each time: there is no position to "
+            "save or to move. Make a loader: handle.loader().batches(…), or ray.train.get_dataset_shard(name) in "
+            "training."
+        )
+
+    @property
+    def epoch(self) -> int:
+        """See `RankLoader.epoch`."""
+        return self.loader.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `RankLoader.set_epoch`."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `RankLoader.state_dict`."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `RankLoader.load_state_dict`."""
+        self.loader.load_state_dict(state)
