@@ -9,8 +9,7 @@ the rows of a step; never repairs, and never writes data.
     train = raylance.audit.reopen(state)              # of a run, by the content of its raylance_state.json
     raylance.audit.EpochAudit(train, state=state).count()
 
-An audit by the plan shows the rows that a run must be handed. `raylance.prove_run(folder)` proves the rows that its
-ranks were handed.
+An audit by the plan shows which rows a run should get. `raylance.prove_run(folder)` checks which rows its ranks got.
 """
 
 from raylance.audit.epoch import AuditReport, EpochAudit

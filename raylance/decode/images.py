@@ -367,7 +367,7 @@ def _by_view(image: Image, draws: Draws) -> Draws:
 
 
 def box_of_view(image: Image, height: int, width: int, draws: Draws) -> Box:
-    """The box of a source that a view takes."""
+    """The part of the whole image that a view shows; all of it without `augment`."""
     leader = image.follows or image
     if leader.augment is None:
         return _whole(height, width)

@@ -275,7 +275,7 @@ class HelperPool:
         return found
 
     def due(self, now: float) -> list[Output]:
-        """Places the helpers whose time to be placed has come."""
+        """Returns commands for the helpers that are to be placed by now."""
         commands: list[Output] = []
         for number, helper in self._helpers.items():
             if helper.place_at is not None and now >= helper.place_at:

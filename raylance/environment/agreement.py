@@ -41,9 +41,10 @@ class Terms:
 
     Attributes:
         dp_rank, dp_size: Data-parallel rank and size.
-        same: Values that must be equal on all ranks, as JSON values by their names in errors.
+        same: Values that must be equal on all ranks, JSON-able. Each key is the name that errors use.
         has_called: Whether `reshard` was called on this rank.
-        is_arranged: Whether the ranks' places must be checked: Ray Train assigned them, or some ranks are peers.
+        is_arranged: Whether the ranks are compared even if none called `reshard`, because Ray Train assigned the
+            dataset, or some ranks are peers.
     """
 
     dp_rank: int

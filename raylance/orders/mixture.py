@@ -33,7 +33,7 @@ class Component:
     """One dataset of a mixture, with its own order and seed.
 
     Attributes:
-        quota: Number of its positions in a stretch of the pattern.
+        quota: Number of positions that it gets in each repetition of the pattern.
         epoch_rows: Number of positions of its own epoch, after which its next one begins. "auto" takes that of its
             order.
     """
@@ -61,7 +61,9 @@ class Component:
         return dataclasses.replace(adopted, epoch_rows=params.get("epoch_rows", self.rows))
 
     def resolve(self, facts: Facts) -> Resolved:
-        """Resolves its order from the facts of the mixture, with its own rows, seed and tables."""
+        """Resolves the component's order from the facts of the mixture, with the component's rows, seed and tables. If
+        `epoch_rows` is a number, it replaces the length that the order gives.
+        """
         resolved = self.order.resolve(dataclasses.replace(facts, rows=self.rows, seed=self.seed, tables=self.tables))
         if isinstance(self.epoch_rows, str):
             return resolved
@@ -307,7 +309,7 @@ class _MixEpoch(Epoch):
         return {}
 
     def _numbers(self, kind: type[Order], asked: Int64Array) -> UInt64Array:
-        """The columns of some own epochs, ascending."""
+        """A column of numbers for each of some own epochs, `asked`, which are ascending. Columns are kept for later."""
         epochs, numbers = self._known.get(kind) or (asked, self._stack(kind, asked))
         new = asked[~np.isin(asked, epochs)]
         if len(new):

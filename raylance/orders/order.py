@@ -153,7 +153,7 @@ class Order:
         return {}
 
     def params(self) -> dict[str, Any]:
-        """The order as JSON-able values, with its name under "name". Fields that are not compared are left out."""
+        """The order as JSON-able values, with its name under "name". Fields with `compare=False` are left out."""
         fields = [field.name for field in dataclasses.fields(self) if field.compare]
         return {"name": self.name, **{name: getattr(self, name) for name in fields}}
 

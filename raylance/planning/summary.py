@@ -89,16 +89,15 @@ class PlanSummary:
         plan: The plan.
         steps: Number of steps of every rank.
         sources: In a mixture, the rows of each dataset, by name.
-        rows_dropped: Number of rows that no rank gets in an epoch.
+        rows_dropped: Number of rows after the last whole step, which no rank gets with remainder="drop".
         rows_repeated: Number of rows of padding, which come twice.
         shards: Number of shards of the selection.
-        reads: How rows are read, in words that begin with "range" (stretches of stored rows) or "take" (single rows).
-            Also, for the first window of rank 0, the share of the stored rows that it needs, which decides between the
-            two, and the number and size of reads.
+        reads: How rows are read, in words: mostly "range" (stretches of stored rows) or "take" (single rows), and for
+            the first window of rank 0 the share of the stored rows that it needs, and the number and size of its reads.
         window_bytes: Approximate bytes of raw rows that one rank reads together.
-        held_bytes: Approximate bytes of raw rows that one rank holds: those in use and those that are read ahead. At
-            most `max_window_bytes`, plus an eighth of it while rows are read.
-        row_bytes: Approximate bytes of a row as it is read. The other two follow from it.
+        held_bytes: Approximate bytes of raw rows that one rank holds: those in use and those that are read ahead, at
+            most `max_window_bytes`. While rows are read, the block in progress comes on top; see `Options`.
+        row_bytes: Approximate bytes of a row as it is read; `window_bytes` and `held_bytes` follow from it.
         measure: How `row_bytes` was measured.
     """
 

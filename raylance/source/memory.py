@@ -287,7 +287,9 @@ class _Variable(_Column):
         return True
 
     def take(self, array: pa.Array, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | None:
-        """Takes rows of an array of this type by their places; None if one is null, or they have too many bytes."""
+        """Takes rows of an array of this type by their places. None if the array is empty or has a null, or if the rows
+        have more values than the offsets of this type can count.
+        """
         if array.null_count or not len(array):
             return None
         ends = self._ends_of(array)

@@ -73,7 +73,7 @@ class _Gate:
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[bool]:
-        """Yields whether the gate is open; it stays so during the body."""
+        """Yields whether the gate is open. If it is, `close` returns only after the body has ended."""
         with self._changed:
             is_open = self._is_open
             self._inside += is_open

@@ -195,8 +195,9 @@ class Steps(Positioned):
 class Pass(Iterator[Any]):
     """One pass with a state, because torchdata's StatefulDataLoader asks iterators for it.
 
-    The state has the epoch, and the position at which the same worker continues, among the same number of workers. The
-    state of the dataset or the sampler, which identifies the rows, is saved and checked separately.
+    The state has the epoch and a position, to which a worker adds its own offset: its number times the global batch. So
+    it is valid for the same worker among the same number of workers. The state of the dataset or the sampler, which
+    identifies the rows, is saved and checked separately.
     """
 
     def __init__(self, begin: Callable[[int, int], Iterator[Any]], epoch: int, position: int, rows: int) -> None:
@@ -212,7 +213,7 @@ class Pass(Iterator[Any]):
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Epoch and position of the next batch."""
+        """Epoch and position of the next batch of worker 0."""
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
