@@ -1,17 +1,18 @@
-"""Owns every exception that raylance raises on purpose; never raises one itself.
+"""Owns RaylanceError and its subclasses; never raises one itself.
 
     RaylanceError
     ├── ConfigError      an argument that cannot be honoured (also a ValueError)
     ├── DatasetError     a dataset, version, tag, column or filter that is missing, unreadable or selects no row
-    ├── StateError       a checkpoint of other data, another order, or another raylance
+    ├── StateError       a checkpoint that is damaged, or of other data, another order, or another raylance
     ├── PlacementError   helper actors that found no place, or did not start, within the deadline
     ├── BadRowError      a row that cannot be decoded or transformed, with its offset, or too many of them
-    ├── CoverageError    rows delivered otherwise than planned
-    └── HelperError      work on the same rows that was lost repeatedly, user code that fails on rows together, a
-                         helper's error that cannot be pickled, or helpers whose Ray session ended
+    ├── CoverageError    rows delivered otherwise than planned, an order that is not a permutation, or values missing
+    │                    for some rows
+    └── HelperError      work on the same rows that was lost repeatedly, user code that fails on several rows together
+                         but on none alone, a helper's error that cannot be pickled, or helpers whose Ray session ended
 
-Every message names the cause, the consequence and the fix. All errors survive pickling, because actors raise them and
-workers catch them.
+Messages name the cause and, unless it is obvious, the consequence and the fix. All errors survive pickling, because
+actors raise them and workers catch them.
 """
 
 

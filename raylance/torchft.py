@@ -248,7 +248,9 @@ class _Steps:
         return self._follower.hand_out(self._made, number, (place * ranks + rank, count * ranks))
 
     def _places(self) -> tuple[int | None, int]:
-        """This replica's place among those whose rows count in this step, None if its rows do not; and their number."""
+        """This replica's place among the replicas whose rows count in this step, or None if its own do not count; and
+        the number of those replicas.
+        """
         manager = self._manager
         count = manager.num_participants()
         place = manager.participating_rank() if manager.is_participating() else None

@@ -29,7 +29,7 @@ _MOVES = (
 
 
 class HandlePasses:
-    """Passes over a whole epoch as rank 0 of 1; the helpers of one serve the next."""
+    """Passes over a whole epoch as rank 0 of 1. The helpers of a pass serve the next pass."""
 
     def __init__(self, read_spec: ReadSpec, delivery_spec: DeliverySpec) -> None:
         self._read_spec, self._delivery_spec, self._context = read_spec, delivery_spec, ShardContext()

@@ -1,4 +1,6 @@
-"""Owns the rows of an audited dataset that Lance itself selects and stores; never plans."""
+"""Owns an audit's own view of a dataset: its selected rows by a scan of Lance, their stored values, and the tally of
+delivered rows; never plans.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence

@@ -255,12 +255,12 @@ def _by_pillow(encoded: memoryview, max_pixels: int | None) -> Pixels:
 
 
 def decode_grey(encoded: bytes | memoryview, cut: Cuts, max_pixels: int | None) -> list[Pixels]:
-    """Decodes the boxes of an image to one channel, uint8 (h, w, 1), with EXIF rotation applied: grey as it is, the
-    indices of a palette, the brightness of colours.
+    """Decodes the boxes of an image to one channel, uint8 (h, w, 1), with EXIF rotation applied: 8-bit grey as it is,
+    grey of fewer bits scaled to 0 … 255, the indices of a palette, the brightness of colours.
 
     Raises:
         DecompressionBombError: As `PixelDecoder.decode_parts`.
-        ValueError: If grey has more than 8 bits, because scaling would change the classes of a mask.
+        ValueError: If grey has more than 8 bits and no alpha, because scaling would change the classes of a mask.
         OSError, …: As Pillow raises for data that is not an image.
     """
     image = _shown(_open(encoded, max_pixels))
@@ -301,7 +301,9 @@ def _grey_of_32_bits(grey: npt.NDArray[Any]) -> Pixels:
         black, white = low, high
     elif grey.dtype.kind != "f":
         white = max(white, 255.0)
-    scale = 1 / 256 if white == 65535.0 else 255 / (white - black) if white > black else 0.0  # 16 bits: the upper 8
+    scale = (
+        1 / 256 if (black, white) == (0.0, 65535.0) else 255 / (white - black) if white > black else 0.0
+    )  # 16 bits: the upper 8
     scaled = (np.where(np.isfinite(grey), grey, black).astype(np.float64) - black) * scale
     return np.asarray(scaled.astype(np.uint8))
 

@@ -34,11 +34,13 @@ class _Reference(NamedTuple):
 
 
 class Shared(Generic[T]):
-    """A value that is pickled as a reference to one copy and, if it has one, the recipe that makes the value again.
+    """A value. Where Ray runs, a large one is pickled as a reference to one copy and, if there is one, the recipe that
+    makes the value again.
 
     The reference is valid while the process that put the copy lives. After that (a task returned a handle and ended, or
-    a pickle is loaded in another Ray session) the recipe is used. Without a recipe the value itself is pickled, unless
-    `of_run` says that the process that put it outlives its readers.
+    a pickle is loaded in another Ray session) the recipe is used. A small value, a value where Ray does not run, and
+    one without a recipe are pickled as the value itself; the last one not if `of_run` says that the process that put
+    it outlives its readers.
 
     Several threads may use one object at once: value and reference are each read and replaced as a whole.
     """

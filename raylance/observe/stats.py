@@ -251,10 +251,10 @@ class Stats:
         self.other_s += seconds
 
     def _around(self) -> "list[Stats]":
-        """Stats of the loader whose step encloses this one (training around validation), and of loaders iterated
-        alongside it.
+        """Stats of the loader whose step encloses this loader's (training around validation), and of the loaders that
+        are iterated alongside the enclosing one.
 
-        A step that began later does not enclose this one: the two loaders are iterated side by side.
+        A step that began later than this loader's does not enclose it: those two loaders are iterated side by side.
         """
         earlier = itertools.takewhile(lambda stats: stats is not self, _in_step())
         found = [stats for stats in earlier if stats.is_timed("user_s")]

@@ -253,8 +253,8 @@ class _MixResolved(Resolved):
 
     @functools.cached_property
     def kinds(self) -> tuple[list[type[Order] | None], Int64Array]:
-        """The kinds of components that are computed together, with None for components that are asked alone; and the
-        index of each component's kind.
+        """A list of the kinds of components, each once; None stands for components that are asked alone. And for each
+        component, the index of its kind in the list.
         """
         by_part = [stacked_kind(part) for part in self.parts]
         found = list(dict.fromkeys(by_part))
@@ -309,7 +309,9 @@ class _MixEpoch(Epoch):
         return {}
 
     def _numbers(self, kind: type[Order], asked: Int64Array) -> UInt64Array:
-        """A column of numbers for each of some own epochs, `asked`, which are ascending. Columns are kept for later."""
+        """The numbers that `stacked_rows` takes for the own epochs `asked` (ascending): one column for each epoch.
+        Columns are kept for later calls.
+        """
         epochs, numbers = self._known.get(kind) or (asked, self._stack(kind, asked))
         new = asked[~np.isin(asked, epochs)]
         if len(new):

@@ -122,7 +122,9 @@ class Cursor:
     def plan(
         self, *, global_batch_size: int, dp_size: int, max_window_bytes: int, remainder: Remainder | None = None
     ) -> Plan:
-        """Makes the plan of the epochs, see `make_plan`. Returns the same object until an argument changes."""
+        """Makes the plan of the epochs, see `make_plan`. Returns the same object until an argument changes or a
+        state is loaded.
+        """
         spec = self.delivery_spec
         sizes = (global_batch_size, dp_size, max_window_bytes, remainder or spec.remainder)
         if self._plan is None or self._plan[0] is not spec or self._plan[1] != sizes:

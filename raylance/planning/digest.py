@@ -74,12 +74,13 @@ class Interval:
     """The rows that one rank was handed between two positions of an epoch.
 
     Attributes:
-        jump: Number of jumps of the loader before it. Intervals with the same number follow one another without a gap.
+        jump: Number of jumps between the loader's first interval and this one. Intervals with the same number follow
+            one another without a gap.
         low: Position before its first step.
         high: Position after its last step.
         is_last: Whether the epoch ends there. The plan leaves out the rows after it.
-        share: Data-parallel rank and size that the rows belong to; None in records of an older raylance, whose
-            intervals all belong to one share.
+        share: Data-parallel rank and size that the rows belong to. None for the empty interval of a jump by hand; and
+            in records of an older raylance, whose intervals all belong to one share.
     """
 
     jump: int

@@ -74,8 +74,10 @@ class Expected:
 
     Attributes:
         selection: The selected rows.
-        order: The order. None if it is not known; then only epochs whose plan leaves out no row are compared.
-        most_rows: Most rows of the plan to compute, or 50 times as many of the selection; None for any number.
+        order: The order. None if it is not known; then only epochs in which every row of the plan was handed out, and
+            none is left out, are compared.
+        most_rows: How many more rows of the plan may be computed; 50 rows of the selection count as one. None for any
+            number.
     """
 
     selection: Selected

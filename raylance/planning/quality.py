@@ -204,7 +204,9 @@ def _steps(plan: Plan) -> int:
 
 
 def _sample_starts(plan: Plan, sample_steps: int) -> list[int]:
-    """Positions of the sampled steps: a random one in each of equal parts of the epoch, so that no period is missed."""
+    """Positions at which the sampled steps begin: one random step in each of equal parts of the epoch. Steps at equal
+    distances could always meet the same place of an order that repeats a pattern.
+    """
     count = min(sample_steps, _steps(plan))
     edges = np.arange(count + 1) * _steps(plan) // count
     draws = uniform(subkeys(derive_key(plan.order.seed, "quality", "steps"), np.arange(count)), 1)[:, 0]

@@ -207,7 +207,9 @@ def of_epochs(one: EpochProof) -> str:
 
 
 def _accounts(records: Sequence[LoaderRecord]) -> dict[str, list[Account]]:
-    """The accounts of the loaders: of all ranks together, or of each rank that sees the whole dataset."""
+    """The accounts of the loaders: under "" if the ranks share the rows, under "rank <n>" if each rank sees the whole
+    dataset. Records with a damaged digest are left out.
+    """
     found: dict[str, list[Account]] = {}
     for record in records:
         try:

@@ -106,8 +106,8 @@ class LoaderRecord:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Epoch, and number of its rows that were handed out over all ranks, in the last sample. After the last batch
-        of an epoch, this is the end of that epoch, until the first batch of the next.
+        """Epoch and position in it, in the last sample. The start of an epoch, except the first, is shown as the end of
+        the epoch before: its last step, with padding.
         """
         epoch, position = int(self.latest("epoch")), int(self.latest("position"))
         return (epoch - 1, int(self.facts["limits"]["epoch_rows"])) if epoch and not position else (epoch, position)

@@ -130,10 +130,11 @@ def _work(waiting: "SimpleQueue[_Call | None]") -> None:
 
 
 def result_of(future: Future[T], limit_s: float, progress: Callable[[], object] = lambda: None) -> T:
-    """Waits for the result of a call as long as `progress` changes within each `limit_s`.
+    """Waits for the result of a call until `progress` has not changed for `limit_s`.
 
     Raises:
-        TimeoutError: If it takes longer. The call continues, but nobody waits for it.
+        TimeoutError: If `progress` has not changed for that long. A call that has begun continues, but nobody waits for
+            it; a call that has not begun is cancelled.
     """
     before, wait_s = None, min(limit_s, _SOON_S)  # most results come soon, and `progress` has a cost
     while True:

@@ -66,7 +66,7 @@ class RowMemory:
 
     @property
     def capacity_bytes(self) -> int:
-        """Allocated bytes, in use or not."""
+        """Allocated bytes, in use or not, of the columns that are copied. Columns that are kept as they come do not count."""
         return sum(len(part.memory) for part in self._parts())
 
     @property
@@ -158,7 +158,7 @@ class RowMemory:
         """Returns views of lines [low, high) of the columns that are stored line by line.
 
         Raises:
-            IndexError: If not all rows are here.
+            IndexError: If there are such columns, and not all rows are here.
         """
         found = {name: column for name, column in self._columns.items() if column.lines is not None}
         if found and self.rows < self._expected:

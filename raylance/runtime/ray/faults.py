@@ -48,7 +48,9 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def is_machine_fault(error: BaseException) -> bool:
-    """Whether the rows are not the cause, so that the same work may succeed if it is repeated."""
+    """Whether Ray reports a fault of the machines, so that the same work may succeed if it is repeated. A row may still
+    be the cause; see `Fault.may_be_rows`.
+    """
     return isinstance(cause_of(error), _MACHINE)
 
 

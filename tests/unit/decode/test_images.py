@@ -69,6 +69,8 @@ def test_sixteen_bits_are_scaled_and_not_clipped() -> None:
         (np.array([0, 20.6, 250], np.float32), [0, 20, 250]),
         (np.array([0, 256, 65535], np.float32), [0, 1, 255]),
         (np.array([-1, 0, 1], np.float32), [0, 127, 255]),
+        (np.array([-1, 0, 65535], np.float32), [0, 0, 255]),
+        (np.array([-300, 0, 65535], np.int32), [0, 1, 255]),
         (np.array([0, 1e6, np.nan, np.inf], np.float32), [0, 255, 0, 0]),
         (np.array([-np.inf, np.nan], np.float32), [0, 0]),
         (np.array([7e9, 7e9], np.float32), [0, 0]),
