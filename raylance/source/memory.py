@@ -66,7 +66,7 @@ class RowMemory:
 
     @property
     def capacity_bytes(self) -> int:
-        """Allocated bytes, in use or not, of the columns that are copied. Columns that are kept as they come do not count."""
+        """Allocated bytes, in use or not, of the columns that are copied; others do not count."""
         return sum(len(part.memory) for part in self._parts())
 
     @property
