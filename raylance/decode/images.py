@@ -159,7 +159,11 @@ class Image(Decoder):
         return self.open_group(())
 
     def open_group(self, others: Sequence[Self]) -> "_ImageRows":
-        """Opens a row decoder for several images of a column, which decodes each row once; raises as `open`."""
+        """Opens a row decoder for several images of a column, which decodes each row once.
+
+        Raises:
+            ConfigError: As `open`.
+        """
         for image in (self, *others):
             if image.like is not None and image.follows is None:
                 raise ConfigError(
@@ -244,7 +248,11 @@ class ImageCrop(Decoder):
         return self
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
-        """Writes the crop and flip of one row; see `raylance.Decoder`."""
+        """Writes the crop and flip of one row; see `raylance.Decoder`.
+
+        Raises:
+            ConfigError: If the image that it follows is not known yet.
+        """
         if self.follows is None:
             raise ConfigError(
                 f"does not know its crop: pass ImageCrop({self.column!r}) to raylance.dataset(…, decode=[…]), together "

@@ -1,7 +1,8 @@
 """Owns the refusal of orders of one's own that break their promise: by their names, before they cost rows."""
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -115,11 +116,10 @@ def test_an_order_that_says_that_it_repeats_may(uri: str) -> None:
 class Impure(Custom):
     """Gives other rows each time that it is asked."""
 
-    asked: ClassVar[list[int]] = []
+    asked: ClassVar[Iterator[int]] = itertools.count()  # two threads that ask at once get unlike numbers
 
     def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        self.asked.append(0)
-        return permute(positions, epoch.order.rows, len(self.asked))
+        return permute(positions, epoch.order.rows, next(self.asked))
 
 
 def test_an_order_that_depends_on_what_was_asked_before_is_named(uri: str) -> None:
