@@ -122,13 +122,15 @@ class Impure(Custom):
         return permute(positions, epoch.order.rows, next(self.asked))
 
 
-def test_an_order_that_depends_on_what_was_asked_before_is_named(uri: str) -> None:
+def test_an_order_that_depends_on_what_was_asked_before_is_named(write_dataset: Callable[..., str]) -> None:
+    """The chunk has more rows than a plan keeps: by threads, reader and comparison share the rows of smaller ones."""
+    uri = write_dataset(pa.table({"id": np.arange(300_000)}))
     named = r"The order Impure most likely depends on more.*check_order"
     with (
-        open_data(uri, Impure()).loader(runtime="threads") as loader,
+        raylance.dataset(uri, order=Impure()).loader(runtime="threads") as loader,
         pytest.raises(raylance.CoverageError, match=named),
     ):
-        list(loader.iter_batches(batch_size=50))
+        list(loader.iter_batches(batch_size=10_000))
 
 
 class Sly(Custom):
