@@ -35,8 +35,8 @@ def split_offsets(offsets: Offsets) -> tuple[Offsets, Offsets]:
     return offsets >> _SHIFT, offsets & _OWN
 
 
-def join_offsets(components: Offsets, offsets: Offsets) -> Offsets:
-    """Puts the index of its dataset into each row offset; `split_offsets` takes it out again."""
+def join_offsets(components: int | npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Puts the index of its dataset, or one index for all, into each row offset; `split_offsets` takes it out again."""
     return components << _SHIFT | offsets
 
 

@@ -146,8 +146,7 @@ class Dataset:
             )
         if not names and component is not None:
             raise ConfigError(f"take(component={component!r}): this is not a mixture; leave component= out.")
-        components = np.full_like(wanted, number if names else 0, dtype=np.int64)
-        return _to_numpy(self._read(join_offsets(components, wanted.astype(np.int64))))
+        return _to_numpy(self._read(join_offsets(number if names else 0, wanted.astype(np.int64))))
 
     def __getitem__(self, index: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
         """Reads selected rows by their number in storage order, from 0; needs no Ray.

@@ -67,7 +67,7 @@ class RankLoader(Positioned):
         self._batch_size: int | None = None  # of the last pass
         self._is_resharded = False
         self._is_bound_by_rank = False  # whether the batches bound last were given batch_size=, rows of one rank
-        self._remainder: Remainder | None = None  # of the batches bound last
+        self._remainder: Remainder | None = None  # the last bound batches have it
         self._has_begun = False  # whether a pass has begun
         self._agreement: agreement.Agreement | None = None  # of the ranks, since the first pass
         self._session = session or Session(read_spec, options, context.world_size)
@@ -275,8 +275,8 @@ class RankLoader(Positioned):
         if callable(collate_fn):
             collate_fn = self._recorder.stats.timed("collate_fn_s")(collate_fn)
         convert = torch_converter(self._read_spec, dtypes, collate_fn, pad_lists, pin_memory or target.type == "cuda")
-        spec = make_batch_spec(
-            self._cursor.delivery_spec,
+        return self._batches(
+            "torch",
             global_batch_size=size,
             prefetch_batches=prefetch_batches,
             drop_last=drop_last,
@@ -285,7 +285,6 @@ class RankLoader(Positioned):
             device=target,
             pin_memory=pin_memory,
         )
-        return self._batches(spec, "torch")
 
     def iter_batches(
         self,
@@ -314,15 +313,14 @@ class RankLoader(Positioned):
         """
         refuse_unknown("iter_batches()", unknown, RankLoader.iter_batches.__kwdefaults__ or ())
         size = self._bind(global_batch_size, batch_size)
-        spec = make_batch_spec(
-            self._cursor.delivery_spec,
+        return self._batches(
+            batch_format,
             global_batch_size=size,
             prefetch_batches=prefetch_batches,
             drop_last=drop_last,
             with_row_offset=with_row_offset,
             convert=host_converter(self._read_spec, batch_format, pad_lists),
         )
-        return self._batches(spec, batch_format)
 
     def batches(self, **arguments: Any) -> Batches:
         """Binds the arguments of `iter_torch_batches` once, for code that expects a DataLoader; see `Batches`.
@@ -430,7 +428,9 @@ class RankLoader(Positioned):
             remainder=remainder,
         )
 
-    def _batches(self, spec: BatchSpec, kind: str) -> Batches:
+    def _batches(self, kind: str, **arguments: Any) -> Batches:
+        """Binds the arguments of `make_batch_spec`."""
+        spec = make_batch_spec(self._cursor.delivery_spec, **arguments)
         self._plan(spec.global_batch_size, spec.remainder)  # raises errors of the plan before anything starts
         self._remainder = spec.remainder
         uri, size = self._read_spec.source.uri, spec.global_batch_size
@@ -439,10 +439,9 @@ class RankLoader(Positioned):
     def _begin(self, spec: BatchSpec) -> Iterator[Any]:
         return self._recorder.time(self._take_all(spec))
 
-    def _prepare(self, spec: BatchSpec, plan: Plan | None = None, place: tuple[int, int] | None = None) -> None:
-        """Begins to make the first batches of a pass before it is iterated; by default of one from the position on."""
-        epoch, position = place or (self.epoch, self._cursor.position)
-        plan = plan or self._plan(spec.global_batch_size, spec.remainder)
+    def _prepare(self, spec: BatchSpec, epoch: int, position: int) -> None:
+        """Begins to make the first batches of a pass before it is iterated."""
+        plan = self._plan(spec.global_batch_size, spec.remainder)
         process.check_context(self._context)
         self._recorder.on_prepare()
         if plan.steps(position) > 0:
@@ -486,7 +485,7 @@ class RankLoader(Positioned):
                     self._consume(plan, position, step)
                     if prepares and feeder.has_ended:
                         prepares = False
-                        self._prepare(spec, plan, (epoch + 1, 0))
+                        self._prepare(spec, epoch + 1, 0)
                     yield handed
                 if step.is_last:
                     return moves != cursor.moves or cursor.epoch != epoch  # else the last step was taken back
@@ -569,7 +568,8 @@ class _LoaderBatches(Batches):
 
     def prepare(self) -> None:
         """See `Batches.prepare`."""
-        self._loader._prepare(self._spec)  # noqa: SLF001
+        cursor = self._loader._cursor  # noqa: SLF001
+        self._loader._prepare(self._spec, cursor.epoch, cursor.position)  # noqa: SLF001
 
     def __len__(self) -> int:
         return self._loader._plan(self._spec.global_batch_size, self._spec.remainder).steps()  # noqa: SLF001

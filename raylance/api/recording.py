@@ -65,7 +65,7 @@ class Recorder:
         self._name, self._number = self.stem, 1  # name in the record; number among loaders of the same data
         self.recording: Recording | None = None
         self.settle: Callable[[], None] = _nothing
-        self._passed = Digest()  # of the rows handed out in this pass
+        self._passed = Digest()  # covers the rows handed out in this pass
         self._resharded: tuple[int, str] | None = None  # size and place before new shares, until their first batch
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
         self._enter_process()

@@ -86,11 +86,11 @@ def make_batch_spec(
     prefetch_batches: int,
     drop_last: bool | None,
     with_row_offset: bool,
-    **made: Any,
+    convert: Convert,
+    device: torch.device | None = None,
+    pin_memory: bool = False,
 ) -> BatchSpec:
-    """Checks the arguments that all iterators have; see `RankLoader.iter_torch_batches`.
-
-    `made` are the other fields of the `BatchSpec`.
+    """Checks the arguments that all iterators have; see `RankLoader.iter_torch_batches`. The others are in `BatchSpec`.
 
     Raises:
         ConfigError: If an argument cannot be honoured.
@@ -103,7 +103,9 @@ def make_batch_spec(
         remainder=remainder,
         prefetch_batches=check_integer("prefetch_batches", prefetch_batches, 0),
         hidden=hidden_columns(delivery_spec, remainder, with_row_offset),
-        **made,
+        convert=convert,
+        device=device,
+        pin_memory=pin_memory,
     )
 
 

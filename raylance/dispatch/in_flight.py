@@ -45,7 +45,7 @@ class InFlightItem:
     read: int | None = None  # the call that read it
     replaced: int = 0  # helpers replaced before that read
     decode: int | None = None  # the call that decoded it
-    receipts: list[Receipt] = dataclasses.field(default_factory=list)  # of read and decode
+    receipts: list[Receipt] = dataclasses.field(default_factory=list)  # from reading and decoding
     decodes_there: bool = False  # whether the reader decodes it
     error: BaseException | None = None  # with which the pass ends at this item
 

@@ -21,7 +21,7 @@ from raylance.planning.shard_context import ShardContext, check_pairs, name_rank
 logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 30.0  # longest wait of a rank for the others, which may have other work to do before
-_SILENT_S = 10.0  # of waiting before a warning
+_SILENT_S = 10.0  # a wait before a warning
 _BY_HAND = " Loaders that are made by hand are compared by their names, in the order of their first passes: see name=."
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0  # between two requests to the store
 

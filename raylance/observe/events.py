@@ -22,7 +22,7 @@ class Thinned(Generic[T]):
         self._most_recent, self._most_old = recent, old
         self._recent: list[T] = []
         self._old: list[T] = []
-        self._skipped, self._every = 0, 1  # of the old items, every `_every`-th is kept
+        self._skipped, self._every = 0, 1  # every `_every`-th old item is kept
 
     def add(self, item: T) -> None:
         """Takes the newest item."""

@@ -12,7 +12,7 @@ STAGES: tuple[Limit, ...] = ("reading", "decoding", "finishing")
 """The stages of a batch before it is handed out. A trainer waits for one of them, or for the start."""
 
 MOSTLY = 0.5  # of the time: a rank that was there for less does not stand for the others
-IN_STEP = 0.9  # of the slowest rank's step: a rank whose steps take at least that long counts as equally slow
+IN_STEP = 0.9  # a rank whose steps take at least this share of the slowest rank's counts as equally slow
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

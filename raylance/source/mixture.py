@@ -38,8 +38,7 @@ class _MixSelection:
         out = np.empty(np.shape(selected), dtype=np.int64)
         for index, part in enumerate(self.parts):
             mine = which == index
-            own = part.offsets(selected[mine] - (ends[index] - part.rows))
-            out[mine] = join_offsets(np.full_like(own, index), own)
+            out[mine] = join_offsets(index, part.offsets(selected[mine] - (ends[index] - part.rows)))
         return out
 
 

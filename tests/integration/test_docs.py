@@ -153,8 +153,13 @@ def test_each_promise_has_tests_and_the_page_names_them() -> None:
     assert min(counts) >= 2, "a promise that no test holds"
 
 
+def reference_names() -> list[str]:
+    """The names whose docstrings the site shows."""
+    return re.findall(r"^::: (\S+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
+
+
 def test_the_reference_names_all_that_is_public() -> None:
-    named = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
+    named = reference_names()
     assert len(set(named)) == len(named)
     wanted = {f"raylance.{name}" for name in raylance.__all__}
     for module in ("torch_data", "torchft", "audit", "testing"):
@@ -171,7 +176,7 @@ def test_docstrings_describe_what_there_is(caplog: pytest.LogCaptureFixture) -> 
     loader.load("raylance")
     loader.resolve_aliases(external=False)
     lacking = []
-    for name in re.findall(r"^::: (\S+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE):
+    for name in reference_names():
         found = loader.modules_collection[name]
         found = found.final_target if found.is_alias else found
         members = [each for key, each in found.members.items() if not key.startswith("_") and not each.is_alias]

@@ -30,13 +30,8 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
     """Docstrings and comments of a file, each with its first line."""
     source = path.read_text()
     for node in ast.walk(ast.parse(source)):
-        for child in getattr(node, "body", []) if isinstance(getattr(node, "body", None), list) else []:
-            if (
-                isinstance(child, ast.Expr)
-                and isinstance(child.value, ast.Constant)
-                and isinstance(child.value.value, str)
-            ):
-                yield child.lineno, child.value.value
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and not token.string.startswith(("# noqa", "# type:", "# fmt:")):
             yield token.start[0], token.string.lstrip("# ")

@@ -8,9 +8,9 @@ import math
 from raylance.observe.diagnoses.diagnosis import NO_MODEL, SPARE, Diagnosis, beside, count, does_nothing, rate
 from raylance.observe.figures import RunFigures
 
-_SMALL_BYTES = 16 << 10  # of a row: images with fewer bytes cost little at any size
-_ASIDE = 0.1  # of the time: if saving and validating take more, decoders work ahead meanwhile
-_MOST_DECODERS = 32  # of a rank: a run that needs more has a different problem
+_SMALL_BYTES = 16 << 10  # images with fewer bytes a row cost little at any size
+_ASIDE = 0.1  # if saving and validating take a larger share of the time, decoders work ahead meanwhile
+_MOST_DECODERS = 32  # a run that needs more on a rank has a different problem
 
 
 def _is_on_device(run: RunFigures) -> bool:

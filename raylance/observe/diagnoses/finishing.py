@@ -3,7 +3,7 @@
 from raylance.observe.diagnoses.diagnosis import NO_MODEL, Diagnosis, does_nothing, rate, waited
 from raylance.observe.figures import RunFigures
 
-SHORT_STEP_S = 0.005  # of a step: in shorter ones, the fixed cost of a batch matters
+SHORT_STEP_S = 0.005  # in shorter steps, the fixed cost of a batch matters
 _FEW_ROWS = 16  # of a batch on one rank
 
 
