@@ -34,6 +34,7 @@ class DataFiles:
         rows = [fragment.metadata.num_rows for fragment in self._fragments]
         self._bounds = np.cumsum([0, *rows], dtype=np.int64)  # the first row of each fragment, and the end
         self._schema = dataset.schema
+        self._types = {name: self._schema.field(name).type for name in columns}
         self._fields = {field.name(): field for field in dataset.lance_schema.fields() if field.name() in columns}
         self._parts: dict[int, list[_Part] | None] = {}  # by fragment, once it was examined
         self._idle: deque[tuple[_Part, LanceFileReader]] = deque(maxlen=_IDLE)
@@ -55,7 +56,8 @@ class DataFiles:
                 begun.append([self._begin(part, first - begin, count) for part in parts])
                 first, rows = first + count, rows - count
             yield
-            return pa.concat_tables([self._table(of_fragment) for of_fragment in begun])
+            tables = [self._table(of_fragment) for of_fragment in begun]
+            return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
         except (RuntimeError, *LANCE_ERRORS):
             self._parts |= dict.fromkeys(range(lowest, highest + 1))  # the error of the scan will say what is wrong
             return None
@@ -71,9 +73,7 @@ class DataFiles:
             columns |= {name: [batch.column(name) for batch in batches] for name in part[1]}
             with self._lock:
                 self._idle.append((part, reader))
-        return pa.table(
-            {name: pa.chunked_array(columns[name], self._schema.field(name).type) for name in self._columns}
-        )
+        return pa.table({name: pa.chunked_array(columns[name], self._types[name]) for name in self._columns})
 
     def _take(self, part: _Part) -> LanceFileReader:
         """A reader that no other thread uses: a reader serves one thread at a time."""
@@ -115,7 +115,7 @@ class DataFiles:
 
     def _is_same(self, name: str, schema: pa.Schema, file: Any) -> bool:
         """Whether a file's column of this name has the same fields and type as the dataset's."""
-        if schema.names.count(name) != 1 or schema.field(name).type != self._schema.field(name).type:
+        if schema.names.count(name) != 1 or schema.field(name).type != self._types[name]:
             return False
         try:
             counts = [_count(kind, file) for kind in schema.types]

@@ -119,12 +119,16 @@ class RowMemory:
 
     def _column(self, name: str, table: pa.Table) -> "_Column":
         """The column of this name; the first table creates it."""
+        column = self._columns.get(name)
+        if column is not None:
+            return column
         with self._making:
-            column = self._columns.get(name)
+            column = self._columns.get(name)  # another thread may have made it
             if column is None:
-                column = self._columns[name] = _make_column(table.schema.field(name).type, self._lend)
+                column = _make_column(table.schema.field(name).type, self._lend)
                 if self._lines is not None and self._expected <= self._fitting_rows(table):
                     column.store_by(self._lines)
+                self._columns[name] = column  # last: other threads use it from now on
             return column
 
     def _fitting_rows(self, table: pa.Table) -> float:

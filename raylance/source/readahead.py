@@ -41,6 +41,7 @@ _FIRST_SHARE = 0.125  # share of a portion that is read as soon as the portion b
 # Share of a portion whose items are read one by one while the portion is read: half if items are decoded, which takes
 # until the portion is there; otherwise few, because reading items one by one costs several times as much.
 _HALF, _FEW = 0.5, 1 / 16
+_PLANNED_ROWS = 1 << 16  # to plan at a time: several small windows together
 _FASTER = 2.0  # how much faster the rest is read than the portion before it is handed out
 
 
@@ -319,7 +320,7 @@ class ReadAhead:
         found = _sorted_rows(plan, chunk, rank) if planned is None else planned.result()
         self._planned.clear()
         if (after := plan.likely_next_chunk(chunk, rank)) is not None:
-            self._planned[plan_key, rank, after] = self._planner.submit(_sorted_rows, plan, after, rank)
+            self._planned[plan_key, rank, after] = self._planner.submit(_sorted_rows, plan, after, rank, _PLANNED_ROWS)
         return found
 
     def _remember(self, rows: int, lines: Int64Array | None) -> RowMemory:
@@ -431,7 +432,9 @@ class ReadAhead:
         return self._first_share + _FASTER * used.share_handed_out
 
 
-def _sorted_rows(plan: Plan, chunk: Chunk, rank: int) -> tuple[Int64Array, Int64Array]:
-    """Rows of a chunk in the order of delivery, and their indices in storage order, both int64, shape (n,)."""
-    rows = plan.chunk_rows(chunk, rank)
+def _sorted_rows(plan: Plan, chunk: Chunk, rank: int, ahead_rows: int = 0) -> tuple[Int64Array, Int64Array]:
+    """Rows of a chunk in the order of delivery, and their indices in storage order, both int64, shape (n,). See
+    `Plan.chunk_rows` for `ahead_rows`.
+    """
+    rows = plan.chunk_rows(chunk, rank, ahead_rows)
     return rows, np.argsort(rows)

@@ -172,6 +172,7 @@ class Reader(RowReader):
     _calls: Calls = dataclasses.field(init=False, repr=False)
     _reads_at_once: int = dataclasses.field(init=False, repr=False)
     _files: DataFiles | None = dataclasses.field(default=None, init=False, repr=False)
+    _blobs: list[str] | None = dataclasses.field(default=None, init=False, repr=False)  # None before the first read
     _listing: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False)
     _opening: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False)
 
@@ -320,8 +321,10 @@ class Reader(RowReader):
         return prepare(piece.first, table.append_column(ROW_OFFSET, pa.array(piece.offsets)))
 
     def _read_piece(self, dataset: lance.LanceDataset, offsets: Int64Array, is_range: bool) -> Reading[pa.Table]:
-        schema = dataset.schema
-        blobs = [name for name in self.columns if is_blob(schema.field(name))]
+        if self._blobs is None:  # Lance converts the schema each time that it is asked for
+            schema = dataset.schema
+            self._blobs = [name for name in self.columns if is_blob(schema.field(name))]
+        blobs = self._blobs
         plain = [name for name in self.columns if name not in blobs]
         whole = (yield from self._read_plain(dataset, offsets, plain, is_range)) if plain else pa.table({})
         if blobs:
