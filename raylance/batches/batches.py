@@ -290,16 +290,15 @@ def to_torch(
     arrays = to_numpy(table, lists, join)
     offsets = {name: arrays.pop(name + OFFSETS) for name, how in lists.items() if how == "jagged" and name in arrays}
     for name, array in arrays.items():
-        kind = table[name].type if name in table.column_names else pa.int64()  # of the lengths of padded lists
         if array.dtype == object:
             for value in array:
-                _refuse_dates(name, kind, value)
+                _refuse_dates(name, table, value)
             batch[name] = [
                 _shaped(name, torch.tensor(value), dtypes, channels_last) if isinstance(value, np.ndarray) else value
                 for value in array
             ]
             continue
-        _refuse_dates(name, kind, array)
+        _refuse_dates(name, table, array)
         tensor = _shaped(name, torch.utils.dlpack.from_dlpack(array), dtypes, channels_last)
         batch[name] = JaggedParts.of(tensor, offsets[name]) if name in offsets else tensor
     return batch
@@ -313,9 +312,9 @@ def _shaped(
     return tensor.to(dtypes[name]) if name in dtypes else tensor
 
 
-def _refuse_dates(name: str, kind: pa.DataType, value: Any) -> None:
+def _refuse_dates(name: str, table: pa.Table, value: Any) -> None:
     if isinstance(value, np.ndarray) and value.dtype.kind in "mMO":
         raise DatasetError(
-            f"column {name!r} is {kind}, for which torch has no type; the epoch stops here. Leave it out of columns=, "
-            'or iterate with iter_batches(batch_format="numpy").'
+            f"column {name!r} is {table[name].type}, for which torch has no type; the epoch stops here. Leave it out "
+            'of columns=, or iterate with iter_batches(batch_format="numpy").'
         )

@@ -88,8 +88,8 @@ def to_numpy(table: pa.Table, lists: Lists = AS_LISTS, join: Join = np.concatena
             longer than its padding allows.
     """
     batch: NumpyBatch = {}
-    for name in table.column_names:
-        batch |= _numpy_columns(name, table[name], lists.get(name), join)
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        batch |= _numpy_columns(name, column, lists.get(name), join)
     return batch
 
 

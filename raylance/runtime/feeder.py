@@ -281,7 +281,8 @@ class Feeder:
                     table, step, decoded = self._decode(self._on_device, table, step)
                 self._begin("finish")
                 with self._observer.timed("collate_s"):
-                    batch = spec.convert(table.drop_columns(spec.hidden), decoded)
+                    shown = table.select([name for name in table.column_names if name not in spec.hidden])
+                    batch = spec.convert(shown, decoded)
         except Exception as error:
             error.add_note(f"as a batch was made of {self._assembly.describe(table)}")
             raise

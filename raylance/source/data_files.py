@@ -5,6 +5,8 @@ A data file keeps the names that its columns had when it was written, and may li
 with the dataset's by their field ids. If they differ, a scan reads them.
 """
 
+import bisect
+import itertools
 import os
 import threading
 from collections import deque
@@ -12,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import lance
-import numpy as np
 import pyarrow as pa
 from lance.file import LanceFileReader, ReaderResults
 
@@ -32,9 +33,10 @@ class DataFiles:
         self.dataset, self._columns = dataset, columns
         self._fragments = dataset.get_fragments() if columns and "://" not in dataset.uri else []
         rows = [fragment.metadata.num_rows for fragment in self._fragments]
-        self._bounds = np.cumsum([0, *rows], dtype=np.int64)  # the first row of each fragment, and the end
+        self._bounds = list(itertools.accumulate(rows, initial=0))  # the first row of each fragment, and the end
         self._schema = dataset.schema
         self._types = {name: self._schema.field(name).type for name in columns}
+        self._read_schema = pa.schema(list(self._types.items()))
         self._fields = {field.name(): field for field in dataset.lance_schema.fields() if field.name() in columns}
         self._parts: dict[int, list[_Part] | None] = {}  # by fragment, once it was examined
         self._idle: deque[tuple[_Part, LanceFileReader]] = deque(maxlen=_IDLE)
@@ -42,13 +44,13 @@ class DataFiles:
 
     def read(self, first: int, rows: int) -> Reading[pa.Table | None]:
         """Reads rows [first, first + rows), counted over all fragments; None if a scan should read them."""
-        lowest, highest = (np.searchsorted(self._bounds, (first, first + rows - 1), side="right") - 1).tolist()
+        lowest, highest = (bisect.bisect(self._bounds, row) - 1 for row in (first, first + rows - 1))
         if not rows or highest == len(self._fragments) or highest - lowest >= _MOST_FRAGMENTS:
             return None
         begun = []
         try:
             for number in range(lowest, highest + 1):
-                begin, end = self._bounds[number : number + 2].tolist()
+                begin, end = self._bounds[number : number + 2]
                 parts = self._find_parts(number)
                 if parts is None:
                     return None
@@ -67,13 +69,13 @@ class DataFiles:
         return part, reader, reader.read_range(start, rows, batch_size=rows)
 
     def _table(self, begun: list[_Begun]) -> pa.Table:
-        columns: dict[str, Any] = {}
+        columns: dict[str, pa.ChunkedArray] = {}
         for part, reader, results in begun:
-            batches = list(results.to_batches())
-            columns |= {name: [batch.column(name) for batch in batches] for name in part[1]}
+            read = results.to_table()
+            columns |= dict(zip(read.schema.names, read.columns, strict=True))
             with self._lock:
                 self._idle.append((part, reader))
-        return pa.table({name: pa.chunked_array(columns[name], self._types[name]) for name in self._columns})
+        return pa.Table.from_arrays([columns[name] for name in self._columns], schema=self._read_schema)
 
     def _take(self, part: _Part) -> LanceFileReader:
         """A reader that no other thread uses: a reader serves one thread at a time."""

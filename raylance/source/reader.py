@@ -172,6 +172,7 @@ class Reader(RowReader):
     _calls: Calls = dataclasses.field(init=False, repr=False)
     _reads_at_once: int = dataclasses.field(init=False, repr=False)
     _files: DataFiles | None = dataclasses.field(default=None, init=False, repr=False)
+    _schemas: tuple[pa.Schema, pa.Schema] | None = dataclasses.field(default=None, init=False, repr=False)
     _blobs: list[str] | None = dataclasses.field(default=None, init=False, repr=False)  # None before the first read
     _listing: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False)
     _opening: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False)
@@ -318,7 +319,16 @@ class Reader(RowReader):
 
     def _make(self, dataset: lance.LanceDataset, piece: _Piece, prepare: Callable[[int, pa.Table], T]) -> Reading[T]:
         table = yield from self._read_piece(dataset, piece.offsets, piece.is_range)
-        return prepare(piece.first, table.append_column(ROW_OFFSET, pa.array(piece.offsets)))
+        return prepare(piece.first, self._with_offsets(table, piece.offsets))
+
+    def _with_offsets(self, table: pa.Table, offsets: Int64Array) -> pa.Table:
+        """Adds the column `_rowoffset`. `append_column` would release the GIL six times, for which it has to wait."""
+        read, with_offsets = self._schemas or (None, None)
+        if read is None or not table.schema.equals(read, check_metadata=True):
+            read, with_offsets = table.schema, table.schema.append(pa.field(ROW_OFFSET, pa.int64()))
+            self._schemas = read, with_offsets
+        column = pa.Array.from_buffers(pa.int64(), len(offsets), [None, pa.py_buffer(offsets)])
+        return pa.Table.from_arrays([*table.columns, column], schema=with_offsets)
 
     def _read_piece(self, dataset: lance.LanceDataset, offsets: Int64Array, is_range: bool) -> Reading[pa.Table]:
         if self._blobs is None:  # Lance converts the schema each time that it is asked for
