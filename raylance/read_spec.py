@@ -1,4 +1,4 @@
-"""Owns the description of the rows that a loader reads and of their decoding; never opens a dataset."""
+"""Owns the description of the rows that a loader reads, of their decoding and delivery; never opens a dataset."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raylance.decode.rows import Decoding
+from raylance.decode.decoding import Decoding
 from raylance.environment.shared import Shared, SharedTables
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Tables
@@ -67,17 +67,28 @@ class ReadSpec:
         }
 
 
-def map_shared(
-    read_spec: ReadSpec, delivery_spec: DeliverySpec, change: Callable[[Shared[Any]], Shared[Any]]
-) -> tuple[ReadSpec, DeliverySpec]:
-    """Replaces each large value (selections and tables of orders) by `change` of it, such as `Shared.of_run`."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetSpec:
+    """The rows of a handle: how they are read and decoded, and in which order they are delivered; picklable."""
 
-    def tables_of(tables: Tables) -> Tables:
-        return SharedTables(change(tables.shared)) if isinstance(tables, SharedTables) else tables
+    read: ReadSpec
+    delivery: DeliverySpec
 
-    order = delivery_spec.order
-    if isinstance(order, MixOrder):
-        parts = tuple(dataclasses.replace(part, tables=tables_of(part.tables)) for part in order.components)
-        order = dataclasses.replace(order, components=parts)
-    read_spec = dataclasses.replace(read_spec, source=read_spec.source.map_shared(change))
-    return read_spec, dataclasses.replace(delivery_spec, order=order, tables=tables_of(delivery_spec.tables))
+    def with_delivery(self, **changes: Any) -> "DatasetSpec":
+        """The same rows, with other fields of `delivery`."""
+        return dataclasses.replace(self, delivery=dataclasses.replace(self.delivery, **changes))
+
+    def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> "DatasetSpec":
+        """Replaces each large value (selections and tables of orders) by `change` of it, such as `Shared.of_run`."""
+
+        def tables_of(tables: Tables) -> Tables:
+            return SharedTables(change(tables.shared)) if isinstance(tables, SharedTables) else tables
+
+        order = self.delivery.order
+        if isinstance(order, MixOrder):
+            parts = tuple(dataclasses.replace(part, tables=tables_of(part.tables)) for part in order.components)
+            order = dataclasses.replace(order, components=parts)
+        read = dataclasses.replace(self.read, source=self.read.source.map_shared(change))
+        return DatasetSpec(read=read, delivery=self.delivery).with_delivery(
+            order=order, tables=tables_of(self.delivery.tables)
+        )

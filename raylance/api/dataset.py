@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import operator
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -26,10 +26,10 @@ from raylance.environment import process
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
-from raylance.planning.delivery_spec import DeliverySpec, make_plan
-from raylance.planning.shard_context import DataParallel, RankAndSize, ShardContext
+from raylance.planning.delivery_spec import make_plan
+from raylance.planning.shard_context import ShardContext, arrange_replicas
 from raylance.planning.summary import PlanSummary, summarise
-from raylance.read_spec import ReadSpec, map_shared
+from raylance.read_spec import DatasetSpec
 from raylance.settings import Options, make_options, takes_options
 from raylance.source.packing import PackedRows
 
@@ -44,10 +44,8 @@ class Dataset:
     names of `RankLoader`, too: `epoch`, `batches`, `state_dict`, `stats` and so on.
     """
 
-    def __init__(self, read_spec: ReadSpec, delivery_spec: DeliverySpec) -> None:
-        self._read_spec, self._delivery_spec = read_spec, delivery_spec
-        self._train = TrainAdapter(read_spec, delivery_spec)
-        self._passes = HandlePasses(read_spec, delivery_spec)
+    def __init__(self, spec: DatasetSpec) -> None:
+        self._spec, self._train, self._passes = spec, TrainAdapter(spec), HandlePasses(spec)
         self._loaders: list[weakref.ref[RankLoader]] = []  # made from this handle in this process
         self._lookup: Lookup | None = None
         self._context = ShardContext()
@@ -69,17 +67,17 @@ class Dataset:
 
     def __len__(self) -> int:
         """Selected rows, which `dataset[…]` counts; an epoch of a mixture or of draws may have more or fewer."""
-        return self._delivery_spec.rows
+        return self._spec.delivery.rows
 
     def __repr__(self) -> str:
-        source = self._read_spec.source
-        opened = f"dataset({source.uri!r}, version={source.version}, filter={self._delivery_spec.filter!r})"
+        source = self._spec.read.source
+        opened = f"dataset({source.uri!r}, version={source.version}, filter={self._spec.delivery.filter!r})"
         if isinstance(source.uri, dict):
             opened = f"mix({source.uri})"
-        return f"raylance.{opened}: {describe_rows(self._delivery_spec)} of {', '.join(source.columns)}"
+        return f"raylance.{opened}: {describe_rows(self._spec.delivery)} of {', '.join(source.columns)}"
 
     def _repr_html_(self) -> str:
-        return describe(self, self._read_spec.source, self._delivery_spec)._repr_html_()
+        return describe(self, self._spec.read.source, self._spec.delivery)._repr_html_()
 
     def show(self, rows: "int | Mapping[str, Any]" = 8) -> Display:
         """Shows rows in a notebook: images as thumbnails, and how often each class occurs in 2,000 rows.
@@ -92,19 +90,19 @@ class Dataset:
         """
         if isinstance(rows, Mapping):
             return display_batch(self, rows)
-        return display_sample(self, self._read_spec.source, check_integer("show(): rows", rows, 0))
+        return display_sample(self, self._spec.read.source, check_integer("show(): rows", rows, 0))
 
     @property
     def version(self) -> Any:
         """The pinned version; for a mixture, a dict of versions by component."""
-        return self._read_spec.source.version
+        return self._spec.read.source.version
 
     @property
     def schema(self) -> pa.Schema:
         """Schema of delivered rows, with the dataset's metadata; decoded columns have their `Decoder.arrow_type`."""
-        if self._read_spec.schema is not None:
-            return self._read_spec.schema
-        delivered = self._read(np.empty(0, dtype=np.int64)).select(list(self._read_spec.delivers))
+        if self._spec.read.schema is not None:
+            return self._spec.read.schema
+        delivered = self._read(np.empty(0, dtype=np.int64)).select(list(self._spec.read.delivers))
         return delivered.schema.remove_metadata()
 
     def head(self, rows: int = 5) -> NumpyBatch:
@@ -168,7 +166,7 @@ class Dataset:
         if outside.size:
             raise IndexError(f"row {outside[0]} lies outside of {len(self)} selected rows")
         rows = rows.astype(np.int64) % len(self)
-        batch = _to_numpy(self._read(self._read_spec.source.load_selection().offsets(rows)))
+        batch = _to_numpy(self._read(self._spec.read.source.load_selection().offsets(rows)))
         return batch if asked.ndim else {name: values[0] for name, values in batch.items()}
 
     def to_pandas(self, rows: int = 1000) -> pd.DataFrame:
@@ -185,14 +183,14 @@ class Dataset:
     def _read(self, offsets: Int64Array) -> pa.Table:
         """Reads rows in the order of `offsets`, decoded as in epoch 0, with `_rowoffset`."""
         process.check_context(self._context)
-        is_numbered = isinstance(self._read_spec.source, PackedRows)
+        is_numbered = isinstance(self._spec.read.source, PackedRows)
         if is_numbered and len(offsets) and not 0 <= offsets.min() <= offsets.max() < len(self):
             raise DatasetError(
                 f"sequences are numbered from 0 to {len(self) - 1}: {offsets.tolist()[:5]} are not there."
             )
-        self._lookup = self._lookup or Lookup(self._read_spec)
-        marks = [VALID] if self._delivery_spec.masks_bad_rows else []
-        return self._lookup.read(offsets).select([*self._read_spec.delivers, ROW_OFFSET, *marks])
+        self._lookup = self._lookup or Lookup(self._spec.read)
+        marks = [VALID] if self._spec.delivery.masks_bad_rows else []
+        return self._lookup.read(offsets).select([*self._spec.read.delivers, ROW_OFFSET, *marks])
 
     def plan(self, global_batch_size: int = 256, world_size: int = 1) -> PlanSummary:
         """Plans an epoch without reading anything.
@@ -210,13 +208,13 @@ class Dataset:
         """
         size = check_integer("plan(): global_batch_size", global_batch_size, 1)
         world_size = check_integer("plan(): world_size", world_size, 1)
-        limit, source = Options().max_window_bytes, self._read_spec.source
-        plan = make_plan(self._delivery_spec, global_batch_size=size, dp_size=world_size, max_window_bytes=limit)
+        limit, source = Options().max_window_bytes, self._spec.read.source
+        plan = make_plan(self._spec.delivery, global_batch_size=size, dp_size=world_size, max_window_bytes=limit)
         return summarise(plan, source.likely_row_bytes, how_read(source, plan), limit, source.measure)
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
         """Steps of a whole epoch on one rank; see `RankLoader.steps_per_epoch`."""
-        loader = RankLoader(self._read_spec, self._delivery_spec, Options())
+        loader = RankLoader(self._spec, Options())
         return loader.steps_per_epoch(global_batch_size=global_batch_size, batch_size=batch_size)
 
     @takes_options
@@ -226,7 +224,6 @@ class Dataset:
         rank: int | None = None,
         world_size: int | None = None,
         ranks_per_replica: int = 1,
-        data_parallel: Callable[[int, int], RankAndSize] | None = None,
         **options: Any,
     ) -> RankLoader:
         """Makes a loader by hand, at the start of epoch 0: outside of Ray Train, or in a training function, for a
@@ -236,7 +233,6 @@ class Dataset:
             rank: The rank that the loader serves; None for rank 0 of 1.
             world_size: Number of ranks.
             ranks_per_replica: Number of contiguous ranks that get the same rows; see `raylance.DataConfig`.
-            data_parallel: Any other arrangement of the ranks instead; see `raylance.DataConfig`.
             **options: Fields of `raylance.Options`, such as `num_decoders=2`.
 
         Raises:
@@ -251,11 +247,11 @@ class Dataset:
                     f"loader(world_size={world_size!r}) without rank=: every process would be rank 0, and the rows of "
                     "the others would never come. Say which rank this is."
                 )
-        checked = make_options("loader()", options, ("rank", "world_size", "ranks_per_replica", "data_parallel"))
+        checked = make_options("loader()", options, ("rank", "world_size", "ranks_per_replica"))
         context = ShardContext(rank=check_integer("rank", 0 if rank is None else rank, 0), world_size=size)
-        pairs = DataParallel(ranks_per_replica=ranks_per_replica, function=data_parallel).of_world(size)
+        pairs = arrange_replicas(ranks_per_replica, size)
         context = dataclasses.replace(context, data_parallel=pairs[context.rank])
-        made = RankLoader(self._read_spec, self._delivery_spec, checked, context)
+        made = RankLoader(self._spec, checked, context)
         self._loaders.append(weakref.ref(made, self._loaders.remove))
         return made
 
@@ -301,7 +297,7 @@ class Dataset:
 
     def share(self) -> None:
         """Puts large values (selection, weights, …) into the object store, so that all ranks read one copy."""
-        map_shared(self._read_spec, self._delivery_spec, Shared.of_run)
+        self._spec.map_shared(Shared.of_run)
 
     def close(self) -> None:
         """Ends the passes and helpers of the handle and of the loaders made by `loader`, which frees their CPUs.
@@ -336,9 +332,9 @@ class Dataset:
         )
 
 
-def specs_of(handle: Dataset) -> tuple[ReadSpec, DeliverySpec]:
-    """The read and delivery specs of a handle; for raylance's own modules only."""
-    return handle._read_spec, handle._delivery_spec  # noqa: SLF001
+def spec_of(handle: Dataset) -> DatasetSpec:
+    """The rows of a handle; for raylance's own modules only."""
+    return handle._spec  # noqa: SLF001
 
 
 def context_of(handle: Dataset) -> ShardContext:

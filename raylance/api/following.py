@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from raylance.api.loader import RankLoader, recorder_of
+from raylance.api.loader import RankLoader
 from raylance.errors import StateError
 from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan
@@ -16,9 +16,8 @@ class Follower:
     def __init__(self, loader: RankLoader, global_batch_size: int, settle: Callable[[], None]) -> None:
         """Before the loader's state is read, `settle` is called, which calls `count` if the last step was committed."""
         self._loader, self._size = loader, global_batch_size
-        recorder = recorder_of(loader)
-        self._recorder, self._cursor, self._ledger = recorder, recorder.cursor, recorder.ledger
-        recorder.settle = settle
+        self._cursor, self._ledger = loader._cursor, loader._ledger  # noqa: SLF001
+        self._cursor.settle = settle
 
     @property
     def _plan(self) -> Plan:
@@ -30,7 +29,7 @@ class Follower:
 
     def hand_out(self, made: Iterator[Any], number: int, share: tuple[int, int]) -> tuple[Any, Digest]:
         """Takes a step's batch in a share without counting the step; also returns the digest of its rows."""
-        context = self._recorder.context
+        context = self._loader._context  # noqa: SLF001
         if share != context.share or not context.is_elastic:
             self._loader.reshard(*share, elastic=True)
         self._go_to(number)

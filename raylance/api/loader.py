@@ -30,13 +30,12 @@ from raylance.environment import agreement, process
 from raylance.errors import ConfigError, RaylanceError
 from raylance.observe.verdict import Verdict
 from raylance.orders.permutation import Int64Array
-from raylance.planning.delivery_spec import DeliverySpec
-from raylance.planning.digest import Digest
+from raylance.planning.digest import Digest, Ledger
 from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.proof import check_permutation
 from raylance.planning.shard_context import ShardContext
 from raylance.planning.state import State, identity_of
-from raylance.read_spec import ReadSpec
+from raylance.read_spec import DatasetSpec
 from raylance.runtime.session import Session
 from raylance.settings import Options
 
@@ -52,30 +51,27 @@ class RankLoader(Positioned):
 
     def __init__(
         self,
-        read_spec: ReadSpec,
-        delivery_spec: DeliverySpec,
+        spec: DatasetSpec,
         options: Options,
         context: ShardContext | None = None,
         *,
         session: Session | None = None,  # helpers of an earlier loader of the same data; the caller closes them
         is_recorded: bool = True,  # whether the run has a record of it; False for a pass over a handle
     ) -> None:
-        super().__init__(read_spec, delivery_spec)
-        context = context or ShardContext()
-        self._read_spec, self._options = read_spec, options
-        self._recorder = Recorder(read_spec, options, context, self._cursor, is_recorded=is_recorded)
+        super().__init__(spec)
+        self._read_spec, self._options, self._context = spec.read, options, context or ShardContext()
+        self._ledger, self._passed = Ledger(), Digest()  # digests of the rows handed out: of all, and of this pass
+        self._recorder = Recorder(
+            spec.read, options, self._context, self._cursor, self._ledger, is_recorded=is_recorded
+        )
         self._batch_size: int | None = None  # of the last pass
         self._is_resharded = False
         self._is_bound_by_rank = False  # whether the batches bound last were given batch_size=, rows of one rank
         self._remainder: Remainder | None = None  # the last bound batches have it
         self._has_begun = False  # whether a pass has begun
         self._agreement: agreement.Agreement | None = None  # of the ranks, since the first pass
-        self._session = session or Session(read_spec, options, context.world_size)
+        self._session = session or Session(spec.read, options, self._context.world_size)
         self._prepares = session is None  # whether to prepare the next epoch; else the session's owner decides
-
-    @property
-    def _context(self) -> ShardContext:
-        return self._recorder.context
 
     @property
     def rank(self) -> int:
@@ -141,7 +137,10 @@ class RankLoader(Positioned):
                 f"reshard() to data-parallel rank {found[0]} of {found[1]}, for a dataset that every rank sees whole: "
                 "it has no shares. Name it in datasets_to_split of DataConfig, or leave reshard() out."
             )
-        self._recorder.on_reshard(context.with_share(*found, is_elastic=is_elastic))
+        self._context = context.with_share(*found, is_elastic=is_elastic)
+        if is_elastic and self._context.share != context.share:
+            self._ledger.cut()
+        self._recorder.on_reshard(self._context)
         self._is_resharded = True
 
     def repeat(self) -> None:
@@ -159,7 +158,7 @@ class RankLoader(Positioned):
                 "step back, and only the last one can be. Call it once, after the step that was not committed; "
                 "seek() goes to any other step."
             )
-        self._recorder.ledger.take_back()
+        self._ledger.take_back()
 
     def seek(self, global_step: int, *, global_batch_size: int | None = None) -> None:
         """Goes to the step with this number, as `global_step` counts over all epochs; in a pass, it is the next batch.
@@ -181,7 +180,7 @@ class RankLoader(Positioned):
                 "global_batch_size=."
             )
         self._cursor.seek(self._plan(size, self._remainder), check_integer("seek(): global_step", global_step, 0))
-        self._recorder.ledger.join()
+        self._ledger.join()
 
     def completed_shards(self) -> Int64Array:
         """IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).
@@ -205,7 +204,7 @@ class RankLoader(Positioned):
                 epoch,
                 given_up,
             )
-        self._recorder.ledger.move(self.epoch)
+        self._ledger.move(self.epoch)
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
         """Steps of a whole epoch, the same on every rank.
@@ -402,8 +401,16 @@ class RankLoader(Positioned):
         return True
 
     def _state(self) -> State:
-        self._recorder.settle()
+        self._cursor.settle()
         return self._cursor.state(self._batch_size, self.dp_size)
+
+    @contextlib.contextmanager
+    def _reporting(self, metrics: Mapping[str, Any]) -> Iterator[None]:
+        """Records a report with a checkpoint, which the body makes."""
+        self._cursor.settle()
+        self._ledger.cut()  # the run may resume from here
+        with self._recorder.reporting(metrics, has_checkpoint=True):
+            yield
 
     def _join(self, state: Mapping[str, Any]) -> None:
         """Goes to the position in another rank's state; a running pass continues there."""
@@ -418,6 +425,7 @@ class RankLoader(Positioned):
 
     def _on_load(self, saved: State) -> None:
         self._batch_size = saved.global_batch_size
+        self._ledger.load(saved.epoch, saved.position)
         self._recorder.on_resume(saved)
 
     def _plan(self, global_batch_size: int, remainder: Remainder | None = None) -> Plan:
@@ -467,11 +475,13 @@ class RankLoader(Positioned):
         epoch, position = cursor.epoch, cursor.position
         if plan.steps(position) <= 0:
             logger.warning("%s", no_step_left(plan, epoch, position))
-            recorder.ledger.add(epoch, position, position, Digest(), is_last=True, share=share)
+            self._ledger.add(epoch, position, position, Digest(), is_last=True, share=share)
             cursor.end_epoch()
             return True
         plan.check_order(epoch)
         recorder.begin_pass(plan, self.state_dict)
+        self._ledger.cut()
+        self._passed = Digest()
         prepares = self._prepares
         where = {"epoch": epoch, "position": position}
         feeder = self._session.start(plan, share[0], **where, batch_spec=spec, observer=recorder.stats)
@@ -539,19 +549,20 @@ class RankLoader(Positioned):
         finally:
             if handed and moves == cursor.moves:
                 cursor.place = place
-                self._recorder.ledger.load(cursor.epoch, cursor.position)
+                self._ledger.load(cursor.epoch, cursor.position)
 
     def _consume(self, plan: Plan, begin: int, step: Step) -> None:
         """Counts a step of a pass that began at position `begin`; at the end of an epoch, certifies the pass."""
-        epoch, recorder = self._cursor.epoch, self._recorder
-        recorder.on_step(epoch, step)
+        epoch, share = self._cursor.epoch, self._context.share
+        self._ledger.add(epoch, step.before, step.after, step.digest, is_last=step.is_last, share=share)
+        self._passed += step.digest
         if step.is_last and self.dp_size == 1 and plan.order.is_custom and not plan.order.repeats:
-            handed = recorder.ledger.since(epoch, 0)
+            handed = self._ledger.since(epoch, 0)
             if handed is not None:  # this rank saw all of the epoch
                 check_permutation(plan, self._read_spec.source.load_selection(), epoch, step.after, handed)
         self._cursor.advance(step.after, is_last=step.is_last)
         if step.is_last:
-            recorder.on_epoch(epoch, begin, step.after)
+            self._recorder.on_epoch(epoch, begin, step.after, self._passed)
 
 
 class _LoaderBatches(Batches):
@@ -581,3 +592,8 @@ class _LoaderBatches(Batches):
 def recorder_of(loader: RankLoader) -> Recorder:
     """The recorder of a loader; for raylance's own modules only."""
     return loader._recorder  # noqa: SLF001
+
+
+def reporting(loader: RankLoader, metrics: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Records a report with a checkpoint, which the body makes; for raylance's own modules only."""
+    return loader._reporting(metrics)  # noqa: SLF001

@@ -8,14 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from raylance.api.dataset import Dataset, specs_of
+from raylance.api.dataset import Dataset, spec_of
 from raylance.arguments import check_integer, check_word
 from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import REMAINDERS, Remainder
-from raylance.read_spec import ReadSpec
+from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.source.mixture import mix_rows
 
 
@@ -56,7 +56,8 @@ def mix(
     first, schemas = next(iter(parts)), {name: dataset.schema for name, (dataset, _) in parts.items()}
     for name, (dataset, _) in parts.items():
         _check_alike(name, dataset, schemas[name], first, parts[first][0], schemas[first])
-    read_specs, delivery_specs = zip(*(specs_of(dataset) for dataset, _ in parts.values()), strict=True)
+    specs = [spec_of(dataset) for dataset, _ in parts.values()]
+    read_specs, delivery_specs = [spec.read for spec in specs], [spec.delivery for spec in specs]
     shares = quotas([weight for _, weight in parts.values()])
     components = tuple(
         Component(name=name, order=spec.order, seed=spec.seed, rows=spec.rows, quota=quota, tables=spec.tables)
@@ -89,7 +90,7 @@ def mix(
         masks_bad_rows=delivery_specs[0].masks_bad_rows,
         window_bytes=window_bytes,
     )
-    return Dataset(read_spec, delivery_spec)
+    return Dataset(DatasetSpec(read=read_spec, delivery=delivery_spec))
 
 
 def _check_parts(parts: Any) -> None:
@@ -114,7 +115,8 @@ def _check_alike(
     name: str, dataset: Dataset, schema: pa.Schema, first_name: str, first: Dataset, first_schema: pa.Schema
 ) -> None:
     """Refuses a dataset whose rows cannot share a batch with those of the first."""
-    (read_spec, spec), (first_read_spec, first_spec) = specs_of(dataset), specs_of(first)
+    read_spec, spec = spec_of(dataset).read, spec_of(dataset).delivery
+    first_read_spec, first_spec = spec_of(first).read, spec_of(first).delivery
     if not schema.equals(first_schema, check_metadata=False):
         raise ConfigError(
             f"mix(): {name!r} delivers {_fields(schema)}, {first_name!r} delivers {_fields(first_schema)}; a "

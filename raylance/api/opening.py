@@ -15,14 +15,15 @@ from raylance.arguments import check_integer, check_word, refuse_unknown
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
 from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
 from raylance.decode.decoder import Decoder, is_on_device
-from raylance.decode.rows import Decoding, resolve_decoder
+from raylance.decode.decoding import Decoding
+from raylance.decode.rows import OpenDecoding, resolve_decoder
 from raylance.decode.transforms import Transform
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Order
 from raylance.orders.registry import make_order
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import REMAINDERS, Remainder
-from raylance.read_spec import ReadSpec
+from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.pickled import refuse_pickled
 from raylance.source.provenance import STALE, Stale, check_fresh
@@ -186,7 +187,7 @@ def dataset(
         masks_bad_rows=on_bad_row == "mask",
         window_bytes=window_bytes,
     )
-    return Dataset(read_spec, delivery_spec)
+    return Dataset(DatasetSpec(read=read_spec, delivery=delivery_spec))
 
 
 def _check_bad_rows(max_bad_rows: Any, on_bad_row: str) -> int | float | None:
@@ -258,10 +259,11 @@ def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str])
     ordered = tuple(decoders[each.output_name] for each in decoding.decoders)
     decoding = dataclasses.replace(decoding, decoders=ordered)
     if decoding.ragged:
-        untransformed, _ = dataclasses.replace(decoding, mask_bad_rows=True, transform=None).open().apply(probe, 0)
+        plain = dataclasses.replace(decoding, mask_bad_rows=True, transform=None)
+        untransformed, _ = OpenDecoding(plain).apply(probe, 0)
         good = max(1, int(untransformed[VALID].to_numpy().sum()))
         decoding = dataclasses.replace(decoding, ragged_bytes=untransformed.select(decoding.ragged).nbytes / good)
-    made, _ = dataclasses.replace(decoding, mask_bad_rows=True).open().apply(probe, 0)
+    made, _ = OpenDecoding(dataclasses.replace(decoding, mask_bad_rows=True)).apply(probe, 0)
     made = made.drop_columns([VALID])
     return (decoding if decoding.transform is None else dataclasses.replace(decoding, blank=blank_row(made))), made
 

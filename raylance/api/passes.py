@@ -15,7 +15,7 @@ from raylance.api.batches import Batches
 from raylance.api.loader import RankLoader
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.shard_context import ShardContext
-from raylance.read_spec import ReadSpec
+from raylance.read_spec import DatasetSpec
 from raylance.runtime.session import Session
 from raylance.settings import Options
 
@@ -31,35 +31,33 @@ _MOVES = (
 class HandlePasses:
     """Passes over a whole epoch as rank 0 of 1. The helpers of a pass serve the next pass."""
 
-    def __init__(self, read_spec: ReadSpec, delivery_spec: DeliverySpec) -> None:
-        self._read_spec, self._delivery_spec, self._context = read_spec, delivery_spec, ShardContext()
+    def __init__(self, spec: DatasetSpec) -> None:
+        self._spec, self._context = spec, ShardContext()
         self._idle: Session | None = None  # of the last pass, for the next one
         self._whole_passes = WholePasses()
         self.running: set[RankLoader] = set()  # of the passes that have not ended
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return HandlePasses, (self._read_spec, self._delivery_spec)  # another process makes passes of its own
+        return HandlePasses, (self._spec,)  # another process makes passes of its own
 
     def iterate(self, method: str, epoch: int, arguments: dict[str, Any], whose: str) -> Batches:
         """Batches of a `RankLoader` method, with a new loader for each pass; `whose` names the handle in the repr."""
         # Checks the arguments, and knows how many steps there are.
-        first: Batches = getattr(RankLoader(self._read_spec, self._delivery_spec, Options()), method)(**arguments)
+        first: Batches = getattr(RankLoader(self._spec, Options()), method)(**arguments)
         return _HandleBatches(self, first, (method, epoch, arguments), f"{method}() of {whose}, epoch {epoch}")
 
     def whole_epoch(self, method: str, epoch: int, arguments: dict[str, Any]) -> Iterator[Any]:
         """One pass over an epoch, with a loader of its own."""
-        session = self._take_idle() or Session(self._read_spec, Options())
-        loader = RankLoader(
-            self._read_spec, self._delivery_spec, Options(), self._context, session=session, is_recorded=False
-        )
+        session = self._take_idle() or Session(self._spec.read, Options())
+        loader = RankLoader(self._spec, Options(), self._context, session=session, is_recorded=False)
         loader.set_epoch(epoch)
         self.running.add(loader)
         try:
             with contextlib.closing(iter(getattr(loader, method)(**arguments))) as batches:
                 for batch in batches:
                     if loader.epoch != epoch:  # the last batch moves it to the next epoch
-                        what = f"a handle of {self._read_spec.source.uri!r}, which has no position,"
-                        self._whole_passes.add(epoch, self._delivery_spec, what, _MOVES)
+                        what = f"a handle of {self._spec.read.source.uri!r}, which has no position,"
+                        self._whole_passes.add(epoch, self._spec.delivery, what, _MOVES)
                     yield batch
         finally:
             if loader in self.running:  # else close() ended it

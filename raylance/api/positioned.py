@@ -5,16 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from raylance.planning.cursor import Cursor
-from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.state import State
-from raylance.read_spec import ReadSpec
+from raylance.read_spec import DatasetSpec
 
 
 class Positioned(abc.ABC):
     """An epoch and a position, the same on every rank, because all ranks take the same steps."""
 
-    def __init__(self, read_spec: ReadSpec, delivery_spec: DeliverySpec) -> None:
-        self._cursor = Cursor(read_spec.origin, delivery_spec)
+    def __init__(self, spec: DatasetSpec) -> None:
+        self._cursor = Cursor(spec.read.origin, spec.delivery)
 
     @property
     def epoch(self) -> int:

@@ -1,5 +1,5 @@
-"""Owns one loader's reports about itself: statistics, ledger, verdict and the facts of its record; never moves the
-position, and never writes a file itself.
+"""Owns one loader's reports about itself: statistics, verdict and the facts of its record; never changes position or
+ledger, and never writes a file itself.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from raylance._version import __version__
 from raylance.api.naming import choose_name, release_name
-from raylance.batches.assembly import Step
 from raylance.batches.display import display_rows
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names, dataset_stem
 from raylance.decode.arrays import to_numpy
@@ -42,30 +41,34 @@ from raylance.settings import Options
 
 
 class Recorder:
-    """Statistics, ledger and record of one loader. Picklable until the loader is iterated.
+    """Statistics and record of one loader. Picklable until the loader is iterated.
 
     Attributes:
         stats: Timings and counters of the loader.
-        ledger: Digests of the rows that it handed out.
         context: The rank that it serves.
         cursor: Its position.
         stem: The dataset's name, before a number is added if several loaders have it.
         recording: Writes the record and metrics; None if there is none now.
-        settle: Called before anything is saved; counts the last step if it is known to be committed.
     """
 
     def __init__(
-        self, read_spec: ReadSpec, options: Options, context: ShardContext, cursor: Cursor, *, is_recorded: bool = True
+        self,
+        read_spec: ReadSpec,
+        options: Options,
+        context: ShardContext,
+        cursor: Cursor,
+        ledger: Ledger,
+        *,
+        is_recorded: bool = True,
     ) -> None:
-        """Begins with empty counters and no record; a pass over a handle is not `is_recorded`, and never gets one."""
-        self.stats, self.ledger = Stats(), Ledger()
-        self.context, self.cursor = context, cursor
+        """Begins with empty counters and no record; a pass over a handle is not `is_recorded`, and never gets one. The
+        record shows `ledger`, the digests of the rows that the loader handed out.
+        """
+        self.stats, self.context, self.cursor, self._ledger = Stats(), context, cursor, ledger
         self._read_spec, self._options, self._is_recorded = read_spec, options, is_recorded
         self.stem = context.name or options.name or dataset_stem(read_spec.source.uri)
         self._name, self._number = self.stem, 1  # name in the record; number among loaders of the same data
         self.recording: Recording | None = None
-        self.settle: Callable[[], None] = _nothing
-        self._passed = Digest()  # covers the rows handed out in this pass
         self._resharded: tuple[int, str] | None = None  # size and place before new shares, until their first batch
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
         self._enter_process()
@@ -102,7 +105,6 @@ class Recorder:
     def on_resume(self, saved: State) -> None:
         """Records that the loader continues at a saved state."""
         self.stats.record_event("resume", {"epoch": saved.epoch, "position": saved.position})
-        self.ledger.load(saved.epoch, saved.position)
 
     def time(self, batches: Generator[list[Any], None, None]) -> Iterator[Any]:
         """Takes each batch out of its list, hands it out, and counts how long the consumer waited for it and kept it.
@@ -128,12 +130,11 @@ class Recorder:
             batches.close()
 
     def on_reshard(self, context: ShardContext) -> None:
-        """Takes another share; records the change if batches were handed out before."""
-        if context.is_elastic and context.share != self.context.share:
-            self.ledger.cut()
-            if self._resharded is None and self.stats.batches:
-                since = f"from epoch {self.cursor.epoch}, position {self.cursor.position:,}"
-                self._resharded = self.context.dp_size, since
+        """Takes the loader's new context; records another share if batches were handed out before."""
+        changes = context.is_elastic and context.share != self.context.share
+        if changes and self._resharded is None and self.stats.batches:
+            since = f"from epoch {self.cursor.epoch}, position {self.cursor.position:,}"
+            self._resharded = self.context.dp_size, since
         self.context = context
 
     def _count_reshard(self, waited_s: float) -> None:
@@ -147,20 +148,14 @@ class Recorder:
             happened = f"{since} on, {ranks} share each step in place of {before}; the next batch took {waited_s:.2f} s"
             self.stats.record_event("fault", happened)
 
-    def on_step(self, epoch: int, step: Step) -> None:
-        """Counts the rows of a step that was handed out."""
-        share = self.context.share
-        self.ledger.add(epoch, step.before, step.after, step.digest, is_last=step.is_last, share=share)
-        self._passed += step.digest
-
-    def on_epoch(self, epoch: int, begin: int, end: int) -> None:
-        """Certifies the pass that has handed out the last step of an epoch, over positions [begin, end)."""
+    def on_epoch(self, epoch: int, begin: int, end: int, passed: Digest) -> None:
+        """Certifies the pass that has handed out the last step of an epoch: rows `passed`, positions [begin, end)."""
         certificate = {
             "verdict": "the rows of this rank's plan, each exactly once",
             "epoch": epoch,
             **self.context.to_dict(),
             "positions": [begin, end],
-            **dataclasses.asdict(self._passed),
+            **dataclasses.asdict(passed),
         }
         self.stats.epoch_certificate = certificate
         self.stats.record_event("epoch", certificate)
@@ -176,10 +171,8 @@ class Recorder:
         and after the report, because a run often ends with one.
         """
         begin = clock.now()
-        self.settle()
+        self.cursor.settle()
         with saving([self.stats]):
-            if has_checkpoint:  # the run may resume from it
-                self.ledger.cut()
             self.flush()
             yield
             numbers = {str(name): value for name, value in metrics.items() if isinstance(value, int | float)}
@@ -188,11 +181,9 @@ class Recorder:
             self.flush()
 
     def begin_pass(self, plan: Plan, state: Callable[[], dict[str, Any]]) -> None:
-        """Begins to count a pass; the first pass also begins record and metrics, if the options ask for them."""
+        """Begins record and metrics with the first pass, if the options ask for them."""
         if self.recording is None and self._options.record is not False:
             self._begin_record(plan, state())
-        self.ledger.cut()
-        self._passed = Digest()
 
     def _begin_record(self, plan: Plan, state: dict[str, Any]) -> None:
         folder, run = _folder_of(self._options.record, is_recorded=self._is_recorded)
@@ -233,7 +224,7 @@ class Recorder:
             },
         }
         origin = {"start": start, **self.context.to_dict(), "process": surroundings.process_id()}
-        ledger = self.ledger
+        ledger = self._ledger
         self.stats.called, self.stats.shared_s = self._name, {}
         self.recording = Recording(
             Record(facts, before),
@@ -291,10 +282,6 @@ class Recorder:
             "worker_cpus": surroundings.worker_cpus(),
             "cpus": surroundings.node_cpus(),
         }
-
-
-def _nothing() -> None:
-    """Does nothing, because steps count when they are handed out."""
 
 
 _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()  # of this process

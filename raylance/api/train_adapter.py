@@ -1,6 +1,5 @@
 """Owns how a Ray Train run gets loaders from a dataset, by any DataConfig or in local mode; never reads rows."""
 
-import dataclasses
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +8,8 @@ from raylance.api.loader import RankLoader
 from raylance.environment import process
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError
-from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.shard_context import Assignment, RankAndSize, ShardContext
-from raylance.read_spec import ReadSpec, map_shared
+from raylance.read_spec import DatasetSpec
 from raylance.settings import Options
 
 RAY_DATA_NAMES = frozenset({"name", "context", "set_name", "copy", "streaming_split", "iterator"})
@@ -34,8 +32,8 @@ class TrainAdapter:
     dataset like one of Ray Data: it names, copies and splits the dataset, and sets options in its context.
     """
 
-    def __init__(self, read_spec: ReadSpec, delivery_spec: DeliverySpec) -> None:
-        self._read_spec, self._delivery_spec = read_spec, delivery_spec
+    def __init__(self, spec: DatasetSpec) -> None:
+        self._spec = spec
         self.name: str | None = None  # in the run, once Ray's own DataConfig has set it
         self.context = SimpleNamespace(execution_options=None)  # Ray's own DataConfig sets it, and nothing reads it
         self._local: tuple[object, RankLoader] | None = None  # a run in local mode, and its loader
@@ -75,11 +73,11 @@ class TrainAdapter:
     ) -> RankLoader:
         """Makes the loader of one rank of a run, at the start of epoch 0."""
         # The process that makes the loaders of a run outlives them, so it may own the shared values.
-        read_spec, delivery_spec = map_shared(self._read_spec, self._delivery_spec, Shared.of_run)
-        if delivery_spec.window_bytes is None:  # the config's options are the same for all ranks
-            delivery_spec = dataclasses.replace(delivery_spec, window_bytes=options.max_window_bytes)
+        spec = self._spec.map_shared(Shared.of_run)
+        if spec.delivery.window_bytes is None:  # the config's options are the same for all ranks
+            spec = spec.with_delivery(window_bytes=options.max_window_bytes)
         context = ShardContext(rank=rank, world_size=world_size, data_parallel=data_parallel, assignment=assignment)
-        return RankLoader(read_spec, delivery_spec, options, context)
+        return RankLoader(spec, options, context)
 
     def local_loader(self, handle: object) -> RankLoader | None:
         """The loader of the run in local mode that handed out this handle, the same one each time; None elsewhere."""

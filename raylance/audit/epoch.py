@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raylance.api.dataset import Dataset, specs_of
+from raylance.api.dataset import Dataset, spec_of
 from raylance.api.loader import RankLoader
 from raylance.arguments import check_integer
 from raylance.audit.selected import Step, Tally, parts_of
@@ -98,7 +98,7 @@ class EpochAudit:
             ConfigError: If a number is missing or out of range.
             StateError: If the state belongs to other rows or another order.
         """
-        self._data, (read_spec, delivery_spec) = data, specs_of(data)
+        self._data, read_spec, delivery_spec = data, spec_of(data).read, spec_of(data).delivery
         cursor = Cursor(read_spec.origin, delivery_spec)
         given = {"global_batch_size": global_batch_size, "dp_size": world_size, "epoch": epoch}
         if state is not None:
@@ -282,7 +282,7 @@ class EpochAudit:
     def _stream(self, loader: RankLoader) -> Iterator[Step]:
         plan, size = self.plan, self.plan.global_batch_size
         planned = dataclasses.replace(self._delivery_spec, order=plan.order.settings)
-        cursor = Cursor(specs_of(self._data)[0].origin, planned)
+        cursor = Cursor(spec_of(self._data).read.origin, planned)
         cursor.epoch, cursor.position = self.epoch, self.position
         loader.load_state_dict(cursor.state(size, plan.dp_size).to_dict())
         tables = loader.iter_batches(global_batch_size=size, batch_format="pyarrow", with_row_offset=True)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from raylance.api.dataset import Dataset, specs_of
+from raylance.api.dataset import Dataset, spec_of
 from raylance.api.mixing import mix
 from raylance.api.opening import dataset
 from raylance.errors import ConfigError, StateError
@@ -112,14 +112,12 @@ def reopen(
     if not is_mixture:
         return opened[""]
     weighed = {name: (opened[name], part["quota"]) for name, part in parts.items()}
-    read_spec, delivery_spec = specs_of(
-        mix(weighed, stop=saved.order["stop"], window_bytes=saved.window_bytes, remainder=remainder)
-    )
-    order = cast("MixOrder", delivery_spec.order)
+    spec = spec_of(mix(weighed, stop=saved.order["stop"], window_bytes=saved.window_bytes, remainder=remainder))
+    order = cast("MixOrder", spec.delivery.order)
     # The recorded quotas are restored, because mix() divides them by a common divisor.
     components = [dataclasses.replace(part, quota=parts[part.name]["quota"]) for part in order.components]
     order = dataclasses.replace(order, components=tuple(components)).adopt(saved.order)
-    return Dataset(read_spec, dataclasses.replace(delivery_spec, order=order))
+    return Dataset(spec.with_delivery(order=order))
 
 
 def _order(name: Any = None, **params: Any) -> Order:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raylance.api.dataset import Dataset, specs_of
+from raylance.api.dataset import Dataset, spec_of
 from raylance.audit.reopening import read_setting
 from raylance.columns import ROW_OFFSET, join_offsets, split_offsets
 from raylance.errors import ConfigError, DatasetError
@@ -126,7 +126,7 @@ class Part:
 
 def parts_of(data: Dataset) -> list[Part]:
     """The datasets of a mixture, or the only dataset."""
-    read_spec, delivery_spec = specs_of(data)
+    read_spec, delivery_spec = spec_of(data).read, spec_of(data).delivery
     order = delivery_spec.order
     if not (isinstance(read_spec.source, MixedRows) and isinstance(order, MixOrder)):
         return [_part("", read_spec.source, delivery_spec.filter, delivery_spec.split, order, delivery_spec.rows)]

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, VALID, split_offsets
+from raylance.decode.rows import OpenDecoding
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.read_spec import ReadSpec
@@ -17,7 +18,7 @@ class Lookup:
 
     def __init__(self, read_spec: ReadSpec) -> None:
         self._read_spec = read_spec
-        self._decoding = read_spec.decoding.open() if read_spec.decoding else None
+        self._decoding = OpenDecoding(read_spec.decoding) if read_spec.decoding else None
         self._opened: RowReader | None = None
         self.bad_rows: tuple[tuple[int, str, str], ...] = ()  # of the last read: offset, column, reason
 

@@ -2,7 +2,7 @@
 decides which row is bad.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from raylance.read_spec import ReadSpec
 
 _LEAST_ROWS = 1000  # a fraction of fewer rows is not significant
 _NAMED = 5  # masked rows named in the error
-_MOST_REASONS = 100  # reasons that are kept
 
 
 class MaskedRows:
@@ -25,17 +24,11 @@ class MaskedRows:
         self._datasets = decoding.datasets if decoding else ()
         self._rows = self._masked = 0
         self._different: set[int] = set()  # masked rows, if the limit is a count of them
-        self._reasons: dict[int, tuple[str, str]] = {}  # column and reason of bad rows, by offset
         self._first: dict[int, tuple[str, str]] = {}  # column and reason of the first masked rows, by offset
 
-    def explain(self, bad_rows: Iterable[tuple[int, str, str]]) -> None:
-        """Takes reasons of bad rows, each as row offset with component bits, column and reason."""
-        for offset, column, reason in bad_rows:
-            if len(self._reasons) < _MOST_REASONS or offset in self._reasons:
-                self._reasons[offset] = column, reason
-
-    def add(self, rows: int, masked: Int64Array) -> None:
-        """Counts rows that are about to be handed out; `masked` are the offsets of masked ones, with component bits.
+    def add(self, rows: int, masked: Int64Array, reason_of: Callable[[int], tuple[str, str] | None]) -> None:
+        """Counts rows that are about to be handed out. `masked` are the offsets of masked ones, with component bits;
+        `reason_of` returns column and reason of one.
 
         Raises:
             BadRowError: If `max_bad_rows` is exceeded; it names the first masked rows.
@@ -45,7 +38,7 @@ class MaskedRows:
         if len(masked) and len(self._first) < _NAMED:
             unknown = "a column", "for a reason that was not kept"
             for offset in masked.tolist()[:_NAMED]:
-                self._first.setdefault(offset, self._reasons.get(offset, unknown))
+                self._first.setdefault(offset, reason_of(offset) or unknown)
         if isinstance(self._most, float):
             if self._rows >= _LEAST_ROWS and self._masked > self._most * self._rows:
                 raise self._too_many(f"{self._masked:,} of {self._rows:,} rows")

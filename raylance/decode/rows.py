@@ -3,109 +3,25 @@ never draws from a global generator.
 """
 
 import contextlib
-import dataclasses
-import math
-import traceback
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import DRAW, ROW_OFFSET, TRANSFORM, VALID, dataset_of, describe_rows, split_offsets
+from raylance.columns import DRAW, ROW_OFFSET, TRANSFORM, VALID
 from raylance.decode.arrays import blank_row, is_bytes
-from raylance.decode.decoder import Decoder, Draws, RaggedDecoder, is_on_device, is_users
-from raylance.decode.opened import open_columns
-from raylance.decode.transforms import (
-    Transform,
-    Transformer,
-    TransformError,
-    describe_exception,
-    error_of_no_row,
-    place_of,
-)
+from raylance.decode.column import BatchColumn, OpenColumn, RaggedColumn, RowColumn
+from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder, check_decoder_output, is_on_device, is_users
+from raylance.decode.decoding import DecodedRows, Decoding
+from raylance.decode.transforms import Transformer, TransformError, describe_exception, error_of_no_row, place_of
 from raylance.errors import BadRowError, ConfigError, DatasetError, HelperError
 from raylance.observe import Receipt, clock
-from raylance.orders.permutation import UInt64Array, derive_key, mix64, subkeys, uniform
 from raylance.source.memory import own_memory, take_rows
 
-BadRows = list[tuple[int, str, str]]  # offset with component bits, column, reason
-
-_BAD_ROWS = 8  # most bad rows of one table that are named
-_REASON = 200  # most characters of the reason for each
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Decoding:
-    """Settings of decoding and transform; picklable, and opened in the process that decodes.
-
-    Attributes:
-        mask_bad_rows: Whether a row that cannot be decoded becomes zeros with `_valid` False, instead of an error.
-        max_bad_rows: Most bad rows among those handed to a rank: a number of different rows, or a fraction. None for no
-            limit.
-        transform: As in `raylance.dataset`. A row on which it fails alone is a bad row.
-        blank: One row of zeros, with the schema that the transform returned at the opening. Every piece is cast to that
-            schema, and the row replaces each row on which the transform fails. The transform never gets an empty table.
-        datasets: Name of the dataset for errors; in a mixture, names of the datasets by component.
-        ragged_bytes: Bytes of the ragged columns of one row, the mean over the rows sampled at the opening.
-    """
-
-    decoders: tuple[Decoder, ...]
-    seed: int
-    mask_bad_rows: bool
-    max_bad_rows: int | float | None = None
-    transform: Transform | None = None
-    blank: pa.Table | None = None
-    datasets: tuple[str, ...] = ()
-    ragged_bytes: float = 0.0
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of the columns that decoders read."""
-        return list(dict.fromkeys(decoder.column for decoder in self.decoders))
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the decoded columns."""
-        return [decoder.output_name for decoder in self.decoders]
-
-    @property
-    def channels_last(self) -> frozenset[str]:
-        """Names of decoded columns whose channels come first in torch batches; they have three axes or more."""
-        return frozenset(each.output_name for each in self.decoders if each.channels_last and len(each.shape) > 2)
-
-    @property
-    def in_helpers(self) -> "Decoding | None":
-        """The part done in decode actors; None if there is none."""
-        decoders = tuple(decoder for decoder in self.decoders if not is_on_device(decoder))
-        return dataclasses.replace(self, decoders=decoders) if decoders or self.transform is not None else None
-
-    @property
-    def on_device(self) -> "Decoding | None":
-        """The part done on the trainer's device; None if there is none."""
-        decoders = tuple(decoder for decoder in self.decoders if is_on_device(decoder))
-        return dataclasses.replace(self, decoders=decoders, transform=None, blank=None) if decoders else None
-
-    @property
-    def ragged(self) -> list[str]:
-        """Names of the decoded columns whose rows differ in length."""
-        return [decoder.output_name for decoder in self.decoders if isinstance(decoder, RaggedDecoder)]
-
-    @property
-    def row_bytes(self) -> float:
-        """Bytes of one row's decoded columns."""
-        fixed = [decoder for decoder in self.decoders if not isinstance(decoder, RaggedDecoder)]
-        sizes = (math.prod(decoder.shape) * np.dtype(decoder.dtype).itemsize for decoder in fixed)
-        return sum(sizes) + self.ragged_bytes
-
-    def delivered(self, columns: Sequence[str]) -> list[str]:
-        """Names of the columns after decoding, in order; decoded columns take the place of their encoded column."""
-        made = {name: [each.output_name for each in self.decoders if each.column == name] for name in self.columns}
-        return [name for column in columns for name in made.get(column, [column])]
-
-    def open(self) -> "OpenDecoding":
-        """Opens the decoders in this process; refuses a shape, a dtype or draws that no column can have."""
-        return OpenDecoding(self)
+if TYPE_CHECKING:
+    import torch
 
 
 class OpenDecoding:
@@ -159,7 +75,7 @@ class OpenDecoding:
             bad_rows=rows.named_bad_rows,
         )
 
-    def _decode(self, rows: "DecodedRows", executor: Executor | None = None, *, own_memory: bool = True) -> pa.Table:
+    def _decode(self, rows: DecodedRows, executor: Executor | None = None, *, own_memory: bool = True) -> pa.Table:
         """Decodes columns, and notes bad rows.
 
         A transform may change its input in place, but not `rows.table`, whose rows may have to be decoded again.
@@ -178,7 +94,7 @@ class OpenDecoding:
         copied = own_memory(table.select(names))
         return pa.table({name: (copied if name in names else table)[name] for name in table.column_names})
 
-    def _transform(self, decoded: pa.Table, rows: "DecodedRows") -> pa.Table:
+    def _transform(self, decoded: pa.Table, rows: DecodedRows) -> pa.Table:
         """Transforms decoded rows. If that fails, tries each row alone; rows that fail again are bad.
 
         Raises:
@@ -217,7 +133,7 @@ class OpenDecoding:
         places[good] = np.arange(len(made))
         return take_rows(pa.concat_tables([made, blank_row(made) if blank is None else blank]), places)
 
-    def _errors_of_rows(self, rows: "DecodedRows", failed: TransformError) -> dict[int, Exception]:
+    def _errors_of_rows(self, rows: DecodedRows, failed: TransformError) -> dict[int, Exception]:
         """Tries the transform on each row alone, after it failed on all together; returns errors by row."""
         if len(rows.table) == 1:
             return {0: failed.error}
@@ -232,78 +148,41 @@ class OpenDecoding:
                     break
         return errors
 
-    def _call(self, table: pa.Table, rows: "DecodedRows") -> pa.Table:
+    def _call(self, table: pa.Table, rows: DecodedRows) -> pa.Table:
         return self._transformer(table, rows.keys("transform"))
 
 
-class DecodedRows:
-    """The rows of one call, good and bad.
+def open_columns(decoders: Sequence[Decoder], device: "torch.device | None" = None) -> list[OpenColumn]:
+    """Groups decoders into columns, in the order of decoding: leaders come first, so that a damaged image is not blamed
+    on the mask that follows it. Row decoders of one class and column may share their work. `device` is that of
+    decoders that decode on a device; None for the CPU.
 
-    Attributes:
-        table: The columns before decoding.
-        valid: Whether each row is good so far, bool (n,).
-        bad_rows: The bad rows, in the order in which they were found.
-        fallbacks: Rows that a fast method left to a slow one, counted once for each column.
-        skips_bad: Whether decoders skip rows already known to be bad.
+    Raises:
+        ConfigError: If no column can have a decoder's shape, dtype or draws.
     """
+    columns = {decoder.output_name: decoder.column for decoder in decoders}
+    groups: dict[Any, tuple[str | None, list[Decoder]]] = {}
+    for number, decoder in enumerate(decoders):
+        check_decoder_output(decoder)
+        like = None if decoder.like is None else columns.get(decoder.like, decoder.like)
+        if like == decoder.column:  # the row does not depend on another column
+            like = None
+        alone = number if isinstance(decoder, RaggedDecoder | BatchDecoder) else None
+        groups.setdefault((type(decoder), decoder.column, like, alone), (like, []))[1].append(decoder)
+    opened = [_open_column(group, like, device) for like, group in groups.values()]
+    return sorted(opened, key=lambda column: column.follows)
 
-    def __init__(self, decoding: Decoding, table: pa.Table, epoch: int) -> None:
-        self._decoding, self._epoch, self.table = decoding, epoch, table
-        self.valid = np.ones(table.num_rows, dtype=np.bool_)
-        self.bad_rows, self.fallbacks, self.skips_bad = BadRows(), 0, False
 
-    @property
-    def named_bad_rows(self) -> tuple[tuple[int, str, str], ...]:
-        """Some of the bad rows, for a receipt."""
-        return tuple(self.bad_rows[:_BAD_ROWS])
+def _open_column(group: Sequence[Decoder], like: str | None, device: "torch.device | None") -> OpenColumn:
+    if isinstance(group[0], RaggedDecoder):
+        return RaggedColumn(group, like)
+    if not isinstance(group[0], BatchDecoder):
+        return RowColumn(group, like)
+    if not is_on_device(group[0]):
+        return BatchColumn(group, like)
+    from raylance.decode.device_column import DeviceColumn  # loads torch, which helpers may do without
 
-    def part(self, table: pa.Table) -> "DecodedRows":
-        """Some of these rows, to be decoded again."""
-        return DecodedRows(self._decoding, table, self._epoch)
-
-    def keys(self, *purpose: str) -> UInt64Array:
-        """One key for each row; if rows repeat, one for each draw, so that copies of a row look different."""
-        offsets = self.table[ROW_OFFSET].to_numpy()
-        keys = subkeys(derive_key(self._decoding.seed, self._epoch, *purpose), offsets)
-        if DRAW not in self.table.column_names:
-            return keys
-        return mix64(keys ^ subkeys(derive_key("draw"), self.table[DRAW].to_numpy()))
-
-    def draws(self, decoder: Decoder) -> Draws:
-        """See `raylance.decode.opened.Rows`."""
-        return uniform(self.keys("augment", decoder.like or decoder.output_name), decoder.draws)
-
-    def describe(self, rows: Sequence[int]) -> str:
-        """Names some of the rows, for an error."""
-        return describe_rows(self.table[ROW_OFFSET].to_numpy()[rows], self._decoding.datasets)
-
-    def give_up(self, why: str) -> None:
-        """Marks all rows as bad, so that no decoder tries them. Names the first column, because the failing one is not
-        known.
-
-        Raises:
-            BadRowError: If bad rows are not masked.
-        """
-        self.skips_bad = True
-        for row in range(self.table.num_rows):
-            self.add_bad(row, next(iter(self._decoding.columns), TRANSFORM), HelperError(why))
-
-    def add_bad(self, row: int, column: str, error: Exception) -> None:
-        """Notes a bad row.
-
-        Raises:
-            BadRowError: If bad rows are not masked.
-        """
-        reason, offset = describe_exception(error), int(self.table[ROW_OFFSET][row].as_py())
-        if not self._decoding.mask_bad_rows:
-            name, (_, own) = None if column == TRANSFORM else column, split_offsets(offset)
-            bad = BadRowError(name, own, reason, dataset_of(offset, self._decoding.datasets))
-            if name is None or any(is_users(each) for each in self._decoding.decoders if each.column == column):
-                bad.add_note("".join(traceback.format_exception(error)))  # the cause is lost between processes
-            raise bad from error
-        if self.valid[row] or (offset, column) not in {bad[:2] for bad in self.bad_rows}:
-            self.bad_rows.append((offset, column, reason[:_REASON]))
-        self.valid[row] = False
+    return DeviceColumn(group, like, device)
 
 
 def resolve_decoder(decoder: Decoder, probe: pa.Table, leader: Decoder | None = None) -> Decoder:
@@ -326,7 +205,7 @@ def resolve_decoder(decoder: Decoder, probe: pa.Table, leader: Decoder | None = 
             if not isinstance(resolved, Decoder) or (resolved.column, resolved.name) != (decoder.column, decoder.name):
                 raise ConfigError(f"{decoder!r}.resolve() gave {resolved!r}: it must return a decoder of its column.")
             decoders = (resolved,) if leader is None else (leader, resolved)
-            Decoding(decoders=decoders, seed=0, mask_bad_rows=False).open().apply(probe.slice(row, 1), 0)
+            OpenDecoding(Decoding(decoders=decoders, seed=0, mask_bad_rows=False)).apply(probe.slice(row, 1), 0)
             return resolved
         except (ConfigError, HelperError):
             raise

@@ -11,8 +11,8 @@ from ray.train import CheckpointUploadMode, ValidationTaskConfig
 
 from raylance.api.batches import Batches
 from raylance.api.dataset import Dataset, adapter_of
-from raylance.api.loader import RankLoader, recorder_of
-from raylance.api.recording import Recorder, all_recorders, assigned_recorders
+from raylance.api.loader import RankLoader, recorder_of, reporting
+from raylance.api.recording import all_recorders, assigned_recorders
 from raylance.environment import process, temporary
 from raylance.errors import ConfigError, StateError
 from raylance.integrations.checkpoint_files import (
@@ -78,7 +78,7 @@ def report(
                 "report() was given something to checkpoint and no loader: a run that resumes there would repeat rows. "
                 "Pass the loader of the training dataset, or several by name."
             )
-        with _reporting(all_recorders(), metrics, has_checkpoint=False):
+        with _all(recorder.reporting(metrics, has_checkpoint=False) for recorder in all_recorders()):
             ray.train.report(dict(metrics))
         return
     if not isinstance(state, Mapping | None):
@@ -100,7 +100,7 @@ def report(
     }
     is_own = is_first and given is None
     with (
-        _reporting(map(recorder_of, loaders.values()), metrics, has_checkpoint=True),
+        _all(reporting(found, metrics) for found in loaders.values()),
         own_directory(checkpoint_upload_mode) if is_own else contextlib.nullcontext(given) as reported,
     ):
         if is_first and reported is not None:
@@ -237,11 +237,9 @@ def _check_missing(loaders: Mapping[str | None, RankLoader]) -> None:
             )
 
 
-def _reporting(
-    recorders: Iterable[Recorder], metrics: Mapping[str, Any], *, has_checkpoint: bool
-) -> contextlib.ExitStack:
-    """Records a report in several records; the body counts as saving."""
+def _all(contexts: Iterable[contextlib.AbstractContextManager[None]]) -> contextlib.ExitStack:
+    """Enters all contexts."""
     stack = contextlib.ExitStack()
-    for recorder in recorders:
-        stack.enter_context(recorder.reporting(metrics, has_checkpoint=has_checkpoint))
+    for context in contexts:
+        stack.enter_context(context)
     return stack

@@ -1,13 +1,13 @@
 """Owns the loaders that Ray Train's workers get; never the training loop, and never a checkpoint."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import ray.train
 
 from raylance.api.dataset import Dataset, adapter_of
+from raylance.arguments import check_integer
 from raylance.errors import ConfigError
-from raylance.planning.shard_context import Assignment, DataParallel, RankAndSize
+from raylance.planning.shard_context import Assignment, arrange_replicas
 from raylance.runtime.ray.decoders import options_of_ranks
 from raylance.settings import make_options, takes_options
 
@@ -21,7 +21,6 @@ class DataConfig(ray.train.DataConfig):
         datasets_to_split: Literal["all"] | list[str] = "all",
         *,
         ranks_per_replica: int = 1,
-        data_parallel: Callable[[int, int], RankAndSize] | None = None,
         **options: Any,
     ) -> None:
         """Makes a config.
@@ -30,9 +29,7 @@ class DataConfig(ray.train.DataConfig):
             datasets_to_split: Names of the datasets that the ranks share; each rank sees the other datasets whole.
             ranks_per_replica: Number of contiguous ranks that are peers, which get the same rows: the ranks of one
                 replica of the model, under tensor, pipeline or context parallelism. `batch_size` counts the rows of a
-                replica.
-            data_parallel: Any other arrangement: a function (world rank, world size) → (data-parallel rank,
-                data-parallel size), with the same result for all peers.
+                replica. For any other arrangement, call `reshard` in the training function.
             **options: Fields of `raylance.Options`, such as `num_decoders=2`, for the loaders of all datasets and
                 ranks. `num_decoders="auto"` takes the CPUs that the trainer leaves free; `max_window_bytes` is also
                 the `window_bytes` of datasets without one.
@@ -44,10 +41,8 @@ class DataConfig(ray.train.DataConfig):
             raise ConfigError(f'datasets_to_split={datasets_to_split!r}: give a list of names, or "all".')
         super().__init__(datasets_to_split=datasets_to_split)
         self._split = datasets_to_split
-        self._data_parallel = DataParallel(ranks_per_replica=ranks_per_replica, function=data_parallel)
-        self._options = make_options(
-            "DataConfig()", options, ["datasets_to_split", "ranks_per_replica", "data_parallel"]
-        )
+        self._ranks_per_replica = check_integer("ranks_per_replica", ranks_per_replica, 1)
+        self._options = make_options("DataConfig()", options, ["datasets_to_split", "ranks_per_replica"])
 
     def configure(
         self,
@@ -62,7 +57,7 @@ class DataConfig(ray.train.DataConfig):
         Raises:
             ConfigError: If the world does not divide into replicas.
         """
-        pairs = self._data_parallel.of_world(world_size)
+        pairs = arrange_replicas(self._ranks_per_replica, world_size)
         ours = {name: data for name, data in datasets.items() if isinstance(data, Dataset)}
         theirs = {name: data for name, data in datasets.items() if name not in ours}
         output: list[dict[str, Any]] = [{} for _ in range(world_size)]

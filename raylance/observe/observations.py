@@ -105,10 +105,13 @@ Observation = FaultSeen | WorkDone | Status | WaitsFor | BatchGathered | Batches
 
 
 class Observer(Protocol):
-    """Takes observations. Components hold one and know nothing of statistics, metrics or records."""
+    """Takes observations, and keeps why rows are bad. Components hold one and know nothing of statistics or records."""
 
     def observe(self, observation: Observation, now: float) -> None:
         """Takes an observation, made at time `now` of the runtime's clock."""
 
     def timed(self, field: str) -> AbstractContextManager[None]:
         """Adds the seconds that the body takes to a field of `Stats`."""
+
+    def reason_of(self, offset: int) -> tuple[str, str] | None:
+        """Column and reason of a bad row by its offset, with component bits; None if they were not kept."""

@@ -335,6 +335,10 @@ class Stats:
         """The last events of each kind, and some of all reports, oldest first."""
         return self._events.all()
 
+    def reason_of(self, offset: int) -> tuple[str, str] | None:
+        """See `Observer.reason_of`."""
+        return next(((column, why) for row, column, why in self.bad_rows if row == offset), None)
+
     @property
     def bad_rows(self) -> list[tuple[int, str, str]]:
         """The first masked rows: row offset (with a mixture's component), column, reason."""

@@ -4,7 +4,7 @@ files or tensors.
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,12 +33,14 @@ class Cursor:
         step: Number of steps of this epoch that were consumed, including those before a resume.
         global_step: Number of steps since the run began, over all epochs.
         moves: How often the cursor was moved other than by a batch. A pass that finds another count is superseded.
+        settle: Called before the position is saved or reported; counts the last step if it is known to be committed.
     """
 
     def __init__(self, origin: Mapping[str, Any], delivery_spec: DeliverySpec) -> None:
         """Stands at the start of epoch 0. `origin` holds the fields of a state that `ReadSpec.origin` gives."""
         self._origin, self.delivery_spec = origin, delivery_spec
         self.epoch = self.position = self.step = self.global_step = self.moves = 0
+        self.settle: Callable[[], None] = _nothing
         self._plan: tuple[DeliverySpec, tuple[Any, ...], Plan] | None = None  # the last plan, and its arguments
         self._before: tuple[int, int, int, int] | None = None  # the place before the last step
 
@@ -198,6 +200,10 @@ class Cursor:
     def has_moved(self) -> bool:
         """Whether a new cursor would deliver other rows than this one continues with."""
         return self.position > 0 or (self.epoch > 0 and not isinstance(self.delivery_spec.order, Sequential))
+
+
+def _nothing() -> None:
+    """Does nothing, because steps count when they are handed out."""
 
 
 def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:

@@ -5,7 +5,7 @@ import dataclasses
 import operator
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from raylance.arguments import check_integer
@@ -118,64 +118,22 @@ class ShardContext:
         return f"rank {self.rank} of {self.world_size}{peers}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DataParallel:
-    """How the ranks of a world become data-parallel ranks. Ranks with the same data-parallel rank are peers.
+def arrange_replicas(ranks_per_replica: int, world_size: int) -> list[RankAndSize | None]:
+    """Data-parallel rank and size of each rank of a world in which `ranks_per_replica` contiguous ranks are peers: the
+    ranks of one replica of the model under tensor, pipeline or context parallelism. None if every rank gets rows of its
+    own.
 
-    Attributes:
-        ranks_per_replica: Number of contiguous ranks that are peers: the ranks of one replica of the model under
-            tensor, pipeline or context parallelism.
-        function: Any other arrangement: (world rank, world size) → (data-parallel rank, data-parallel size).
+    Raises:
+        ConfigError: If `ranks_per_replica` is not a positive integer, or does not divide the world size.
     """
-
-    ranks_per_replica: int = 1
-    function: Callable[[int, int], RankAndSize] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ranks_per_replica", check_integer("ranks_per_replica", self.ranks_per_replica, 1))
-        if self.function is not None and not callable(self.function):
-            raise ConfigError(
-                f"data_parallel={self.function!r} is not a function. Give one of (world rank, world size) that returns "
-                "(data-parallel rank, data-parallel size)."
-            )
-        if self.function is not None and self.ranks_per_replica != 1:
-            raise ConfigError(
-                f"ranks_per_replica={self.ranks_per_replica} and data_parallel={self.function!r} both say which ranks "
-                "get the same rows. Give one of them."
-            )
-
-    def of_world(self, world_size: int) -> list[RankAndSize | None]:
-        """Data-parallel rank and size of each rank of a world; None if every rank gets rows of its own.
-
-        Raises:
-            ConfigError: If `ranks_per_replica` does not divide the world size; if the function fails, or its result is
-                not a valid arrangement, see `check_pairs`.
-        """
-        if self.function is not None:
-            given = [_call(self.function, rank, world_size) for rank in range(world_size)]
-            return list(check_pairs(given, "data_parallel="))
-        peers = self.ranks_per_replica
-        if world_size % peers:
-            raise ConfigError(
-                f"ranks_per_replica={peers} does not divide the world size, {world_size}: {world_size % peers} of the "
-                f"ranks would be no whole replica. Start a multiple of {peers} ranks. An elastic world has sizes that "
-                "do not divide: give a fixed num_workers=, or data_parallel=, a function that arranges any size."
-            )
-        if peers == 1:
-            return [None] * world_size
-        return [(rank // peers, world_size // peers) for rank in range(world_size)]
-
-
-def _call(function: Callable[[int, int], Any], rank: int, world_size: int) -> Any:
-    try:
-        return function(rank, world_size)
-    except Exception as error:
-        name = getattr(function, "__qualname__", repr(function))
+    peers = check_integer("ranks_per_replica", ranks_per_replica, 1)
+    if world_size % peers:
         raise ConfigError(
-            f"data_parallel={name} failed for rank {rank} of {world_size} ({type(error).__name__}: {error}). No rank "
-            "knows which rows it gets, so nothing was started. Give a function that takes two integers, (world rank, "
-            "world size), and returns (data-parallel rank, data-parallel size)."
-        ) from error
+            f"ranks_per_replica={peers} does not divide the world size, {world_size}: {world_size % peers} of the "
+            f"ranks would be no whole replica. Start a multiple of {peers} ranks. An elastic world has sizes that do "
+            "not divide: give a fixed num_workers=, or call reshard() on each rank, which arranges any size."
+        )
+    return [None if peers == 1 else (rank // peers, world_size // peers) for rank in range(world_size)]
 
 
 def check_pairs(given: Sequence[Any], source: str) -> list[RankAndSize]:

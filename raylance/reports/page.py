@@ -13,7 +13,7 @@ from typing import Any
 import PIL.Image
 import pyarrow as pa
 
-from raylance.api.dataset import specs_of
+from raylance.api.dataset import spec_of
 from raylance.audit.reopening import reopen
 from raylance.columns import ROW_OFFSET, TRANSFORM, dataset_of, split_offsets
 from raylance.errors import DatasetError
@@ -334,7 +334,7 @@ def _reopened(run: Run, storage_options: StorageOptions | None) -> dict[str, Any
 def _open_again(facts: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Opens the dataset of a record; refuses another one that lies in its place now, with other rows."""
     opened, saved = reopen(facts["state"], remainder=facts["remainder"], **options), facts["state"].get("identity")
-    if saved is not None and (found := specs_of(opened)[0].source.identity) != saved:
+    if saved is not None and (found := spec_of(opened).read.source.identity) != saved:
         raise DatasetError(f"it was rewritten since: its files were {saved}, and are {found} now")
     return opened
 
@@ -351,7 +351,7 @@ def _describe_quality(ratio: float) -> str:
 
 def _remains_of(data: Any, offset: int, column: str) -> str:
     """HTML of a damaged row: the part of the picture that decodes, else its first bytes."""
-    source = specs_of(data)[0].source
+    source = spec_of(data).read.source
     if not isinstance(source, TableRows) or split_offsets(offset)[0] or column == TRANSFORM:
         return ""
     value = source.pinned.open().take(pa.array([offset]), columns=[column])[column][0].as_py()

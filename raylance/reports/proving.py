@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from raylance.api.dataset import specs_of
+from raylance.api.dataset import spec_of
 from raylance.audit.epoch import EpochAudit
 from raylance.audit.reopening import reopen
 from raylance.errors import ConfigError
@@ -313,10 +313,10 @@ def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | No
             raise
         # No record holds the code of a custom order, but the selection does not depend on it.
         opened, has_order = reopen(state, remainder=remainder, **changes, order="sequential"), False
-    selection = specs_of(opened)[0].source.load_selection()
+    selection = spec_of(opened).read.source.load_selection()
     if selection.fingerprint != state["fingerprint"]:
         raise ConfigError(f"{opened!r} selects other rows than the run did.")
     if not has_order:
-        state = dataclasses.replace(parse_state(state), order=specs_of(opened)[1].order.params()).to_dict()
+        state = dataclasses.replace(parse_state(state), order=spec_of(opened).delivery.order.params()).to_dict()
     order = EpochAudit(opened, state=state).plan.order
     return Expected(selection=selection, order=order if has_order else None, most_rows=most_rows)

@@ -112,7 +112,7 @@ class Feeder:
         """
         while (found := self._take()) is not None:
             batch, step = found
-            self._masked.add(step.rows, step.masked)
+            self._masked.add(step.rows, step.masked, self._observer.reason_of)
             self._observe(BatchHandedOut(step.rows, step.nbytes, len(step.masked)))
             handed = [batch if self._sender is None else self._sender.receive(batch)]
             del found, batch
@@ -239,11 +239,8 @@ class Feeder:
                 case FaultSeen(line) as fault:
                     logger.warning("%s", line)
                     self._observer.observe(fault, now)
-                case WorkDone(receipt) as done:
-                    self._masked.explain(receipt.bad_rows)
-                    self._observer.observe(done, now)
-                case Status() as status:
-                    self._observer.observe(status, now)
+                case WorkDone() | Status() as observation:
+                    self._observer.observe(observation, now)
                 case Deliver(item, plain, decoded):
                     self._assembly.add(item, plain, decoded)
                     del plain, decoded
@@ -310,7 +307,6 @@ class Feeder:
             table, step, made = decode_step(on_device, self._assembly, table, step)
         finally:
             self._work = "finish"
-        self._masked.explain(made.receipt.bad_rows)
         self._observe(WorkDone(made.receipt, 0 if self._assembly.is_decoded else step.rows))
         return table, step, made.columns
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 
 from raylance.columns import DRAW, ROW_OFFSET
+from raylance.decode.rows import OpenDecoding
 from raylance.dispatch.messages import Read
 from raylance.observe import Receipt, clock
 from raylance.planning.plan import Chunk, Plan
@@ -24,7 +25,7 @@ class RankReader:
         overwrites or returns again, so copy them before (sending them through Ray copies them).
         """
         self._decoding, self._own_memory = read_spec.in_helpers, own_memory
-        self._opened = self._decoding.open() if self._decoding else None
+        self._opened = OpenDecoding(self._decoding) if self._decoding else None
         self._ahead = ReadAhead(
             read_spec.source,
             options.max_window_bytes,

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from raylance.decode.rows import OpenDecoding
 from raylance.dispatch.messages import Alive, Decode, Done, Failed, Fetch, Fetched, Kind, Prefetch, Read
 from raylance.observe import Receipt
 from raylance.read_spec import ReadSpec
@@ -59,9 +60,11 @@ class ThreadRuntime(Runtime):
 
     def _place(self, number: int, kind: Kind) -> None:
         reads, decoding = kind == "reader", self._decoding
-        works_with = (
-            RankReader(self._read_spec, self._options, own_memory=True) if reads else decoding and decoding.open()
-        )
+        works_with: RankReader | OpenDecoding | None = None
+        if reads:
+            works_with = RankReader(self._read_spec, self._options, own_memory=True)
+        elif decoding is not None:
+            works_with = OpenDecoding(decoding)
         self._helpers[number] = _Helper(Calls(1, f"raylance-{kind}-{number}"), works_with)
         self.post(Alive(number))
 

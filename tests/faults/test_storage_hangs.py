@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.api.dataset import specs_of
+from raylance.api.dataset import spec_of
 from raylance.source import limits, retrying
 from raylance.source.lance_errors import LANCE_ERRORS
 from raylance.source.limits import with_limits
@@ -235,7 +235,7 @@ def test_no_limit_enters_what_is_pinned_or_saved(store: FaultyStore) -> None:
         next(iter(loader.iter_batches(global_batch_size=50)))
         saved = loader.state_dict()
     assert "timeout" not in json.dumps(saved)
-    assert specs_of(data)[0].source.pinned.storage_options == options_of(store)
+    assert spec_of(data).read.source.pinned.storage_options == options_of(store)
     renewed = raylance.dataset(URI, storage_options=options_of(store) | {"aws_access_key_id": "new"}, order=ORDER)
     with renewed.loader(runtime="threads", read_timeout_s=20) as loader:
         loader.load_state_dict(saved)

@@ -14,8 +14,9 @@ import PIL.ImageOps
 import pyarrow as pa
 import simplejpeg
 
+from raylance.decode.decoding import Decoding
 from raylance.decode.images import Image
-from raylance.decode.rows import Decoding
+from raylance.decode.rows import OpenDecoding
 from raylance.observe import Receipt
 
 
@@ -53,7 +54,7 @@ def decode(
     """The pixels of rows as raylance decodes them, which of them are good, and what that took."""
     rows = {"image": pa.array(values, pa.binary()), "_rowoffset": offsets or range(len(values))}
     decoding = Decoding(**({"decoders": (image,), "seed": 7, "mask_bad_rows": False} | settings))
-    decoded, receipt = decoding.open().apply(pa.table(rows), epoch, executor)
+    decoded, receipt = OpenDecoding(decoding).apply(pa.table(rows), epoch, executor)
     return decoded["image"].combine_chunks().to_numpy_ndarray(), decoded["_valid"].to_numpy(), receipt
 
 

@@ -26,7 +26,8 @@ import psutil
 import pyarrow as pa
 
 from raylance import DeviceImage, Image, ImageCrop, RandomResizedCrop
-from raylance.decode.rows import Decoding, OpenDecoding
+from raylance.decode.decoding import Decoding
+from raylance.decode.rows import OpenDecoding
 from tests.helpers.images import KINDS, TO_PILLOW, encode, picture, with_size
 
 LONGEST_S = 60.0  # of one picture: it takes milliseconds, on a loaded machine too
@@ -172,9 +173,8 @@ def _decodings() -> dict[str, OpenDecoding]:
     }
     if importlib.util.find_spec("nvidia.nvimgcodec"):
         which["device"] = [DeviceImage("image", 24, **crops)]
-    return {
-        name: Decoding(decoders=tuple(decoders), seed=0, mask_bad_rows=True).open() for name, decoders in which.items()
-    }
+    settings = {name: Decoding(decoders=tuple(each), seed=0, mask_bad_rows=True) for name, each in which.items()}
+    return {name: OpenDecoding(decoding) for name, decoding in settings.items()}
 
 
 def _check(opened: OpenDecoding, data: bytes, good: bytes, wanted: dict[str, bytes]) -> str:

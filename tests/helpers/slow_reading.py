@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 import raylance
-from raylance.api.dataset import specs_of
+from raylance.api.dataset import spec_of
 from raylance.source.reader import RowReader
 from raylance.source.rows import TableRows
 
@@ -34,12 +34,13 @@ class SlowReader(RowReader):
         self._reader.read_into(offsets, add)
 
 
-def opened_slowly(dataset: Any, pause: Callable[[int], None]) -> tuple[Any, Any]:
+def opened_slowly(dataset: Any, pause: Callable[[int], None]) -> Any:
     """What loaders of a dataset are made of, with slow reads."""
-    opened, delivered = specs_of(dataset)
-    source: Any = opened.source
+    spec = spec_of(dataset)
+    source: Any = spec.read.source
     fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
-    return dataclasses.replace(opened, source=SlowRows(**fields, pause=pause)), delivered
+    read = dataclasses.replace(spec.read, source=SlowRows(**fields, pause=pause))
+    return dataclasses.replace(spec, read=read)
 
 
 def sleep(wait_s: float, rows: int) -> None:
@@ -49,4 +50,4 @@ def sleep(wait_s: float, rows: int) -> None:
 def slow_loader(uri: str, wait_s: float, **options: Any) -> raylance.RankLoader:
     """A loader that waits so long for each row that it reads."""
     dataset = raylance.dataset(uri, columns=["id", "text"], remainder="ragged")
-    return raylance.RankLoader(*opened_slowly(dataset, functools.partial(sleep, wait_s)), raylance.Options(**options))
+    return raylance.RankLoader(opened_slowly(dataset, functools.partial(sleep, wait_s)), raylance.Options(**options))

@@ -17,7 +17,7 @@ import pytest
 
 import raylance
 from raylance import top
-from raylance.api.loader import recorder_of
+from raylance.api.loader import recorder_of, reporting
 from raylance.batches.assembly import Assembly
 from raylance.observe import metrics
 from raylance.observe.stats import WAITS
@@ -143,16 +143,15 @@ def make_loader(
         watch.sleep("reading", costs.read_row_s * rows)
         watch.rows_read += rows
 
-    read_spec, delivery_spec = opened_slowly(dataset, read)
+    spec = opened_slowly(dataset, read)
     options = {"runtime": "threads", "num_decoders": 1, "name": name} | options
     made = raylance.Options(**options)
     watch.slept.clear()  # of what opening the dataset tried
     return raylance.RankLoader(
-        read_spec,
-        delivery_spec,
+        spec,
         made,
         ShardContext(rank=rank, world_size=ranks),
-        session=SlowHelpers(read_spec, made, ranks, watch, costs.make_s),
+        session=SlowHelpers(spec.read, made, ranks, watch, costs.make_s),
     )
 
 
@@ -176,7 +175,7 @@ def train(
         watch.sleep("training", costs.train_s)
         in_step(step)
         if costs.save_every and step % costs.save_every == costs.save_every - 1:
-            with recorder_of(loader).reporting({"step": step}, has_checkpoint=True):
+            with reporting(loader, {"step": step}):
                 watch.sleep("saving", costs.save_s)
 
 
@@ -455,7 +454,7 @@ def test_a_pass_over_another_dataset_in_a_step_with_a_report_in_it(uri: str, tim
 
             train(loader, watch, costs, validate)
             inner = val.stats()
-        with recorder_of(loader).reporting({}, has_checkpoint=True):  # after the pass
+        with reporting(loader, {}):  # after the pass
             watch.sleep("saving", 2.0)
         stats = loader.stats()
     (took_s,) = passed
@@ -525,7 +524,7 @@ def test_what_is_under_way_is_shown_up_to_now(uri: str, time: VirtualTime) -> No
         assert loader.stats()["wait_s"] == loader.stats()["wait_start_s"] == time.now() - asked == waited_s
         watch.sleep("training", 0.5)
         assert loader.stats()["user_s"] == 0.5
-        with recorder_of(loader).reporting({}, has_checkpoint=True):
+        with reporting(loader, {}):
             watch.sleep("saving", 0.25)
             assert (loader.stats()["user_s"], loader.stats()["save_s"]) == (0.75, 0.25)
         assert recorder_of(loader).stats.sample()["train_s"] == 0.75

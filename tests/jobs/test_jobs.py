@@ -38,7 +38,7 @@ from jobs.train_images.data import count_classes, open_data
 from jobs.train_images.messages import as_options, short
 from jobs.train_images.model import learning_rate
 from jobs.train_images.training import Pace
-from raylance.api.dataset import specs_of
+from raylance.api.dataset import spec_of
 from raylance.api.loader import recorder_of
 from tests.helpers.cluster import free_ports
 from tests.helpers.images import encode
@@ -618,7 +618,7 @@ def test_rows_to_validate_on_may_lie_elsewhere(small, write_dataset, capsys):
     assert "These are the rows to validate on: --val-filter, --val-data." in capsys.readouterr().err
     other = write_dataset(pa.table({"image": [encode(np.zeros((9, 9), np.uint8))] * 7, "label": [1] * 7}))
     train, val = open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
-    assert (len(train), len(val), specs_of(val)[0].source.uri) == (20, 7, other)
+    assert (len(train), len(val), spec_of(val).read.source.uri) == (20, 7, other)
     for uri, names in ((small, ["a", "b", "c", "d", "e"]), (other, ["e", "d", "c", "b", "a"])):
         lance.dataset(uri).update_schema_metadata({"classes": json.dumps(names)})
     with pytest.raises(raylance.DatasetError, match="names other classes than --data"):

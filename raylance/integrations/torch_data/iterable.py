@@ -49,9 +49,9 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         return self.__dict__ | {"_idle": None}
 
     def _batch_spec(self) -> BatchSpec:
-        convert = torch_converter(self._opened.read_spec, *self._arguments)
+        convert = torch_converter(self._opened.spec.read, *self._arguments)
         return make_batch_spec(
-            self._opened.delivery_spec,
+            self._opened.spec.delivery,
             global_batch_size=1,  # the plan has it
             prefetch_batches=1,
             drop_last=None,
@@ -77,7 +77,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     def _batches(self, mine: Plan, dp_rank: int, epoch: int, position: int) -> Iterator[dict[str, Any]]:
         if mine.steps(position) <= 0:
             return
-        session, self._idle = self._idle or Session(self._opened.read_spec, self._options), None
+        session, self._idle = self._idle or Session(self._opened.spec.read, self._options), None
         where = {"epoch": epoch, "position": position}
         feeder = session.start(mine, dp_rank, **where, batch_spec=self._batch_spec(), observer=Stats())
         try:

@@ -32,17 +32,17 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __init__(self, handle: Dataset, *, with_row_offset: bool = False) -> None:
         """Takes the handle of `raylance.dataset`; `with_row_offset` adds `_rowoffset` to each row."""
         self._opened, self.epoch = Opened(handle), 0
-        delivery_spec = self._opened.delivery_spec
+        delivery_spec = self._opened.spec.delivery
         self._hidden = hidden_columns(delivery_spec, delivery_spec.remainder, with_row_offset)
         self._lookup: Lookup | None = None
-        self._masked = MaskedRows(self._opened.read_spec)
+        self._masked = MaskedRows(self._opened.spec.read)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_lookup": None}
 
     def __len__(self) -> int:
         """Number of selected rows."""
-        return self._opened.delivery_spec.rows
+        return self._opened.spec.delivery.rows
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Reads one selected row; `__getitems__` costs only a fraction of this for each row."""
@@ -64,7 +64,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         if not all(-len(self) <= index < len(self) for index in indices):
             raise IndexError(f"indices from {min(indices)} to {max(indices)} lie outside of {len(self)} rows")
         self._opened.check_process()
-        read_spec = self._opened.read_spec
+        read_spec = self._opened.spec.read
         self._lookup = self._lookup or Lookup(read_spec)
         keys: Keys = (self.epoch, np.ones(len(indices), dtype=np.bool_), None)
         epoch, real, draws = getattr(indices, "keys", keys)
@@ -72,8 +72,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         offsets = read_spec.source.load_selection().offsets(rows)
         table = self._lookup.read(offsets, epoch, draws)
         decoded = table[VALID].to_numpy()
-        self._masked.explain(self._lookup.bad_rows)
-        self._masked.add(len(rows), offsets[~decoded])
+        reasons = {offset: (column, why) for offset, column, why in self._lookup.bad_rows}
+        self._masked.add(len(rows), offsets[~decoded], reasons.get)
         valid = real & decoded
         table = table.drop_columns([VALID]).append_column(VALID, [valid]).drop_columns(self._hidden)
         channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()

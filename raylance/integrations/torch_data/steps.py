@@ -1,6 +1,5 @@
 """Owns one rank's steps under torch's DataLoader: rank, plan, consumed position, state; never reads a row."""
 
-import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from raylance.api.dataset import Dataset, context_of, specs_of
+from raylance.api.dataset import Dataset, context_of, spec_of
 from raylance.api.passes import WholePasses, warn_of_one_order
 from raylance.api.positioned import Positioned
 from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
@@ -17,9 +16,8 @@ from raylance.environment.process import NO_GROUP, DistInfo, Mesh, data_parallel
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, RaylanceError
 from raylance.planning.plan import Plan, Remainder, no_step_left
-from raylance.planning.shard_context import DataParallel, RankAndSize
+from raylance.planning.shard_context import RankAndSize, arrange_replicas
 from raylance.planning.state import State
-from raylance.read_spec import map_shared
 from raylance.settings import Options
 
 logger = logging.getLogger(__name__)
@@ -29,12 +27,12 @@ _MOVES = "Call set_epoch() before each epoch, or take raylance.torch_data.Loader
 
 
 class Opened:
-    """The specs of a handle, in this process's memory, because DataLoader workers cannot read Ray's object store."""
+    """The rows of a handle, in this process's memory, because DataLoader workers cannot read Ray's object store."""
 
     def __init__(self, handle: Dataset) -> None:
         if not isinstance(handle, Dataset):
             raise ConfigError(f"a {type(handle).__name__} is not a handle: pass what raylance.dataset(…) returned.")
-        self.read_spec, self.delivery_spec = map_shared(*specs_of(handle), Shared.here)
+        self.spec = spec_of(handle).map_shared(Shared.here)
         self._context = context_of(handle)
 
     def check_process(self) -> None:
@@ -57,7 +55,6 @@ class Steps(Positioned):
         batch_size: int | None = None,
         dist_info: DistInfo | Mesh = None,
         ranks_per_replica: int = 1,
-        data_parallel: Callable[[int, int], RankAndSize] | None = None,
         drop_last: bool | None = None,
         max_window_bytes: int = _DEFAULTS.max_window_bytes,
         **unknown: Any,
@@ -72,8 +69,6 @@ class Steps(Positioned):
                 shares may change between two iterations, even in the middle of an epoch. Or the source of the
                 data-parallel rank, as in `RankLoader.reshard`: a `DeviceMesh` or a process group.
             ranks_per_replica: Number of contiguous ranks that get the same rows; see `raylance.DataConfig`.
-            data_parallel: Any other arrangement of the ranks instead; see `raylance.DataConfig`. If DataLoader starts
-                its workers by spawn, it must be a function of a module.
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
             max_window_bytes: Most bytes of raw rows that a process holds; see `raylance.Options`. It does not change
                 batches.
@@ -81,24 +76,23 @@ class Steps(Positioned):
         """
         refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, Steps.__init__.__kwdefaults__ or ())
         check_batch_size(global_batch_size, batch_size, 1)
-        arrangement = DataParallel(ranks_per_replica=ranks_per_replica, function=data_parallel)
+        self._ranks_per_replica = check_integer("ranks_per_replica", ranks_per_replica, 1)
         if isinstance(dist_info, Mesh) or dist_info is NO_GROUP:
-            if arrangement != DataParallel():
+            if self._ranks_per_replica > 1:
                 raise ConfigError(
-                    f"dist_info={dist_info!r} gives the data-parallel rank already, and ranks_per_replica= or "
-                    "data_parallel= would divide it again: some rows would come twice. Give one of them."
+                    f"dist_info={dist_info!r} gives the data-parallel rank already, and ranks_per_replica="
+                    f"{ranks_per_replica} would divide it again: some rows would come twice. Give one of them."
                 )
             dist_info = data_parallel_of(dist_info)  # worker processes do not have the mesh
         if isinstance(dist_info, tuple):
             find_place(dist_info)
-        self._data_parallel = arrangement
         self._opened = Opened(handle)
         self._sizes, self._dist_info = (global_batch_size, batch_size), dist_info
-        delivery_spec = self._opened.delivery_spec
+        spec = self._opened.spec
         if drop_last is not None:
             remainder: Remainder = "drop" if check_flag("drop_last", drop_last) else "ragged"
-            delivery_spec = dataclasses.replace(delivery_spec, remainder=remainder)
-        super().__init__(self._opened.read_spec, delivery_spec)
+            spec = spec.with_delivery(remainder=remainder)
+        super().__init__(spec)
         self._options = Options(
             max_window_bytes=check_integer("max_window_bytes", max_window_bytes, 1), num_decoders=0, runtime="threads"
         )
@@ -137,7 +131,7 @@ class Steps(Positioned):
 
     def _has_passed(self, epoch: int) -> None:
         """Counts a whole epoch that was handed out; workers count in memory that the workers of all epochs share."""
-        what = f"torch_data of {self._opened.read_spec.source.uri!r}"
+        what = f"torch_data of {self._opened.spec.read.source.uri!r}"
         if torch.utils.data.get_worker_info() is None:
             self._whole_passes.add(epoch, self._cursor.delivery_spec, what, _MOVES)
             return
@@ -166,7 +160,7 @@ class Steps(Positioned):
         if torch.utils.data.get_worker_info() is not None and self._start[3]:
             return int(self._start[2]), int(self._start[3])
         rank, world_size = find_place(self._dist_info)
-        return self._data_parallel.of_world(world_size)[rank] or (rank, world_size)
+        return arrange_replicas(self._ranks_per_replica, world_size)[rank] or (rank, world_size)
 
     def _state(self) -> State:
         dp_size = self._rank_and_size()[1]

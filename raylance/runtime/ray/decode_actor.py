@@ -3,7 +3,8 @@
 import pyarrow as pa
 import ray
 
-from raylance.decode.rows import Decoding, OpenDecoding
+from raylance.decode.decoding import Decoding
+from raylance.decode.rows import OpenDecoding
 from raylance.observe import Receipt
 from raylance.runtime.ray.actors import Actor
 from raylance.runtime.ray.faults import errors_travel
@@ -20,7 +21,7 @@ class DecodeActor(Actor):
 
     def install(self, key: str, decoding: Decoding) -> None:
         """Opens the decoding of one loader under a key, which later calls name."""
-        self._decodings[key] = decoding.open()
+        self._decodings[key] = OpenDecoding(decoding)
 
     def forget(self, key: str) -> None:
         """Drops the decoding of a loader, and its output memory."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.api.dataset import specs_of
+from raylance.api.dataset import spec_of
 from raylance.audit import EpochAudit, Step, label_codes, read_setting, reopen
 from raylance.errors import ConfigError, DatasetError, StateError
 from raylance.planning.plan import REMAINDERS, Remainder
@@ -156,8 +156,7 @@ def test_a_mixture_must_not_repeat_a_row_before_the_others(uris: tuple[str, ...]
 def test_which_rows_are_selected_is_lances_word(uris: tuple[str, ...]) -> None:
     """A selection that had lost a row would plan and deliver without a fault of its own."""
     other = raylance.dataset(uris[0], columns=["id"], filter="id < 100 and id != 50")
-    feed, spec = specs_of(other)
-    broken = raylance.Dataset(feed, dataclasses.replace(spec, filter="id < 100"))
+    broken = raylance.Dataset(spec_of(other).with_delivery(filter="id < 100"))
     report = EpochAudit(broken, global_batch_size=10, world_size=2).count()
     assert lance.dataset(uris[0]).take([40])["id"].to_pylist() == [50]
     assert report.counts["missing"] == 1
@@ -188,7 +187,7 @@ def test_a_run_is_reopened_from_its_checkpoint(kind: str, uris: tuple[str, ...])
         state = json.loads(json.dumps(loader.state_dict()))
     pack = {"pack": SINGLE[kind]["pack"]} if kind.startswith("packed") else {}
     again = reopen(state, uri=uris if "mixture" in kind else uris[0], **pack)
-    assert specs_of(again)[1].fingerprint == specs_of(data)[1].fingerprint
+    assert spec_of(again).delivery.fingerprint == spec_of(data).delivery.fingerprint
     assert again.schema.names == data.schema.names
     epoch = EpochAudit(again, state=state)
     assert (epoch.epoch, epoch.plan.global_batch_size, epoch.plan.dp_size) == (3, 9, 2)

@@ -22,9 +22,10 @@ import torch
 import torch.utils.data
 
 import raylance
-from raylance.api.dataset import specs_of
+from raylance.api.dataset import spec_of
 from raylance.decode.arrays import to_arrow
-from raylance.decode.rows import Decoding
+from raylance.decode.decoding import Decoding
+from raylance.decode.rows import OpenDecoding
 from raylance.testing import check_decoder
 from raylance.torch_data import IterableDataset, MapDataset, RowSampler
 from tests.helpers.images import encode, make_images
@@ -308,8 +309,8 @@ def test_every_dtype_and_shape(write_dataset: Callable[..., str]) -> None:
         np.testing.assert_array_equal(rows[decoder.column], values)
         np.testing.assert_array_equal(batch[decoder.column].numpy(), values)
         assert dataset.schema.field(decoder.column).type == decoder.arrow_type == to_arrow(values).type
-    assert specs_of(dataset)[0].decoding is not None
-    assert specs_of(dataset)[0].decoding.row_bytes == sum(values[0].nbytes for values in wanted.values())
+    assert spec_of(dataset).read.decoding is not None
+    assert spec_of(dataset).read.decoding.row_bytes == sum(values[0].nbytes for values in wanted.values())
 
 
 class Returns(Raw):
@@ -734,7 +735,7 @@ def test_bad_bytes_can_be_named() -> None:
 def test_memory_is_decoded_into_again_unless_asked_for() -> None:
     decoding = Decoding(decoders=(Raw("raw"),), seed=0, mask_bad_rows=False)
     tables = [pa.table({"raw": [raw([n] * 4)] * (3 - n), "_rowoffset": range(3 - n)}) for n in (0, 1)]
-    opened = decoding.open()
+    opened = OpenDecoding(decoding)
     for own_memory, wanted in ((False, 1), (True, 0)):
         made = [opened.apply(table, 0, own_memory=own_memory)[0]["raw"] for table in tables]
         assert made[0].combine_chunks().to_numpy_ndarray()[:2].tolist() == [[wanted] * 4] * 2
@@ -747,7 +748,7 @@ def test_a_codec_that_is_not_installed_makes_no_row_bad(mask: bool) -> None:
         def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
             import no_such_codec  # noqa: F401
 
-    decoding = Decoding(decoders=(Foreign("raw"),), seed=0, mask_bad_rows=mask).open()
+    decoding = OpenDecoding(Decoding(decoders=(Foreign("raw"),), seed=0, mask_bad_rows=mask))
     with pytest.raises(raylance.ConfigError, match="cannot decode on .*no_such_codec.*no row is bad"):
         decoding.apply(pa.table({"raw": [b""], "_rowoffset": [0]}), 0)
 
@@ -755,7 +756,7 @@ def test_a_codec_that_is_not_installed_makes_no_row_bad(mask: bool) -> None:
 def test_what_is_opened_is_no_part_of_the_setting() -> None:
     decoding = Decoding(decoders=(Raw("raw", (1000,)), Waveform("sound", 20)), seed=0, mask_bad_rows=True)
     before = pickle.dumps(decoding)
-    opened = decoding.open()
+    opened = OpenDecoding(decoding)
     opened.apply(pa.table({"raw": [b""], "sound": SOUNDS[:1], "_rowoffset": [0]}), 0)
     assert pickle.dumps(decoding) == before
     assert pickle.loads(before) == decoding
@@ -769,7 +770,7 @@ def test_what_is_opened_is_no_part_of_the_setting() -> None:
 
 def test_each_thread_opens_its_own() -> None:
     """`OpenWaveform` refuses to work in another thread than the one that opened it."""
-    decoding = Decoding(decoders=(Waveform("sound", 20),), seed=0, mask_bad_rows=False).open()
+    decoding = OpenDecoding(Decoding(decoders=(Waveform("sound", 20),), seed=0, mask_bad_rows=False))
     table = pa.table({"sound": SOUNDS, "_rowoffset": range(ROWS)})
     alone = decoding.apply(table, 0, own_memory=True)[0]
     with ThreadPoolExecutor(4) as threads:

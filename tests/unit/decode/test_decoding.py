@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import raylance
-from raylance.api.dataset import specs_of
+from raylance.api.dataset import spec_of
 from raylance.api.loader import recorder_of
+from raylance.decode.rows import OpenDecoding
 from raylance.torch_data import IterableDataset
 from tests.helpers.images import decode, make_images
 
@@ -334,10 +335,10 @@ def test_a_bad_row_of_a_transform_in_a_mixture_is_named(plain_uri: str) -> None:
 
 def test_what_is_transformed_again_was_not_changed(plain_uri: str) -> None:
     """What a decode actor was sent lies in the object store, from where another one gets it if the first one dies."""
-    feed, _ = specs_of(open_failing(plain_uri, {}))
+    feed = spec_of(open_failing(plain_uri, {})).read
     assert feed.decoding is not None
     table = feed.source.open_reader().read(np.arange(ROWS))
-    opened = feed.decoding.open()
+    opened = OpenDecoding(feed.decoding)
     first, again = (opened.apply(table, 0)[0]["id"].to_pylist() for _ in range(2))
     assert first == again == list(range(1000, 1000 + ROWS))
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
-from raylance.api.dataset import specs_of
+from raylance.api.dataset import spec_of
 from raylance.orders import mixture
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import Facts, Resolved
@@ -396,7 +396,7 @@ def test_a_mixture_streams_and_resumes(parts: dict[str, Any]) -> None:
 
 def test_the_plan_of_a_mixture_says_what_becomes_of_each_datasets_rows(parts: dict[str, Any]) -> None:
     """By source, against what is delivered; and nothing of shards and lanes, which a mixture does not have."""
-    uri = specs_of(parts["small"][0])[0].source.uri
+    uri = spec_of(parts["small"][0]).read.source.uri
     drawn = raylance.dataset(uri, order=raylance.Weighted(weights="half", rows_per_epoch=30))
     assert repr(drawn.plan(global_batch_size=10)).startswith("30 rows an epoch, drawn from 90, order weighted (")
     assert "90 rows (30 an epoch) of id, half" in repr(drawn)

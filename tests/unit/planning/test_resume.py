@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.api.dataset import specs_of
+from raylance.api.dataset import spec_of
 from raylance.audit import EpochAudit, reopen
 from tests.helpers.images import encode
 from tests.helpers.states import signed
@@ -267,7 +267,7 @@ def test_an_old_run_is_reopened_and_looked_at(old_data: Path, tmp_path: Path, ki
 def test_secrets_are_not_shown(images_uri: str) -> None:
     handle = raylance.dataset(images_uri, storage_options={"aws_secret_access_key": "hunter2"})
     loader = handle.loader()
-    for value in (handle, loader, *specs_of(handle), handle.plan(), loader.batches(batch_size=4)):
+    for value in (handle, loader, spec_of(handle), handle.plan(), loader.batches(batch_size=4)):
         assert "hunter2" not in repr(value)
     assert "hunter2" not in json.dumps(loader.state_dict())
 

@@ -10,26 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
-from raylance.planning.shard_context import Assignment, DataParallel, ShardContext, check_pairs
+from raylance.planning.shard_context import Assignment, ShardContext, arrange_replicas, check_pairs
 
 
 @given(replicas=st.integers(1, 9), peers=st.integers(1, 9))
 def test_contiguous_ranks_are_peers_and_each_share_has_as_many(replicas: int, peers: int) -> None:
-    pairs = DataParallel(ranks_per_replica=peers).of_world(replicas * peers)
+    pairs = arrange_replicas(peers, replicas * peers)
     contexts = [ShardContext(rank=rank, world_size=len(pairs), data_parallel=pair) for rank, pair in enumerate(pairs)]
     assert [context.dp_rank for context in contexts] == [rank // peers for rank in range(len(pairs))]
     assert {context.dp_size for context in contexts} == {replicas}
     check_pairs([(context.dp_rank, context.dp_size) for context in contexts], "here")
 
 
-def test_a_function_arranges_ranks_in_any_other_way() -> None:
-    def strided(rank: int, world_size: int) -> tuple[int, int]:
-        return rank % (world_size // 2), world_size // 2
-
-    assert DataParallel(function=strided).of_world(4) == [(0, 2), (1, 2), (0, 2), (1, 2)]
-    of_numpy = DataParallel(function=lambda rank, size: np.divmod(np.array([rank, size]), 2)[0]).of_world(4)
-    assert of_numpy == [(0, 2), (0, 2), (1, 2), (1, 2)]
-    assert {type(number) for pair in of_numpy for number in pair or ()} == {int}
+def test_pairs_of_numpy_integers_become_plain_ones() -> None:
+    given = check_pairs([np.divmod(np.array([rank, 4]), 2)[0] for rank in range(4)], "here")
+    assert given == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert {type(number) for pair in given for number in pair} == {int}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +38,7 @@ def test_a_function_arranges_ranks_in_any_other_way() -> None:
 )
 def test_a_world_that_does_not_divide_is_refused_with_the_numbers(peers: int, world_size: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        DataParallel(ranks_per_replica=peers).of_world(world_size)
+        arrange_replicas(peers, world_size)
 
 
 @pytest.mark.parametrize(
@@ -59,29 +55,12 @@ def test_a_world_that_does_not_divide_is_refused_with_the_numbers(peers: int, wo
 )
 def test_arrangements_in_which_rows_come_twice_or_never_are_refused(pairs: list[Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        DataParallel(function=lambda rank, _: pairs[rank]).of_world(4)
+        check_pairs(pairs, "here")
 
 
-def test_what_says_nothing_or_two_things_is_refused() -> None:
+def test_a_replica_without_ranks_is_refused() -> None:
     with pytest.raises(ConfigError, match="ranks_per_replica=0"):
-        DataParallel(ranks_per_replica=0)
-    with pytest.raises(ConfigError, match=r"data_parallel=\(0, 2\) is not a function"):
-        DataParallel(function=(0, 2))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="both say which ranks get the same rows"):
-        DataParallel(ranks_per_replica=2, function=lambda rank, world_size: (rank, world_size))
-
-
-def test_a_function_that_fails_is_named_with_the_rank() -> None:
-    """Its own error came, out of Ray Train's controller."""
-
-    def of_mesh(rank: int, world_size: int) -> tuple[int, int]:
-        return {0: (0, 1)}[rank]
-
-    with pytest.raises(ConfigError, match=r"data_parallel=.*of_mesh failed for rank 1 of 2 \(KeyError: 1\)") as failed:
-        DataParallel(function=of_mesh).of_world(2)
-    assert isinstance(failed.value.__cause__, KeyError)
-    with pytest.raises(ConfigError, match=r"data_parallel=.*<lambda> failed for rank 0 of 2 \(TypeError.*two integers"):
-        DataParallel(function=lambda rank: (rank, 2)).of_world(2)  # type: ignore[arg-type,misc]
+        arrange_replicas(0, 4)
 
 
 def test_a_context_names_both_ranks() -> None:

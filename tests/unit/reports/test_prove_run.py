@@ -16,7 +16,7 @@ import pytest
 
 import raylance
 from jobs import verify
-from raylance.api.loader import recorder_of
+from raylance.api.loader import reporting
 from raylance.orders.order import Epoch, Order
 from raylance.orders.permutation import Int64Array, permute
 from raylance.reports.proving import prove_records
@@ -59,7 +59,7 @@ def train(
         if state is not None:
             loader.load_state_dict(state)
         take(loader, steps, size)
-        recorder_of(loader).ledger.cut()
+        loader._ledger.cut()
     saved = loaders[0].state_dict()
     for loader in loaders:
         loader.close()
@@ -245,13 +245,13 @@ def test_a_storage_that_fails_leaves_what_is_not_proven(uri: str, tmp_path: Path
         for step, batch in enumerate(loader.iter_batches(global_batch_size=40)):
             del batch
             if step == 2:
-                with recorder_of(loader).reporting({}, has_checkpoint=True):
+                with reporting(loader, {}):
                     pass
                 shutil.copytree(folder, kept)
                 shutil.rmtree(folder)
                 folder.write_text("no folder")
             if step == 4:
-                with recorder_of(loader).reporting({}, has_checkpoint=True):
+                with reporting(loader, {}):
                     pass
         state = loader.state_dict() | {"epoch": 0, "position": 200}
         folder.unlink()

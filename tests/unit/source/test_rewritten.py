@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.api.dataset import specs_of
+from raylance.api.dataset import spec_of
 from raylance.audit import EpochAudit, reopen
 from raylance.source import version
 from raylance.source.version import VersionCheck, pin
@@ -116,7 +116,7 @@ def test_orders_and_packing_look_up_in_the_pinned_one_alone(uri: str) -> None:
     packed = raylance.dataset(uri, pack=raylance.PackTokens("tokens", 16))
     shutil.rmtree(uri)
     lance.write_dataset(documents, uri)
-    for shared in (specs_of(by_class)[1].tables.shared, specs_of(packed)[0].source.table):
+    for shared in (spec_of(by_class).delivery.tables.shared, spec_of(packed).read.source.table):
         with pytest.raises(raylance.DatasetError, match=REWRITTEN):
             shared._make()
 
@@ -274,7 +274,7 @@ def test_an_open_dataset_that_still_serves_what_was_removed_is_checked(
     """Reading alone finds nothing: the files are read that were opened before."""
     monkeypatch.setattr(version, "_CHECK_S", 0.0)
     monkeypatch.setattr(version, "_CHECK_SHARE", 0)
-    source = specs_of(raylance.dataset(uri, columns=["id", "label"]))[0].source
+    source = spec_of(raylance.dataset(uri, columns=["id", "label"])).read.source
     reader = source.open_reader()
     reader.read(np.arange(ROWS))
     kept = Path(uri + ".kept")

@@ -6,62 +6,19 @@ import abc
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from raylance.decode.arrays import to_arrow
-from raylance.decode.decoder import (
-    BatchDecoder,
-    Decoder,
-    Draws,
-    RaggedDecoder,
-    RowDecoder,
-    check_decoder_output,
-    is_on_device,
-    wrong_ragged,
-)
+from raylance.decode.decoder import Decoder, Draws, RowDecoder, wrong_ragged
+from raylance.decode.decoding import DecodedRows
 from raylance.decode.transforms import describe_exception, error_of_no_row
 from raylance.errors import ConfigError, HelperError
-from raylance.orders.permutation import BoolArray
 
 Array = npt.NDArray[Any]
-
-
-class Rows(Protocol):
-    """The rows of one call, as the decoding of a column needs them."""
-
-    @property
-    def table(self) -> pa.Table:
-        """The encoded columns."""
-        ...
-
-    @property
-    def valid(self) -> BoolArray:
-        """Whether each row is good so far, bool (n,)."""
-        ...
-
-    @property
-    def skips_bad(self) -> bool:
-        """Whether decoders skip rows already known to be bad."""
-        ...
-
-    fallbacks: int
-    """Rows that a fast method left to a slow one, counted once for each column."""
-
-    def draws(self, decoder: Decoder) -> Draws:
-        """Uniform numbers of the rows, (n, decoder.draws)."""
-        ...
-
-    def describe(self, rows: Sequence[int]) -> str:
-        """Names some of the rows, for an error."""
-        ...
-
-    def add_bad(self, row: int, column: str, error: Exception) -> None:
-        """Notes a bad row, or raises an error for it."""
-        ...
 
 
 class OpenColumn(abc.ABC):
@@ -82,7 +39,7 @@ class OpenColumn(abc.ABC):
         self._local = threading.local()
 
     @abc.abstractmethod
-    def decode(self, rows: Rows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+    def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
         """Decodes rows in the threads of `executor`, or in this one; returns columns by the decoders' names.
 
         Without `own_memory`, the next call overwrites the columns. A bad row becomes zeros, or an empty list.
@@ -120,7 +77,7 @@ class OpenColumn(abc.ABC):
             self._memory = self._lend(count, own_memory=True)
         return [memory[:count] for memory in self._memory]
 
-    def _attempt(self, rows: Rows, row: int, work: Callable[[], None]) -> bool:
+    def _attempt(self, rows: DecodedRows, row: int, work: Callable[[], None]) -> bool:
         """Does the work of a row; returns whether the row is good, and notes it if it is bad."""
         try:
             work()
@@ -135,7 +92,7 @@ class OpenColumn(abc.ABC):
 
     def _each_row(
         self,
-        rows: Rows,
+        rows: DecodedRows,
         executor: Executor | None,
         decode: Callable[[int, Any, memoryview], None],
         clear: Callable[[int], None],
@@ -167,16 +124,18 @@ class OpenColumn(abc.ABC):
         rows.fallbacks += sum((map if executor is None else executor.map)(decode_row, range(rows.table.num_rows)))
 
 
-class _RowColumn(OpenColumn):
+class RowColumn(OpenColumn):
     """Row decoders: each row is written into arrays of one shape."""
 
     method = "decode_into(encoded, draws, out)"
 
     def open(self) -> Any:
+        """See `OpenColumn.open`."""
         first, *others = self._decoders
         return (first.open_group(others) if others else None) or _Each([each.open() for each in self._decoders])
 
-    def decode(self, rows: Rows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+    def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+        """See `OpenColumn.decode`."""
         outs = self._lend(rows.table.num_rows, own_memory)
         draws = [rows.draws(decoder) for decoder in self._decoders]
 
@@ -192,17 +151,19 @@ class _RowColumn(OpenColumn):
         return {decoder.output_name: to_arrow(out) for decoder, out in zip(self._decoders, outs, strict=True)}
 
 
-class _RaggedColumn(OpenColumn):
+class RaggedColumn(OpenColumn):
     """A ragged decoder: each row is an array of its own length."""
 
     method = "decode(encoded, draws)"
 
     def open(self) -> Any:
+        """See `OpenColumn.open`."""
         opened: Any = self._decoders[0].open()
         _ = opened.decode
         return opened
 
-    def decode(self, rows: Rows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+    def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+        """See `OpenColumn.decode`."""
         (decoder,), (empty,) = self._decoders, self._memory
         draws, made = rows.draws(decoder), [empty] * rows.table.num_rows
 
@@ -228,7 +189,7 @@ class BatchColumn(OpenColumn):
         _ = opened.decode_batch
         return opened
 
-    def decode(self, rows: Rows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+    def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
         """See `OpenColumn.decode`."""
         (decoder,), (out,) = self._decoders, self._lend(rows.table.num_rows, own_memory)
 
@@ -239,7 +200,7 @@ class BatchColumn(OpenColumn):
         return {decoder.output_name: to_arrow(out)}
 
     def decode_together(
-        self, rows: Rows, lend: Callable[[], Sequence[Any]], out: Any, make: Callable[[int], Any]
+        self, rows: DecodedRows, lend: Callable[[], Sequence[Any]], out: Any, make: Callable[[int], Any]
     ) -> None:
         """Decodes rows into `out`, (n, *shape), an array or a tensor; `make` makes such memory for some of the rows.
 
@@ -282,38 +243,6 @@ class BatchColumn(OpenColumn):
             bad |= failed
         if cleared := sorted({*range(len(out))} - {*wanted} | bad):
             out[cleared] = 0
-
-
-def open_columns(decoders: Sequence[Decoder]) -> list[OpenColumn]:
-    """Groups decoders into columns, in the order of decoding: leaders come first, so that a damaged image is not blamed
-    on the mask that follows it. Row decoders of one class and column may share their work.
-
-    Raises:
-        ConfigError: If no column can have a decoder's shape, dtype or draws.
-    """
-    columns = {decoder.output_name: decoder.column for decoder in decoders}
-    groups: dict[Any, tuple[str | None, list[Decoder]]] = {}
-    for number, decoder in enumerate(decoders):
-        check_decoder_output(decoder)
-        like = None if decoder.like is None else columns.get(decoder.like, decoder.like)
-        if like == decoder.column:  # the row does not depend on another column
-            like = None
-        alone = number if isinstance(decoder, RaggedDecoder | BatchDecoder) else None
-        groups.setdefault((type(decoder), decoder.column, like, alone), (like, []))[1].append(decoder)
-    opened = [_open_column(group, like) for like, group in groups.values()]
-    return sorted(opened, key=lambda column: column.follows)
-
-
-def _open_column(group: Sequence[Decoder], like: str | None) -> OpenColumn:
-    if isinstance(group[0], RaggedDecoder):
-        return _RaggedColumn(group, like)
-    if not isinstance(group[0], BatchDecoder):
-        return _RowColumn(group, like)
-    if not is_on_device(group[0]):
-        return BatchColumn(group, like)
-    from raylance.decode.on_device import DeviceColumn  # loads torch, which helpers may do without
-
-    return DeviceColumn(group, like)
 
 
 class _Each:
