@@ -27,7 +27,7 @@ from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import make_plan
-from raylance.planning.shard_context import ShardContext, arrange_replicas
+from raylance.planning.shard_context import ShardContext, arrange_replicas, take_function
 from raylance.planning.summary import PlanSummary, summarise
 from raylance.read_spec import DatasetSpec
 from raylance.settings import Options, make_options, takes_options
@@ -247,9 +247,10 @@ class Dataset:
                     f"loader(world_size={world_size!r}) without rank=: every process would be rank 0, and the rows of "
                     "the others would never come. Say which rank this is."
                 )
+        function = take_function(options)
         checked = make_options("loader()", options, ("rank", "world_size", "ranks_per_replica"))
         context = ShardContext(rank=check_integer("rank", 0 if rank is None else rank, 0), world_size=size)
-        pairs = arrange_replicas(ranks_per_replica, size)
+        pairs = arrange_replicas(ranks_per_replica, size, function)
         context = dataclasses.replace(context, data_parallel=pairs[context.rank])
         made = RankLoader(self._spec, checked, context)
         self._loaders.append(weakref.ref(made, self._loaders.remove))

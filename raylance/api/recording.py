@@ -28,8 +28,8 @@ from raylance.observe.figures import RankFigures
 from raylance.observe.metrics import Publisher
 from raylance.observe.record import FOLDER, Record, RecordFolder, open_folder, public_uri
 from raylance.observe.recording import Recording
-from raylance.observe.stats import saving
 from raylance.observe.verdict import Verdict, judge
+from raylance.observe.wait_clock import saving
 from raylance.planning.cursor import Cursor
 from raylance.planning.digest import Digest, Ledger
 from raylance.planning.plan import Plan

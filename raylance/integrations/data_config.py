@@ -7,7 +7,7 @@ import ray.train
 from raylance.api.dataset import Dataset, adapter_of
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
-from raylance.planning.shard_context import Assignment, arrange_replicas
+from raylance.planning.shard_context import Assignment, arrange_replicas, take_function
 from raylance.runtime.ray.decoders import options_of_ranks
 from raylance.settings import make_options, takes_options
 
@@ -42,6 +42,7 @@ class DataConfig(ray.train.DataConfig):
         super().__init__(datasets_to_split=datasets_to_split)
         self._split = datasets_to_split
         self._ranks_per_replica = check_integer("ranks_per_replica", ranks_per_replica, 1)
+        self._function = take_function(options)
         self._options = make_options("DataConfig()", options, ["datasets_to_split", "ranks_per_replica"])
 
     def configure(
@@ -57,7 +58,7 @@ class DataConfig(ray.train.DataConfig):
         Raises:
             ConfigError: If the world does not divide into replicas.
         """
-        pairs = arrange_replicas(self._ranks_per_replica, world_size)
+        pairs = arrange_replicas(self._ranks_per_replica, world_size, self._function)
         ours = {name: data for name, data in datasets.items() if isinstance(data, Dataset)}
         theirs = {name: data for name, data in datasets.items() if name not in ours}
         output: list[dict[str, Any]] = [{} for _ in range(world_size)]

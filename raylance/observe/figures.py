@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from raylance.observe.stats import WAITS
+from raylance.observe.wait_clock import WAITS
 
 Limit = Literal["unknown", "training", "starting", "saving", "reading", "decoding", "finishing"]
 STAGES: tuple[Limit, ...] = ("reading", "decoding", "finishing")

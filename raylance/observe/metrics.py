@@ -11,7 +11,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from raylance.observe.stats import GAUGES, WAITS
+from raylance.observe.stats import GAUGES
+from raylance.observe.wait_clock import WAITS
 
 LABELS = ("run", "dataset", "rank")
 """Labels of each metric: the run's name in Ray Train, or "interactive"; the dataset's name in the run; the rank."""

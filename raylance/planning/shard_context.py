@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import operator
 import os
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from raylance.arguments import check_integer
@@ -118,14 +119,40 @@ class ShardContext:
         return f"rank {self.rank} of {self.world_size}{peers}"
 
 
-def arrange_replicas(ranks_per_replica: int, world_size: int) -> list[RankAndSize | None]:
+def take_function(arguments: dict[str, Any]) -> Callable[[int, int], Any] | None:
+    """Takes the argument `data_parallel` of 0.10 out of further arguments, with a warning.
+
+    Raises:
+        ConfigError: If it is not a function.
+    """
+    function = arguments.pop("data_parallel", None)
+    if function is None:
+        return None
+    if not callable(function):
+        raise ConfigError(f"data_parallel={function!r} is not a function. Call reshard() on each rank instead.")
+    warnings.warn(
+        "data_parallel= will be gone in raylance 0.12: call loader.reshard(dp_rank, dp_size) on each rank; torch_data "
+        "takes dist_info=(dp_rank, dp_size)",
+        FutureWarning,
+        stacklevel=3,
+    )
+    found: Callable[[int, int], Any] = function
+    return found
+
+
+def arrange_replicas(
+    ranks_per_replica: int, world_size: int, function: Callable[[int, int], Any] | None = None
+) -> list[RankAndSize | None]:
     """Data-parallel rank and size of each rank of a world in which `ranks_per_replica` contiguous ranks are peers: the
     ranks of one replica of the model under tensor, pipeline or context parallelism. None if every rank gets rows of its
     own.
 
     Raises:
-        ConfigError: If `ranks_per_replica` is not a positive integer, or does not divide the world size.
+        ConfigError: If `ranks_per_replica` is not a positive integer, or does not divide the world size; if a
+            `function` is given, see `take_function`, and its pairs are refused by `check_pairs`.
     """
+    if function is not None:
+        return list(check_pairs([function(rank, world_size) for rank in range(world_size)], "data_parallel="))
     peers = check_integer("ranks_per_replica", ranks_per_replica, 1)
     if world_size % peers:
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from raylance.errors import ConfigError
-from raylance.observe.stats import WAITS
+from raylance.observe.wait_clock import WAITS
 from raylance.reports.reading import FloatArray, LoaderRecord
 from raylance.reports.timeline import PARTS, Timeline
 

@@ -19,8 +19,8 @@ from raylance.columns import ROW_OFFSET, TRANSFORM, dataset_of, split_offsets
 from raylance.errors import DatasetError
 from raylance.observe.figures import RankFigures
 from raylance.observe.record import open_folder, public_uri
-from raylance.observe.stats import WAITS
 from raylance.observe.verdict import Verdict, judge
+from raylance.observe.wait_clock import WAITS
 from raylance.planning.state import identity_of
 from raylance.reports import drawing
 from raylance.reports.progress import events

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raylance.observe.figures import RankFigures, delivered_rate, saving_share
-from raylance.observe.stats import WAITS
+from raylance.observe.wait_clock import WAITS
 from raylance.reports.reading import LoaderRecord, Run
 
 _RECENT_S = 15.0  # over which rates and shares of a running run are taken

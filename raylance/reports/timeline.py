@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from raylance.observe.stats import WAITS
+from raylance.observe.wait_clock import WAITS
 from raylance.reports.reading import FloatArray, LoaderRecord, Run
 
 PARTS = ("training", "saving", *WAITS, "other datasets")

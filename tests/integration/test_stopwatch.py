@@ -20,8 +20,8 @@ from raylance import top
 from raylance.api.loader import recorder_of, reporting
 from raylance.batches.assembly import Assembly
 from raylance.observe import metrics
-from raylance.observe.stats import WAITS
 from raylance.observe.verdict import Verdict
+from raylance.observe.wait_clock import WAITS
 from raylance.planning.shard_context import ShardContext
 from raylance.reports.page import _spent as spent
 from raylance.reports.page import render

@@ -16,7 +16,7 @@ from raylance.environment.process import NO_GROUP, DistInfo, Mesh, data_parallel
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, RaylanceError
 from raylance.planning.plan import Plan, Remainder, no_step_left
-from raylance.planning.shard_context import RankAndSize, arrange_replicas
+from raylance.planning.shard_context import RankAndSize, arrange_replicas, take_function
 from raylance.planning.state import State
 from raylance.settings import Options
 
@@ -74,6 +74,7 @@ class Steps(Positioned):
                 batches.
             **unknown: Refused; the error names the right argument.
         """
+        self._function = take_function(unknown)
         refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, Steps.__init__.__kwdefaults__ or ())
         check_batch_size(global_batch_size, batch_size, 1)
         self._ranks_per_replica = check_integer("ranks_per_replica", ranks_per_replica, 1)
@@ -160,7 +161,7 @@ class Steps(Positioned):
         if torch.utils.data.get_worker_info() is not None and self._start[3]:
             return int(self._start[2]), int(self._start[3])
         rank, world_size = find_place(self._dist_info)
-        return arrange_replicas(self._ranks_per_replica, world_size)[rank] or (rank, world_size)
+        return arrange_replicas(self._ranks_per_replica, world_size, self._function)[rank] or (rank, world_size)
 
     def _state(self) -> State:
         dp_size = self._rank_and_size()[1]

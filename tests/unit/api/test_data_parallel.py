@@ -224,6 +224,26 @@ def test_a_run_of_ray_train_gives_peers_the_same_share(data: raylance.Dataset) -
         raylance.DataConfig(rank_per_replica=2)
 
 
+def test_a_function_of_0_10_arranges_ranks_with_a_warning(data: raylance.Dataset) -> None:
+    def strided(rank: int, world_size: int) -> tuple[int, int]:
+        return rank % 2, world_size // 2
+
+    with pytest.warns(FutureWarning, match="data_parallel= will be gone in raylance 0.12"):
+        config = raylance.DataConfig(data_parallel=strided, num_decoders=0)
+    shards = config.configure({"train": data}, 4, None, None)
+    assert [shard["train"].dp_rank for shard in shards] == [0, 1, 0, 1]
+    with pytest.warns(FutureWarning, match="data_parallel="):
+        arranged = torch_data.IterableDataset(data, batch_size=BATCH, dist_info=(3, 4), data_parallel=strided)
+    assert arranged.state_dict()["dp_size"] == 2
+    with (
+        pytest.warns(FutureWarning, match="data_parallel="),
+        data.loader(rank=1, world_size=4, data_parallel=strided) as loader,
+    ):
+        assert (loader.dp_rank, loader.dp_size) == (1, 2)
+    with pytest.raises(raylance.ConfigError, match=r"data_parallel=\(0, 2\) is not a function"):
+        raylance.DataConfig(data_parallel=(0, 2))
+
+
 def test_errors_name_data_parallel_ranks_as_such(data: raylance.Dataset) -> None:
     """Four ranks, two by two peers: "a global batch of 1 rows on 2 ranks"."""
     loader, *_ = make_loaders(raylance.dataset(data.iterator().state_dict()["uri"], columns=["id"]), 2, 2)

@@ -33,8 +33,9 @@ from raylance.observe.observations import (
     WorkDone,
 )
 from raylance.observe.record import COLUMNS, Record, RecordFolder
-from raylance.observe.stats import NUMBERS, Stats, _in_step
+from raylance.observe.stats import NUMBERS, Stats
 from raylance.observe.verdict import Verdict, judge
+from raylance.observe.wait_clock import _in_step
 from tests.helpers.figures import figures, part
 
 CAUSES = ("start", "read", "decode", "finish")

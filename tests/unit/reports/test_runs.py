@@ -27,7 +27,8 @@ from raylance.api.dataset import adapter_of
 from raylance.api.loader import recorder_of
 from raylance.environment import process
 from raylance.observe.record import Record, RecordFolder
-from raylance.observe.stats import NUMBERS, WAITS
+from raylance.observe.stats import NUMBERS
+from raylance.observe.wait_clock import WAITS
 from raylance.planning.shard_context import Assignment
 from raylance.reports import drawing, reading, watching
 from raylance.reports.page import _spent, render
@@ -725,9 +726,9 @@ def test_three_limits_are_found(limited: dict[str, str], name: str) -> None:
 
 NEW_CAUSE = """
 import sys
-from raylance.observe import stats
+from raylance.observe import wait_clock
 
-stats.WAITS["sorting"] = "collate_s"  # before others make their tables of it
+wait_clock.WAITS["sorting"] = "collate_s"  # before others make their tables of it
 from raylance.reports import drawing, page, reading
 
 shares = drawing.draw_shares

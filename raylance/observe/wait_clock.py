@@ -1,0 +1,218 @@
+"""Owns the seconds of one loader by their cause: how long its consumer waited, and for what, and how long it kept each
+batch; never counts rows, and never knows what makes batches.
+"""
+
+import dataclasses
+import itertools
+import math
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from raylance.observe import clock
+from raylance.observe.observations import Cause
+
+WAITS = {
+    "starting": "wait_start_s",
+    "reading": "wait_read_s",
+    "decoding": "wait_decode_s",
+    "finishing": "wait_finish_s",
+}
+"""Causes of waiting as verdicts and metrics name them, and the fields of `WaitClock` that count them."""
+
+_IT = "it"
+_numbers = itertools.count(1)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class WaitClock:
+    """A state machine: events and their times in, seconds out. Timings that are still running count when they end.
+
+    The consumer of a loader waits for a batch ("wait_s"), keeps it ("user_s"), and waits again. Each second of waiting
+    has one cause. A second in which the consumer waits for or keeps another loader's batch while it has one in hand, as
+    in a validation pass, counts for this loader as `user_s` and `other_s`.
+
+    Attributes:
+        has_begun: Whether the loader has handed out a batch.
+        called: The loader's name in its record; without a record, a unique number.
+        shared_s: Seconds shared with loaders that are iterated alongside, by their names.
+    """
+
+    wait_s: float = 0.0
+    wait_start_s: float = 0.0
+    wait_read_s: float = 0.0
+    wait_decode_s: float = 0.0
+    wait_finish_s: float = 0.0
+    user_s: float = 0.0
+    save_s: float = 0.0
+    other_s: float = 0.0
+    has_begun: bool = dataclasses.field(default=False, repr=False)
+    called: str = dataclasses.field(default_factory=lambda: f"#{next(_numbers)}", repr=False)
+    shared_s: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)
+    _going: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # field: when its timing began
+    _awaited: dict[str, tuple[float, Cause]] = dataclasses.field(default_factory=dict, repr=False)  # at most one, _IT
+    _here: str = dataclasses.field(default="wait_start_s", repr=False)  # the field for waits without a cause
+    _saved_s: float = dataclasses.field(default=0.0, repr=False)  # save_s when the step began
+    _there_s: float = dataclasses.field(default=0.0, repr=False)  # waited for rows that one helper reads and decodes
+
+    def begin(self, field: str) -> float:
+        """Begins to time a field; returns the `begun` that `end` takes."""
+        now = self._going[field] = clock.now()
+        if field == "user_s":
+            self._saved_s = self.save_s
+            # Clocks that another thread closed are still listed: the garbage collector runs in any thread.
+            _in_step()[:] = [*(other for other in _in_step() if other is not self and other.is_timed("user_s")), self]
+        elif field == "wait_s":
+            self._here = "wait_finish_s" if self.has_begun else "wait_start_s"
+            self.end("user_s")  # if the last pass was abandoned with a batch in hand
+            for around in self._around():
+                around.interrupt(now)
+        return now
+
+    def end(self, field: str, begun: float | None = None) -> float:
+        """Adds the seconds since `begin` to a field; returns them, or 0 if its timing was not begun. `begun` is the
+        value that `begin` returned: if the field was begun again since then, its new timing continues.
+        """
+        if begun is not None and self._going.get(field) != begun:
+            return 0.0
+        begun = self._going.pop(field, None)
+        now = clock.now()
+        seconds = 0.0 if begun is None else now - begun
+        setattr(self, field, getattr(self, field) + seconds)
+        if field == "wait_s":
+            self._explain_wait(now)
+        if field in ("wait_s", "user_s") and begun is not None:
+            for around in self._around():
+                # Saving during this step counts for both loaders.
+                around.resume(seconds - (self.save_s - self._saved_s if field == "user_s" else 0.0))
+        if field == "user_s":
+            if begun is not None:
+                self._count_shared(begun, now)
+            _in_step()[:] = [other for other in _in_step() if other is not self]
+        return seconds
+
+    def _explain_wait(self, now: float) -> None:
+        """Adds the seconds without a cause to the field `_here`, so that each second has a cause."""
+        self.awaits(None, now)
+        rest = self.wait_s - self._there_s - sum(getattr(self, name) for name in WAITS.values())
+        if rest > 0:
+            setattr(self, self._here, getattr(self, self._here) + rest)
+
+    @property
+    def step_begun(self) -> float:
+        """When the consumer got the batch that it has in hand; infinite if it has none."""
+        return self._going.get("user_s", math.inf)
+
+    def interrupt(self, now: float) -> None:
+        """Begins to count another loader's time: the consumer waits for that one's batch during a step of this one."""
+        self._going["other_s"] = now
+
+    def resume(self, seconds: float) -> None:
+        """Counts these seconds of the running step as another loader's."""
+        self._going.pop("other_s", None)
+        self.other_s += seconds
+
+    def _around(self) -> "list[WaitClock]":
+        """The clock of the loader whose step encloses this loader's (training around validation), and those of the
+        loaders that are iterated alongside the enclosing one.
+
+        A step that began later than this loader's does not enclose it: those two loaders are iterated side by side.
+        """
+        earlier = itertools.takewhile(lambda other: other is not self, _in_step())
+        found = [other for other in earlier if other.is_timed("user_s")]
+        return [other for other in found if other is found[-1] or other.called in found[-1].shared_s]
+
+    def _count_shared(self, begun: float, now: float) -> None:
+        """As a step of this loader ends, counts for both the seconds shared with each step that began later and has not
+        ended: neither step encloses the other, so the two loaders are iterated side by side.
+        """
+        later = list(itertools.dropwhile(lambda other: other is not self, _in_step()))[1:]
+        for other in later:
+            if other.is_timed("user_s"):
+                seconds = now - max(begun, other.step_begun)
+                for one, name in ((self, other.called), (other, self.called)):
+                    one.shared_s[name] = one.shared_s.get(name, 0.0) + seconds
+
+    def lap(self, now: float) -> None:
+        """Counts the current wait up to now, in seconds of the runtime's clock."""
+        awaited = self._awaited.get(_IT)
+        if awaited is not None:
+            self.awaits(awaited[1], now)
+
+    def is_timed(self, field: str) -> bool:
+        """Whether a field is being timed now."""
+        return field in self._going
+
+    @contextmanager
+    def timed(self, field: str) -> Iterator[None]:
+        """Adds the seconds that the body takes to a field."""
+        begun = self.begin(field)
+        try:
+            yield
+        finally:
+            self.end(field, begun)
+
+    def awaits(self, cause: Cause | None, now: float) -> None:
+        """Sets the cause of the trainer's wait from now on; None if it does not wait. Has no effect if the trainer has
+        its batch already.
+        """
+        awaited = self._awaited.pop(_IT, None)  # one operation, which no other thread interrupts
+        if cause is not None and self.is_timed("wait_s"):
+            self._awaited[_IT] = now, cause
+            if not self.is_timed("wait_s"):  # the training thread has ended the wait meanwhile
+                self._awaited.pop(_IT, None)
+        if awaited is not None:  # consumer and feeder may both end a wait: only the first counts it
+            since, before = awaited
+            if before == "there":
+                self._there_s += now - since
+            else:
+                name = f"wait_{before}_s"
+                setattr(self, name, getattr(self, name) + now - since)
+
+    def split_there(self, read_s: float, decode_s: float) -> None:
+        """Splits the waits with the cause "there" by the seconds of the helper that read and decoded the rows."""
+        if self._there_s and read_s + decode_s > 0:
+            reading_s = self._there_s * read_s / (read_s + decode_s)
+            self.wait_read_s += reading_s
+            self.wait_decode_s += self._there_s - reading_s
+            self._there_s = 0.0
+
+    def timed_s(self, field: str) -> float:
+        """Seconds since the field's timing began; 0 if it is not being timed."""
+        begun = self._going.get(field)
+        return 0.0 if begun is None else clock.now() - begun
+
+    def running(self) -> dict[str, float]:
+        """Seconds up to now of the timings that are running, by field."""
+        now = clock.now()
+        found = {name: now - begun for name, begun in list(self._going.items())}
+        awaited = self._awaited.get(_IT)
+        if awaited is not None and awaited[1] != "there":
+            found[f"wait_{awaited[1]}_s"] = max(0.0, now - awaited[0])
+        return found
+
+
+@contextmanager
+def saving(reported: Iterable[WaitClock]) -> Iterator[None]:
+    """Counts the seconds of the body as saving, for the reported loaders and for all loaders of which this thread has a
+    batch in hand. A loader that has handed out no batch yet is left out. After the last batch of a pass, no step is
+    running; then the seconds are also added to `user_s`.
+    """
+    found = {id(each): each for each in (*reported, *_in_step()) if each.has_begun and not each.is_timed("save_s")}
+    with ExitStack() as stack:
+        for each in found.values():
+            if not each.is_timed("user_s"):
+                stack.enter_context(each.timed("user_s"))
+            stack.enter_context(each.timed("save_s"))
+        yield
+
+
+_threads = threading.local()
+
+
+def _in_step() -> list[WaitClock]:
+    """The clocks of the loaders whose batches this thread has in hand, in the order of their steps."""
+    if not hasattr(_threads, "in_step"):
+        _threads.in_step = []
+    found: list[WaitClock] = _threads.in_step
+    return found
