@@ -17,7 +17,7 @@ from raylance.api.display import describe, describe_rows, display_batch, display
 from raylance.api.loader import RankLoader
 from raylance.api.passes import HandlePasses
 from raylance.api.train_adapter import LOADER_NAMES, RAY_DATA_NAMES, TrainAdapter
-from raylance.arguments import check_integer
+from raylance.arguments import check_batch_size, check_integer
 from raylance.batches.display import Display
 from raylance.batches.lookup import Lookup
 from raylance.columns import ROW_OFFSET, VALID, join_offsets
@@ -214,8 +214,8 @@ class Dataset:
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
         """Steps of a whole epoch on one rank; see `RankLoader.steps_per_epoch`."""
-        loader = RankLoader(self._spec, Options())
-        return loader.steps_per_epoch(global_batch_size=global_batch_size, batch_size=batch_size)
+        size, limit = check_batch_size(global_batch_size, batch_size, 1), Options().max_window_bytes
+        return make_plan(self._spec.delivery, global_batch_size=size, dp_size=1, max_window_bytes=limit).steps()
 
     @takes_options
     def loader(

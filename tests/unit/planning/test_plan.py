@@ -28,26 +28,40 @@ from tests.helpers.plans import Batches, global_batches, make_plan
     item_rows=st.integers(1, 100),
     remainder=st.sampled_from(REMAINDERS),
     few=st.sampled_from([0, 50, 1 << 13]),
+    kept=st.sampled_from([0, 100, 1 << 20]),
     data=st.data(),
 )
 @settings(max_examples=40)
 def test_the_rows_of_an_item_are_those_of_its_chunk(
-    order: Resolved, batch: int, world: int, item_rows: int, remainder: Remainder, few: int, data: st.DataObject
+    order: Resolved,
+    batch: int,
+    world: int,
+    item_rows: int,
+    remainder: Remainder,
+    few: int,
+    kept: int,
+    data: st.DataObject,
 ) -> None:
-    """Whether the chunk's were computed before, for a part of the items, or not; cut items, too."""
+    """Whether the chunk's were computed before, alone or with later chunks, for a part of the items, or not; cut items,
+    too.
+    """
     if remainder == "drop":
         batch = min(batch, order.epoch_rows)
     plan, other = make_plan(order, batch, world, remainder), make_plan(order, batch, world, remainder)
     rank, position = data.draw(st.integers(0, world - 1)), data.draw(st.integers(0, order.epoch_rows // batch)) * batch
     for item in plan.items(rank, 1, position, item_rows):
         for part in plan.cut(item, data.draw(st.integers(1, 3))):
-            if data.draw(st.booleans()):
-                plan.chunk_rows(part.chunk, rank)
             wanted = other.select(part.epoch, other.item_positions(part)).tolist()
-            with patch("raylance.planning.plan._FEW_ROWS", few):
+            with patch.multiple("raylance.planning.plan", _FEW_ROWS=few, _KEPT_ROWS=kept):
+                if data.draw(st.booleans()):
+                    found = plan.chunk_rows(part.chunk, rank, ahead_rows=data.draw(st.integers(0, 200)))
+                    assert len(found) == plan.chunk_size(part.chunk, rank)
                 assert plan.item_rows(part).tolist() == wanted
             assert plan.is_real(part).tolist() == (other.item_positions(part) < order.epoch_rows).tolist()
-            assert len(plan._kept) <= 4
+            assert sum(map(len, plan._kept.values())) <= kept
+    for (chunk, of_rank), rows in plan._kept.items():
+        assert rows.tolist() == other.chunk_rows(chunk, of_rank).tolist(), "computed with those of other chunks"
+        other._kept.clear()
     sent = pickle.loads(pickle.dumps(plan))
     assert sent == plan == other
     assert not sent._kept
