@@ -48,7 +48,7 @@ class ReadSpec:
 
     @property
     def carries(self) -> Sequence[str]:
-        """Columns of the rows that reach the trainer; encoded columns if the trainer decodes."""
+        """Names of the columns that reach the trainer. For a column that the trainer decodes, its encoded column."""
         encoded = {each.output_name: each.column for each in self.on_device.decoders} if self.on_device else {}
         return list(dict.fromkeys(encoded.get(name, name) for name in self.delivers))
 

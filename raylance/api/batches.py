@@ -18,7 +18,7 @@ class Batches(abc.ABC):
     pass, and begins another one after its end.
 
     `state_dict`, `load_state_dict`, `set_epoch` and `epoch` are the loader's, so that a framework can use this object
-    as a stateful DataLoader.
+    as a stateful DataLoader. Batches of a handle have no position, so there they raise `ConfigError`.
     """
 
     def __init__(self, description: str) -> None:

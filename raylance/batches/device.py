@@ -92,14 +92,17 @@ def move(batch: Any, transfer: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 class Sender:
-    """Moves batches to a device; to CUDA through pinned memory, on a side stream. With `pin_memory`, batches that stay
-    on the CPU are pinned, for a copy that the caller makes.
+    """Moves batches to a device.
 
-    The thread that makes batches calls `send`; the consumer, whose current stream waits, calls `receive`.
+    Batches reach a CUDA device through pinned memory, on a side stream. With `pin_memory`, batches that stay on the CPU
+    are put into pinned memory, so that the caller can copy them to a device.
+
+    The thread that makes batches calls `send`. The consumer calls `receive`, which makes the consumer's current CUDA
+    stream wait for the copy.
     """
 
     def __init__(self, device: torch.device, pin_memory: bool) -> None:
-        self._device, self._pins = device, pin_memory
+        self._device, self._pins = device, pin_memory and device.type == "cpu"
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

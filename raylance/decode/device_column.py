@@ -45,7 +45,7 @@ class DeviceColumn(BatchColumn):
         return {name: to_arrow(tensor.numpy()) for name, tensor in self.decode_on_device(rows).items()}
 
     def decode_on_device(self, rows: DecodedRows) -> dict[str, torch.Tensor]:
-        """Decodes rows on the device; returns tensors (n, *shape) by the decoder's name."""
+        """Decodes rows on the device; returns a dict from the decoder's output name to a tensor (n, *shape)."""
         (decoder,), pins = self._decoders, self._device.type == "cuda"
 
         def make(count: int) -> torch.Tensor:

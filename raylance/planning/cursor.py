@@ -62,7 +62,7 @@ class Cursor:
 
     @property
     def place(self) -> tuple[int, int, int, int]:
-        """Epoch, position, step and global step; a step moves them all."""
+        """The epoch, position, step and global step, as one value to save and set back."""
         return self.epoch, self.position, self.step, self.global_step
 
     @place.setter

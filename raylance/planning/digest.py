@@ -79,8 +79,9 @@ class Interval:
         low: Position before its first step.
         high: Position after its last step.
         is_last: Whether the epoch ends there. The plan leaves out the rows after it.
-        share: Data-parallel rank and size that the rows belong to. None for the empty interval of a jump by hand; and
-            in records of an older raylance, whose intervals all belong to one share.
+        share: Data-parallel rank and size that the rows belong to. None for the empty interval that `Ledger.move` adds
+            for a jump by hand. Also None in records of an older raylance: all intervals of such a record belong to one
+            share.
     """
 
     jump: int

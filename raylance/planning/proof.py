@@ -34,12 +34,14 @@ class EpochProof:
     Attributes:
         epoch: The epoch, or the first one.
         epochs: Number of epochs.
-        end: Position after the last known row.
-        rows: Rows that were handed out over all ranks, in each epoch.
-        padding: More rows, which filled the last step up.
-        left_out: Rows that the plan leaves out, or that are still to come: by the plan, not proven.
-        status: "proven"; "fault" if other rows came than planned; "unproven" if the records do not cover all positions;
-            "counted" if there is nothing to compare the rows with.
+        end: Position after the last row that is known to be handed out.
+        rows: Rows that all ranks together were handed in each epoch, without padding.
+        padding: Rows that were handed out only to fill the last step.
+        left_out: Rows of the plan after `end`. The plan leaves them out, or they are still to come. The number comes
+            from the plan; records do not prove it. 0 if it was not computed.
+        status: "proven"; "fault" if other rows came than planned; "unproven" if the records do not cover all
+            positions, are in doubt, or show that rows came again; "counted" if the rows were not compared, because
+            there is nothing to compare them with or it would take too long.
         text: The result in words.
     """
 

@@ -45,29 +45,31 @@ _IDENTITY = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The consumed position of a loader and what it refers to.
+    """The consumed position of a loader, and the data and the order that it refers to.
 
     Attributes:
-        uri: In a mixture, this and the next five fields are dicts by component.
+        uri: Path or URI of the dataset. In a mixture, `uri`, `branch`, `version`, `identity`, `filter` and `split` are
+            dicts by component.
         branch: Branch in which the version is counted; None for the one that `uri` opens.
         identity: Hash of the version's files. Another dataset in the same place has another identity.
-        split: Its repr, or None.
-        rows: Rows of the selection.
+        split: The `repr` of the split, or None.
+        rows: Number of selected rows.
         fingerprint: Hash of the selected row offsets.
-        decode: As `describe` returns it; so is `transform`.
+        decode: The decoders, as `describe` returns them.
+        transform: The transform, as `describe` returns it.
         codecs: By decoded column, the codec of its values, with versions.
-        order: Parameters of the order; "auto" until the first iteration.
-        window_bytes: Bytes from which the order's automatic sizes follow.
+        order: Parameters of the order. A size may be "auto" until the first iteration.
+        window_bytes: Number of bytes from which the order computes its "auto" sizes.
         epoch: The epoch of the next batch.
         position: Number of rows of the epoch's order that all ranks together consumed.
         step: Number of steps of this epoch that were handed out.
         global_step: Number of steps that were handed out since the run began.
         completed_shards: Shards that lie wholly in the consumed prefix, as `list_shards` returns them.
         components: In a mixture, the position of each dataset by name; for information.
-        global_batch_size: For information, like `dp_size`. The next run may use others.
-        dp_size: Number of data-parallel ranks.
-        checksum: Checksum of `order` and `window_bytes`. A loader whose order is "auto" takes these over and cannot
-            compare them.
+        global_batch_size: For information. The next run may use another one.
+        dp_size: Number of data-parallel ranks; for information. The next run may use another one.
+        checksum: Checksum of `order` and `window_bytes`. It shows whether they were changed after the state was
+            written. A loader whose sizes are "auto" has no sizes of its own to compare with them.
     """
 
     uri: Any
@@ -120,7 +122,7 @@ def subject_of(state: Mapping[str, Any]) -> str:
 
 
 def selection_of(state: Mapping[str, Any]) -> str:
-    """Names the rows that a state selects from its data."""
+    """Returns a key of the rows that a state selects from its data. For the same data, equal keys mean equal rows."""
     return json.dumps([state.get(name) for name in ("version", "identity", "rows", "fingerprint")], sort_keys=True)
 
 

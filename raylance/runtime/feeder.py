@@ -183,7 +183,7 @@ class Feeder:
         return not self._thread.is_alive()
 
     def _awaits_here(self) -> None:
-        """If the consumer waits, records that it waits for work in this process; `_changed` is held."""
+        """Records that the consumer waits for work in this process, if it waits. The caller holds `_changed`."""
         if self._is_awaited:
             self._observe(WaitsFor(self._work))
 

@@ -269,7 +269,7 @@ class _Fixed(_Column):
 
 
 class _Variable(_Column):
-    """Bytes, strings, and lists of values of one size."""
+    """Memory of a column of bytes, strings, or lists of any length. The values of a list have a fixed width."""
 
     def __init__(self, kind: pa.DataType, offset: Any, width: int, lend: Lend) -> None:
         self._kind, self._width, self._data, self._ends = kind, width, _Bytes(lend), _Bytes(lend)

@@ -107,7 +107,9 @@ class Portion:
         self._handed_out = max(self._handed_out, high - self.begin)
 
     def unread(self, first: int, rows: int) -> Int64Array:
-        """At most `rows` selected rows to read, ascending, from number `first` on."""
+        """Returns up to `rows` selected rows of this portion in ascending order, from index `first` of that order on.
+        A row that occurs several times in the portion counts once.
+        """
         return self._stored[first : first + rows]
 
     def add(self, table: pa.Table, nbytes: int, placed: frozenset[str]) -> tuple[int, int]:

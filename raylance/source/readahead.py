@@ -210,8 +210,8 @@ class ReadAhead:
         return tables[0]
 
     def _is_kept_long(self) -> bool:
-        """Whether the caller keeps more memory than the previous portion's. Then it gets copies, so that it keeps no
-        more.
+        """Whether the caller still holds more memory of earlier portions than one portion may use. If so, `gather`
+        returns copies instead of views, so that the caller does not hold even more of it.
         """
         held = sum(portion.capacity_bytes for portion in self._held)
         return self._lender.lent_bytes - held > self._limit // 2

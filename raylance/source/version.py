@@ -166,12 +166,13 @@ class Source:
 
 
 def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: StorageOptions | None) -> Source:
-    """Resolves a version number, a tag, a reference (branch, version), or None for the newest, once.
+    """Resolves a version once, so that later reads use the same one.
 
-    A tag may point into a branch. In a reference, None stands for the trunk, and for the newest version.
+    The version may be a number, a tag, a reference (branch, version), or None for the newest. A tag may belong to a
+    branch. In a reference, the branch None means the trunk, and the version None means the newest of the branch.
 
     Raises:
-        ConfigError: If an argument has another type.
+        ConfigError: If an argument has another type, or if the URI or the options hold a secret that would be shown.
         DatasetError: If there is no dataset, no such branch, version or tag, or the storage fails for too long.
     """
     if not isinstance(uri, str | os.PathLike):

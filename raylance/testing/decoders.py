@@ -30,9 +30,9 @@ def check_decoder(decoder: Decoder, samples: Sequence[bytes], *, bad: Sequence[b
     """Checks that a decoder keeps the promises that raylance relies on.
 
     - It is a frozen setting. Pickling changes neither it nor its description in a checkpoint.
-    - The object that it opens writes the whole array, or returns an array, of its shape and dtype.
-    - The array depends only on the row's bytes and draws, not on rows decoded before, in the same batch, or in other
-      threads.
+    - The object that it opens writes the whole output array, or returns an array, with the decoder's shape and dtype.
+    - The array depends only on the row's bytes and draws. It does not depend on rows that were decoded before, in the
+      same batch, or in other threads.
     - The bytes are neither kept nor changed.
     - Bad bytes raise an error, and the rows after them decode as before.
 

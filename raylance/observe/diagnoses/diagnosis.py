@@ -37,7 +37,7 @@ class Diagnosis:
 
 
 def rate(rows_s: float) -> str:
-    """Rows a second, in words."""
+    """Rows a second, as text."""
     return f"{rows_s:,.0f} rows/s" if rows_s < 1e7 else "any number of rows/s"
 
 

@@ -55,8 +55,9 @@ def is_machine_fault(error: BaseException) -> bool:
 
 
 def is_helper_gone(error: BaseException) -> bool:
-    """Whether the helper whose call gave this error is gone. If the call itself raised it, the helper is alive, and its
-    input was lost, or its output did not fit.
+    """Whether an error of a helper's call means that the helper is gone.
+
+    If the call itself raised the error (`RayTaskError`), the helper is alive, even if the cause is a lost input.
     """
     return not isinstance(error, RayTaskError) and isinstance(error, _HELPER_GONE)
 

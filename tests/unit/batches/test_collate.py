@@ -332,6 +332,14 @@ def test_devices() -> None:
             torch_device("cuda")
 
 
+def test_batches_for_a_device_other_than_cuda_are_sent_there_and_not_pinned() -> None:
+    """With `pin_memory`, they stayed on the CPU. "meta" is the one such device that every machine has."""
+    sender = Sender(torch.device("meta"), pin_memory=True)
+    batch = sender.receive(sender.send({"x": torch.ones(3), "name": ["a", "b", "c"]}))
+    assert batch["x"].device.type == "meta"
+    assert batch["name"] == ["a", "b", "c"]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_batches_arrive_whole_and_in_order() -> None:
     sender = Sender(torch.device("cuda"), pin_memory=False)
