@@ -49,28 +49,31 @@ def batches(
     ranks_in_replica: int = 1,
     **arguments: Any,
 ) -> Iterator[Any]:
-    """Hands out the batches of a training whose replicas come and go: the rows of each step go to the replicas that
-    take part in it.
+    """Hands out the batches of a training in which replicas may join and leave. The rows of each step are divided
+    among the replicas that take part in the step.
 
-    A step is handed out again until it is committed. So each row of an epoch is in one committed step, although
-    replicas die. The global batch of each step has the same rows as in an undisturbed run. The position is the
-    manager's step: if its `load_state_dict` set the step, the loader follows; if the loader was restored, a new manager
-    takes the loader's step.
+    A step is handed out again until it is committed. So each row of an epoch is in one committed step, even if replicas
+    die. The global batch of each step has the same rows as in an undisturbed run. The position is the manager's step:
+    if its `load_state_dict` set the step, the loader follows; if the loader was restored, a new manager takes the
+    loader's step.
 
-    The body of the loop does one step, and ends with `optimizer.step()` of torchft, or `manager.should_commit()`. The
-    quorum is requested before a batch is made; `zero_grad()` of torchft's optimizer requests none in the body.
+    The body of the loop does one step. It must end with `optimizer.step()` of torchft or with
+    `manager.should_commit()`. The quorum is requested before the batch is made. In the body, `zero_grad()` of
+    torchft's optimizer does not request another quorum.
 
-    A replica that heals, or is a spare, has no rows, but must take part in the reduction of gradients, to which torchft
-    lets it add zeros. It gets the same batch again and again, whose rows do not count.
+    A replica that is healing, or is a spare, has no rows of its own in a step. It still gets a batch, so that it takes
+    part in the reduction of the gradients, but its rows do not count: torchft adds zeros instead of its gradients. The
+    batch stays the same until the replica has rows of its own.
 
-    Each step costs one reduction of four numbers, from which every replica knows the rows of all. Its record proves
-    these rows, even if others died before they wrote their records.
+    Each step costs one reduction of four numbers; the first step costs one more. The reduction gives every replica the
+    digest of the rows of all replicas. So the record of one replica proves the rows of the step, even if other replicas
+    died before they wrote their records.
 
     Args:
-        loader: The loader of this rank. Training uses its remaining epochs.
+        loader: The loader of this rank.
         manager: A `torchft.Manager`, 0.2 or later.
         global_batch_size: Number of rows of a step over all replicas, however many take part.
-        epochs: Number of epochs, counted from the beginning of the run, after which to end.
+        epochs: The iteration ends after this number of epochs, counted from the beginning of the run.
         rank_in_replica: The number of this rank in its replica if the ranks of a replica get rows of their own, as with
             FSDP inside it.
         ranks_in_replica: The number of ranks of a replica. Leave both out if its ranks get the same rows.
@@ -82,7 +85,8 @@ def batches(
     Raises:
         ConfigError: If an argument cannot be honoured, or if every rank sees the whole dataset.
         StateError: If other replicas train on other data.
-        CoverageError: If the replicas together do not have all rows of a step.
+        CoverageError: If the replicas together do not have all rows of a step; checked if the ranks of a replica get
+            the same rows.
     """
     if "drop_last" in arguments:
         raise ConfigError("drop_last= is that of all replicas: set remainder= of the dataset in its place.")

@@ -213,7 +213,9 @@ class Dataset:
         return summarise(plan, source.likely_row_bytes, how_read(source, plan), limit, source.measure)
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
-        """Steps of a whole epoch on one rank; see `RankLoader.steps_per_epoch`."""
+        """Steps of a whole epoch if one rank gets all rows, so that `batch_size` means the same as
+        `global_batch_size`. See `RankLoader.steps_per_epoch` for several ranks.
+        """
         size, limit = check_batch_size(global_batch_size, batch_size, 1), Options().max_window_bytes
         return make_plan(self._spec.delivery, global_batch_size=size, dp_size=1, max_window_bytes=limit).steps()
 

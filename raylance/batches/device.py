@@ -40,7 +40,7 @@ def can_pin(pin_memory: bool) -> bool:
 
 @functools.cache
 def _warn_of_no_pinning() -> None:
-    """Warns once a process, as torch's DataLoader does."""
+    """Logs, once per process, that `pin_memory=True` has no effect without an accelerator."""
     logger.warning(
         "pin_memory=True, but torch finds no accelerator here: batches are not in pinned memory. Leave pin_memory= out "
         "on machines without an accelerator."

@@ -153,15 +153,16 @@ def check_context(context: ShardContext) -> None:
 
 
 def find_place(dist_info: DistInfo = None) -> RankAndSize:
-    """Finds (rank, world size) of this process, never by a silent guess.
+    """Finds (rank, world size) of this process. Raises an error if they are uncertain.
 
     Args:
-        dist_info: "torch" asks torch.distributed, "jax" jax, "ray" Ray Train; or the pair, or a function that returns
-            it. None asks torch.distributed if it is initialised; else the result is (0, 1), unless there are signs of
-            more ranks.
+        dist_info: "torch", "jax" or "ray" to ask torch.distributed, jax or Ray Train; or the pair (rank, world size);
+            or a function that returns the pair. None asks torch.distributed if it is initialised, and otherwise
+            returns (0, 1).
 
     Raises:
-        ConfigError: If the source gives no answer, or the rank is outside the world.
+        ConfigError: If the source gives no answer, or the rank is not less than the world size. Also if None or "jax"
+            gives (0, 1), but environment variables of a launcher, or Ray Train, show that there are more processes.
     """
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     try:

@@ -125,20 +125,20 @@ def restore(
     """Moves the loader to the position in Ray Train's newest checkpoint, on any world size.
 
     Args:
-        loader: The loader of the training dataset, or several by name, as they were reported. None restores only the
-            state, to validate a checkpoint or to serve it.
+        loader: The loader of the training dataset, or a dict of loaders with the names that `report` was given. With
+            None, only the state is restored, for example to validate the checkpoint or to deploy the model.
         checkpoint: Another checkpoint to continue from, such as one of another run; None for Ray Train's newest.
-        load: A function that loads the directories reported with `checkpoint=`; called on each rank with the
-            checkpoint's directory, while it lies on this machine.
+        load: A function that loads the directories reported with `checkpoint=`. It is called on each rank with the
+            path of a local copy of the checkpoint, which may be deleted after the call.
 
     Returns:
-        The `state` that was reported, with tensors on the CPU; an empty dict if directories were reported without one;
-        None on a fresh start.
+        The `state` that was reported, with tensors on the CPU; an empty dict if none was reported. None if there is no
+        checkpoint.
 
     Raises:
-        ConfigError: If Ray Train gives every rank all rows by mistake: see `DataConfig`.
+        ConfigError: If `loader` is not a loader, or Ray Train gives every rank all rows by mistake: see `DataConfig`.
         StateError: If the checkpoint belongs to other data, another order or other loaders, is damaged, or was written
-            by a newer version; if it holds no `state` and `load` is None.
+            by a newer version. Also if the checkpoint has no state file and `load` is None.
         RaylanceError: If a checkpoint must be downloaded and does not fit on this machine.
     """
     temporary.sweep(FILES)  # a checkpoint that is downloaded needs room

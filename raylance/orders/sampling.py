@@ -240,7 +240,7 @@ def _finite_sum(weights: Float64Array) -> Float64Array:
 
 
 def _some(things: Collection[Any], most: int = 20) -> str:
-    """The first of many things, sorted, for an error."""
+    """Formats the first `most` things in sorted order, and the number of the others, for an error message."""
     more = f" and {len(things) - most:,} more" if len(things) > most else ""
     return f"{sorted(things, key=str)[:most]}{more}"
 

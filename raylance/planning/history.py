@@ -14,23 +14,24 @@ from raylance.planning.shard_context import RankAndSize
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The rows that one loader of one rank was handed.
+    """The rows that one loader handed out on its rank.
 
     Attributes:
         start: A value that all ranks of one start of the run share; "" if unknown.
-        rank: The world rank, of `world_size`.
-        data_parallel: Data-parallel rank and size, which determine the rows; None if each rank gets rows of its own.
-            The share of an interval, if it has one, goes first.
-        is_elastic: Whether ranks came and went, so that not every rank must have an account.
-        ledger: Name of the loader's ledger. If two accounts have the same, the later one holds all of the earlier one.
-        intervals: The intervals that it was handed, in the order of time.
+        rank: The world rank, in a world of `world_size` ranks.
+        data_parallel: Data-parallel rank and size, which determine the rows; None if each rank gets rows of its own. It
+            applies only to intervals without a `share`.
+        is_elastic: Whether ranks may join and leave during the run. If so, some ranks may have no account.
+        ledger: Name of the loader's ledger. If two accounts have the same ledger, the later account contains all rows
+            of the earlier one.
+        intervals: The intervals that the loader handed out, in the order of time.
         restored: See `Ledger.restored`.
         forgotten: See `Ledger.forgotten`.
         process: The process of the loader; "" if unknown.
         begun_s: When the loader was made.
-        ended_s: When it was handed its last row, by the same clock.
-        selection: Names the selected rows. Intervals of two selections do not add up.
-        plan: Names the plan that its rows are compared with.
+        ended_s: When the loader handed out its last row, by the same clock as `begun_s`.
+        selection: A key of the selected rows. Intervals of different selections must not be added up.
+        plan: A key of the plan that the rows are compared with.
     """
 
     start: str

@@ -129,9 +129,9 @@ def take_function(arguments: dict[str, Any]) -> Callable[[int, int], Any] | None
     if function is None:
         return None
     if not callable(function):
-        raise ConfigError(f"data_parallel={function!r} is not a function. Call reshard() on each rank instead.")
+        raise ConfigError(f"data_parallel is {function!r}, not a function. Call reshard() on each rank instead.")
     warnings.warn(
-        "data_parallel= will be gone in raylance 0.12: call loader.reshard(dp_rank, dp_size) on each rank; torch_data "
+        "data_parallel will be gone in raylance 0.12: call loader.reshard(dp_rank, dp_size) on each rank; torch_data "
         "takes dist_info=(dp_rank, dp_size)",
         FutureWarning,
         stacklevel=3,
@@ -152,7 +152,7 @@ def arrange_replicas(
             `function` is given, see `take_function`, and its pairs are refused by `check_pairs`.
     """
     if function is not None:
-        return list(check_pairs([function(rank, world_size) for rank in range(world_size)], "data_parallel="))
+        return list(check_pairs([function(rank, world_size) for rank in range(world_size)], "data_parallel"))
     peers = check_integer("ranks_per_replica", ranks_per_replica, 1)
     if world_size % peers:
         raise ConfigError(

@@ -99,8 +99,9 @@ class LoaderRecord:
 
     @property
     def begun_s(self) -> float:
-        """When its file was first written, by the clock of the storage. It orders starts, because the clocks of
-        machines differ. The file itself holds it, because a copy of the file has a later time.
+        """When the record's file was first written, by the clock of the storage. Starts are sorted by this time,
+        because the clocks of machines differ. The time is stored in the file, because a copy of the file gets a later
+        modification time.
         """
         return float(self.facts.get("begun_s") or self.written_s)
 

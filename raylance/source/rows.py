@@ -67,7 +67,7 @@ class RowSource(abc.ABC):
 
     @abc.abstractmethod
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
-        """Returns a copy in which `change` replaced each large value, such as `Shared.of_run`."""
+        """Returns a copy in which each large value is replaced by `change(value)`; `change` is `Shared.of_run`, say."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

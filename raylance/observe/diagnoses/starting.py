@@ -33,7 +33,9 @@ def describe_late_start(run: RunFigures, dataset: str, seconds: Mapping[str, flo
 
 
 def _hide(ranks: Sequence[RankFigures], prepare: str) -> str:
-    """Advice that makes a start shorter: `prepare` if some rank prepared nothing."""
+    """Advice that makes a start shorter: the text `prepare` if some rank did not call `RankLoader.prepare` before its
+    first batch, otherwise a text for starts that were prepared.
+    """
     if not all(rank.facts.get("prepared") for rank in ranks):
         return prepare
     waited_s = sum(rank.figures["wait_start_s"] for rank in ranks) / sum(rank.starts for rank in ranks)
