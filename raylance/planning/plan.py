@@ -21,7 +21,7 @@ from raylance.orders.permutation import BoolArray, Int64Array
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
 _MOST_KEPT = 1 << 16  # rows of a slice; the arrangement of larger slices is not kept
-_KEPT_ROWS = 1 << 20  # of the last chunks, at most: 8 MiB
+_KEPT_CHUNKS, _KEPT_ROWS = 4, 1 << 18  # the last chunks' rows that are kept, and more chunks up to this number of rows
 _FEW_ROWS = 1 << 13  # a chunk of at most this size is planned whole for its first item, in 2 ms instead of 1 ms
 _GROWTH = 1.25  # of the items' rows, from one round to the next
 _WHOLE = 0.75  # of the limit, not half of it: a window that is a little larger than estimated is not cut
@@ -197,12 +197,12 @@ class Plan:
 
     def _keep(self, chunk: Chunk, dp_rank: int, rows: Int64Array) -> None:
         """Keeps the rows of a chunk in place of the oldest ones; two threads may do it at once."""
-        if len(rows) > _KEPT_ROWS // 4:
+        if len(rows) > _KEPT_ROWS:
             return
         self._kept[chunk, dp_rank] = rows
         sizes = [(key, len(kept)) for key, kept in list(self._kept.items())]
         over = sum(size for _, size in sizes) - _KEPT_ROWS
-        for key, size in sizes:
+        for key, size in sizes[:-_KEPT_CHUNKS]:
             if over > 0:
                 self._kept.pop(key, None)
                 over -= size
