@@ -45,9 +45,14 @@ class OpenColumn(abc.ABC):
         Without `own_memory`, the next call overwrites the columns. A bad row becomes zeros, or an empty list.
         """
 
-    @abc.abstractmethod
     def open(self) -> Any:
         """Opens the decoders for one thread; fails with AttributeError if the opened object lacks its method."""
+        return self._checked(self._decoders[0].open())
+
+    def _checked(self, opened: Any) -> Any:
+        """The opened object, which must have the method that `method` names."""
+        getattr(opened, self.method.partition("(")[0])
+        return opened
 
     @property
     def opened(self) -> Any:
@@ -156,12 +161,6 @@ class RaggedColumn(OpenColumn):
 
     method = "decode(encoded, draws)"
 
-    def open(self) -> Any:
-        """See `OpenColumn.open`."""
-        opened: Any = self._decoders[0].open()
-        _ = opened.decode
-        return opened
-
     def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
         """See `OpenColumn.decode`."""
         (decoder,), (empty,) = self._decoders, self._memory
@@ -182,12 +181,6 @@ class BatchColumn(OpenColumn):
     """A batch decoder: decodes all rows of a call at once."""
 
     method = "decode_batch(encoded, draws, out)"
-
-    def open(self) -> Any:
-        """See `OpenColumn.open`."""
-        opened: Any = self._decoders[0].open()
-        _ = opened.decode_batch
-        return opened
 
     def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
         """See `OpenColumn.decode`."""

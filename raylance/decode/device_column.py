@@ -29,9 +29,7 @@ class DeviceColumn(BatchColumn):
 
     def open(self) -> Any:
         """See `OpenColumn.open`."""
-        opened: Any = self._decoders[0].open_on(self._device)  # type: ignore[attr-defined]
-        _ = opened.decode_batch
-        return opened
+        return self._checked(self._decoders[0].open_on(self._device))  # type: ignore[attr-defined]
 
     @property
     def opened(self) -> Any:

@@ -34,9 +34,8 @@ class DataFiles:
         self._fragments = dataset.get_fragments() if columns and "://" not in dataset.uri else []
         rows = [fragment.metadata.num_rows for fragment in self._fragments]
         self._bounds = list(itertools.accumulate(rows, initial=0))  # the first row of each fragment, and the end
-        self._schema = dataset.schema
-        self._types = {name: self._schema.field(name).type for name in columns}
-        self._read_schema = pa.schema(list(self._types.items()))
+        schema = dataset.schema  # Lance converts it each time that it is asked for
+        self._schema = pa.schema([(name, schema.field(name).type) for name in columns])
         self._fields = {field.name(): field for field in dataset.lance_schema.fields() if field.name() in columns}
         self._parts: dict[int, list[_Part] | None] = {}  # by fragment, once it was examined
         self._idle: deque[tuple[_Part, LanceFileReader]] = deque(maxlen=_IDLE)
@@ -75,7 +74,7 @@ class DataFiles:
             columns |= dict(zip(read.schema.names, read.columns, strict=True))
             with self._lock:
                 self._idle.append((part, reader))
-        return pa.Table.from_arrays([columns[name] for name in self._columns], schema=self._read_schema)
+        return pa.Table.from_arrays([columns[name] for name in self._columns], schema=self._schema)
 
     def _take(self, part: _Part) -> LanceFileReader:
         """A reader that no other thread uses: a reader serves one thread at a time."""
@@ -117,7 +116,7 @@ class DataFiles:
 
     def _is_same(self, name: str, schema: pa.Schema, file: Any) -> bool:
         """Whether a file's column of this name has the same fields and type as the dataset's."""
-        if schema.names.count(name) != 1 or schema.field(name).type != self._types[name]:
+        if schema.names.count(name) != 1 or schema.field(name).type != self._schema.field(name).type:
             return False
         try:
             counts = [_count(kind, file) for kind in schema.types]
