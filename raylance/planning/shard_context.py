@@ -149,11 +149,16 @@ def arrange_replicas(
 
     Raises:
         ConfigError: If `ranks_per_replica` is not a positive integer, or does not divide the world size; if a
-            `function` is given, see `take_function`, and its pairs are refused by `check_pairs`.
+            `function` of `take_function` is given beside it, fails, or gives pairs that `check_pairs` refuses.
     """
-    if function is not None:
-        return list(check_pairs([function(rank, world_size) for rank in range(world_size)], "data_parallel"))
     peers = check_integer("ranks_per_replica", ranks_per_replica, 1)
+    if function is not None:
+        if peers != 1:
+            raise ConfigError(
+                f"ranks_per_replica={peers} and data_parallel, {function!r}, both say which ranks get the same rows. "
+                "Give one of them."
+            )
+        return list(check_pairs([_call(function, rank, world_size) for rank in range(world_size)], "data_parallel"))
     if world_size % peers:
         raise ConfigError(
             f"ranks_per_replica={peers} does not divide the world size, {world_size}: {world_size % peers} of the "
@@ -161,6 +166,17 @@ def arrange_replicas(
             "not divide: give a fixed num_workers=, or call reshard() on each rank, which arranges any size."
         )
     return [None if peers == 1 else (rank // peers, world_size // peers) for rank in range(world_size)]
+
+
+def _call(function: Callable[[int, int], Any], rank: int, world_size: int) -> Any:
+    try:
+        return function(rank, world_size)
+    except Exception as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise ConfigError(
+            f"data_parallel, {name}, failed for rank {rank} of {world_size} ({type(error).__name__}: {error}). No rank "
+            "knows which rows it gets, so nothing was started. Call reshard() on each rank instead."
+        ) from error
 
 
 def check_pairs(given: Sequence[Any], source: str) -> list[RankAndSize]:

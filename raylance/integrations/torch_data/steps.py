@@ -79,10 +79,10 @@ class Steps(Positioned):
         check_batch_size(global_batch_size, batch_size, 1)
         self._ranks_per_replica = check_integer("ranks_per_replica", ranks_per_replica, 1)
         if isinstance(dist_info, Mesh) or dist_info is NO_GROUP:
-            if self._ranks_per_replica > 1:
+            if self._ranks_per_replica > 1 or self._function is not None:
                 raise ConfigError(
-                    f"dist_info={dist_info!r} gives the data-parallel rank already, and ranks_per_replica="
-                    f"{ranks_per_replica} would divide it again: some rows would come twice. Give one of them."
+                    f"dist_info={dist_info!r} gives the data-parallel rank already, and ranks_per_replica= or "
+                    "data_parallel would divide it again: some rows would come twice. Give one of them."
                 )
             dist_info = data_parallel_of(dist_info)  # worker processes do not have the mesh
         if isinstance(dist_info, tuple):

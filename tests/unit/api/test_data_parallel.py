@@ -127,6 +127,10 @@ def test_a_mesh_and_a_group_of_a_process_alone(data: raylance.Dataset) -> None:
             assert len(steps) == 96
             with pytest.raises(raylance.ConfigError, match="would divide it again"):
                 torch_data.IterableDataset(data, batch_size=BATCH, dist_info=given, ranks_per_replica=2)
+            with pytest.warns(FutureWarning), pytest.raises(raylance.ConfigError, match="would divide it again"):
+                torch_data.IterableDataset(
+                    data, batch_size=BATCH, dist_info=given, data_parallel=lambda rank, size: (rank, size)
+                )
         outside = torch.distributed.GroupMember.NON_GROUP_MEMBER
         with pytest.raises(raylance.ConfigError, match="is not part of the group"):
             data.loader().reshard(outside)

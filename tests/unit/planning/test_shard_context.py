@@ -63,6 +63,23 @@ def test_a_replica_without_ranks_is_refused() -> None:
         arrange_replicas(0, 4)
 
 
+def test_a_function_of_0_10_that_fails_or_stands_beside_replicas_is_refused() -> None:
+    """Its own error came, out of Ray Train's controller."""
+
+    def of_mesh(rank: int, world_size: int) -> tuple[int, int]:
+        return {0: (0, 1)}[rank]
+
+    with pytest.raises(
+        ConfigError, match=r"data_parallel, .*of_mesh, failed for rank 1 of 2 \(KeyError: 1\)"
+    ) as failed:
+        arrange_replicas(1, 2, of_mesh)
+    assert isinstance(failed.value.__cause__, KeyError)
+    with pytest.raises(ConfigError, match="both say which ranks get the same rows"):
+        arrange_replicas(2, 4, of_mesh)
+    with pytest.raises(ConfigError, match="data_parallel gave rank 0 of 2 3"):
+        arrange_replicas(1, 2, lambda rank, world_size: 3)
+
+
 def test_a_context_names_both_ranks() -> None:
     alone = ShardContext(rank=1, world_size=4)
     assert (alone.dp_rank, alone.dp_size, str(alone)) == (1, 4, "rank 1 of 4")
