@@ -14,7 +14,6 @@ from jobs.common import RefusedError
 from jobs.create_dataset.labels import is_text, read_classes
 from jobs.create_dataset.shaping import is_image, take_bytes
 from jobs.create_dataset.sources import (
-    ALIGNED,
     Left,
     Piece,
     Source,
@@ -23,6 +22,7 @@ from jobs.create_dataset.sources import (
     in_blocks,
     is_unsplit,
     list_files,
+    read_stream,
     split_of,
     with_split,
 )
@@ -167,9 +167,9 @@ class Saved(Source):
     def read(self, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
         """Columns as they are, of images the bytes."""
         for (file, split), _, _ in piece.parts:
-            with self.listing.open(file) as opened, pa.ipc.open_stream(opened, options=ALIGNED) as stream:
-                for batch in stream:
-                    table = from_file(pa.Table.from_batches([batch]), file)
+            with self.listing.open(file) as opened:
+                for batch in read_stream(opened, file):
+                    table = from_file(batch, file)
                     for field in table.schema:
                         if is_image(field.type) and (self.images is None or field.name in self.images):
                             table = take_bytes(table, field.name)

@@ -28,6 +28,7 @@ _FILE = b"file"  # in the metadata of a table on its way: where its rows are fro
 BLOCK_BYTES = 64 << 20  # that a source reads at a time, about
 # Arrow files are read as they lie in memory, and Lance panics at a decimal that lies there aligned to 8 bytes alone.
 ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +300,23 @@ def where_from(table: pa.Table, otherwise: str) -> str:
     """The file that its rows are from, where that was noted."""
     noted: bytes = (table.schema.metadata or {}).get(_FILE, otherwise.encode())
     return noted.decode()
+
+
+def read_stream(opened: pa.NativeFile, file: str) -> Iterator[pa.Table]:
+    """Reads an Arrow stream, a batch at a time.
+
+    Raises:
+        ValueError: If the mark that ends a stream is missing. pyarrow takes a cut between two batches for the end.
+    """
+    opened.seek(max(0, opened.size() - len(_END_OF_STREAM)))
+    if opened.read() != _END_OF_STREAM:
+        raise ValueError(
+            f"{file} is damaged: it ends without the mark that ends a stream. Rows may be missing. Copy it again, or "
+            "write it again and close the writer, which adds the mark."
+        )
+    opened.seek(0)
+    with pa.ipc.open_stream(opened, options=ALIGNED) as stream:
+        yield from (pa.Table.from_batches([batch]) for batch in stream)
 
 
 def in_blocks(table: pa.Table) -> Iterator[pa.Table]:

@@ -26,6 +26,7 @@ from jobs.create_dataset.sources import (
     cut,
     from_file,
     in_blocks,
+    read_stream,
     replaced,
     with_split,
 )
@@ -178,7 +179,7 @@ class Tables(Files):
                     batch = pa.ipc.open_file(opened, options=ALIGNED).get_batch(part)
                     yield pa.Table.from_batches([batch]).slice(low, high and high - low)
                 else:
-                    yield from (pa.Table.from_batches([batch]) for batch in pa.ipc.open_stream(opened, options=ALIGNED))
+                    yield from read_stream(opened, file)
         except (OSError, pa.ArrowException) as error:
             raise ValueError(f"{file} is damaged: {error}") from None
 

@@ -305,6 +305,30 @@ def test_a_tar_that_was_cut_short_is_damaged(ending: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("source", ["tables", "saved"])
+def test_a_stream_that_was_cut_short_is_damaged(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cut between two batches, it gave the rows until there, and no error: pyarrow takes the cut for the end."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_stream(table(), folder / "data.arrow")
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    (folder / "dataset_info.json").write_text("{}")
+    whole = (folder / "data.arrow").read_bytes()
+    with pa.ipc.open_stream(folder / "data.arrow") as stream, pa.BufferReader(whole) as read:
+        batches = len(list(stream))
+        ends = [read.tell() for _ in pa.ipc.open_stream(read)]
+    assert batches == len(ends) == 6
+    for length in (ends[2], len(whole) - 8):
+        (folder / "data.arrow").write_bytes(whole[:length])
+        message = refusal(capsys, source, "--input", folder, "--out", tmp_path / "out.lance")
+        assert "data.arrow is damaged: it ends without the mark that ends a stream" in message, message
+    (folder / "data.arrow").write_bytes(whole)
+    assert make(source, tmp_path / "out.lance", "--input", folder).count_rows() == ROWS
+
+
+@pytest.mark.usefixtures("ray_session")
 def test_what_the_datasets_library_saved(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["auk", "owl"])})
