@@ -14,7 +14,7 @@ import numpy as np
 from raylance.orders.order import Facts
 from raylance.planning.plan import Plan
 from tests.simulation.schedule import EPOCH, Scenario
-from tests.simulation.timed import Run, Shared, TimedRank, Times
+from tests.simulation.timed import Setting, TimedRank
 from tests.simulation.world import Clock
 
 AT_ONCE = 64  # requests that a reader has in flight
@@ -69,42 +69,41 @@ class Queue:
 class Fleet:
     """All ranks, by one clock."""
 
-    def __init__(self, run: Run, times: Times, shared: Shared) -> None:
-        self.planned, self.times, self.shared = run, times, shared
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
         self.clock = Clock()
-        self.plan = make_plan(run)
-        self.requests_per_row = requests_per_row(self.plan, run)
-        nodes = -(-run.ranks // shared.ranks_per_node)
-        self.storage = Queue(shared.storage_bytes_s), Queue(shared.storage_requests_s)
-        self.arriving = [Queue(shared.network_bytes_s) for _ in range(nodes)]
-        self.leaving = [Queue(shared.network_bytes_s) for _ in range(nodes)]
-        self.starting, self.starting_on = Queue(shared.actors_s), [Queue(shared.node_actors_s) for _ in range(nodes)]
-        self.end = self.plan.global_batch_size * run.steps
+        self.plan = make_plan(setting)
+        self.requests_per_row = requests_per_row(self.plan, setting)
+        nodes = -(-setting.ranks // setting.ranks_per_node)
+        self.storage = Queue(setting.storage_bytes_s), Queue(setting.storage_requests_s)
+        self.arriving = [Queue(setting.network_bytes_s) for _ in range(nodes)]
+        self.leaving = [Queue(setting.network_bytes_s) for _ in range(nodes)]
+        self.starting, self.starting_on = Queue(setting.actors_s), [Queue(setting.node_actors_s) for _ in range(nodes)]
+        self.end = self.plan.global_batch_size * setting.steps
         self.scenario = Scenario(
-            order=0, rows=run.rows, remainder="drop", chunk_positions=1, legs=[], decoders=run.decoders,
-            needs_decoder=True,
-            decodes=True, prefetch_batches=run.prefetch_batches, limit_bytes=run.max_inflight_bytes, blocks=True,
-            varies=1.0, bad_rows=frozenset(), faults=frozenset(), rate=0.0, budget=0, breaks=0.0,
-            placement_timeout_s=1e6, work_timeout_s=1e6, readers=run.readers,
+            order=0, rows=setting.rows, remainder="drop", chunk_positions=1, legs=[], decoders=setting.decoders,
+            needs_decoder=True, decodes=True, prefetch_batches=setting.prefetch_batches,
+            limit_bytes=setting.max_inflight_bytes, blocks=True, varies=1.0, bad_rows=frozenset(), faults=frozenset(),
+            rate=0.0, budget=0, breaks=0.0, placement_timeout_s=1e6, work_timeout_s=1e6, readers=setting.readers,
         )  # fmt: skip
-        self.ranks = [TimedRank(self, number) for number in range(run.ranks)]
+        self.ranks = [TimedRank(self, number) for number in range(setting.ranks)]
         self.ended: list[float] = []  # when each step ended
         self.longest_s: list[float] = []  # that each step takes on the rank where it takes longest
         self.first_batch_s = 0.0
-        self._left, self._longest_s = run.ranks, 0.0
+        self._left, self._longest_s = setting.ranks, 0.0
 
     def go(self) -> Found:
         """Trains until the last step has ended."""
         for rank in self.ranks:
             rank.begin()
-        while len(self.ended) < self.planned.steps:
+        while len(self.ended) < self.setting.steps:
             if not self.clock.pass_time(None):
                 raise RuntimeError(f"nothing will happen any more after step {len(self.ended)}")
-        run, ranks = self.planned, self.ranks
-        rows, begin = run.batch_size * run.ranks * run.steps, self.first_batch_s
+        setting, ranks = self.setting, self.ranks
+        rows, begin = setting.batch_size * setting.ranks * setting.steps, self.first_batch_s
         self.longest_s[0] = self.ended[0] - begin  # whoever began it before the last did is not waited for
         took_s = self.ended[-1] - begin
-        half = run.steps // 2
+        half = setting.steps // 2
         half_s = self.ended[-1] - (self.ended[half - 1] if half else begin)
         events = sum(rank.events for rank in ranks)
         return Found(
@@ -114,7 +113,7 @@ class Fleet:
             rows_per_s=rows / max(took_s, 1e-12),
             ideal_rows_per_s=rows / max(sum(self.longest_s), 1e-12),
             stall=max(0.0, 1 - sum(self.longest_s[half:]) / max(half_s, 1e-12)),
-            own_wait=sum(rank.waited_s for rank in ranks) / run.ranks / max(took_s, 1e-12),
+            own_wait=sum(rank.waited_s for rank in ranks) / setting.ranks / max(took_s, 1e-12),
             inflight_bytes=max(rank.most_bytes for rank in ranks),
             held_bytes=max(reading.most_bytes for rank in ranks for reading in rank.reading.values()),
             requests_per_row=self.requests_per_row,
@@ -138,10 +137,10 @@ class Fleet:
             return
         self.ended.append(self.clock.now)
         self.longest_s.append(self._longest_s)
-        self._left, self._longest_s = self.planned.ranks, 0.0
-        if self.planned.dies and len(self.ended) == self.planned.steps // 2:
-            self.ranks[0].die(self.planned.dies)
-        if len(self.ended) < self.planned.steps:
+        self._left, self._longest_s = self.setting.ranks, 0.0
+        if self.setting.dies and len(self.ended) == self.setting.steps // 2:
+            self.ranks[0].die(self.setting.dies)
+        if len(self.ended) < self.setting.steps:
             for rank in self.ranks:
                 rank.want()
 
@@ -149,41 +148,41 @@ class Fleet:
 
     def read(self, node: int, rows: int, then: Callable[..., None], *about: Any) -> None:
         """Reads rows from the storage."""
-        now, shared, nbytes = self.clock.now, self.shared, rows * self.planned.raw_bytes
-        requests = max(1.0, rows * self.requests_per_row, nbytes / shared.request_bytes)
+        now, setting, nbytes = self.clock.now, self.setting, rows * self.setting.raw_bytes
+        requests = max(1.0, rows * self.requests_per_row, nbytes / setting.request_bytes)
         served = [
             self.storage[0].take(now, nbytes),
             self.storage[1].take(now, requests),
             self.arriving[node].take(now, nbytes),
-            now + shared.storage_wait_s * math.ceil(requests / AT_ONCE) + nbytes / shared.reader_bytes_s,
+            now + setting.storage_wait_s * math.ceil(requests / AT_ONCE) + nbytes / setting.reader_bytes_s,
         ]
         self.clock.later(max(served) - now, then, *about)
 
 
-def make_plan(run: Run) -> Plan:
+def make_plan(setting: Setting) -> Plan:
     """The plan as loaders make it."""
-    size = run.batch_size * run.ranks
+    size = setting.batch_size * setting.ranks
     facts = Facts(
-        rows=run.rows, seed=run.seed, row_bytes=run.raw_bytes, global_batch_size=size,
-        window_bytes=run.max_window_bytes,
+        rows=setting.rows, seed=setting.seed, row_bytes=setting.raw_bytes, global_batch_size=size,
+        window_bytes=setting.max_window_bytes,
     )  # fmt: skip
-    order = run.order.resolve(facts)
-    fitting = max(order.lane_count, int(run.max_window_bytes / 2 * run.ranks / run.raw_bytes))
+    order = setting.order.resolve(facts)
+    fitting = max(order.lane_count, int(setting.max_window_bytes / 2 * setting.ranks / setting.raw_bytes))
     chunk = min(order.read_positions or fitting, fitting)
-    return Plan(order=order, global_batch_size=size, dp_size=run.ranks, remainder="drop", chunk_positions=chunk)
+    return Plan(order=order, global_batch_size=size, dp_size=setting.ranks, remainder="drop", chunk_positions=chunk)
 
 
-def requests_per_row(plan: Plan, run: Run) -> float:
+def requests_per_row(plan: Plan, setting: Setting) -> float:
     """Runs of rows that lie together in the storage, of what some ranks read together, by the plan itself."""
     chunk, runs, rows = plan.chunk_at(EPOCH, 0), 0, 0
     for _ in range(8):  # windows and steps need not end together, so that chunks differ
-        for rank in {0, run.ranks // 2, run.ranks - 1} if chunk is not None else ():
+        for rank in {0, setting.ranks // 2, setting.ranks - 1} if chunk is not None else ():
             stored = np.sort(plan.chunk_rows(chunk, rank))
             runs, rows = runs + 1 + int(np.count_nonzero(np.diff(stored) != 1)), rows + len(stored)
         chunk = None if chunk is None else plan.next_chunk(chunk)
     return runs / max(1, rows)
 
 
-def simulate(run: Run, times: Times, shared: Shared | None = None) -> Found:
+def simulate(setting: Setting) -> Found:
     """Trains some steps on simulated machines; the same arguments give the same, but for `decide_s`."""
-    return Fleet(run, times, shared or Shared()).go()
+    return Fleet(setting).go()

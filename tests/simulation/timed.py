@@ -47,78 +47,33 @@ BLOCK_BYTES = 32 << 20  # that a reader reads at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Times:
-    """What things take, in seconds; `…_varies` are standard deviations of one of them, as a share of its mean.
+class Setting:
+    """A training, the seconds that its parts take, and the limits of what ranks share.
+
+    `…_varies` is a standard deviation as a share of the mean.
 
     Attributes:
-        read_call_s, read_row_s: Of the shard actor: a call, and each row of it.
-        decode_call_s, decode_row_s: Of a decoder. Rows vary by themselves, items beside that, and ranks for good: the
-            decoders of one are slower than those of another.
-        put_byte_s: Of either, to put a byte of what it has made into the object store.
-        submit_s, event_s: Of the worker's feeder: to submit a call, and to take an event and decide.
-        fetch_call_s, fetch_byte_s: To bring a result here.
-        batch_row_s: To make a row part of a batch.
-        start_s: A new actor, from being asked for to its first answer.
-        notice_s: Until it is known that an actor has died.
-        step_s: The model's own, for one batch.
-    """
-
-    read_call_s: float = 0.0
-    read_row_s: float = 0.0
-    decode_call_s: float = 0.0
-    decode_row_s: float = 0.0
-    decode_row_varies: float = 0.0
-    decode_item_varies: float = 0.0
-    rank_varies: float = 0.0
-    put_byte_s: float = 0.0
-    submit_s: float = 0.0
-    event_s: float = 0.0
-    fetch_call_s: float = 0.0
-    fetch_byte_s: float = 0.0
-    batch_row_s: float = 0.0
-    start_s: float = 0.0
-    notice_s: float = 0.0
-    step_s: float = 0.0
-    step_varies: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shared:
-    """What ranks share; infinite unless it is given.
-
-    Attributes:
-        ranks_per_node: Ranks of one node, which share its network.
-        network_bytes_s: Of each node, in each direction.
+        readers: Shard actors of each rank; up to `most_readers` while the trainer waits for reading.
+        steps: Steps to simulate, of an epoch of `rows`.
+        dies: Kind of the helper of rank 0 that dies after half of the steps.
+        is_warm: Whether helpers run already.
+        step_s: The model's own time for a batch.
+        read_call_s, read_row_s: The shard actor's time for a call, and for each row of it.
+        decode_call_s, decode_row_s: A decoder's. `decode_row_varies` is between rows, `decode_item_varies` between
+            items, and `rank_varies` between the decoders of one rank and those of another.
+        put_byte_s: Either's, to put a byte of its result into the object store.
+        submit_s, event_s: The feeder's, to submit a call, and to take an event and decide.
+        fetch_call_s, fetch_byte_s: The feeder's, to fetch a result.
+        batch_row_s: The feeder's, to make a row part of a batch.
+        start_s: From a request for an actor to its first answer.
+        notice_s: From the death of an actor until its caller knows.
+        ranks_per_node: Ranks that share the network of a node, of `network_bytes_s` in each direction.
         decoders_elsewhere: Decoders of each rank on nodes of their own, whose network is not the limit.
-        storage_bytes_s, storage_requests_s: Of the storage, for all ranks together.
-        storage_wait_s: Until a request is answered.
+        storage_bytes_s, storage_requests_s: Limits of the storage, for all ranks together.
+        storage_wait_s: From a request to its answer.
         reader_bytes_s: Most that one reader gets from the storage.
         request_bytes: Most bytes of a request.
-        actors_s: Actors that Ray starts in a second, in the whole cluster.
-        node_actors_s: On one node.
-    """
-
-    ranks_per_node: int = 8
-    network_bytes_s: float = math.inf
-    decoders_elsewhere: int = 0
-    storage_bytes_s: float = math.inf
-    storage_requests_s: float = math.inf
-    storage_wait_s: float = 0.0
-    reader_bytes_s: float = math.inf
-    request_bytes: int = 8 << 20
-    actors_s: float = math.inf
-    node_actors_s: float = math.inf
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """What is trained.
-
-    Attributes:
-        readers: Shard actors of each rank, with more of them while the trainer waits for reading, up to `most_readers`.
-        steps: Steps to simulate, of an epoch of `rows`.
-        dies: Kind of the helper of rank 0 that dies when the training is half through.
-        is_warm: Whether helpers run already.
+        actors_s, node_actors_s: Actors that Ray starts in a second, in the cluster and on one node.
     """
 
     ranks: int = 1
@@ -137,6 +92,33 @@ class Run:
     seed: int = 0
     dies: str = ""
     is_warm: bool = False
+    step_s: float = 0.0
+    step_varies: float = 0.0
+    read_call_s: float = 0.0
+    read_row_s: float = 0.0
+    decode_call_s: float = 0.0
+    decode_row_s: float = 0.0
+    decode_row_varies: float = 0.0
+    decode_item_varies: float = 0.0
+    rank_varies: float = 0.0
+    put_byte_s: float = 0.0
+    submit_s: float = 0.0
+    event_s: float = 0.0
+    fetch_call_s: float = 0.0
+    fetch_byte_s: float = 0.0
+    batch_row_s: float = 0.0
+    start_s: float = 0.0
+    notice_s: float = 0.0
+    ranks_per_node: int = 8
+    network_bytes_s: float = math.inf
+    decoders_elsewhere: int = 0
+    storage_bytes_s: float = math.inf
+    storage_requests_s: float = math.inf
+    storage_wait_s: float = 0.0
+    reader_bytes_s: float = math.inf
+    request_bytes: int = 8 << 20
+    actors_s: float = math.inf
+    node_actors_s: float = math.inf
 
 
 class NoDraws(Draws):
@@ -154,7 +136,7 @@ class Reading:
 
     def __init__(self, fleet: Any, rank: int, node: int) -> None:
         self._fleet, self._rank, self._node = fleet, rank, node
-        self._block = max(1, min(BLOCK_BYTES, fleet.planned.max_window_bytes // 16) // fleet.planned.raw_bytes)
+        self._block = max(1, min(BLOCK_BYTES, fleet.setting.max_window_bytes // 16) // fleet.setting.raw_bytes)
         self.most_bytes = 0
         self.forget()
 
@@ -202,7 +184,7 @@ class Reading:
     def _start(self, chunk: Chunk) -> None:
         rows = self._here[chunk] = self._fleet.plan.chunk_size(chunk, self._rank)
         held = sum(self._fleet.plan.chunk_size(other, self._rank) for other in self._here)
-        self.most_bytes = max(self.most_bytes, held * self._fleet.planned.raw_bytes)
+        self.most_bytes = max(self.most_bytes, held * self._fleet.setting.raw_bytes)
         self._fleet.read(self._node, min(rows, self._block), self._read, chunk, min(rows, self._block))
 
     def _read(self, chunk: Chunk, rows: int) -> None:
@@ -224,12 +206,12 @@ class TimedSession(Session):
     """A session that makes the dispatcher of one rank."""
 
     def __init__(self, rank: "TimedRank") -> None:
-        run, scenario = rank.fleet.planned, rank.scenario
-        source = SimpleNamespace(likely_row_bytes=run.raw_bytes, uri="rows")
-        decoding = SimpleNamespace(row_bytes=run.decoded_bytes, max_bad_rows=None, datasets=())
+        setting, scenario = rank.fleet.setting, rank.scenario
+        source = SimpleNamespace(likely_row_bytes=setting.raw_bytes, uri="rows")
+        decoding = SimpleNamespace(row_bytes=setting.decoded_bytes, max_bad_rows=None, datasets=())
         options: Any = SimpleNamespace(
-            reader_range=(run.readers, max(run.readers, run.most_readers)),
-            decoder_range=(run.decoders, run.decoders),
+            reader_range=(setting.readers, max(setting.readers, setting.most_readers)),
+            decoder_range=(setting.decoders, setting.decoders),
             max_inflight_bytes=scenario.limit_bytes,
             placement_timeout_s=scenario.placement_timeout_s,
             work_timeout_s=scenario.work_timeout_s,
@@ -253,8 +235,8 @@ class TimedRank(World):
 
     def __init__(self, fleet: Any, number: int) -> None:
         super().__init__(NoDraws(), fleet.scenario, None, fleet.clock)  # type: ignore[arg-type] - nothing is watched
-        run = fleet.planned
-        self.fleet, self.number, self.node = fleet, number, number // fleet.shared.ranks_per_node
+        setting = fleet.setting
+        self.fleet, self.number, self.node = fleet, number, number // fleet.setting.ranks_per_node
         self.reading: dict[int, Reading] = {}  # by reader
         self.session = TimedSession(self)
         self.dispatcher = self.session.make_dispatcher(fleet.plan, number, fleet.end)
@@ -262,8 +244,8 @@ class TimedRank(World):
         self.step = self.bytes = self.most_bytes = self.events = 0
         self.waited_s = self.decided_s = 0.0
         self.delivered: list[WorkItem] = []
-        self._random = random.Random(f"{run.seed} {number}")
-        self._slowness = self._factor(fleet.times.rank_varies)
+        self._random = random.Random(f"{setting.seed} {number}")
+        self._slowness = self._factor(fleet.setting.rank_varies)
         self._placed_decoders = 0
         self._arrives: dict[int, float] = {}  # when what a decoder works on is where it is
         self._todo: deque[Any] = deque()
@@ -302,7 +284,7 @@ class TimedRank(World):
 
     def _next_thing(self) -> float | None:
         """Does what is next, as the feeder does; returns what it takes, or None where there is nothing to do."""
-        times, plan = self.fleet.times, self.fleet.plan
+        setting, plan = self.fleet.setting, self.fleet.plan
         if self._todo:
             command = self._todo.popleft()
             begin = self.now()
@@ -314,12 +296,12 @@ class TimedRank(World):
                 self.do(command)
             if type(command) is Fetch:
                 return self._arrives.pop(command.call) - begin
-            return times.submit_s if type(command) in (Read, Decode, Place) else 0.0
-        if self._whole and len(self._finished) < max(1, self.fleet.planned.prefetch_batches):
+            return setting.submit_s if type(command) in (Read, Decode, Place) else 0.0
+        if self._whole and len(self._finished) < max(1, self.fleet.setting.prefetch_batches):
             after = self._whole.popleft()
             low, high = plan.rank_slice(after - plan.global_batch_size, self.number)
-            self.later((high - low) * times.batch_row_s, self._hand, after)
-            return (high - low) * times.batch_row_s
+            self.later((high - low) * setting.batch_row_s, self._hand, after)
+            return (high - low) * setting.batch_row_s
         if self._taken is not None:
             event: Event | None = Taken(self._taken)
             self._taken = None
@@ -339,7 +321,7 @@ class TimedRank(World):
         if deadline is not None and deadline < self._timer:
             self._timer = deadline
             self.later(deadline - self.now(), self._wake)
-        return times.event_s
+        return setting.event_s
 
     def _tell(self, event: Event | None) -> None:
         outputs = self.dispatcher.handle(event, self.now())
@@ -348,13 +330,13 @@ class TimedRank(World):
     def _fetch(self, command: Fetch) -> None:
         """Blocks the thread until the results are here."""
         results = [self.table[call] for call in (command.read, command.decode) if call is not None]
-        times, here = self.fleet.times, self.now()
-        here += len(results) * times.fetch_call_s
+        setting, here = self.fleet.setting, self.now()
+        here += len(results) * setting.fetch_call_s
         for result in results:
             nbytes = self._bytes_of(result)
             away = result is not None and result.node != 0
             arrived = self.fleet.arriving[self.node].take(self.now(), nbytes) if away else self.now()
-            here = max(here, arrived) + nbytes * times.fetch_byte_s
+            here = max(here, arrived) + nbytes * setting.fetch_byte_s
         self._arrives[command.call] = here
         self.later(here - self.now(), self.post, Fetched(command.call, results[0], results[-1]))  # type: ignore[arg-type]
 
@@ -392,13 +374,13 @@ class TimedRank(World):
         self._wanted_at, self._taken = None, self._finished.popleft()
         self._count(-self._batch_bytes)
         self._wake()
-        times = self.fleet.times
-        self.fleet.stepped(times.step_s * self._factor(times.step_varies), self.step)
+        setting = self.fleet.setting
+        self.fleet.stepped(setting.step_s * self._factor(setting.step_varies), self.step)
         self.step += 1
 
     @property
     def _batch_bytes(self) -> int:
-        return self.fleet.planned.batch_size * self.fleet.planned.decoded_bytes
+        return self.fleet.setting.batch_size * self.fleet.setting.decoded_bytes
 
     # The helpers.
 
@@ -408,7 +390,7 @@ class TimedRank(World):
         helper.state = "hung"  # it answers nothing, and what it is given says nothing either
         if kind == "reader":
             self.reading[helper.number].forget()
-        self.later(self.fleet.times.notice_s, self.post, Lost(helper.number, Fault(what="it died")))
+        self.later(self.fleet.setting.notice_s, self.post, Lost(helper.number, Fault(what="it died")))
 
     def count_decoders(self) -> tuple[int, int, int]:
         return (self.scenario.decoders,) * 3
@@ -416,15 +398,15 @@ class TimedRank(World):
     def _place(self, number: int, kind: Kind) -> None:
         is_decoder, fleet, now = kind == "decoder", self.fleet, self.now()
         self._placed_decoders += is_decoder
-        away = is_decoder and self._placed_decoders <= fleet.shared.decoders_elsewhere
+        away = is_decoder and self._placed_decoders <= fleet.setting.decoders_elsewhere
         helper = self.helpers[number] = self._helpers[number] = Helper(number, kind, int(away), now)
         if not is_decoder:
             self.reading[number] = Reading(fleet, self.number, self.node)
-        if fleet.planned.is_warm and not fleet.ended:
+        if fleet.setting.is_warm and not fleet.ended:
             self._placed(helper)
             return
         started = max(fleet.starting.take(now, 1), fleet.starting_on[self.node].take(now, 1))
-        self.later(started - now + fleet.times.start_s, self._placed, helper)
+        self.later(started - now + fleet.setting.start_s, self._placed, helper)
 
     def _prefetch(self, command: Prefetch) -> None:
         self.reading[command.helper].begin(command.chunk)
@@ -438,38 +420,42 @@ class TimedRank(World):
     def _work(self, helper: Helper) -> None:
         call, command, source = helper.queue[0]
         helper.is_working = True
-        times, run = self.fleet.times, self.fleet.planned
+        setting = self.fleet.setting
         if type(command) is Read:
             rows = command.item.rows
-            took_s = times.read_call_s + rows * (times.read_row_s + run.raw_bytes * times.put_byte_s)
+            took_s = setting.read_call_s + rows * (setting.read_row_s + setting.raw_bytes * setting.put_byte_s)
             reading = self.reading[helper.number]
             reading.gather(command.item, command.following, lambda: self.later(took_s, self._finish, helper, ""))
         elif type(command) is Decode:
             rows = source.item.rows
-            varies = math.hypot(times.decode_row_varies / math.sqrt(max(1, rows)), times.decode_item_varies)
-            took_s = times.decode_call_s + rows * times.decode_row_s * self._slowness * self._factor(varies)
+            varies = math.hypot(setting.decode_row_varies / math.sqrt(max(1, rows)), setting.decode_item_varies)
+            took_s = setting.decode_call_s + rows * setting.decode_row_s * self._slowness * self._factor(varies)
             wait_s = max(0.0, self._arrives.pop(call, 0.0) - self.now())
-            self.later(wait_s + took_s + rows * run.decoded_bytes * times.put_byte_s, self._finish, helper, "")
+            self.later(wait_s + took_s + rows * setting.decoded_bytes * setting.put_byte_s, self._finish, helper, "")
         else:
             self.later(0.0, self._finish, helper, "")
 
     def _outcome(self, helper: Helper, call: int, command: Any, source: Result | None, fault: str) -> Event:
-        is_read, run = type(command) is Read, self.fleet.planned
+        is_read, setting = type(command) is Read, self.fleet.setting
         item = command.item if is_read else source.item  # type: ignore[union-attr]
         result = Result(helper.number, helper.node, item, [], not is_read)
         nbytes = self._bytes_of(result)
         if call in self.table:
             self.table[call] = result
             self._count(nbytes)
-        return Done(call, Receipt(raw_bytes=item.rows * run.raw_bytes if is_read else 0, nbytes=nbytes))
+        return Done(call, Receipt(raw_bytes=item.rows * setting.raw_bytes if is_read else 0, nbytes=nbytes))
 
     def _forget(self, calls: Iterable[int]) -> None:
         self._count(-sum(self._bytes_of(self.table.get(call)) for call in calls))
         super()._forget(calls)
 
     def _bytes_of(self, result: Result | None) -> int:
-        run = self.fleet.planned
-        return 0 if result is None else result.item.rows * (run.decoded_bytes if result.is_decoded else run.raw_bytes)
+        setting = self.fleet.setting
+        return (
+            0
+            if result is None
+            else result.item.rows * (setting.decoded_bytes if result.is_decoded else setting.raw_bytes)
+        )
 
     def _count(self, nbytes: int) -> None:
         self.bytes += nbytes

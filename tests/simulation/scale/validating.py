@@ -1,10 +1,9 @@
-"""Owns the real runs beside which the simulation is put: decoders that sleep, so that two cores are enough for many of
-them; never simulates.
+"""Owns real runs and what the simulation says of them: their decoders sleep, so that two cores are enough for many of
+them. Never simulates by itself.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import math
 import os
 import tempfile
 import time
@@ -19,9 +18,12 @@ import ray
 import torch.distributed
 
 import raylance
+from tests.simulation.fleet import simulate
+from tests.simulation.timed import Setting
 
 SIDE = 64  # of what a row becomes: 12 KiB, so that bytes do not matter
 RAW_BYTES = 64
+NOTHING_SHARED = Setting()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,3 +150,58 @@ def measure(case: Case, uri: str) -> tuple[float, float]:
     if rows != list(range(case.rows)):
         raise SystemExit(f"{case}: {len(rows)} rows came, {len(set(rows))} of them distinct, and not {case.rows}")
     return max(first for first, _, _ in found), max(seconds for _, seconds, _ in found)
+
+
+def predict(case: Case, base: Setting) -> tuple[float, float]:
+    """What the simulation says of a real run: seconds of the first batch and of the epoch."""
+    found = simulate(
+        dataclasses.replace(
+            base,
+            ranks=case.ranks,
+            decoders=case.decoders,
+            batch_size=case.batch_size,
+            steps=case.steps,
+            rows=case.rows,
+            raw_bytes=RAW_BYTES,
+            decoded_bytes=SIDE**2 * 3,
+            order=raylance.Sequential(),
+            max_inflight_bytes=case.max_inflight_bytes,
+            is_warm=True,
+            dies="decoder" if case.dies else "",
+            step_s=case.step_s,
+            decode_row_s=case.row_s,
+            **dict.fromkeys(("step_varies", "rank_varies", "decode_row_varies", "decode_item_varies"), 0.0),
+            **{name: math.inf for name, value in vars(NOTHING_SHARED).items() if value == math.inf},
+            storage_wait_s=0.0,
+        )
+    )
+    return found.first_batch_s, found.seconds
+
+
+def validate(base: Setting, items: int) -> list[dict[str, Any]]:
+    """Prints real runs beside the simulation."""
+    table, all_cases = [], list(cases(items))
+    print("ranks  decoders  step_s  rows/s real  simulated   error   of linear   first batch real  simulated")
+    # Sleeping decoders take no core: Ray is promised more than there are.
+    ray_options = {"num_cpus": 64, "include_dashboard": False, "log_to_driver": False}
+    with ray.init(address="local", **ray_options), tempfile.TemporaryDirectory() as folder:
+        uri = write(Path(folder), max(case.rows for case in all_cases))
+        for case in all_cases:
+            (first_s, real_s), (simulated_first_s, simulated_s) = measure(case, uri), predict(case, base)
+            row = {
+                **dataclasses.asdict(case),
+                "real_rows_per_s": case.rows / real_s,
+                "simulated_rows_per_s": case.rows / simulated_s,
+                "error": real_s / simulated_s - 1,
+                "of_linear": case.rows * case.row_s / real_s / case.ranks / case.decoders,
+                "first_batch_s": first_s,
+                "simulated_first_batch_s": simulated_first_s,
+            }
+            table.append(row)
+            print(
+                f"{case.ranks:>5} {case.decoders:>9} {case.step_s:>7.1f} {row['real_rows_per_s']:>12.1f}"
+                f" {row['simulated_rows_per_s']:>10.1f} {row['error']:>+7.1%} {row['of_linear']:>11.3f}"
+                f" {first_s:>18.2f} {simulated_first_s:>10.2f}{'  a decoder dies' if case.dies else ''}",
+                flush=True,
+            )
+    return table
