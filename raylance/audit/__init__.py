@@ -2,11 +2,11 @@
 the rows of a step; never repairs, and never writes data.
 
     audit = raylance.audit.EpochAudit(train, global_batch_size=256, world_size=8, epoch=3)
-    audit.count()                                     # every row once, by the plan
-    audit.count(audit.by_stream(num_decoders=2))      # … by the real stream
+    audit.count()                                     # does the plan have every row once?
+    audit.count(audit.by_stream(num_decoders=2))      # do the loaders deliver every row once?
     audit.rows_of_step(1200, columns=["label"])       # rows of a loss spike
 
-    train = raylance.audit.reopen(state)              # of a run, by the content of its raylance_state.json
+    train = raylance.audit.reopen(state)              # state: the content of a run's raylance_state.json
     raylance.audit.EpochAudit(train, state=state).count()
 
 An audit by the plan shows which rows a run should get. `raylance.prove_run(folder)` checks which rows its ranks got.

@@ -34,10 +34,10 @@ Ranks = Sequence[Step | None]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """The delivered rows, compared with the expected ones: the steps of the plan, and every row once.
+    """The result of an audit: the delivered rows, compared with the steps of the plan and with the selected rows.
 
-    Every row that Lance selects is expected once an epoch. A row of a dataset in a mixture may come again after all of
-    its other rows. If an order draws rows, every draw is expected.
+    Every row that Lance selects is expected once in an epoch. In a mixture, a row of a dataset may come again after all
+    other rows of that dataset. If an order draws rows with replacement, every draw is expected.
 
     Attributes:
         counts: Numbers of rows by name. "expected": rows of an epoch. "delivered", "padding", "masked". "aside": rows
@@ -64,7 +64,7 @@ class AuditReport:
 
 
 class EpochAudit:
-    """The audit of an epoch, or of its rest: it counts rows, and shows the rows of a step.
+    """Audits an epoch, or its rest from a position on: counts rows, and shows the rows of a step.
 
     Attributes:
         plan: The plan of the epoch.
@@ -82,7 +82,7 @@ class EpochAudit:
         position: int = 0,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Plans the epoch; reads nothing.
+        """Plans the epoch; reads no rows.
 
         Args:
             data: A dataset or a mixture.
@@ -124,17 +124,17 @@ class EpochAudit:
         self._starts = range(self.position, self.position + self.plan.steps(self.position) * size, size)
 
     def completed_shards(self, state: Mapping[str, Any]) -> Int64Array:
-        """Finds the shards that are complete at the position of a state, and checks the list in the state.
+        """Returns the shards that are complete at the position of a state, and checks the list in the state.
 
         Args:
             state: The content of a `raylance_state.json` of the run.
 
         Returns:
-            IDs, int64, ascending, shape (k,). They follow from order, seed and epoch, and include all shards that the
-            state lists.
+            Shard IDs, int64, ascending, shape (k,), computed from order, seed and epoch. They include all shards that
+            the state lists.
 
         Raises:
-            StateError: If the state is damaged, or lists a shard with rows to come.
+            StateError: If the state is damaged, or lists a shard that still has rows to come.
         """
         saved = parse_state(state)
         epoch = self.plan.order.epoch(saved.epoch)
@@ -170,7 +170,7 @@ class EpochAudit:
         """Counts the delivered rows, and compares them with the plan and with the rows that Lance selects.
 
         Args:
-            delivered: The rows of each rank, step by step, from `by_stream` or from a training loop; None is `by_plan`.
+            delivered: The rows of each rank, step by step, from `by_stream` or a training loop; None takes `by_plan`.
         """
         plan, tally = self.plan, Tally([part.selected() for part in self._parts])
         counts, steps, wrong = Counter(delivered=0, padding=0, masked=0), [0] * plan.dp_size, []
@@ -212,12 +212,12 @@ class EpochAudit:
         return AuditReport(counts={"expected": expected, **counts}, steps=steps, faults=faults, verdict=verdict)
 
     def rows_of_step(self, step: int, *, rank: int | None = None, columns: Sequence[str] = ()) -> pd.DataFrame:
-        """Shows the rows of a step in the order of the global batch, for example of a loss spike.
+        """Returns a table of a step's rows in the order of the global batch, for example to examine a loss spike.
 
         Args:
             step: The number of the step, counted from `position`.
             rank: The rank whose rows are shown; None for all.
-            columns: Columns to show as stored. They need not be delivered.
+            columns: Columns to show as they are stored; batches need not have them.
 
         Returns:
             For each row its `position` in the epoch, `rank`, `component` (in a mixture: the name of the dataset),
@@ -258,7 +258,7 @@ class EpochAudit:
         return {name: pd.Series(given, dtype=object if None in given else None) for name, given in values.items()}
 
     def _planned(self, positions: Int64Array) -> Step:
-        """The rows at positions of the plan. Rows after the end of the epoch are padding."""
+        """Returns the rows at positions of the plan. Positions after the end of the epoch are padding."""
         which, own = split_offsets(self._selection.offsets(self.plan.select(self.epoch, positions)))
         components = which if isinstance(self._delivery_spec.order, MixOrder) else None
         return Step(offsets=own, real=positions < self.plan.epoch_rows, components=components)
@@ -290,14 +290,14 @@ class EpochAudit:
             names = {ROW_OFFSET, COMPONENT, VALID} & set(table.column_names)
             columns = {name: table[name].to_numpy().copy() for name in names}
             real, masked = columns.get(VALID, np.ones(len(table), dtype=np.bool_)), 0
-            if self._delivery_spec.masks_bad_rows:  # they are marked like padding; the plan tells them apart
+            if self._delivery_spec.masks_bad_rows:  # bad rows are marked like padding; the plan knows the padding
                 at = self.position + number * size
                 known = plan.positions(at, *plan.rank_slice(at, loader.dp_rank)) < plan.epoch_rows
                 real, masked = real | known, int((known & ~real).sum())
             yield Step(offsets=columns[ROW_OFFSET], real=real, components=columns.get(COMPONENT), masked=masked)
 
     def _compare(self, tally: Tally) -> tuple[dict[str, int], list[str]]:
-        """Counts rows that came less or more often than expected; also returns a line for each kind of fault."""
+        """Returns numbers of rows that came less or more often than expected, and a line for each kind of fault."""
         drawn, counts, faults = Tally(tally.selected), {"missing": 0, "twice": 0}, []
         for rows in self._rows(0, self.plan.epoch_rows if any(part.order.repeats for part in self._parts) else 0):
             drawn.add(rows)
@@ -306,7 +306,7 @@ class EpochAudit:
             count, of = int(selected.sum()), f" of {part.name}" * bool(part.name)
             if count != part.rows:
                 faults.append(f"Lance selects {count:,} rows{of}, the plan has {part.rows:,}")
-            # A mixture repeats a dataset as a whole.
+            # A mixture repeats a dataset only as a whole, so its rows come `passes` times, and some of them once more.
             passes, more = divmod(standings[part.name]["rows"] if standings else count, max(count, 1))
             least, most = (draws, draws) if part.order.repeats else (passes, passes + (more > 0))
             for what, wrong in (("missing", times < least), ("twice", times > most)):

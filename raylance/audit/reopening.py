@@ -42,7 +42,7 @@ class _Scalars(ast.NodeTransformer):
 
 
 def read_setting(text: str) -> Any:
-    """Makes a split, an order or a packing from its repr in checkpoints and errors; runs no code.
+    """Makes a split, an order or a packing from its repr, as checkpoints and errors hold it; runs no code of the text.
 
     Args:
         text: The repr, such as "FractionSplit(fractions={'train': 0.9, 'val': 0.1}, part='train', by='key')".
@@ -72,15 +72,16 @@ def reopen(
 
     Args:
         state: The content of a `raylance_state.json` of the run.
-        uri: The present URI of the data, if it has moved; for a mixture, one URI for each dataset, in the order of
-            their names.
+        uri: The present URI of the data, if it has moved; for a mixture, one URI for each dataset, in the order in
+            which the state names them.
         remainder: The remainder of the run, which a checkpoint does not hold.
         **changes: Other arguments of `raylance.dataset`, for all datasets of a mixture: arguments that a checkpoint
             does not hold, such as `storage_options`, `decode` and `pack`, and arguments that differ from the run's.
 
     Raises:
         StateError: If the state is damaged.
-        ConfigError: If `order` is needed, because a checkpoint holds no weights and no code.
+        ConfigError: If `order` must be given, because a checkpoint holds neither the weights of a `Weighted` order nor
+            the code of a custom one; or if `uri` does not have one URI for each dataset.
     """
     saved = parse_state(state)
     is_mixture = saved.order.get("name") == MixOrder.name
@@ -121,7 +122,7 @@ def reopen(
 
 
 def _order(name: Any = None, **params: Any) -> Order:
-    """The order from a checkpoint."""
+    """Returns the order that a checkpoint holds."""
     if name not in _RECORDED:
         raise ConfigError(
             f"the run's order {name!r} is not all in its checkpoint: give it as order=. Nothing was opened without it."

@@ -1,5 +1,5 @@
-"""Owns an audit's own view of a dataset: its selected rows by a scan of Lance, their stored values, and the tally of
-delivered rows; never plans.
+"""Owns an audit's own view of a dataset: its selected rows, found by a scan of Lance, their stored values, and the
+tally of delivered rows; never plans steps.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ class Step:
 
     Attributes:
         offsets: Row offsets, like the column `_rowoffset` of batches; int64, shape (k,).
-        real: Whether each is a row, not padding; bool, shape (k,).
+        real: Whether each offset is a row of the step, not padding; bool, shape (k,).
         components: In a mixture, the numbers of the datasets, like the column `_component`; int64, shape (k,).
-        masked: Number of rows that could not be decoded and came masked.
+        masked: Number of rows that could not be decoded and were masked.
     """
 
     offsets: Int64Array
@@ -48,7 +48,7 @@ class Step:
 
 
 class Tally:
-    """Counts how often each row of each dataset came."""
+    """Counts how often each row of each dataset was delivered."""
 
     def __init__(self, selected: Sequence[BoolArray]) -> None:
         self.selected = selected  # masks over the row offsets of each dataset
@@ -56,7 +56,7 @@ class Tally:
         self.foreign = 0
 
     def add(self, rows: Int64Array) -> None:
-        """Counts rows, given with the component in the high bits. Rows that are not selected are foreign."""
+        """Counts rows: offsets with the component in the high bits. Rows that are not selected count as foreign."""
         which, offsets = split_offsets(rows)
         for number in np.unique(which).tolist():
             mine = offsets[which == number]
@@ -75,12 +75,12 @@ class Part:
     table: TableRows
     filter: str | None
     split: str | None
-    pack: PackTokens | None  # if it delivers sequences of packed documents
+    pack: PackTokens | None  # None unless the dataset delivers sequences of packed documents
     order: Order
-    rows: int  # of its selection in the plan
+    rows: int  # number of selected rows in the plan
 
     def selected(self) -> BoolArray:
-        """The rows that Lance selects, as a mask over row offsets; for documents, over their sequences."""
+        """Returns the rows that Lance selects as a mask over row offsets; for packed documents, over sequences."""
         if self.pack is not None:
             tokens = 0
             for batch in self.scan({"tokens": f"array_length(`{self.pack.column}`)"}):
@@ -93,7 +93,7 @@ class Part:
         return mask
 
     def scan(self, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-        """Yields SQL expressions by name, and `_rowoffset`, for the rows of filter and split, in storage order."""
+        """Yields batches of the selected rows, in storage order: SQL expressions by name, and `_rowoffset`."""
         split: Split | None = None if self.split is None else read_setting(self.split)
         keys = {f"key {name}": f"`{name}`" for name in (split.columns if split else [])}
         wanted = {**columns, **keys, ROW_OFFSET: ROW_OFFSET}
@@ -107,7 +107,7 @@ class Part:
             yield batch.filter(pa.array(kept))
 
     def take(self, offsets: Int64Array, columns: Sequence[str]) -> dict[str, list[Any]]:
-        """The stored values of rows, in the given order. Sequences of packed documents have no stored values."""
+        """Returns the stored values of rows by column, in the given order. Sequences of packed documents have none."""
         opened = self.table.pinned.open()
         if self.pack is not None and columns:
             raise ConfigError(
@@ -125,7 +125,7 @@ class Part:
 
 
 def parts_of(data: Dataset) -> list[Part]:
-    """The datasets of a mixture, or the only dataset."""
+    """Returns the datasets of a mixture; for a handle of one dataset, a list of that one."""
     read_spec, delivery_spec = spec_of(data).read, spec_of(data).delivery
     order = delivery_spec.order
     if not (isinstance(read_spec.source, MixedRows) and isinstance(order, MixOrder)):
@@ -145,11 +145,11 @@ def _part(name: str, source: RowSource, filter: str | None, split: str | None, o
 
 
 def label_codes(data: Dataset, column: str) -> Int64Array:
-    """The class of each selected row, for `plan().shuffle_quality(labels)`.
+    """Returns the class number of each selected row, for `plan().shuffle_quality(labels)`.
 
     Args:
         data: A dataset or a mixture.
-        column: Column of labels; it need not be delivered. Null is a class.
+        column: Column of labels, which batches need not have. Null is a class, too.
 
     Returns:
         int64, shape (n,), in storage order.

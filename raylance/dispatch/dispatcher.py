@@ -1,8 +1,9 @@
 """Owns the decisions of one rank's pass: which item goes to which helper, which work is repeated, and which item must
-wait; never does the work. It is a state machine, events and time in, outputs out, without Ray, threads, log or clock.
+wait; never does the work. It is a state machine without Ray, threads, log or clock: it takes events and times, and
+returns outputs.
 
-The reader to which its chunk is assigned reads an item; a free decoder decodes it; then it is fetched, and delivered in
-the order of the plan. Helpers may finish in any order, die, hang, or answer for a pass that is over.
+The reader to which its chunk is assigned reads an item, and a free decoder decodes it. Then it is fetched, and
+delivered in the order of the plan. Helpers may finish in any order, die, hang, or answer calls of an earlier pass.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -43,15 +44,15 @@ from raylance.observe.observations import Cause, FaultSeen, Status, WorkDone
 from raylance.planning.plan import Plan, WorkItem
 
 MAX_FAULTS = 3  # machine faults that one item may have; a fourth is not a coincidence
-PAUSES_S = (0.2, 1.0, 5.0)  # before work is repeated if no helper died; a full object store takes time to drain
+PAUSES_S = (0.2, 1.0, 5.0)  # before work is repeated, if no helper died: a full object store takes time to drain
 
 
 class Dispatcher:
-    """Decides for one pass of one rank: `handle` is its only entry, `deadline` says when to call it at the latest.
+    """Makes the decisions for one pass of one rank: call `handle` for each event, and at `deadline` if no event came.
 
-    Bytes in flight: An item is sent only if there is room: it, all items in progress and all whole steps not yet taken
-    may reserve at most `limit_bytes` together. While no whole step waits to be taken, the next item to deliver may
-    always be sent, because otherwise nothing would be delivered; so may the next parts of a step that is not whole.
+    Bytes in flight: An item is sent only if there is room: the item, all items in progress and all whole steps not yet
+    taken may together reserve at most the `limit_bytes` of `Sizes`. While no whole step waits to be taken, the next
+    item to deliver may always be sent, because otherwise nothing would be delivered.
     """
 
     def __init__(
@@ -71,8 +72,8 @@ class Dispatcher:
     ) -> None:
         """Takes the items of the pass in the order of delivery, from the step at `position` on.
 
-        At least `prefetch_batches` steps are in flight, more if the decoders need them. `describe` names the rows of an
-        item, for an error.
+        Items of at least `prefetch_batches` steps are in flight if they have room, more if the decoders need them.
+        `describe` returns a text that names the rows of an item, for error messages.
         """
         self._inflight = InFlight(plan, dp_rank, items, position, sizes, prefetch_batches)
         self._plan, self._pool, self._sizes, self._scalers = plan, pool, sizes, scalers
@@ -83,10 +84,10 @@ class Dispatcher:
         self._is_over = self._is_wanted = self._is_awaited = False
 
     def handle(self, event: Event | None, now: float) -> list[Output]:
-        """Takes an event, at a time in seconds, and returns outputs in the order to carry them out, observations first.
+        """Takes an event and the time in seconds; returns outputs in the order to carry them out, observations first.
 
-        The event is None if the deadline has come and no event waits. Events that wait must be handed in before,
-        because a helper whose answer is already here is not late.
+        The event is None if the deadline has passed and no event waits. Waiting events must be handed in first, because
+        a helper whose answer already waits is not late.
         """
         self._now = now
         if isinstance(event, Close):
@@ -98,7 +99,7 @@ class Dispatcher:
         return sorted(out, key=lambda output: not isinstance(output, Observation))
 
     def deadline(self) -> float | None:
-        """Time at which to hand in None if no event comes before; None if only an event changes anything."""
+        """Returns the time at which to hand in None if no event comes first; None if only an event changes anything."""
         entries = self._inflight.entries
         times = [entry.not_before for entry in entries if entry.not_before > self._now]
         times += [entry.since + self._work_timeout_s for entry in entries if entry.stage is Stage.FETCHING]
@@ -116,7 +117,7 @@ class Dispatcher:
             case Done(call) | Fetched(call) | Failed(call) | Faulted(call):
                 self._pool.answered(call, self._now)
                 entry = self._by_call.pop(call, None)
-                if entry is not None:  # else the answer is late, or a second one, or for a pass that is over
+                if entry is not None:  # else the answer is late, a second one, or of an earlier pass
                     entry.call = None
                     self._answered(entry, event)
             case Alive(helper):
@@ -146,7 +147,7 @@ class Dispatcher:
         for helper, fault in self._pool.hung(self._now):
             self._lost(helper, fault)
         self._check_fetch()
-        self._out += self._pool.due(self._now)  # first: a helper that was not requested yet is not late
+        self._out += self._pool.due(self._now)  # before `late`: a helper that was not requested yet is not late
         self._out += self._pool.late(self._now)
 
     def _answered(self, entry: InFlightItem, event: Done | Fetched | Failed | Faulted) -> None:
@@ -192,7 +193,7 @@ class Dispatcher:
     def _faulted(self, entry: InFlightItem, call: int, fault: Fault) -> None:
         self._out.append(Forget((call,)))
         self._out.append(FaultSeen(f"work is done again after a fault of the machines ({fault.what})"))
-        # If a helper was replaced since the read, the results were lost with it, and that fault was counted.
+        # If a helper was replaced after the read, the results were lost with it, and that fault is counted already.
         is_known = entry.read is not None and self._pool.replaced > entry.replaced
         self._again(entry, Stage.WAITING)
         if not is_known:
@@ -202,7 +203,7 @@ class Dispatcher:
                 self._split(entry)
 
     def _lost(self, helper: int, fault: Fault) -> None:
-        """Replaces a dead helper, and repeats its work elsewhere."""
+        """Replaces a helper that died or hangs, and repeats its work with other helpers."""
         calls, commands = self._pool.lost(helper, self._now)
         self._out += commands
         entries = [(call, self._by_call.pop(call)) for call in calls if call in self._by_call]
@@ -213,7 +214,7 @@ class Dispatcher:
         for call, entry in entries:
             self._out.append(Forget((call,)))
             self._again(entry, Stage.READ if entry.stage is Stage.DECODING else Stage.WAITING)
-        # It was working only on its first call, which may belong to a pass that is over, or to another loader.
+        # The helper worked only on its first call, which may belong to an earlier pass, or to another loader.
         for call, entry in entries[:1]:
             if call != calls[0] or fault.is_of_others:
                 continue
@@ -223,9 +224,9 @@ class Dispatcher:
                 self._split(entry)
 
     def _suspect(self, entry: InFlightItem, fault: Fault) -> None:
-        """Looks for a row that ends its decoder's process: splits the item until one row is left, which fresh decoders
-        try. The row is bad after more than `MAX_FAULTS` deaths, two of them of fresh decoders. While no row at all has
-        been decoded, other rows are tried first.
+        """Searches an item for a row that ends its decoder's process: splits the item until one row is left, and has
+        fresh decoders try this row. The row is bad after more than `MAX_FAULTS` deaths, two of them of fresh decoders.
+        If no row at all has been decoded by then, other rows are tried first.
         """
         was_suspect = entry.is_suspect
         entry.deaths += 1
@@ -255,7 +256,7 @@ class Dispatcher:
             self._again(head, Stage.FAILED)
 
     def _has_others(self) -> bool:
-        """Whether other rows may still show that decoders work; failed rows will not be tried again."""
+        """Returns whether other rows may still show that decoders work; failed rows will not be tried again."""
         return any(
             entry.item.rows and not entry.waits and entry.stage is not Stage.FAILED for entry in self._inflight.entries
         )
@@ -284,7 +285,7 @@ class Dispatcher:
     # Consequences for one item.
 
     def _again(self, entry: InFlightItem, stage: Stage) -> None:
-        """Moves an item to a stage in which no call is awaited; only in stage READ it keeps the rows read."""
+        """Moves an item to a stage in which it awaits no call. Only the stage READ keeps the rows that were read."""
         entry.call, entry.stage = None, stage
         if stage is not Stage.READ:
             self._drop_results(entry)
@@ -323,7 +324,7 @@ class Dispatcher:
     # Decisions.
 
     def _decide(self) -> None:
-        """Places helpers, and sends and delivers all items that it can now."""
+        """Has helpers placed, and sends and delivers all items that can be sent and delivered now."""
         for scaler in self._scalers:
             self._out += scaler.resize(self._pool, self._now)
         self._out += self._pool.due(self._now)
@@ -382,12 +383,12 @@ class Dispatcher:
         return entry.waits and self._has_others()
 
     def _send_decodes(self) -> None:
-        # A row that needs a fresh decoder gets it before other items use it.
+        # A row that needs a fresh decoder comes first: other items would use the fresh decoder up.
         read = [entry for entry in self._inflight.entries if entry.stage is Stage.READ]
         for entry in sorted(read, key=lambda entry: not entry.is_suspect):
             if entry.read is None or self._has_to_wait(entry):
                 continue
-            if self._pool.reader_decodes(self._now):  # without decoders, it is read again, and its reader decodes
+            if self._pool.reader_decodes(self._now):  # no decoders: the item is read again, and its reader decodes
                 self._again(entry, Stage.WAITING)
                 continue
             decoder = self._pool.decoder(responsive=entry.is_hit, fresh=entry.is_suspect)
@@ -418,7 +419,7 @@ def _status(pool: HelperPool, inflight: InFlight, *, is_awaited: bool) -> Status
 
 
 def _cause(pool: HelperPool, inflight: InFlight) -> Cause:
-    """The cause of the trainer's wait for the next item to deliver."""
+    """Returns the cause of the trainer's wait for the next item to deliver."""
     head = inflight.head
     if not pool.running("reader"):
         return "start"

@@ -1,4 +1,4 @@
-"""Owns the helpers that a loader has, wants and awaits, as a state machine; never starts one, and has no clock."""
+"""Owns the state of a loader's helpers: which run, start or are wanted; never starts a helper, and has no clock."""
 
 import dataclasses
 import itertools
@@ -22,17 +22,17 @@ from raylance.errors import HelperError
 from raylance.planning.plan import Chunk, Plan, WorkItem
 
 _QUEUED = 2  # calls at a decoder: one in progress and one that waits, so that the decoder is never idle
-_PATIENCE_S = 5.0  # for decoders to start, which takes two or three, before readers decode instead
-_PAUSE_S = 1.0  # before another helper is placed for one that died during its start
+_PATIENCE_S = 5.0  # the time for decoders to start (most take 2 to 3 s) before readers decode instead
+_PAUSE_S = 1.0  # before a helper that died during its start is replaced
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Helper:
-    """The known state of one helper."""
+    """The state of one helper, as far as the pool knows it."""
 
     kind: Kind
-    place_at: float | None  # when to place it; None once that was requested
-    deadline: float  # when it is given up if it does not run
+    place_at: float | None  # when to request its place; None after the request
+    deadline: float  # when the pool gives it up if it does not run yet
     running: bool = False
     has_worked: bool = False
     heard_at: float = 0.0  # time of its last answer
@@ -41,7 +41,7 @@ class Helper:
     calls: dict[int, float] = dataclasses.field(default_factory=dict)  # unanswered calls in order, with their times
 
     def silent_since(self) -> float | None:
-        """Time since when it owes an answer; None if it owes none."""
+        """Returns the time since which the helper owes an answer; None if it owes none."""
         if not self.calls and not self.pings:
             return None
         first = next(iter(self.calls.values()), math.inf)
@@ -49,24 +49,24 @@ class Helper:
 
 
 class HelperPool:
-    """One loader's readers, at least one, and its decoders. The pool outlives passes, as its helpers do.
+    """The readers of one loader, at least one, and its decoders. The pool outlives passes, as its helpers do.
 
     Attributes:
         wanted: Number of helpers to have, by kind.
         schedule: The assignment of chunks to readers.
-        replaced: Number of helpers that ran and are gone.
+        replaced: Number of helpers that ran and were lost.
         has_decoded: Whether any helper has decoded rows.
-        failure: Why the pool cannot continue; None while it can.
+        failure: The output that ends the pass because the pool cannot continue; None while it can.
     """
 
     def __init__(
         self, *, readers: int, decoders: int, needs_decoder: bool, placement_timeout_s: float, work_timeout_s: float
     ) -> None:
-        """Sets the numbers of helpers; `open` wants them.
+        """Sets the numbers of helpers; `open` requests the helpers.
 
-        The pool continues, with a warning, if some helpers cannot be placed, and fails if no reader can. Without
-        decoders it also fails if `needs_decoder`; otherwise readers decode. A helper may take `placement_timeout_s` to
-        run; one that owes an answer for `work_timeout_s` counts as hung.
+        If some helpers cannot be placed, the pool continues with a warning; if no reader can, it fails. If no decoder
+        can be placed, the pool fails if `needs_decoder`; otherwise readers decode. A helper may take
+        `placement_timeout_s` to run; a helper that owes an answer for `work_timeout_s` counts as hung.
         """
         self.wanted: dict[Kind, int] = {"reader": readers, "decoder": decoders}
         self._asked = dict(self.wanted)  # not reduced if some cannot be placed
@@ -79,11 +79,11 @@ class HelperPool:
         self.failure: GiveUp | GiveUpPlacing | None = None
 
     def open(self, now: float) -> None:
-        """Begins a pass: wants helpers if there are none. Helpers that do not run yet get their full time to start,
+        """Begins a pass; adds helpers if the pool has none. Helpers that do not run yet get their full time to start,
         because their deadlines were not watched between passes.
         """
         if not self._helpers:
-            self._want("reader", now, now)  # other readers follow once it runs: the first batch needs it alone
+            self._want("reader", now, now)  # other readers follow once it runs: the first batch needs only one
             self._want_missing("decoder", now)
         for helper in self._helpers.values():
             helper.place_at = None if helper.place_at is None else now
@@ -99,8 +99,8 @@ class HelperPool:
     # Queries of the dispatcher.
 
     def reader(self, plan: Plan, item: WorkItem, *, responsive: bool) -> tuple[int | None, Chunk | None, list[Output]]:
-        """The reader of an item's chunk, None if it cannot take the item now; the chunk that it reads next; and
-        commands. Any reader can take an item without rows. `responsive`: see `decoder`.
+        """Returns the reader of an item's chunk, None if this reader cannot take the item now; the chunk that it reads
+        next; and commands. An item without rows goes to any reader. For `responsive`, see `decoder`.
         """
         running, able = self.running("reader"), self.running("reader", responsive)
         if not running or not item.rows:
@@ -109,11 +109,11 @@ class HelperPool:
         return reader if reader in able else None, following, [Prefetch(n, item.dp_rank, chunk) for n, chunk in begin]
 
     def decoder(self, *, responsive: bool, fresh: bool = False) -> int | None:
-        """The running decoder with the fewest calls and room for one, or None.
+        """Returns the running decoder with the fewest calls that has room for one more; None if there is none.
 
-        `responsive` leaves out decoders that have not answered since the last fault, because several may have died at
-        once, and repeated work must not go to the next dead one. `fresh` wants a decoder that has not worked yet, or,
-        if none is about to start, an idle one.
+        `responsive` leaves out decoders that owe the answer to a ping: several may have died at once, and repeated work
+        must not go to the next dead one. `fresh` asks for a decoder that has not worked yet or, if no decoder is about
+        to start, for an idle one.
         """
         if fresh:
             idle = [number for number in self.running("decoder", responsive) if not self._helpers[number].calls]
@@ -124,7 +124,7 @@ class HelperPool:
         return min(able, key=lambda number: len(self._helpers[number].calls), default=None)
 
     def running(self, kind: Kind, responsive: bool = False) -> list[int]:
-        """Numbers of the running helpers of a kind."""
+        """Returns the numbers of a kind's running helpers; `responsive` leaves out those that owe a ping's answer."""
         return [
             number
             for number, helper in self._helpers.items()
@@ -145,7 +145,7 @@ class HelperPool:
         return sum(bool(self._helpers[number].calls) for number in self.running("decoder"))
 
     def resize(self, kind: Kind, wanted: int, now: float) -> list[Output]:
-        """Changes the number of helpers: wants missing ones; dismisses idle ones that are too many, busy ones later."""
+        """Changes the number of helpers: adds missing ones; dismisses surplus ones if they are idle, else later."""
         self.wanted[kind] = self._asked[kind] = wanted
         self._want_missing(kind, now)
         idle = [number for number in self.running(kind) if not self._helpers[number].calls]
@@ -155,15 +155,15 @@ class HelperPool:
         return [Dismiss(number, is_lost=False) for number in gone]
 
     def reader_decodes(self, now: float) -> bool:
-        """Whether the reader of an item has to decode it now."""
+        """Returns whether a reader has to decode the item that it reads now."""
         if not self.wanted["decoder"]:
             return True
         until = self._patient_until()
         return until is not None and now >= until
 
     def _patient_until(self) -> float | None:
-        """Time until which items wait for a decoder that starts. After it, readers decode, for which they must load all
-        the code of decoders. None if readers do not decode.
+        """Returns the time until which items wait for a decoder that starts; None if readers do not decode. After that
+        time readers decode, although they must load all the code of decoders for it.
         """
         if self.needs_decoder or self.running("decoder"):
             return None
@@ -171,7 +171,7 @@ class HelperPool:
         return max(asked, default=-math.inf) + min(_PATIENCE_S, self._placement_timeout_s)
 
     def deadline(self, now: float) -> float | None:
-        """Next time at which something changes without an event; None if nothing does."""
+        """Returns the next time at which something changes without an event; None if nothing does."""
         until = self._patient_until()
         times = [until] if until is not None and until > now else []
         for helper in self._helpers.values():
@@ -192,7 +192,7 @@ class HelperPool:
         return call
 
     def new_call(self) -> int:
-        """The number of a call that no helper answers."""
+        """Returns a new number for a call, such as for a fetch, which no helper answers."""
         return next(self._calls)
 
     def answered(self, call: int, now: float) -> None:
@@ -209,14 +209,14 @@ class HelperPool:
         self.has_decoded = True
 
     def alive(self, helper: int, now: float) -> None:
-        """Records that a helper has started, or the answer to a ping."""
+        """Records that a helper has started, or that it has answered a ping."""
         found = self._helpers.get(helper)
         if found is not None:
             found.pings = max(0, found.pings - 1)
         self._heard(helper, now)
 
     def _heard(self, helper: int, now: float) -> None:
-        """Records a sign of life."""
+        """Records that a helper runs; once a reader runs, adds the missing readers."""
         found = self._helpers.get(helper)
         if found is not None:
             found.running, found.heard_at = True, now
@@ -224,7 +224,7 @@ class HelperPool:
                 self._want_missing("reader", now)
 
     def not_placed(self, helper: int, fault: Fault, permanent: bool, now: float) -> list[Output]:
-        """Wants another helper for one that died during its start, unless that is pointless or too late."""
+        """Replaces a helper that died during its start, unless that is pointless or too late."""
         found = self._helpers.pop(helper, None)
         if found is None:
             return []
@@ -264,7 +264,7 @@ class HelperPool:
         return [Ping(number) for number in pinged]
 
     def hung(self, now: float) -> list[tuple[int, Fault]]:
-        """Running helpers that have owed an answer for too long."""
+        """Returns the running helpers that have owed an answer for too long, each with its fault."""
         found = []
         for number, helper in self._helpers.items():
             since = helper.silent_since()
@@ -279,13 +279,13 @@ class HelperPool:
         commands: list[Output] = []
         for number, helper in self._helpers.items():
             if helper.place_at is not None and now >= helper.place_at:
-                helper.deadline += now - helper.place_at  # it could not start before it was requested
+                helper.deadline += now - helper.place_at  # its time to start begins with the request
                 helper.place_at = None
                 commands.append(Place(number, helper.kind))
         return commands
 
     def late(self, now: float) -> list[Output]:
-        """Gives up helpers that have not started in time; continues without them if possible."""
+        """Gives up helpers that have not started in time; continues without them if it can, else fails."""
         late = {n: helper for n, helper in self._helpers.items() if not helper.running and now >= helper.deadline}
         for number in late:
             del self._helpers[number]
@@ -300,7 +300,7 @@ class HelperPool:
         return [*logs, *map(Dismiss, late)]
 
     def _work_without(self, kind: Kind, why: str) -> str:
-        """Wants only the helpers that are there; returns a line for the log."""
+        """Reduces the wanted number to the helpers that are left; returns a line for the log."""
         self.wanted[kind] = min(self.wanted[kind], self._count(kind))  # fewer may be wanted by now
         return (
             f"a {kind} {why}. The loader works with {self._count(kind)} of {self._asked[kind]} {kind}s, with the same "
@@ -308,5 +308,5 @@ class HelperPool:
         )
 
     def _is_missed(self, kind: Kind) -> bool:
-        """Whether no helper of a kind is left, and the pool cannot continue without one."""
+        """Returns whether no helper of a kind is left although the pool cannot continue without one."""
         return not self._count(kind) and (kind == "reader" or self.needs_decoder)

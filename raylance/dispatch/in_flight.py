@@ -1,5 +1,5 @@
-"""Owns the items of a pass that are in flight, in the order of delivery until the consumer takes them, and the limit of
-their bytes; never knows which helpers work on them.
+"""Owns the items of a pass that are in flight, until the consumer takes their steps, and the limit of their bytes;
+never knows which helpers work on them.
 """
 
 import dataclasses
@@ -12,11 +12,11 @@ from raylance.dispatch.sizes import Sizes
 from raylance.observe import Receipt
 from raylance.planning.plan import Plan, WorkItem
 
-SUSPECT_DEATHS = 2  # number of helpers that died with the same rows, from which on the rows may be the cause
+SUSPECT_DEATHS = 2  # if this number of helpers died with the same rows, the rows may be the cause
 
 
 class Stage(Enum):
-    """The stage of an item."""
+    """The stages of the work on an item."""
 
     WAITING = auto()  # for room, for the reader, or for a pause to end
     READING = auto()
@@ -29,13 +29,13 @@ class Stage(Enum):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class InFlightItem:
-    """An item in flight."""
+    """An item in flight, and the state of the work on it."""
 
     item: WorkItem
     reserved_bytes: float
     allowed_bytes: float  # most bytes of its raw rows
-    faults: int = 0  # machine faults that have hit it
-    deaths: int = 0  # helpers whose process ended by itself while it decoded these rows
+    faults: int = 0  # number of machine faults that have hit it
+    deaths: int = 0  # number of helpers whose process ended by itself while it decoded these rows
     given_up: str = ""  # why its only row is not tried again
     waits: bool = False  # whether it waits until another row was decoded
     stage: Stage = Stage.WAITING
@@ -43,29 +43,29 @@ class InFlightItem:
     call: int | None = None  # the awaited call
     since: float = 0.0  # when that call was sent
     read: int | None = None  # the call that read it
-    replaced: int = 0  # helpers replaced before that read
+    replaced: int = 0  # number of helpers that were replaced before that read ended
     decode: int | None = None  # the call that decoded it
     receipts: list[Receipt] = dataclasses.field(default_factory=list)  # from reading and decoding
     decodes_there: bool = False  # whether the reader decodes it
-    error: BaseException | None = None  # with which the pass ends at this item
+    error: BaseException | None = None  # the error with which the pass ends at this item
 
     @property
     def is_sent(self) -> bool:
-        """Whether its bytes count for the limit."""
+        """Whether the item was sent, so that its bytes count for the limit."""
         return self.stage not in (Stage.WAITING, Stage.FAILED)
 
     @property
     def is_hit(self) -> bool:
-        """Whether a fault has hit it."""
+        """Whether a fault has hit the item."""
         return self.faults + self.deaths > 0
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it is a single row that may have ended two helpers or more, so that a fresh one must try it."""
+        """Whether the item is one row that may have ended two or more helpers, so that a fresh one must try it."""
         return self.item.rows == 1 and self.deaths >= SUSPECT_DEATHS and not self.given_up
 
     def drop_results(self) -> tuple[int, ...]:
-        """Drops its results; returns the calls that made them."""
+        """Drops the item's results; returns the calls that made them."""
         calls = tuple(call for call in (self.read, self.decode) if call is not None)
         self.read = self.decode = None
         self.receipts = []
@@ -73,10 +73,10 @@ class InFlightItem:
 
 
 class InFlight:
-    """Keeps the bytes in flight within a limit: those of items in progress, and of whole steps not yet taken.
+    """Keeps the bytes of items in progress, and of whole steps that the consumer has not taken, within a limit.
 
-    The next item to deliver may always be sent alone, because otherwise nothing would be delivered. The step that is
-    not whole yet does not count for the limit.
+    The next item to deliver may be sent in spite of the limit if no whole step waits, because otherwise nothing would
+    be delivered. Delivered items of a step that is not whole yet do not count for the limit.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class InFlight:
         self._planned: Iterator[WorkItem] = iter(items)
         self._upcoming: deque[WorkItem] = deque()
         self._taken = position
-        self._ready: deque[tuple[int, float, int]] = deque()  # delivered steps: position after, bytes, items
-        self._open = (0.0, 0)  # bytes and items of the step that is not whole yet
+        self._ready: deque[tuple[int, float, int]] = deque()  # whole steps: position after the step, bytes, items
+        self._open = (0.0, 0)  # bytes and items delivered of the step that is not whole yet
         self.entries: deque[InFlightItem] = deque()
 
     @property
@@ -101,12 +101,12 @@ class InFlight:
         return not self.entries and self._peek() is None
 
     def take_on(self, decoders: int | None) -> None:
-        """Takes on items while they are wanted and have room: those of the steps to prefetch, and two for each of the
-        running `decoders`; None for the steps alone.
+        """Adds items while they are wanted and have room: items of the steps to prefetch, and at least two for each of
+        the running `decoders`. With None, only the steps to prefetch count.
         """
         enough = 0 if decoders is None else 2 * max(1, decoders)
         if any(other.stage is Stage.FAILED for other in self.entries):
-            return  # items after it will not be delivered
+            return  # items after a failed one will not be delivered
         while (item := self._peek()) is not None:
             entry = self._reserve(item)
             reserved = sum(other.reserved_bytes for other in self.entries) + self._ready_bytes
@@ -120,7 +120,7 @@ class InFlight:
             self._upcoming.popleft()
 
     def _peek(self) -> WorkItem | None:
-        """The next item, cut if its rows turned out larger than estimated."""
+        """Returns the next planned item, cut if its rows turned out larger than estimated; None if all were added."""
         if not self._upcoming:
             self._upcoming.extend(itertools.islice(self._planned, 1))
         while self._upcoming and (parts := self._sizes.parts(self._upcoming[0])) > 1:
@@ -128,7 +128,7 @@ class InFlight:
         return self._upcoming[0] if self._upcoming else None
 
     def _reserve(self, item: WorkItem, allowed_bytes: float = 0.0) -> InFlightItem:
-        """Makes an item with its allowed bytes: the estimate, or `allowed_bytes` if it is known to have more."""
+        """Makes the entry of an item. Its raw rows may have the estimated bytes, or `allowed_bytes` if that is more."""
         estimate = self._sizes.allowed(item.rows)
         extra = max(0.0, allowed_bytes - estimate)
         reserved_bytes = self._sizes.reserved_bytes(item.rows) + extra
@@ -150,23 +150,23 @@ class InFlight:
 
     @property
     def has_ready(self) -> bool:
-        """Whether a whole step was delivered and not taken yet."""
+        """Whether a whole step was delivered that the consumer has not taken yet."""
         return bool(self._ready)
 
     @property
     def used_bytes(self) -> float:
-        """Bytes that count for the limit: those of items in progress, and of whole steps not yet taken."""
+        """Bytes that count for the limit: those of items in progress, and of whole steps that were not taken yet."""
         return sum(other.reserved_bytes for other in self.entries if other.is_sent) + self._ready_bytes
 
     def has_room(self, entry: InFlightItem) -> bool:
-        """Whether an item may be sent now."""
+        """Returns whether an item may be sent now."""
         used, head = self.used_bytes, self.entries[0]
         is_next = not self._ready and entry is head
         # If the head waits until another row is decoded, that row must be sent, even if it alone exceeds the limit.
         return is_next or (head.waits and not used) or used + entry.reserved_bytes <= self._sizes.limit_bytes
 
     def deliver(self) -> None:
-        """Delivers the head; its bytes count until its last step is taken."""
+        """Moves the head to the delivered items. Its bytes count until the consumer takes its last step."""
         entry = self.entries.popleft()
         item = entry.item
         self._open = (self._open[0] + entry.reserved_bytes, self._open[1] + 1)

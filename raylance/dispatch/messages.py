@@ -1,4 +1,4 @@
-"""Owns the messages of the dispatcher: events in, outputs out; never acts on them."""
+"""Owns the messages of the dispatcher: the events that it takes and the outputs that it returns; never acts on them."""
 
 import dataclasses
 from typing import Any, Literal
@@ -35,8 +35,8 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dismiss:
-    """End a helper that died, hangs or found no place; with `is_lost` False, one that is not needed. Its later answers
-    are ignored.
+    """End a helper that died, hangs or found no place; with `is_lost` False, a helper that is not needed any more. Its
+    later answers are ignored.
     """
 
     helper: int
@@ -52,9 +52,9 @@ class Ping:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Read:
-    """Read an item, of at most `allowed_bytes` of raw rows; if `decodes`, also decode it there.
+    """Read an item whose raw rows have at most `allowed_bytes`; if `decodes`, also decode it in the same helper.
 
-    After its chunk, read the chunk `following`; None for the next one of the plan. `given_up`: see `Decode`.
+    After its chunk, read the chunk `following` ahead; None for the next chunk of the plan. `given_up`: see `Decode`.
     """
 
     call: int
@@ -68,7 +68,7 @@ class Read:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Begin to read a chunk before its items are requested: only answered by `Lost`, if at all."""
+    """Begin to read a chunk before its items are requested. No answer comes, except `Lost` if the helper dies."""
 
     helper: int
     dp_rank: int
@@ -77,7 +77,7 @@ class Prefetch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode the result of the call `source`. If `given_up` gives a reason, its only row is bad, and is not tried."""
+    """Decode the result of the call `source`. If `given_up` gives a reason, its only row is bad, and is not decoded."""
 
     call: int
     helper: int
@@ -97,7 +97,7 @@ class Fetch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop the results of calls, also of calls without a result so far."""
+    """Drop the results of calls, and the later results of calls that are not answered yet."""
 
     calls: tuple[int, ...]
 
@@ -124,7 +124,7 @@ class Complete:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The pass ends with this error, after the delivered items."""
+    """The pass ends with this error, after the items that were delivered."""
 
     error: BaseException
 
@@ -169,7 +169,7 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Awaited:
-    """The consumer waits for a batch, until it takes one."""
+    """The consumer waits for a batch; the wait ends with `Taken`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Taken:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Close:
-    """The pass ends. Later events concern only the helpers, which outlive it."""
+    """The pass ends. Later events concern only the helpers, which outlive the pass."""
 
 
 # Events of the runtime.
@@ -213,7 +213,7 @@ class Done:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fetched:
-    """The results that a `Fetch` asked for."""
+    """The results that a `Fetch` has brought to this process."""
 
     call: int
     plain: pa.Table
@@ -230,7 +230,7 @@ class Failed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Faulted:
-    """A call failed by a machine fault, and its helper is alive: an input was lost, or an output did not fit."""
+    """A call failed by a machine fault, but its helper is alive: an input was lost, or an output did not fit."""
 
     call: int
     fault: Fault

@@ -1,8 +1,8 @@
-"""Owns the assignment of chunks to readers, also of chunks to read ahead; never knows calls, or which readers live.
+"""Owns the assignment of chunks to readers, also of chunks to read ahead; never knows calls, or which readers run.
 
-Each chunk has one reader, so that it is read once. Readers take turns in the order of delivery: while one gathers rows
-from its chunk, the others read theirs. For later chunks the schedule is only advice: a reader reads any chunk that it
-is asked for, and the rows delivered do not depend on the schedule.
+Each chunk has one reader, so that it is read once. Readers take turns in the order of delivery: while one reader
+gathers rows from its chunk, the others read theirs. For later chunks the schedule is only advice: a reader reads any
+chunk that it is asked for, and the rows delivered do not depend on the schedule.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ class ChunkAssignment:
 
 
 class ReadSchedule:
-    """The assignments from the next chunk needed to the last chunk read ahead. They outlive passes, because the next
-    epoch is read ahead, too.
+    """Assigns chunks to readers, from the next chunk needed to the last chunk read ahead. The assignments outlive
+    passes, because the next epoch is read ahead, too.
     """
 
     def __init__(self) -> None:
@@ -33,8 +33,8 @@ class ReadSchedule:
         self._plan: Plan | None = None
 
     def begin_at(self, plan: Plan, chunk: Chunk) -> None:
-        """Drops the assignments before a chunk, because they will not be read any more. Drops all if the chunk is not
-        among them, or if they belong to another plan, as after a change of shares.
+        """Drops the assignments before a chunk, because those chunks will not be read any more. Drops all assignments
+        if the chunk has none, or if they belong to another plan, as after a change of the ranks' shares.
         """
         if self._plan not in (None, plan):
             self.assignments.clear()
@@ -45,7 +45,7 @@ class ReadSchedule:
     def take(
         self, plan: Plan, dp_rank: int, chunk: Chunk, readers: Sequence[int]
     ) -> tuple[int, Chunk | None, list[tuple[int, Chunk]]]:
-        """Assigns a chunk, not before that of the last `begin_at`, to one of the running `readers`, at least one.
+        """Assigns a chunk, which the last `begin_at` did not drop, to one of the running `readers`, at least one.
 
         Returns the reader; the chunk that it reads next, if any; and readers that had no chunk until now, each with its
         first chunk.
@@ -77,7 +77,7 @@ class ReadSchedule:
         return len(self.assignments) - 1
 
     def _after(self, plan: Plan, dp_rank: int, at: int) -> Iterator[ChunkAssignment]:
-        """The assignments after the one at `at`, continued with those of the next epoch."""
+        """Yields the assignments after the index `at`; adds those of the chunks that are likely to follow."""
         while True:
             at += 1
             if at == len(self.assignments):
@@ -88,12 +88,12 @@ class ReadSchedule:
             yield self.assignments[at]
 
     def _next_reader(self, readers: Sequence[int], begin: int) -> int:
-        """The reader with the fewest chunks from `begin` on; among several, the one whose last chunk comes first."""
+        """Returns the reader with the fewest chunks from `begin` on; if tied, the one whose last chunk comes first."""
         given = [other.reader for other in itertools.islice(self.assignments, begin, None)]
         places = {reader: [at for at, other in enumerate(given) if other == reader] for reader in readers}
         return min(readers, key=lambda reader: (len(places[reader]), places[reader][-1:]))
 
 
 def _end(plan: Plan, chunk: Chunk) -> tuple[int, int]:
-    """The end of a chunk. If a pass begins inside a chunk, the rest of the chunk has the same end."""
+    """Returns a chunk's end, which identifies it: if a pass begins inside a chunk, the rest has the same end."""
     return chunk.epoch, chunk.position + chunk.steps * plan.stride

@@ -1,10 +1,10 @@
 """Owns the number of helpers of a kind that a loader wants, decided by how long the trainer waited for them; never
 starts a helper, and has no clock.
 
-Only steps in which the trainer takes batches count, because its validation and saving say nothing about helpers. More
-helpers are wanted if the trainer waits although all of them work: as many as would end the waits at the same pace.
-Fewer are wanted only if the rest would still be idle at times. A number that proved too small is not tried again, so
-the number does not oscillate.
+Steps with a long pause, as for validation or saving, do not count, because they say nothing about helpers. More helpers
+are wanted if the trainer waits while all of them work: the number that would end the waits if each helper keeps its
+pace. Fewer are wanted only if the remaining helpers would still be idle at times. A number that proved too small is not
+tried again, so the number does not oscillate.
 """
 
 import logging
@@ -17,15 +17,15 @@ _STEPS = 16  # fewest steps for a decision
 _LEAST_S = 1.0  # fewest seconds for a decision
 _PAUSE = 8  # a step that takes more than this multiple of the usual time is a pause
 _WAITS = 0.05  # fraction of the time; shorter waits are not worth a helper
-_BUSY = 0.9  # fraction of the helpers' time, from which on the trainer waits for them
-_SPARE = 1.4  # multiple of the number just enough that is kept
-_LOOKS = 3  # decisions in a row that must find helpers idle before some are dismissed
+_BUSY = 0.9  # fraction of their time; only if helpers work longer, the trainer waits for them
+_SPARE = 1.4  # this multiple of the busy helpers is kept
+_LOOKS = 3  # decisions in a row that must find too many helpers before some are dismissed
 _GROWTH = 2.0  # largest factor of one change
 _WORK: dict[Kind, str] = {"reader": "reading", "decoder": "decoding"}
 
 
 class Scaler:
-    """Watches one loader, pass after pass.
+    """Decides how many helpers of one kind a loader wants, over all its passes.
 
     Attributes:
         wanted: Number of helpers to have.
@@ -50,7 +50,7 @@ class Scaler:
             self.observe(now, waits=is_awaited and is_read, busy=running, running=running)
 
     def observe(self, now: float, *, waits: bool, busy: int, running: int) -> None:
-        """Records a situation, which lasts until the next; `waits` says that the trainer waits for these helpers."""
+        """Records a situation, which lasts until the next call; `waits`: the trainer waits for these helpers."""
         self._until(now)
         self._waits, self._busy, self._running = waits, busy, running
 
@@ -61,10 +61,10 @@ class Scaler:
         self._since = now
 
     def stepped(self, now: float) -> list[Output]:
-        """Records that the trainer has taken a batch, and decides; returns lines for the log."""
+        """Records that the trainer has taken a batch, and decides if it can; returns lines for the log."""
         self._until(now)
         step, self._step = self._step, [0.0, 0.0, 0.0, 0.0]
-        own_s = step[0] - step[1]  # without waits: several steps may be waited for at once
+        own_s = step[0] - step[1]  # without waits, because one wait may be for several steps
         if self._steps and own_s > max(_LEAST_S, _PAUSE * (self._sum[0] - self._sum[1]) / self._steps):
             return []
         self._sum = [old + new for old, new in zip(self._sum, step, strict=True)]
@@ -84,7 +84,7 @@ class Scaler:
         self._since, self._step = None, [0.0, 0.0, 0.0, 0.0]
 
     def resize(self, pool: HelperPool, now: float) -> list[Output]:
-        """Gives a pool the wanted number; if fewer found a place before, wants only that number."""
+        """Sets the wanted number in a pool; if fewer helpers found a place before, wants only these."""
         if pool.wanted[self.kind] < self._asked:
             self.refused(pool.wanted[self.kind])
         self._asked = self.wanted
@@ -96,7 +96,7 @@ class Scaler:
         self._floor = min(self._floor, self._most)
 
     def _decide(self, waits: float, busy: float, running: float) -> str:
-        """Sets `wanted`; returns the reason if it changes, else ""."""
+        """Sets `wanted`; returns the reason if the number changes, else ""."""
         before = self.wanted
         if waits > _WAITS and busy >= _BUSY * running and running >= self.wanted:
             needed = min(running / max(1 - waits, 1 / _GROWTH), self._most)

@@ -8,17 +8,17 @@ from raylance.planning.plan import WorkItem
 # An item of any size costs worker, helpers and Ray together about 10 ms of CPU, for two calls and two objects. At
 # 48 MiB, about 200 decoded images, that is at most a twentieth of the time to decode them.
 MAX_ITEM_BYTES = 48 << 20
-MAX_PLAIN_BYTES = 64 << 20  # without decoding, larger items do not cause waits
+MAX_PLAIN_BYTES = 64 << 20  # if nothing is decoded: then larger items do not cause waits
 # Raw rows reserve this multiple of their estimate, and may have as many bytes. So items in flight stay within the
 # limit, and few have to be cut although sizes vary.
 _MARGIN = 1.5
-_LEAST_BYTES = 64 << 10  # that any item may have; smaller sizes are not significant
-_CUT_FROM = 2  # an item is cut if it has more than this multiple of the intended bytes
+_LEAST_BYTES = 64 << 10  # any item may have these bytes; smaller sizes do not matter
+_CUT_FROM = 2  # an item is cut if it reserves more than this multiple of the intended bytes
 _FADE = 0.9  # factor for each item: the estimate rises at once and falls slowly
 
 
 class Sizes:
-    """Estimated bytes of rows in flight, close to those of the largest rows seen lately."""
+    """Estimates the bytes of rows in flight. An estimate is close to the largest mean of the last items."""
 
     def __init__(self, *, raw_bytes: float, decoded_bytes: float, limit_bytes: int, items: int) -> None:
         """Begins with an estimate of a row's bytes as read, and of the bytes that decoding adds. All items in flight
@@ -29,19 +29,19 @@ class Sizes:
         self._item_bytes = min(MAX_ITEM_BYTES if decoded_bytes else MAX_PLAIN_BYTES, limit_bytes / items)
 
     def item_rows(self) -> int:
-        """Intended number of rows in an item."""
+        """Returns the intended number of rows in an item."""
         return max(1, int(self._item_bytes / max(self.reserved_bytes(1), 1)))
 
     def reserved_bytes(self, rows: int) -> float:
-        """Bytes that rows reserve while they are in flight."""
+        """Returns the bytes that rows reserve while they are in flight."""
         return rows * (self._raw_bytes * _MARGIN + self._decoded_bytes)
 
     def allowed(self, rows: int) -> float:
-        """Bytes that raw rows may have together before they are cut."""
+        """Returns the bytes that raw rows may have together; if they have more, they are cut."""
         return max(_LEAST_BYTES, rows * self._raw_bytes * _MARGIN)
 
     def parts(self, item: WorkItem) -> int:
-        """Number of parts into which to cut an item by the current estimate; 1 keeps it."""
+        """Returns the number of parts into which to cut an item by the current estimate; 1 keeps the item whole."""
         parts = self.reserved_bytes(item.rows) / self._item_bytes
         return math.ceil(parts) if parts > _CUT_FROM and item.rows > 1 else 1
 
@@ -51,7 +51,7 @@ class Sizes:
         return max(2, math.ceil(raw_bytes / self._item_bytes)) if item.rows > 1 else 1
 
     def learn(self, item: WorkItem, receipts: list[Receipt]) -> None:
-        """Learns from a finished item."""
+        """Learns the bytes of rows from the receipts of a finished item."""
         if item.rows:
             nbytes = sum(receipt.nbytes for receipt in receipts)
             raw_bytes = sum(receipt.raw_bytes for receipt in receipts)

@@ -1,8 +1,8 @@
 """Owns the check that the ranks of a process group agree on their rows and batches; never assigns rows to ranks.
 
-Before its first pass, each rank writes its terms to the store of the group. The last rank compares them all, and writes
-the outcome for the others. This takes a few requests of each rank. A collective operation would hang if one rank left
-it out.
+Before its first pass, each rank writes its terms to the store of the group. The last rank to do so compares all terms,
+and writes the outcome for the others. This takes a few requests of each rank. A collective operation is not used,
+because it would hang if one rank did not take part.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from raylance.planning.shard_context import ShardContext, check_pairs, name_rank
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 30.0  # longest wait of a rank for the others, which may have other work to do before
-_SILENT_S = 10.0  # a wait before a warning
+_PATIENCE_S = 30.0  # longest wait of a rank for the others, which may still have other work to do
+_SILENT_S = 10.0  # a longer wait logs a warning
 _BY_HAND = " Loaders that are made by hand are compared by their names, in the order of their first passes: see name=."
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0  # between two requests to the store
 
 
 def store_of(world_size: int) -> Any:
-    """The store of torch.distributed's default group, if the group has all ranks of the run; else None."""
+    """Returns the store of torch.distributed's default group if the group has all ranks of the run; else None."""
     dist = torch.distributed
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() != world_size:
         return None
@@ -57,12 +57,13 @@ class Terms:
 class Agreement:
     """Compares the terms with which the ranks begin one loader's first pass.
 
-    Loaders that Ray Train assigned are compared by name. Hand-made loaders may exist on only some ranks, so for them
-    the n-th first pass of each rank is compared, if one of the ranks called `reshard` or has peers.
+    Loaders that Ray Train assigned are compared by name. For loaders that were made by hand, each rank counts the first
+    passes under a name, and passes with the same count are compared. Such loaders may exist on only some ranks, so this
+    is only done if one of the ranks called `reshard` or has peers.
     """
 
     def __init__(self, store: Any, context: ShardContext, name: str, terms: Terms) -> None:
-        """Writes the terms of this rank to the store.
+        """Writes the terms of this rank to the store. The last rank also writes the outcome.
 
         Args:
             store: A store of torch.distributed, which the ranks share.
@@ -82,7 +83,7 @@ class Agreement:
                 self._conclude()
 
     def wait(self, patience_s: float = _PATIENCE_S) -> None:
-        """Waits for the others if `reshard` was called here; a rank that did not call it does not wait.
+        """Waits for the outcome if this rank called `reshard`. In any case, checks the outcome if it is there.
 
         Raises:
             ConfigError: If the ranks disagree.
@@ -108,7 +109,7 @@ class Agreement:
             raise ConfigError(outcome)
 
     def _conclude(self) -> None:
-        """Compares the ranks, and writes the outcome to the store."""
+        """Compares the terms of all ranks, and writes the outcome to the store."""
         found = {rank: Terms(**json.loads(self._store.get(f"{self._where}/{rank}"))) for rank in self._ranks}
         self._store.set(f"{self._where}/outcome", json.dumps(_compare(found, self._name)))
 
@@ -135,7 +136,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def _tolerating(self) -> Iterator[None]:
-        """Ends the comparison, not the run, if the store cannot do it, such as that of torch's backend "fake"."""
+        """Ends the comparison, not the run, if the store fails, as that of torch's backend "fake" does."""
         try:
             yield
         except RuntimeError as error:
@@ -146,7 +147,7 @@ class Agreement:
 
 
 def _compare(found: Mapping[int, Terms], name: str) -> str:
-    """The first disagreement between the terms of the ranks; "" if they agree."""
+    """Returns a text about the first disagreement between the terms of the ranks; "" if they agree."""
     called = {rank: terms.has_called for rank, terms in found.items()}
     if not any(called.values()) and not any(terms.is_arranged for terms in found.values()):
         return ""  # hand-made loaders that do not belong together

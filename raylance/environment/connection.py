@@ -1,9 +1,9 @@
 """Owns the connection to Ray: the session of this process, and the guarantee that a call reaches that session or none;
 never starts or ends a session.
 
-Without a session, most calls of Ray start one by themselves, from any thread. So all calls for a loader hold the lock
-that Ray itself holds while it connects and shuts down: no session can start or end then. The lock has no public name.
-In a version of Ray without it, a session may still end during a call.
+Without a session, most calls of Ray start one by themselves, from any thread. So short calls for a loader hold the lock
+that Ray itself holds while it connects or shuts down: no session can start or end meanwhile. The lock has no public
+name. During a `long_call`, or with a version of Ray that has no such lock, a session may still end.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from raylance.errors import HelperError
 
 T = TypeVar("T")
 
-_MOST_S = 60.0  # longest wait for the lock; a longer one means that its holder hangs, and would hide that
+_MOST_S = 60.0  # longest wait for the lock; after it, the call is made without the lock, because its holder hangs
 
-_of_fork: Any = None  # the lock of a forked process, because a thread that the fork lacks may hold Ray's lock
+_of_fork: Any = None  # the lock of a forked process, because Ray's may be held by a thread that the fork does not have
 
 
 def _forked() -> None:
@@ -32,7 +32,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def ray_session() -> str:
-    """Names this process's connection to Ray; "" without one.
+    """Returns a name of this process's Ray session, different for each session; "" if there is none.
 
     A notebook may end a session and start another one, at the same address or as another job of the same cluster. The
     actors and objects of the first session are then gone.
@@ -43,7 +43,7 @@ def ray_session() -> str:
 
 @contextlib.contextmanager
 def current_session() -> Iterator[str]:
-    """Yields the current session, as `ray_session` names it; no session starts or ends in the body.
+    """Yields the name of the current session, as `ray_session`. No session starts or ends during the body.
 
     Use it for short calls only, because `ray.shutdown` waits for their end.
     """
@@ -67,7 +67,7 @@ def current_session() -> Iterator[str]:
 
 @contextlib.contextmanager
 def in_session(session: str) -> Iterator[None]:
-    """Keeps a session for the body, as `current_session` does.
+    """Ensures that `session` is the current one, and does not end during the body, as `current_session` does.
 
     Raises:
         HelperError: If the session has ended.
@@ -79,8 +79,8 @@ def in_session(session: str) -> Iterator[None]:
 
 
 def long_call(session: str, call: Callable[[], T]) -> T:
-    """Makes a long call, such as one to other machines, which must not start a session itself. Another thread may end
-    the session during the call, which ends the call.
+    """Returns the result of a long call, such as one to other machines. The call must not start a session itself. If
+    another thread ends the session during the call, the call fails.
 
     Raises:
         HelperError: If the session has ended.
@@ -97,7 +97,7 @@ def long_call(session: str, call: Callable[[], T]) -> T:
 
 
 def fetch(refs: Any, session: str, timeout_s: float) -> Any:
-    """Returns the result of `ray.get`, by `long_call`."""
+    """Returns the result of `ray.get`, which is called by `long_call`."""
     import ray
 
     get = getattr(ray.get, "__wrapped__", ray.get)  # without the wrapper that starts a session

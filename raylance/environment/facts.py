@@ -1,4 +1,4 @@
-"""Owns the facts in records about a loader's process and cluster; never starts Ray."""
+"""Owns the facts about a loader's process and cluster that records hold; never starts Ray."""
 
 import functools
 import importlib
@@ -9,7 +9,7 @@ from raylance.environment.connection import current_session, long_call, ray_sess
 
 
 def cluster_cpus() -> float | None:
-    """CPUs of the cluster as Ray counts them; None if Ray does not run, or does not answer."""
+    """Returns the cluster's CPUs as Ray counts them; None if Ray does not run, or does not answer."""
     session = ray_session()
     if not session:
         return None
@@ -21,7 +21,7 @@ def cluster_cpus() -> float | None:
 
 
 def worker_cpus() -> float:
-    """CPUs that Ray counts as this worker's; 0 for a driver, or if Ray does not run."""
+    """Returns the CPUs that Ray assigned to this worker; 0 for a driver, or if Ray does not run."""
     with current_session() as session:
         if not session:
             return 0.0
@@ -33,19 +33,19 @@ def worker_cpus() -> float:
 
 
 def node_cpus() -> int:
-    """CPUs of this machine that this process may use."""
+    """Returns the number of CPUs of this machine that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def placement_group() -> str:
-    """An ID that exactly the workers of one start of a Ray Train run share; "" outside of a run."""
+    """Returns an ID that all workers of one start of a Ray Train run share, and no others; "" outside of a run."""
     with current_session() as session:
         group = importlib.import_module("ray").get_runtime_context().get_placement_group_id() if session else None
     return str(group or "")
 
 
 def process_id() -> str:
-    """A unique name of this process, because restarted containers may have the same host name and process ID."""
+    """Returns a unique name of this process. Restarted containers may have the same host name and process ID."""
     return _id_of(os.getpid())
 
 

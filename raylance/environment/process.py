@@ -1,4 +1,4 @@
-"""Owns raylance's questions to its process: rank, device, Ray Train, torch's DataLoader; never starts any of them."""
+"""Owns the facts of this process: its rank and device, its run of Ray Train, torch's DataLoader; never starts a run."""
 
 import importlib
 import os
@@ -19,13 +19,13 @@ from raylance.planning.shard_context import RankAndSize, ShardContext
 DistInfo = Literal["torch", "jax", "ray"] | RankAndSize | Callable[[], RankAndSize] | None
 Mesh = DeviceMesh | torch.distributed.ProcessGroup
 NO_GROUP: Any = torch.distributed.GroupMember.NON_GROUP_MEMBER
-"""The object that torch.distributed returns for a group to a process outside it."""
+"""The object that torch.distributed returns in place of a group to a process outside that group."""
 _INTERNAL = "ray.train.v2._internal.execution"
 _LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def train_rank() -> RankAndSize | None:
-    """(world rank, world size) of this Ray Train worker, or None outside of a training function."""
+    """Returns (world rank, world size) of this Ray Train worker; None outside of a training function."""
     if "ray.train" not in sys.modules:  # every Ray Train worker has imported it
         return None
     try:
@@ -36,7 +36,7 @@ def train_rank() -> RankAndSize | None:
 
 
 def train_storage() -> tuple[Any, str, str] | None:
-    """File system and folder of this Ray Train run, and its name; None outside of a training function."""
+    """Returns file system, folder and name of this Ray Train run; None outside of one, and in local mode."""
     if train_rank() is None:
         return None
     context = importlib.import_module("ray.train").get_context()
@@ -54,11 +54,11 @@ def in_local_mode() -> bool:
 
 
 def local_run(dataset: object) -> object | None:
-    """The run of Ray Train's local mode (`num_workers=0`) in this thread, a new object for each run; None if none is in
-    progress, or it did not hand out the dataset.
+    """Returns the run of Ray Train's local mode (`num_workers=0`) in this thread, a new object for each run; None if no
+    run is in progress, or if `dataset` is not one of its datasets.
 
     Local mode calls the training function in the thread of `fit()`, and `get_dataset_shard` returns the object passed
-    to the trainer. If Ray does not say whether a run is in progress, a handle stays a value.
+    to the trainer. If this version of Ray does not show its run, the result is None.
     """
     if train_rank() is None or not in_local_mode():
         return None
@@ -68,7 +68,7 @@ def local_run(dataset: object) -> object | None:
 
 
 def _ask_train(module: str, ask: Callable[[Any], Any]) -> Any:
-    """Asks an internal module of Ray Train for a fact that Ray does not make public; None if this Ray lacks it."""
+    """Returns a fact from an internal module of Ray Train; None if this version of Ray does not have it."""
     try:
         return ask(importlib.import_module(f"{_INTERNAL}.{module}"))
     except (ImportError, AttributeError, KeyError, RuntimeError):
@@ -76,12 +76,12 @@ def _ask_train(module: str, ask: Callable[[Any], Any]) -> Any:
 
 
 def data_parallel_of(mesh: Any, dp_size: int | None = None) -> RankAndSize:
-    """Data-parallel rank and size of this process, from a mesh, a process group, or both as integers.
+    """Returns data-parallel rank and size of this process, from a mesh, a process group, or two integers.
 
     Args:
         mesh: A `DeviceMesh`, all of whose dimensions are data-parallel, the first one outermost; a process group; or
-            the rank.
-        dp_size: With a rank, the size.
+            the data-parallel rank.
+        dp_size: The data-parallel size if `mesh` is the rank; otherwise None.
 
     Raises:
         ConfigError: If `mesh` is none of these, or this process is not part of it.
@@ -106,7 +106,7 @@ def data_parallel_of(mesh: Any, dp_size: int | None = None) -> RankAndSize:
 
 
 def default_device() -> torch.device:
-    """The device of this Ray Train worker, or the CPU outside of one."""
+    """Returns the device of this Ray Train worker; outside of a worker, the CPU."""
     if train_rank() is None:
         return torch.device("cpu")
     device = importlib.import_module("ray.train.torch").get_device()
@@ -114,7 +114,7 @@ def default_device() -> torch.device:
 
 
 def check_process(pid: int) -> None:
-    """Checks that Ray and Lance work in this process, for an object that belongs to process `pid`.
+    """Checks that Ray and Lance work in this process, for an object that was made or received in process `pid`.
 
     Raises:
         ConfigError: In a worker of torch's DataLoader, or in a forked process.
@@ -138,7 +138,7 @@ def check_context(context: ShardContext) -> None:
     if assignment is None or assignment.is_split or train_rank() is None:
         return
     names = _ask_train("context", lambda of: vars(of.get_train_context().dataset_shard_provider)["_dataset_names"])
-    named = assignment.datasets_to_split or _ask_train(  # else those that Ray's own DataConfig splits
+    named = assignment.datasets_to_split or _ask_train(  # otherwise the datasets that Ray's own DataConfig splits
         "context", lambda of: vars(of.get_train_context().train_run_context.dataset_config)["_datasets_to_split"]
     )
     if names is None or named in (None, "all"):
@@ -153,7 +153,7 @@ def check_context(context: ShardContext) -> None:
 
 
 def find_place(dist_info: DistInfo = None) -> RankAndSize:
-    """Finds (rank, world size) of this process. Raises an error if they are uncertain.
+    """Returns (rank, world size) of this process.
 
     Args:
         dist_info: "torch", "jax" or "ray" to ask torch.distributed, jax or Ray Train; or the pair (rank, world size);

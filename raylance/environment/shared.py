@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SHARED_BYTES = 1 << 20  # values above this travel through the object store
+_SHARED_BYTES = 1 << 20  # larger values are sent through the object store
 _FETCH_S = 120.0
 
 
@@ -34,13 +34,12 @@ class _Reference(NamedTuple):
 
 
 class Shared(Generic[T]):
-    """A value. Where Ray runs, a large one is pickled as a reference to one copy and, if there is one, the recipe that
-    makes the value again.
+    """A value that processes share. If Ray runs, a large value is pickled as a reference to one copy in Ray's object
+    store, together with its recipe, if it has one: a function that makes the value again.
 
     The reference is valid while the process that put the copy lives. After that (a task returned a handle and ended, or
-    a pickle is loaded in another Ray session) the recipe is used. A small value, a value where Ray does not run, and
-    one without a recipe are pickled as the value itself; the last one not if `of_run` says that the process that put
-    it outlives its readers.
+    a pickle is loaded in another Ray session), the recipe is used. The value itself is pickled if it is small, if Ray
+    does not run, or if it has no recipe; but a copy from `of_run` needs no recipe, because its reference stays valid.
 
     Several threads may use one object at once: value and reference are each read and replaced as a whole.
     """
@@ -52,7 +51,7 @@ class Shared(Generic[T]):
             what: A name for messages.
             value: The value.
             nbytes: Bytes of the value; small values are not worth a reference.
-            make: The recipe, picklable; makes an equal value, or raises.
+            make: The recipe: a picklable function that returns an equal value, or raises an error.
         """
         self._what, self._nbytes, self._make = what, nbytes, make
         self._value: _Value | None = _Value(value, "")
@@ -102,14 +101,14 @@ class Shared(Generic[T]):
                 self._ref = _Reference(ray.put(value), session)
 
     def of_run(self) -> Self:
-        """A copy for processes that this one outlives: a large value is shared, and sent only as a reference."""
+        """Returns a copy to send to processes that end before this one: a large value is sent only as a reference."""
         self.share()
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__, _is_of_run=True)
         return copy
 
     def here(self) -> "Shared[T]":
-        """A copy that is pickled as the value itself, for processes without Ray and without time for the recipe."""
+        """Returns a copy that is pickled as the value itself, for processes without Ray; the recipe would take long."""
         return Shared(self._what, self.get(), 0)
 
     def _is_shared_in(self, session: str) -> bool:
@@ -122,8 +121,8 @@ class Shared(Generic[T]):
         if reference is not None and is_here and (self._make is not None or self._is_of_run):
             import ray
 
-            # As separate bytes, because a process without Ray cannot load a reference, and must still get the recipe.
-            # If Ray carries this object itself, it still counts the reference.
+            # The reference becomes bytes of its own, because a process without Ray cannot load a reference, and must
+            # still get the recipe. If Ray itself sends this object, it still counts the reference.
             packed = ray.cloudpickle.dumps(reference.ref)  # type: ignore[no-untyped-call]
             return self.__dict__ | {"_value": None, "_ref": _Reference(packed, session)}
         return self.__dict__ | {"_value": _Value(self.get(), ""), "_ref": None}
@@ -140,7 +139,7 @@ class Shared(Generic[T]):
 
 
 class SharedTables(Mapping[str, npt.NDArray[Any]]):
-    """Arrays by name, all of them one shared value."""
+    """Arrays by name. Together they are one shared value."""
 
     def __init__(self, shared: Shared[dict[str, npt.NDArray[Any]]]) -> None:
         self.shared = shared

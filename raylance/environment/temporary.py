@@ -1,8 +1,8 @@
 """Owns the temporary directories that raylance makes on this machine, and their removal; never writes into them.
 
 The process that makes a directory locks it. The kernel releases the lock when the process ends, even if it is killed,
-so the next process knows which directories are unused. On a file system without such locks (some network ones) they
-stay.
+so the next process knows which directories are unused. On a file system without such locks (some network ones), the
+directories of killed processes stay.
 """
 
 import atexit
@@ -17,14 +17,14 @@ from collections.abc import Collection
 from pathlib import Path
 
 _PREFIX = "raylance-report-"
-_locks: dict[str, int | None] = {}  # descriptors by the directories of this process; None without a lock
+_locks: dict[str, int | None] = {}  # this process's directories, each with its lock's descriptor, or None
 
 
 def make(files: Collection[str]) -> str:
-    """Makes a directory, which belongs to this process until `remove`; the first call removes those of dead processes.
+    """Makes a directory, which belongs to this process until `remove`. The first call also runs `sweep`.
 
     Args:
-        files: Names of the files that such a directory may hold; a directory with other files stays.
+        files: Names of the files that such a directory may hold. A dead process's directory with other files stays.
 
     Raises:
         OSError: If the directory cannot be made.
@@ -43,7 +43,7 @@ def make(files: Collection[str]) -> str:
 
 
 def remove(directory: str) -> None:
-    """Removes a directory that this process made; leaves any other."""
+    """Removes a directory if this process made it; otherwise does nothing."""
     if directory in _locks:
         lock = _locks.pop(directory, None)  # another thread may remove it, too
         shutil.rmtree(directory, ignore_errors=True)
@@ -53,8 +53,8 @@ def remove(directory: str) -> None:
 
 @functools.cache
 def sweep(files: frozenset[str]) -> None:
-    """Removes the directories of dead processes, once a process; see `make`."""
-    # Python's default skips full places, which may be full of such directories.
+    """Removes the directories of dead processes; runs once in each process. For `files`, see `make`."""
+    # tempfile.gettempdir() alone would skip a full disk, which may be full of such directories.
     places = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
     with contextlib.suppress(OSError):
         places.append(tempfile.gettempdir())
@@ -67,7 +67,7 @@ def sweep(files: frozenset[str]) -> None:
 
 
 def _lock(directory: str, *, wait: bool) -> int | None:
-    """A descriptor that holds the lock; None without one, or if the directory is gone or belongs to another user."""
+    """Locks a directory, and returns the lock's descriptor; None if this fails, or it is another user's directory."""
     with contextlib.ExitStack() as undo:
         try:
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

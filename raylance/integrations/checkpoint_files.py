@@ -1,4 +1,4 @@
-"""Owns a checkpoint's files of position and state: writes, finds, reads and checks them; never knows a loader."""
+"""Owns the files with a checkpoint's position and state: writes, finds, reads and checks them; never uses a loader."""
 
 import contextlib
 import errno
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 STATE_FILE = "state.pt"
 FILES = frozenset({FILE_NAME, STATE_FILE})  # written by raylance
-_RESERVE_BYTES = 4 << 20  # for Ray Train's list of checkpoints, which it overwrites in place, and raylance's records
+_RESERVE_BYTES = 4 << 20  # for Ray Train's list of checkpoints, overwritten in place, and for raylance's records
 
 
 def as_checkpoint(path: str | os.PathLike[str]) -> ray.train.Checkpoint:
-    """A checkpoint from a path or URI."""
+    """Returns a checkpoint for a local directory or a URI. Raises ConfigError if the directory does not exist."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"checkpoint={path!r} is not a directory: pass a path, a URI or a ray.train.Checkpoint.")
     if "://" not in str(path) and not Path(path).is_dir():
@@ -43,7 +43,7 @@ def as_checkpoint(path: str | os.PathLike[str]) -> ray.train.Checkpoint:
 
 @contextlib.contextmanager
 def own_directory(mode: CheckpointUploadMode) -> Iterator[ray.train.Checkpoint]:
-    """A directory on this machine for a checkpoint; it is removed once Ray Train has the files."""
+    """Makes a directory on this machine for a checkpoint. It is removed when Ray Train needs it no longer."""
     before = ray.train.get_checkpoint() if process.in_local_mode() else None
     directory = _make_directory()
     try:
@@ -52,16 +52,16 @@ def own_directory(mode: CheckpointUploadMode) -> Iterator[ray.train.Checkpoint]:
         temporary.remove(directory)
         raise
     if process.in_local_mode():
-        # In local mode Ray Train does not upload: the directory is the checkpoint, until the next one or process end.
+        # In local mode Ray Train does not upload: the directory is the checkpoint until the next report or process end.
         if before is not None:
-            temporary.remove(before.path)  # leaves directories of the user
+            temporary.remove(before.path)  # does nothing to a directory of the user
     elif mode is not CheckpointUploadMode.ASYNC:
-        temporary.remove(directory)  # Ray Train leaves it if it skipped the report
+        temporary.remove(directory)  # Ray Train does not remove the directory if it skipped the report
 
 
 @contextlib.contextmanager
 def fetched(checkpoint: ray.train.Checkpoint) -> Iterator[str]:
-    """A checkpoint's directory on this machine."""
+    """Yields a checkpoint's directory on this machine, downloaded if necessary."""
     with contextlib.ExitStack() as stack:
         try:
             directory = stack.enter_context(checkpoint.as_directory())
@@ -78,14 +78,14 @@ def fetched(checkpoint: ray.train.Checkpoint) -> Iterator[str]:
 
 
 def newest_checkpoint(path: str | os.PathLike[str], storage_filesystem: Any = None) -> ray.train.Checkpoint:
-    """Finds the newest whole checkpoint in the folder of a run, without Ray Train's list of checkpoints.
+    """Returns the newest whole checkpoint in the folder of a run, without Ray Train's list of checkpoints.
 
     Use it if Ray Train cannot continue a run because a full disk left its list, `checkpoint_manager_snapshot.json`,
-    empty: `restore(loader, ray.train.get_checkpoint() or newest_checkpoint(folder))` continues in a run with a new
-    name.
+    empty. Start a run with a new name that calls
+    `restore(loader, ray.train.get_checkpoint() or newest_checkpoint(folder))`.
 
-    A checkpoint is whole if `raylance_state.json` and `state.pt` can be read. raylance does not know which of your own
-    files, reported with `checkpoint=`, should be there.
+    A checkpoint is whole if `raylance_state.json` can be read, and also `state.pt`, which may only be missing if there
+    are files of your own, reported with `checkpoint=`. raylance does not know which of your files should be there.
 
     Args:
         path: The run's folder: the storage path, followed by the run's name.
@@ -104,7 +104,7 @@ def newest_checkpoint(path: str | os.PathLike[str], storage_filesystem: Any = No
         checkpoint = ray.train.Checkpoint(os.path.dirname(info.path), filesystem=filesystem)
         try:
             _check_whole(checkpoint)
-        except (StateError, FileNotFoundError) as error:  # num_to_keep= may delete it now
+        except (StateError, FileNotFoundError) as error:  # num_to_keep= may have just deleted it
             logger.warning("%s is not whole, and an earlier checkpoint is taken: %s", checkpoint.path, error)
         else:
             return checkpoint
@@ -128,12 +128,12 @@ def _check_whole(checkpoint: ray.train.Checkpoint) -> None:
 
 
 def check_room(checkpoint: ray.train.Checkpoint) -> None:
-    """Refuses a checkpoint for which the run's storage has no room, if the storage is a file system of this machine.
+    """Checks that the run's storage has room for a checkpoint, if the storage is a file system of this machine.
 
-    Otherwise Ray Train's controller would end the run, and leave an empty list of checkpoints.
+    Without room, Ray Train's controller would end the run, and leave an empty list of checkpoints.
 
     Raises:
-        RaylanceError: If the checkpoint does not fit; it names the bytes needed and the free bytes.
+        RaylanceError: If the checkpoint does not fit; the message has the bytes needed and the free bytes.
     """
     storage = process.train_storage()
     if storage is None:
@@ -156,7 +156,7 @@ def check_room(checkpoint: ray.train.Checkpoint) -> None:
 
 
 def _bytes_in(directory: str) -> int:
-    """The bytes of the files in a directory, also of linked ones, because they are copied, too."""
+    """Returns the bytes of all files in a directory. Linked files count, because they are copied, too."""
     needed = 0
     for parent, _, names in os.walk(directory, followlinks=True):
         for name in names:
@@ -166,7 +166,7 @@ def _bytes_in(directory: str) -> int:
 
 
 def load_state_file(path: Path) -> dict[str, Any] | None:
-    """The state in a checkpoint's directory; None if there is none."""
+    """Returns the state in a checkpoint's `state.pt`; None if the file does not exist. Raises StateError if damaged."""
     try:
         _check_size(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -174,7 +174,7 @@ def load_state_file(path: Path) -> dict[str, Any] | None:
             raise TypeError(f"it holds a {type(state).__name__}")
     except FileNotFoundError:
         return None
-    except Exception as error:  # torch raises many kinds for a file that was cut or overwritten
+    except Exception as error:  # torch raises many kinds of errors for a file that was cut or overwritten
         raise StateError(
             f"{path.name} of the checkpoint is damaged, or no state of raylance.report() ({type(error).__name__}); "
             "nothing was restored. Continue from an earlier checkpoint by checkpoint=, or start under a new run name."
@@ -183,14 +183,14 @@ def load_state_file(path: Path) -> dict[str, Any] | None:
 
 
 def _check_size(path: Path) -> None:
-    """Refuses a file that needs more memory than it has bytes, because torch does not compress."""
+    """Raises ValueError if a file's parts are larger than the file. torch writes no such file: it does not compress."""
     with zipfile.ZipFile(path) as file:
         if sum(info.file_size for info in file.infolist()) > path.stat().st_size:
             raise ValueError("its parts are compressed, or overlap")
 
 
 def write_files(checkpoint: ray.train.Checkpoint, position: Mapping[str, Any], state: dict[str, Any] | None) -> None:
-    """Writes raylance's files into a checkpoint, local or remote."""
+    """Writes the files of position and state into a checkpoint, local or remote; no `state.pt` if `state` is None."""
     with contextlib.ExitStack() as stack:
         directory = checkpoint.path
         is_here = isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem)
@@ -203,14 +203,14 @@ def write_files(checkpoint: ray.train.Checkpoint, position: Mapping[str, Any], s
             if state is not None:
                 _save(state, Path(directory, STATE_FILE))
         except OSError as error:
-            Path(directory, STATE_FILE).unlink(missing_ok=True)  # the part that was written
+            Path(directory, STATE_FILE).unlink(missing_ok=True)  # it may be written in part
             raise _unwritten(directory, error, _size(state or {})) from error
         if not is_here:
             pyarrow.fs.copy_files(directory, checkpoint.path, destination_filesystem=checkpoint.filesystem)
 
 
 def _check_name(checkpoint: ray.train.Checkpoint, *, has_state: bool) -> None:
-    """Refuses a directory whose state.pt would be overwritten, or restored as if it were reported now."""
+    """Raises ConfigError if a state.pt that is there would be overwritten, or restored as if it were reported now."""
     names = [f"{checkpoint.path}/{name}" for name in (FILE_NAME, STATE_FILE)]
     filesystem: Any = checkpoint.filesystem
     is_used, has_file = (info.is_file for info in filesystem.get_file_info(names))
@@ -229,7 +229,7 @@ def _make_directory() -> str:
 
 
 def _unwritten(directory: str, error: OSError, needed: int = 0) -> RaylanceError:
-    """The error for a checkpoint that cannot be written, because the disk is full or fails."""
+    """Returns the error for a checkpoint that cannot be written because the disk is full or fails."""
     room = f"{shutil.disk_usage(directory).free:,} bytes are free there" if Path(directory).exists() else ""
     figures = ", and ".join(filter(None, [room, f"the state needs {needed:,}" if needed else ""]))
     return RaylanceError(
@@ -240,14 +240,14 @@ def _unwritten(directory: str, error: OSError, needed: int = 0) -> RaylanceError
 
 
 def _size(state: dict[str, Any]) -> int:
-    """The bytes of a saved state."""
+    """Returns the number of bytes that a state takes when it is saved."""
     counter = _Counter()
     _dump(state, counter)
     return counter.count
 
 
 class _Counter(io.RawIOBase):
-    """A file that only counts the bytes written."""
+    """A file that stores nothing, and counts the bytes that are written to it."""
 
     count = 0
 
@@ -261,7 +261,7 @@ def _save(state: dict[str, Any], path: Path) -> None:
     with open(path, "wb") as file:
         _dump(state, file)
     with _refusing():
-        # Loaded now, because otherwise an error would only show at the resume.
+        # The file is loaded now, because otherwise an error would show only when a run resumes.
         torch.load(path, map_location="cpu", mmap=True, weights_only=True)
 
 
@@ -269,7 +269,7 @@ def _dump(state: dict[str, Any], file: Any) -> None:
     """Writes a state to an open file.
 
     Raises:
-        OSError: If the file raised it; torch itself only reports a wrong position in the file.
+        OSError: If the file raised it. torch itself raises a RuntimeError about a wrong position in the file instead.
         ConfigError: If the state cannot be saved.
     """
     with _refusing():

@@ -1,4 +1,4 @@
-"""Owns raylance's part of Ray Train's checkpoints: positions of loaders, and a run's state; never the training loop."""
+"""Owns raylance's part of Ray Train's checkpoints: loader positions and a run's state; never runs the training loop."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ from raylance.integrations.checkpoint_files import (
 )
 from raylance.planning.state import FORMAT, read_state
 
-Reported = RankLoader | Batches | Dataset  # the handle itself in local mode
+Reported = RankLoader | Batches | Dataset  # a Dataset only in Ray Train's local mode
 _LOADERS = "loaders"  # key of the states by name, if there are several loaders
 
 
@@ -55,22 +55,22 @@ def report(
         state: The dict that `restore` returns, picklable by `torch.save` and loadable with `weights_only=True`: state
             dicts of model and optimizer, numbers, strings. Only rank 0's state is stored.
         checkpoint: A directory that this rank has written, such as its part of a sharded checkpoint. Ray Train merges
-            the directories of all ranks, so their files need different names. raylance adds its files to that of rank
-            0: raylance_state.json, and state.pt if there is a `state`; you must not put a state.pt there yourself.
+            the directories of all ranks, so their files need different names. raylance adds its files to rank 0's
+            directory: raylance_state.json, and state.pt if there is a `state`. Do not put a state.pt there yourself.
         checkpoint_dir_name: As in Ray Train, like all arguments that follow.
         checkpoint_upload_mode: With ASYNC, training continues during the upload. NO_UPLOAD needs a `checkpoint` of rank
             0 that lies in the run's storage already.
         delete_local_checkpoint_after_upload: For `checkpoint`; directories that raylance makes are always deleted.
         checkpoint_upload_fn: Uploads instead of Ray Train.
-        validation: Makes Ray Train validate this checkpoint, see `ray.train.ValidationConfig`; its function gets the
-            state by `restore(None, checkpoint)`.
+        validation: Makes Ray Train validate this checkpoint, see `ray.train.ValidationConfig`. The validation function
+            gets the state by `restore(None, checkpoint)`.
 
     Raises:
-        ConfigError: If `state` could not be loaded again; if another loader of this run has moved and is missing, so
-            that it would start over after a resume; or if there is a checkpoint to report and no loader.
-        RaylanceError: If the checkpoint does not fit, on this machine or in a storage path that is one of its file
-            systems. Other ranks wait in their report until Ray Train ends them; then Ray Train continues the run from
-            the newest checkpoint, as after any error.
+        ConfigError: If `state` could not be loaded again; if another loader of this run has moved and is not given
+            here, so that it would start over after a resume; or if there is a checkpoint to report and no loader.
+        RaylanceError: If the checkpoint does not fit on this machine, or in a storage path on one of this machine's
+            file systems. The other ranks wait in their report until Ray Train ends them. Then Ray Train continues the
+            run from the newest checkpoint, as after any error.
     """
     if loader is None:
         if state is not None or checkpoint is not None or validation is not False:
@@ -122,7 +122,7 @@ def restore(
     *,
     load: Callable[[Path], object] | None = None,
 ) -> dict[str, Any] | None:
-    """Moves the loader to the position in Ray Train's newest checkpoint, on any world size.
+    """Moves the loader to the position in Ray Train's newest checkpoint, for any world size, and returns the state.
 
     Args:
         loader: The loader of the training dataset, or a dict of loaders with the names that `report` was given. With
@@ -141,7 +141,7 @@ def restore(
             by a newer version. Also if the checkpoint has no state file and `load` is None.
         RaylanceError: If a checkpoint must be downloaded and does not fit on this machine.
     """
-    temporary.sweep(FILES)  # a checkpoint that is downloaded needs room
+    temporary.sweep(FILES)  # makes room for a checkpoint that is downloaded
     loaders = {} if loader is None else _by_name(loader)
     for found in loaders.values():
         process.check_context(recorder_of(found).context)
@@ -165,7 +165,7 @@ def restore(
 
 
 def _move_all(loaders: Mapping[str | None, RankLoader], states: Mapping[Any, Any]) -> None:
-    """Moves all loaders to their states, or none, because a loader that moved alone would skip rows."""
+    """Moves all loaders to their states. If one fails, moves all back, because loaders that moved would skip rows."""
     before = {name: found.state_dict() for name, found in loaders.items()} if len(loaders) > 1 else {}
     try:
         for name, found in loaders.items():
@@ -177,7 +177,7 @@ def _move_all(loaders: Mapping[str | None, RankLoader], states: Mapping[Any, Any
 
 
 def _by_name(loader: Reported | Mapping[str, Reported]) -> dict[str | None, RankLoader]:
-    """Loaders by name; None names a single loader given without a dict."""
+    """Returns the loaders by name. The name of a single loader that was given without a dict is None."""
     given: Mapping[Any, Any] = loader if isinstance(loader, Mapping) else {None: loader}
     loaders: dict[str | None, RankLoader] = {}
     for name, value in given.items():
@@ -197,7 +197,7 @@ def _by_name(loader: Reported | Mapping[str, Reported]) -> dict[str | None, Rank
 
 
 def _check_names(loaders: Mapping[str | None, RankLoader]) -> None:
-    """Refuses a loader under the name of another dataset of the run: a resume would exchange their positions."""
+    """Raises ConfigError if a loader has another loader's dataset name: a resume would exchange their positions."""
     contexts = {name: recorder_of(found).context for name, found in loaders.items()}
     own = {name: context.name for name, context in contexts.items() if context.assignment is not None}
     for name, its_name in own.items():
@@ -209,7 +209,7 @@ def _check_names(loaders: Mapping[str | None, RankLoader]) -> None:
 
 
 def _saved_states(saved: dict[str, Any], loaders: Mapping[str | None, Any]) -> Mapping[Any, Any]:
-    """The saved states by the names of the loaders; a single state fits any name."""
+    """Returns the saved state of each loader by its name. A single state fits a single loader of any name."""
     several = saved.get(_LOADERS)
     if several is None and len(loaders) == 1:
         return dict.fromkeys(loaders, saved)
@@ -224,7 +224,7 @@ def _saved_states(saved: dict[str, Any], loaders: Mapping[str | None, Any]) -> M
 
 
 def _check_missing(loaders: Mapping[str | None, RankLoader]) -> None:
-    """Refuses to leave out a loader of this run that has moved, because it would start over after a resume."""
+    """Raises ConfigError if a loader of this run has moved and is not given: it would start over after a resume."""
     given = list(map(recorder_of, loaders.values()))
     for other in assigned_recorders():
         assignment = other.context.assignment
@@ -238,7 +238,7 @@ def _check_missing(loaders: Mapping[str | None, RankLoader]) -> None:
 
 
 def _all(contexts: Iterable[contextlib.AbstractContextManager[None]]) -> contextlib.ExitStack:
-    """Enters all contexts."""
+    """Enters all contexts, and returns the stack that leaves them."""
     stack = contextlib.ExitStack()
     for context in contexts:
         stack.enter_context(context)

@@ -1,4 +1,4 @@
-"""Owns the loaders that Ray Train's workers get; never the training loop, and never a checkpoint."""
+"""Owns the DataConfig that gives Ray Train's workers their loaders; never runs the training loop or checkpoints it."""
 
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ class DataConfig(ray.train.DataConfig):
         ranks_per_replica: int = 1,
         **options: Any,
     ) -> None:
-        """Makes a config.
+        """Sets the datasets that the ranks share, and the options of their loaders.
 
         Args:
             datasets_to_split: Names of the datasets that the ranks share; each rank sees the other datasets whole.
@@ -35,7 +35,7 @@ class DataConfig(ray.train.DataConfig):
                 the `window_bytes` of datasets without one.
 
         Raises:
-            ConfigError: If an option is unknown, or a value cannot be honoured.
+            ConfigError: If an option is unknown, or a value is not allowed.
         """
         if not isinstance(datasets_to_split, list) and datasets_to_split != "all":
             raise ConfigError(f'datasets_to_split={datasets_to_split!r}: give a list of names, or "all".')
@@ -53,10 +53,10 @@ class DataConfig(ray.train.DataConfig):
         worker_node_ids: list[str] | None,
         **kwargs: Any,
     ) -> list[dict[str, Any]]:
-        """Makes a loader for each rank and dataset; Ray Train calls it when the workers run.
+        """Returns each rank's loaders by the names of the datasets; Ray Train calls it when the workers run.
 
         Raises:
-            ConfigError: If the world does not divide into replicas.
+            ConfigError: If `ranks_per_replica` does not divide the world size.
         """
         pairs = arrange_replicas(self._ranks_per_replica, world_size, self._function)
         ours = {name: data for name, data in datasets.items() if isinstance(data, Dataset)}

@@ -1,4 +1,4 @@
-"""Owns the checkpoint that a run makes before it loses a node; never makes the notice, which is Ray's."""
+"""Owns the checkpoint that a run makes before it loses a node; never announces the loss, which Ray does."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import ray.train
 
 from raylance.integrations.checkpoints import Reported, report
 
-_reported: set[str] = set()  # nodes for whose loss this process has reported a checkpoint
+_reported: set[str] = set()  # IDs of the nodes for whose loss this process has reported a checkpoint
 
 
 def report_if_preempted(
@@ -18,19 +18,19 @@ def report_if_preempted(
 ) -> bool:
     """Reports a checkpoint if Ray has announced that a node of this run will be taken away; once for each node.
 
-    Every rank must call it at the same steps: the ranks agree on the answer, which takes some milliseconds. Call it
-    every few steps, at intervals much shorter than the cloud's notice:
+    Every rank must call this function at the same steps: the ranks agree on the answer, which takes some milliseconds.
+    Call it every few steps, at intervals much shorter than the time between the cloud's notice and the loss:
 
         if step % 10 == 0:
             raylance.report_if_preempted({"loss": loss}, loader, state=lambda: {"model": model.state_dict()})
 
-    Training continues afterwards. When the node is lost, Ray Train restarts the ranks at this checkpoint, and the
-    restart counts for `FailureConfig.max_preemption_failures`, not for `max_failures`.
+    Training continues afterwards. When the node is lost, Ray Train restarts the ranks at this checkpoint. The restart
+    counts towards `FailureConfig.max_preemption_failures`, not towards `max_failures`.
 
-    The notice must reach Ray before the node is lost: from an autoscaler that drains nodes, or from `ray drain-node` in
-    a hook of the node. It must be early enough for Ray Train to see it (`RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S`, 5 s
-    unless set), for the next call, and for storing the checkpoint. If a node is lost without such a notice, the steps
-    since the last checkpoint are lost.
+    Ray must get the notice before the node is lost: from an autoscaler that drains nodes, or from `ray drain-node` in a
+    hook of the node. Until the loss, there must be time for Ray Train to see the notice
+    (`RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S`, 5 s unless set), for the next call, and for storing the checkpoint. If a
+    node is lost without such a notice, the steps since the last checkpoint are lost.
 
     Args:
         metrics: As in `report`.

@@ -1,6 +1,6 @@
 """Owns the one clock that measures all figures shown to users; never waits, and never decides when work is done.
 
-Callers say `clock.now()`, so that a test can replace the clock by virtual time for all of them at once.
+Callers write `clock.now()`, so that a test can replace the clock by virtual time for all callers at once.
 """
 
 import time
@@ -9,10 +9,10 @@ _BEGUN = time.time() - time.monotonic()
 
 
 def now() -> float:
-    """Seconds of a clock that never goes back."""
+    """Returns the seconds of a clock that never goes back."""
     return time.monotonic()
 
 
 def now_s() -> float:
-    """Seconds since 1970, by a clock that does not jump while the process lives."""
+    """Returns the seconds since 1970, by a clock that does not jump while the process lives."""
     return _BEGUN + now()

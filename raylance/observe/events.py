@@ -1,20 +1,20 @@
-"""Owns the events of one loader, and the bound of a list that grows with the run; never interprets an event."""
+"""Owns the events of one loader, and a list of bounded length for a long run; never interprets an event."""
 
 from typing import Any, Generic, TypeVar
 
 from raylance.observe.clock import now_s
 
-_MOST = 500  # of a kind
-_MOST_OLD_REPORTS = 250  # more, spread over the whole run: the report draws a curve of them
+_MOST = 500  # newest events of each kind
+_MOST_OLD_REPORTS = 250  # older reports, spread over the whole run: the HTML report draws a curve of them
 
 Event = tuple[float, str, Any]
-"""Seconds since 1970, kind, and what happened, JSON-able."""
+"""Seconds since 1970, kind, and content, JSON-able."""
 
 T = TypeVar("T")
 
 
 class Thinned(Generic[T]):
-    """Keeps the newest items and a sample of older ones. When the sample is full, every second item of it is dropped
+    """Keeps the newest items and a sample of older items. When the sample is full, every second item of it is dropped
     and the sampling interval doubles.
     """
 
@@ -25,7 +25,7 @@ class Thinned(Generic[T]):
         self._skipped, self._every = 0, 1  # every `_every`-th old item is kept
 
     def add(self, item: T) -> None:
-        """Takes the newest item."""
+        """Adds an item, which is the newest now."""
         self._recent.append(item)
         if len(self._recent) > self._most_recent:
             oldest = self._recent.pop(0)
@@ -37,25 +37,25 @@ class Thinned(Generic[T]):
             self._old, self._every = self._old[::2], 2 * self._every
 
     def all(self) -> list[T]:
-        """The kept items, oldest first."""
+        """Returns the kept items, oldest first."""
         return [*self._old, *self._recent]
 
 
 class EventLog:
-    """The last events of each kind, and some of all reports.
+    """Keeps the last events of each kind, and a sample of older reports.
 
-    Each kind has room of its own: the reports of a long run must not push out the faults that it survived.
+    Each kind has room of its own: the reports of a long run must not push out the faults that the run survived.
     """
 
     def __init__(self) -> None:
         self._by_kind: dict[str, Thinned[Event]] = {}
 
     def add(self, kind: str, what: Any) -> None:
-        """Keeps an event, with the present time."""
+        """Adds an event at the present time."""
         kept = self._by_kind.setdefault(kind, Thinned(_MOST, _MOST_OLD_REPORTS if kind == "report" else 0))
         kept.add((now_s(), kind, what))
 
     def all(self) -> list[Event]:
-        """The kept events, oldest first."""
+        """Returns the kept events, oldest first."""
         found = [event for kept in list(self._by_kind.values()) for event in kept.all()]
         return sorted(found, key=lambda event: event[0])

@@ -1,4 +1,4 @@
-"""Owns the figures by which a run is judged, for each rank and for all ranks, and their rates; never judges them."""
+"""Owns the figures by which a run is judged, for each rank and for all ranks, and their rates; never judges the run."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ Limit = Literal["unknown", "training", "starting", "saving", "reading", "decodin
 STAGES: tuple[Limit, ...] = ("reading", "decoding", "finishing")
 """The stages of a batch before it is handed out. A trainer waits for one of them, or for the start."""
 
-MOSTLY = 0.5  # of the time: a rank that was there for less does not stand for the others
+MOSTLY = 0.5  # of the period: a rank that was there for less does not represent the run
 IN_STEP = 0.9  # a rank whose steps take at least this share of the slowest rank's counts as equally slow
 
 
@@ -20,13 +20,12 @@ class RankFigures:
     """The figures of one rank in the period that is judged.
 
     Attributes:
-        figures: As `Stats.sample` gives them: gauges, and counters as differences.
-        facts: The facts of its record: rank, world_size, row_bytes, decodes, order, options, cpus.
-        presence: Share of the period in which the rank was there, in [0, 1]; below 1 if the world size changed. It is
-            the rank's weight in rates over all ranks.
+        figures: Gauges, and counters as their growth in the period, under the names of `Stats.sample`.
+        facts: The facts of the rank's record: rank, world_size, row_bytes, decodes, order, options, cpus.
+        presence: Share of the period in which the rank was there, in [0, 1]; below 1 if the world size changed.
         starts: How often the rank was started in this period.
         peers: Number of ranks that got the same rows, this one included; each counts an equal part of them. Over
-            several starts: the rank's rows, divided by the rows that count.
+            several starts: the rank's rows, divided by the rows that count for this rank.
     """
 
     figures: Mapping[str, float]
@@ -37,7 +36,7 @@ class RankFigures:
 
     @property
     def share(self) -> float:
-        """The weight of this rank's rates in the rates of the run."""
+        """The weight of this rank's rates in the rates of the run: its presence, divided among its peers."""
         return self.presence / self.peers
 
     @property
@@ -47,35 +46,35 @@ class RankFigures:
 
     @property
     def waited_s(self) -> float:
-        """Seconds of waiting, the start excluded."""
+        """Seconds of waiting, except for the start."""
         return sum(self.figures[name] for limit, name in WAITS.items() if limit != "starting")
 
     @property
     def steady_s(self) -> float:
-        """Seconds of training and waiting, the start excluded. Rates refer to these seconds."""
+        """Seconds of training and waiting, except for the start. Rates refer to these seconds."""
         return self.trained_s + self.waited_s
 
     @property
     def rate(self) -> float:
-        """Rows a second that the rank got between its first and its last batch, without the time of saving and of
-        passes over other datasets; 0 if no time is left. It is shown as the rank's rows/s.
+        """Rows a second that the rank got in `steady_s`: between its first and its last batch, without saving and
+        without passes over other datasets; 0 if no time is left. It is shown as the rank's rows/s.
         """
         return self.figures["rows"] / self.steady_s if self.steady_s else 0.0
 
     @property
     def step_s(self) -> float:
-        """Seconds of training and waiting for each of its batches."""
+        """Seconds of training and waiting per batch."""
         return self.steady_s / max(1.0, self.figures["batches"])
 
     @property
     def trained_step_s(self) -> float:
-        """Seconds of training for each of its batches, waiting for other ranks included."""
+        """Seconds of training per batch; includes waiting for other ranks."""
         return self.trained_s / max(1.0, self.figures["batches"])
 
     @property
     def decode_rate(self) -> float:
-        """Rows a second that its decoders deliver when they have work, or that the device of its batches decodes: the
-        slower of the two. At least `rate`, because they also work while the rank starts, saves and validates.
+        """Rows a second of the rank's decoders while they have work, or of the device that decodes its batches: the
+        lower rate of the two. At least `rate`, because decoders also work while the rank starts, saves and validates.
         """
         figures = self.figures
         helpers, on_device_s = figures["decoders"] or max(1.0, figures["readers"]), figures["device_decode_s"]
@@ -91,22 +90,22 @@ class RankFigures:
 
     @property
     def read_rate(self) -> float:
-        """Rows a second that its shard actors read when they read all the time; at least `rate`, like `decode_rate`."""
+        """Rows a second if the rank's shard actors read all the time; at least `rate`, like `decode_rate`."""
         rows, seconds = self.figures["read_bytes"] / max(1.0, self.facts["row_bytes"]), self.figures["storage_s"]
         return max(self.rate, max(1.0, self.figures["readers"]) * rows / seconds) if seconds else math.inf
 
 
 def delivered_rate(ranks: Sequence[RankFigures]) -> float:
-    """Rows a second over all ranks. All take the same number of steps, so all are as slow as the slowest one."""
+    """Returns the rows a second over all ranks. All take the same number of steps, so the slowest rank decides."""
     return _over_all(ranks, max((rank.step_s for rank in _counted(ranks)), default=0.0), 0.0)
 
 
 def training_rate(ranks: Sequence[RankFigures]) -> float:
-    """Rows a second over all ranks, if no trainer ever waited for its loader.
+    """Returns the rows a second over all ranks if no trainer ever waited for its loader.
 
-    While one rank waits for its loader, the others wait for it in collective operations, which counts as training. So
-    training takes as long as on the rank that trains shortest, among the ranks whose steps are as long as the slowest
-    one's.
+    While one rank waits for its loader, the other ranks wait for that rank in collective operations, which counts as
+    training. So a step takes the time of the rank that trains shortest, among the ranks whose steps are as long as
+    those of the slowest rank.
     """
     counted = _counted(ranks)
     slowest_s = max((rank.step_s for rank in counted), default=0.0)
@@ -115,25 +114,25 @@ def training_rate(ranks: Sequence[RankFigures]) -> float:
 
 
 def _counted(ranks: Sequence[RankFigures]) -> list[RankFigures]:
-    """The ranks that stand for all: those that were there most of the time and have batches."""
+    """Returns the ranks that represent the run: with batches, and there most of the time; if none, all with batches."""
     there = [rank for rank in ranks if rank.presence and rank.figures["batches"]]
     return [rank for rank in there if rank.presence >= MOSTLY] or there
 
 
 def _over_all(ranks: Sequence[RankFigures], step_s: float, at_once: float) -> float:
-    """Rows a second if each step takes `step_s`; `at_once` if a step takes no time."""
+    """Returns the rows a second if each step takes `step_s`; `at_once` if a step takes no time."""
     rows = sum(rank.share * rank.figures["rows"] / max(1.0, rank.figures["batches"]) for rank in ranks)
     return rows / step_s if step_s else at_once
 
 
 def saving_share(ranks: Sequence[RankFigures]) -> float:
-    """Share of the time since the first batch that went to `raylance.report`, over all ranks, in [0, 1]."""
+    """Returns the share of the time since the first batch that went to `raylance.report`, over all ranks, in [0, 1]."""
     saving_s = sum(rank.figures["save_s"] for rank in ranks)
     return saving_s / max(1e-9, saving_s + sum(rank.steady_s for rank in ranks))
 
 
 class RunFigures:
-    """The figures of all ranks together; see `Verdict` for rates, waiting and seconds."""
+    """The figures of all ranks together. For `rates`, `waiting` and `seconds`, see `Verdict`."""
 
     def __init__(self, ranks: Sequence[RankFigures]) -> None:
         self.ranks = ranks
@@ -149,17 +148,17 @@ class RunFigures:
             "reading": sum(rank.share * rank.read_rate for rank in there),
             "decoding": sum(rank.share * rank.decode_rate for rank in there),
         }
-        for stage in ("reading", "decoding"):  # ranks that were there only for a while may have been slower
+        for stage in ("reading", "decoding"):  # a rank that was there only for a while may have been slower
             self.rates[stage] = max(self.rates[stage], self.rates["delivered"])
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """The facts of the first rank; used for facts that all ranks share."""
+        """The facts of the first rank, for facts that are the same on all ranks."""
         return self.ranks[0].facts
 
     @property
     def world_size(self) -> int:
-        """Ranks of the run; `ranks` may hold only one of them."""
+        """Number of ranks of the run; `ranks` may hold only one of them."""
         return max(len(self.ranks), int(self.facts.get("world_size", 1)))
 
     @property
@@ -174,7 +173,7 @@ class RunFigures:
 
     @property
     def trainer_cpus(self) -> float:
-        """CPUs that all trainers hold."""
+        """CPUs that all trainers hold together."""
         return self.world_size * float(self.facts.get("worker_cpus") or 0.0)
 
     @property
@@ -188,9 +187,9 @@ class RunFigures:
         return any("://" in name and "file://" not in name for name in self.facts.get("sources", ()))
 
     def most(self, name: str) -> float:
-        """The largest value of a figure over all ranks."""
+        """Returns the largest value of a figure over all ranks."""
         return max(rank.figures[name] for rank in self.ranks)
 
     def sum(self, name: str) -> float:
-        """A figure, summed over all ranks."""
+        """Returns a figure, summed over all ranks."""
         return sum(rank.figures[name] for rank in self.ranks)

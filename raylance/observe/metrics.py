@@ -20,13 +20,13 @@ LABELS = ("run", "dataset", "rank")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A metric.
+    """A metric that raylance publishes.
 
     Attributes:
         name: Its name, without the prefix `ray_`.
         kind: Counters only grow; gauges show the present state.
-        field: The figure that it shows: of `Stats`, or of the record's facts and position.
-        help: Its meaning, and how to read it.
+        field: The figure that the metric shows: a number of `Stats.sample`, the position, or a limit of the record.
+        help: The meaning of the metric, and how to read it.
         cause: Value of the label `cause` if several figures share the metric; else "".
     """
 
@@ -97,7 +97,7 @@ _lock = threading.Lock()
 
 
 class Publisher:
-    """Gives one loader's figures to Ray."""
+    """Publishes one loader's figures as Ray metrics."""
 
     def __init__(
         self, run: str, dataset: str, rank: int, before: Mapping[str, float] | None = None, *, peers: int = 1
@@ -108,7 +108,7 @@ class Publisher:
         self._before: dict[str, float] = dict(before or {})
 
     def publish(self, figures: Mapping[str, float]) -> None:
-        """Publishes figures; for a counter, its increase since the last call."""
+        """Publishes figures: a gauge as it is, a counter as its increase since the last call."""
         for metric in METRICS:
             value = figures.get(metric.field)
             if value is None:

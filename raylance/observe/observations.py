@@ -1,5 +1,5 @@
-"""Owns the interface between the components that work and their observer: observations and the `Observer`; never counts
-or interprets them.
+"""Owns the interface between the components that work and their observer: the observations and the `Observer`; never
+counts or interprets an observation.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import pyarrow as pa
 Cause = Literal["start", "read", "decode", "finish", "there"]
 """The state of the awaited rows. "start": their helpers start. "read": they are being read. "decode": they are being
 decoded, or wait for a decoder. "finish": they are brought here and made a batch. "there": one helper reads and decodes
-them, so that only its receipt separates the two.
+them, so that only its receipt separates the times of reading and decoding.
 """
 
 
@@ -25,12 +25,12 @@ class Receipt:
         storage_s: Seconds in which storage was being read since the last receipt, reading ahead included.
         read_s: Seconds that the call waited for data from storage.
         decode_s: Seconds of decoding by the wall clock of the call, not summed over its threads.
-        device_decode_s: Part of `decode_s` in the trainer's process, if its device decodes.
+        device_decode_s: Part of `decode_s` that the device of the trainer's process took, if it decodes.
         raw_bytes: Bytes of the raw rows.
-        held_bytes: Most bytes of raw rows that the shard actor has held.
+        held_bytes: Most bytes of raw rows that the shard actor has held at once so far.
         window_bytes: Bytes of raw rows that the shard actor holds now.
         fallback_rows: Rows that the fast codec left to the slow one.
-        bad_rows: Some of the masked rows: row offset (with a mixture's component), column and reason.
+        bad_rows: Some of the masked rows: row offset (with the component of a mixture), column and reason.
         too_large_bytes: Approximate bytes of rows that were not sent because they exceed the limit; else 0.
     """
 
@@ -49,7 +49,7 @@ class Receipt:
 
 
 class FaultSeen(NamedTuple):
-    """A machine fault that costs time but no row."""
+    """A machine fault has happened. It costs time but no row."""
 
     line: str
     replaces_helper: bool = False
@@ -63,7 +63,7 @@ class WorkDone(NamedTuple):
 
 
 class Status(NamedTuple):
-    """How the pass stands, and the cause of the trainer's wait: None while it does not wait."""
+    """The state of the pass. `cause` is the cause of the trainer's wait, None while the trainer does not wait."""
 
     readers: int
     readers_wanted: int
@@ -105,7 +105,7 @@ Observation = FaultSeen | WorkDone | Status | WaitsFor | BatchGathered | Batches
 
 
 class Observer(Protocol):
-    """Takes observations, and keeps why rows are bad. Components hold one and know nothing of statistics or records."""
+    """Takes observations, and keeps why rows are bad. Components that hold one know no statistics or records."""
 
     def observe(self, observation: Observation, now: float) -> None:
         """Takes an observation, made at time `now` of the runtime's clock."""
@@ -114,4 +114,4 @@ class Observer(Protocol):
         """Adds the seconds that the body takes to a field of `Stats`."""
 
     def reason_of(self, offset: int) -> tuple[str, str] | None:
-        """Column and reason of a bad row by its offset, with component bits; None if they were not kept."""
+        """Returns column and reason of a bad row by its offset, with component bits; None if they were not kept."""

@@ -28,9 +28,9 @@ FOLDER = "raylance"
 FORMAT = 1
 COLUMNS = ("time_s", *NUMBERS, "epoch", "position")
 STANDING = GAUGES | {"epoch", "position"}
-"""Columns that show the present state; all others are counters."""
+"""Columns that show the present state; all other columns but `time_s` are counters."""
 
-_RECENT = 64  # newest samples, all of which are kept: rates of a running run are taken over them
+_RECENT = 64  # newest samples, all of which are kept: the rates of a running run need them
 _MOST = 1984  # older samples; if there are more, every second one is dropped, see Thinned
 
 
@@ -43,7 +43,7 @@ class RecordFolder:
 
     @property
     def is_local(self) -> bool:
-        """Whether writing there costs no network."""
+        """Whether the folder is on a local file system, so that writing needs no network."""
         inner = self.filesystem
         while isinstance(inner, pyarrow.fs.SubTreeFileSystem):
             inner = inner.base_fs
@@ -52,7 +52,7 @@ class RecordFolder:
     def write(self, name: str, content: bytes) -> None:
         """Writes a whole file, so that no reader gets half of it."""
         path = f"{self.path}/{name}"
-        part = f"{self.path}/.{name}.part" if self.is_local else path  # object stores never show half an object
+        part = f"{self.path}/.{name}.part" if self.is_local else path  # an object store never shows half an object
         try:
             stream = self.filesystem.open_output_stream(part)
         except FileNotFoundError:
@@ -64,8 +64,8 @@ class RecordFolder:
             self.filesystem.move(part, path)
 
     def written_s(self, name: str) -> float | None:
-        """When a file was last written, in seconds since 1970 by the clock of the storage. None if the storage does not
-        say: the right to write does not include the right to list.
+        """Returns when a file was last written, in seconds since 1970 by the clock of the storage. None if the storage
+        does not say: the right to write does not include the right to list.
         """
         try:
             written_ns = self.filesystem.get_file_info(f"{self.path}/{name}").mtime_ns
@@ -75,22 +75,22 @@ class RecordFolder:
 
 
 _USER = re.compile(r"(?<=://)(?:[^:/@\s]*:\S*|[^/@\s]*)@")
-_PASSWORD = re.compile(r"(?<=://)[^:/@\s]*:(?!\d+/)\S*@")  # not the port of a path with an @
+_PASSWORD = re.compile(r"(?<=://)[^:/@\s]*:(?!\d+/)\S*@")  # but not a port before a path that has an @
 _SECRET = re.compile(r"(?i)([?&][^=&#\s]*(?:sig|credential|token|secret|password|key)[^=&#\s]*=)[^&#\s'\"]+")
 
 
 def public_uri(uri: str) -> str:
-    """The URI without its user, its password and the secrets in its query; others may see it."""
+    """Returns the URI without its user, its password and the secrets in its query, so that others may see it."""
     return _SECRET.sub(r"\1…", _USER.sub("…@", uri))
 
 
 def holds_secret(uri: str) -> bool:
-    """Whether a URI holds a password, or a key in its query. In abfss://, the user alone is a container."""
+    """Returns whether a URI holds a password, or a key in its query. In abfss://, a user alone is a container."""
     return "://" in uri and bool(_PASSWORD.search(uri) or _SECRET.search(uri))
 
 
 def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) -> tuple[Any, str]:
-    """The file system of a run's folder, and the path in it. If `storage_filesystem` is given, `path` is a path in it.
+    """Returns the file system of a run's folder, and the path in it: `path` if `storage_filesystem` is given.
 
     Raises:
         ConfigError: If pyarrow cannot open the URI.
@@ -101,7 +101,7 @@ def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) ->
     if "://" not in path:
         return pa.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
     try:
-        # A run's name may hold characters that no URI has, such as a space. Characters with a meaning in URIs stay.
+        # A run's name may hold characters that no URI has, such as a space. Characters with a meaning in URIs are kept.
         filesystem, inside = pa.fs.FileSystem.from_uri(urllib.parse.quote(path, safe=string.punctuation))
     except (pa.ArrowException, ValueError, OSError) as error:
         raise ConfigError(
@@ -112,7 +112,7 @@ def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) ->
 
 
 class Record:
-    """One loader's figures over time.
+    """The figures of one loader over time.
 
     Attributes:
         facts: Facts that do not change: loader, run, data, options and limits; JSON-able.
@@ -134,13 +134,13 @@ class Record:
         for name in COLUMNS[1:]:
             sample[name] = figures[name]
             if name not in STANDING:
-                # A sample taken as a timed step ends may lack that step; counters must never fall.
+                # A sample that is taken while a timing ends may lack that timing, but counters must never fall.
                 sample[name] = max(figures[name] - self._before.get(name, 0.0), self._last.get(name, 0.0))
         self._samples.add(list(sample.values()))
         self._last = sample
 
     def content(self, **latest: Any) -> bytes:
-        """The content of the file: samples, facts, and `latest`, which is JSON-able and may change."""
+        """Returns the content of the file: samples, facts, and `latest`, which is JSON-able and may change."""
         samples = np.array(self._samples.all(), np.float64).reshape(-1, len(COLUMNS))
         metadata = {"raylance": json.dumps(self.facts | latest, default=str)}
         table = pa.table(list(samples.T), names=list(COLUMNS), metadata=metadata)

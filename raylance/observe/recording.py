@@ -20,16 +20,16 @@ from raylance.observe.stats import Stats
 logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0
-_LOCAL_S, _REMOTE_S = 2.0, 15.0  # at least, between two writes of a record to a local or a remote storage
+_LOCAL_S, _REMOTE_S = 2.0, 15.0  # least seconds between two writes of a record
 _SHARE = 0.02  # of the time: writing takes at most this share
-_CREDIT_S = 1.0  # plus _SHARE of the time, that a training thread may spend on a local storage without need
-_MOST_S = 600.0  # at most, between two tries if the storage fails
-_LAST_TRIES = 8  # to write the last samples after the loader is gone
-_PATIENCE_S = 10.0  # that a training thread waits for a storage, once, because it may hang
+_CREDIT_S = 1.0  # seconds, plus _SHARE of the time, that training threads may wait for a local storage
+_MOST_S = 600.0  # most seconds between two tries if the storage fails
+_LAST_TRIES = 8  # tries to write the last samples after the loader is gone
+_PATIENCE_S = 10.0  # seconds that a training thread waits for a storage; only once, because the storage may hang
 
 
 class Recording:
-    """The sampling of one loader, until the loader is closed or gone."""
+    """Samples one loader until the loader is closed or gone."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Recording:
         to_html: Callable[[Any], str],
         digest: Callable[[], Any] | None = None,
     ) -> None:
-        """Begins, in the threads of this process. `cursor` holds the loader's position and lives as long as the loader.
-        `to_html` shows the first rows. `digest` returns the digest of the rows handed out, JSON-able.
+        """Starts to sample, in the threads of this process. `cursor` holds the loader's position and lives as long as
+        the loader. `to_html` converts the first rows. `digest` returns the digest of the rows handed out, JSON-able.
         """
         self._record, self._stats, self._cursor, self._folder = record, stats, weakref.ref(cursor), folder
         self._publisher, self._to_html, self._digest = publisher, to_html, digest
@@ -62,7 +62,7 @@ class Recording:
                 self._leave()
 
     def write(self) -> bool:
-        """Writes if a write is due, which may hang; returns whether more writes will follow."""
+        """Writes the record if a write is due, which may hang; returns whether more writes will follow."""
         with self._changed:
             is_gone = self._is_gone
             is_due = time.monotonic() >= self._due
@@ -77,8 +77,8 @@ class Recording:
 
     def flush(self, *, may_wait: bool = True) -> None:
         """Samples now and has the writing thread write, because the process may end soon. Waits until the record is
-        written, but not if the storage hangs, and not for long if it failed before. Without `may_wait`, waits only for
-        a local storage, as long as that takes next to no time.
+        written, but not if the storage hangs, and not long if it failed before. Without `may_wait`, waits only for a
+        local storage, and only while all such waits together took little time.
         """
         if self._pid != os.getpid():  # a forked child: the record belongs to its parent
             return
@@ -92,7 +92,7 @@ class Recording:
                 self._spent_s += time.monotonic() - begin
 
     def end(self) -> None:
-        """Ends the record; no sample follows."""
+        """Samples once more and ends the record; no sample follows."""
         if self._pid != os.getpid():
             return
         with self._changed:
@@ -109,7 +109,7 @@ class Recording:
             self._changed.notify_all()
 
     def _ask(self, *, may_wait: bool) -> None:
-        """Has the writing thread write: only that thread may hang in a storage for ever. Needs the lock."""
+        """Has the writing thread write: no other thread may hang in a storage for ever. The caller holds the lock."""
         sampler = _sampler()
         has_failed = self._failures > 0 and self._ended is None
         if self._folder is None or (has_failed and not may_wait):
@@ -124,7 +124,7 @@ class Recording:
             )
 
     def _leave(self) -> None:
-        """Ends the metrics, and makes a write due at once. Needs the lock."""
+        """Ends the metrics, and makes a write due at once. The caller holds the lock."""
         self._is_gone, self._due = True, 0.0
         self._asked += 1
         publisher, self._publisher = self._publisher, None
@@ -133,7 +133,7 @@ class Recording:
                 publisher.end()
 
     def _sample(self) -> bool:
-        """Samples and publishes; returns whether the loader is still there. Needs the lock."""
+        """Samples and publishes; returns whether the loader is still there. The caller holds the lock."""
         cursor = self._cursor()
         if cursor is not None:
             self._last_position = cursor.epoch, cursor.position
@@ -167,7 +167,7 @@ class Recording:
             with self._changed:
                 content = self._record.content(**latest)
             self._folder.write(name, content)
-            if "begun_s" not in self._record.facts:  # the next write brings it into the file
+            if "begun_s" not in self._record.facts:  # the next write stores it in the file
                 self._record.facts["begun_s"] = self._folder.written_s(name)
             self._failures = 0
         except Exception as error:  # any error of a storage: no run may fail because its record fails
@@ -202,10 +202,10 @@ class Recording:
 
 
 class _Sampler:
-    """The two threads of a process. One only writes, because a storage may hang."""
+    """The two threads of a process: one samples, the other only writes, because a storage may hang."""
 
     def __init__(self) -> None:
-        self.pid, self.is_stuck = os.getpid(), False  # is_stuck: the writing thread seems to hang in a storage
+        self.pid, self.is_stuck = os.getpid(), False  # is_stuck: the writing thread may hang in a storage
         self._recordings: set[Recording] = set()
         self._lock = threading.Lock()
         self._has_some, self.woken = threading.Event(), threading.Event()
@@ -243,7 +243,7 @@ class _Sampler:
 
 
 def _try(recording: Recording, work: Callable[[], bool | None]) -> bool | None:
-    """Gives a recording up if it fails, so that the thread continues with the others."""
+    """Does some work of a recording. If it fails, gives the recording up; the thread continues with the others."""
     try:
         return work()
     except Exception:
@@ -259,7 +259,7 @@ _making = threading.Lock()
 def _sampler() -> _Sampler:
     global _current
     with _making:
-        if _current is None or _current.pid != os.getpid():  # a fork has no threads
+        if _current is None or _current.pid != os.getpid():  # a forked process has no threads
             _current = _Sampler()
         return _current
 

@@ -21,18 +21,18 @@ from raylance.observe.observations import (
 )
 from raylance.observe.wait_clock import WaitClock
 
-_BAD_ROWS = 100  # at most that are kept with their reasons
-_FIRST_ROWS = 16  # of the first batch that are kept for display
-_FIRST_BYTES = 16 << 20  # at most, all first rows together
+_BAD_ROWS = 100  # most bad rows that are kept with their reasons
+_FIRST_ROWS = 16  # rows of the first batch that are kept for display
+_FIRST_BYTES = 16 << 20  # most bytes of the first rows together
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Stats(WaitClock):
     """Counters of one loader since it was made; an `Observer`.
 
-    Timings that are still running count up to now. How to read the counters: if `wait_s` is near 0, the trainer is the
-    bottleneck. If it is large, the loader is, and its largest part shows why: `wait_start_s`, `wait_read_s`,
-    `wait_decode_s` or `wait_finish_s`. `RankLoader.explain` says it in words.
+    `sample` and `as_dict` also count timings that are still running, up to now. How to read the counters: if `wait_s`
+    is near 0, the trainer is the bottleneck. If `wait_s` is large, the loader is, and the largest part of `wait_s`
+    shows why: `wait_start_s`, `wait_read_s`, `wait_decode_s` or `wait_finish_s`. `RankLoader.explain` says it in words.
 
     Attributes:
         batches: Batches handed out on this rank.
@@ -51,33 +51,34 @@ class Stats(WaitClock):
         wait_read_s: Part of `wait_s` in which the awaited rows were being read.
         wait_decode_s: Part of `wait_s` in which the awaited rows were being decoded, or waited for a decoder.
         wait_finish_s: Part of `wait_s` in which the awaited rows were brought to this process and made a batch.
-        storage_s: Seconds in which storage was being read, all shard actors together, ahead of time or not.
+        storage_s: Seconds in which storage was being read, also ahead of time, all shard actors together.
         read_s: Seconds that shard actors waited for storage (reading ahead hides the rest).
         decode_s: Seconds of decoding, all decoders together.
         device_decode_s: Part of `decode_s` in which this process decoded on the device of its batches. On CUDA, work
             that the device finishes later is not counted.
         collate_s: Seconds in which this process turned tables into batches.
         collate_fn_s: Part of `collate_s` in the user's `collate_fn=`.
-        transfer_s: Seconds of pinning batches and sending them to the device; if sending is asynchronous, of beginning
-            it.
+        transfer_s: Seconds of pinning batches and sending them to the device. If sending is asynchronous, only its
+            beginning counts.
         user_s: Seconds between handing out a batch and being asked for the next one, and seconds of `raylance.report`
             after the last batch of a pass.
         save_s: Part of `user_s` in `raylance.report`: collecting the state, writing it, and waiting for other ranks.
         other_s: Part of `user_s` in which another loader was iterated, such as a validation pass between two batches.
-        helpers_replaced: Helper actors that died and were replaced.
+        helpers_replaced: Helper actors that died or hung and were replaced.
         readers: Shard actors that run now, or threads that read.
         readers_wanted: Shard actors that there should be.
         decoders: Decoders that run now.
         decoders_wanted: Decoders that there should be.
         decoders_busy: Decoders that have work now.
-        inflight_items: Pieces of work on their way now.
-        inflight_bytes: Bytes on their way now, or delivered but not taken yet, as far as known.
+        inflight_items: Items of work that are in flight now.
+        inflight_bytes: Estimated bytes in flight now: of these items, and of steps that were delivered but not taken
+            yet.
         ready_batches: Batches that wait for the trainer now.
         window_bytes: Bytes of raw rows in the shard actor that answered last.
         held_bytes: Most bytes of raw rows that one shard actor held at one time, including the block being read.
-        epoch_certificate: Count and hash of the rows that this rank was handed in the last pass that reached the end of
-            an epoch, all of which are in its own plan; None before such a pass. `raylance.prove_run` proves whether the
-            ranks together delivered every selected row once.
+        epoch_certificate: Count and hash of this rank's rows in the last pass that reached the end of an epoch, all of
+            them in its own plan; None before such a pass. `raylance.prove_run` proves whether the ranks together
+            delivered every selected row once.
     """
 
     batches: int = 0
@@ -133,7 +134,7 @@ class Stats(WaitClock):
         self.record_event("fault", fault.line)
 
     def _take_wait(self, wait: WaitsFor | Status, now: float) -> None:
-        is_first = wait.cause is not None and not self.has_begun  # every wait before the first batch is the start
+        is_first = wait.cause is not None and not self.has_begun  # every wait before the first batch counts as start
         self.awaits("start" if is_first else wait.cause, now)
 
     def _take_ready(self, ready: BatchesReady, _: float) -> None:
@@ -164,7 +165,7 @@ class Stats(WaitClock):
     }  # by type: a match over all of them takes three times as long, on the training thread
 
     def add(self, receipt: Receipt) -> None:
-        """Adds the measurements of a helper."""
+        """Adds the measurements of one piece of work."""
         self.read_bytes += receipt.read_bytes
         self.storage_s += receipt.storage_s
         self.read_s += receipt.read_s
@@ -180,12 +181,12 @@ class Stats(WaitClock):
                 self._bad_rows.setdefault((offset, column), why)
 
     def record_event(self, kind: str, what: Any) -> None:
-        """Keeps an event with the present time and its kind; `what` happened is JSON-able."""
+        """Keeps an event with the present time and its kind; `what` is its content, JSON-able."""
         self._events.add(kind, what)
 
     @property
     def events(self) -> list[Event]:
-        """The last events of each kind, and some of all reports, oldest first."""
+        """The last events of each kind, and a sample of older reports, oldest first."""
         return self._events.all()
 
     def reason_of(self, offset: int) -> tuple[str, str] | None:
@@ -194,12 +195,12 @@ class Stats(WaitClock):
 
     @property
     def bad_rows(self) -> list[tuple[int, str, str]]:
-        """The first masked rows: row offset (with a mixture's component), column, reason."""
+        """The first masked rows: row offset (with the component of a mixture), column, reason."""
         return [(offset, column, why) for (offset, column), why in list(self._bad_rows.items())]
 
     def sample(self, *, up_to_now: bool = True) -> dict[str, float]:
-        """All numbers, and `train_s`, which is `user_s` without `other_s`. If `up_to_now`, running timings count up to
-        now.
+        """Returns all numbers by name, and `train_s`, which is `user_s` without `other_s`. If `up_to_now`, timings that
+        are still running count up to now.
         """
         figures = {name: float(getattr(self, name)) for name in NUMBERS}
         for name, seconds in self.running().items() if up_to_now else ():
@@ -208,7 +209,7 @@ class Stats(WaitClock):
         return figures
 
     def as_dict(self) -> dict[str, Any]:
-        """The counters by name, with their present values."""
+        """Returns the counters by name, with their present values."""
         now = {name: type(getattr(self, name))(value) for name, value in self.sample().items() if name in NUMBERS}
         return now | {"epoch_certificate": self.epoch_certificate}
 
@@ -223,4 +224,4 @@ GAUGES = frozenset(
         "inflight_bytes", "ready_batches", "window_bytes", "held_bytes",
     ]
 )  # fmt: skip
-"""Numbers that show the present state; the others only grow."""
+"""Names of the numbers that show a state; the other numbers only grow."""

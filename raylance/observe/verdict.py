@@ -1,8 +1,8 @@
 """Owns the judgement of a run by its figures: which stage limits it; never measures, and holds no diagnosis itself.
 
 The trainer's time is training, saving or waiting. While the trainer waits, the awaited rows are in one stage at each
-moment (see `Stats.wait_read_s` and its neighbours). The rate of each stage alone follows from its own seconds: rows by
-the trainer's seconds, decoded rows by the decoders', bytes by the seconds in which storage was read.
+moment (see `Stats.wait_read_s` and its neighbours). The rate of each stage alone is its amount per second of its own
+work: rows per second of training, decoded rows per second of decoding, bytes per second in which storage was read.
 """
 
 import dataclasses
@@ -14,18 +14,18 @@ from raylance.observe.diagnoses.diagnosis import NO_MODEL, SPARE, UPLOADS, does_
 from raylance.observe.diagnoses.finishing import SHORT_STEP_S
 from raylance.observe.figures import MOSTLY, STAGES, Limit, RankFigures, RunFigures, saving_share
 
-_LEAST_BATCHES = 3  # of each rank that was there: fewer prove nothing
-WAITS = 0.05  # of the time: less is not worth a change
-_SAVES = 0.25  # of the time: more is the limit, if waiting takes less
-_SAVES_TOO = 0.1  # of the time: more is worth a line of advice
-_OTHERS = 0.1  # of the time: more, in passes over other datasets, is worth a line of advice
+_LEAST_BATCHES = 3  # of each rank that was there most of the time: fewer prove nothing
+WAITS = 0.05  # of the time: less waiting is not worth a change
+_SAVES = 0.25  # of the time: more saving is the limit, if waiting takes less
+_SAVES_TOO = 0.1  # of the time: more saving is worth a line of advice
+_OTHERS = 0.1  # of the time: more for passes over other datasets is worth a line of advice
 _RESHARDED_S = 0.05  # of waiting after ranks came or went: less is not worth mentioning
 _UNEVEN = 1.5  # times the mean of the others: such a rank is named
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What limits a run, and what to change.
+    """The limit of a run, and advice.
 
     Attributes:
         limit: "training" if the loader keeps up; "starting" if the start took more than half as long as all training
@@ -33,7 +33,7 @@ class Verdict:
             "finishing" (bringing rows to the trainer's process and making batches of them) if the trainer waits for
             that; "unknown" while there are too few batches.
         summary: The limit in a sentence, with the numbers.
-        advice: What to change, the most useful first; empty if no change would help.
+        advice: Changes that would help, the most useful first; may be empty.
         waiting: Share of the trainer's time that it waited, in [0, 1]; the start and saving are excluded.
         rates: Rows a second over all ranks: "delivered", and the rate of each stage alone: "training", "reading",
             "decoding"; infinite if it took no time. Ranks take the same number of steps, so "delivered" and "training"
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def judge(ranks: Sequence[RankFigures]) -> Verdict:
-    """Finds what limits a run, from the figures of each rank."""
+    """Finds the limit of a run from the figures of each rank."""
     run = RunFigures(ranks)
     limit = _find_limit(run)
     summary, advice = _describe(run, limit)
@@ -73,7 +73,7 @@ def judge(ranks: Sequence[RankFigures]) -> Verdict:
 
 
 def judge_beside(dataset: str, by_dataset: Mapping[str, Sequence[RankFigures]]) -> Verdict:
-    """Judges a run by one of the datasets that it trains on side by side; says whether it also waits for others."""
+    """Judges a run by one of the datasets that it iterates side by side; adds advice on others that it waits for."""
     judged = {name: judge(ranks) for name, ranks in by_dataset.items()}
     verdict = judged.pop(dataset)
     if not judged:
@@ -95,7 +95,7 @@ def _find_limit(run: RunFigures) -> Limit:
 
 
 def _describe(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
-    """A sentence about the limit, and what to change."""
+    """Returns a sentence about the limit, and advice."""
     if limit == "unknown":
         batches = min((rank.figures["batches"] for rank in run.ranks), default=0)
         waited_s = run.seconds["starting"] + run.waited_s
@@ -136,7 +136,7 @@ def _limits_at_times(run: RunFigures, stage: Limit) -> tuple[str, list[str]]:
 
 
 def _uneven_ranks(run: RunFigures, limit: Limit) -> str:
-    """Names the rank that waits most and the rank that trains slowest, if they stand out."""
+    """Names the rank that waits most and the rank that trains slowest, if their values stand out."""
     shares = {rank.facts["rank"]: rank.waited_s / max(1e-9, rank.steady_s) for rank in run.ranks}
     if len(shares) < 2 or limit == "starting":
         return ""
@@ -155,6 +155,6 @@ def _uneven_ranks(run: RunFigures, limit: Limit) -> str:
 
 
 def _foremost(values: Mapping[int, float]) -> tuple[int, float, float]:
-    """The rank of the largest value, that value, and the mean of the others."""
+    """Returns the rank with the largest value, that value, and the mean of the other values."""
     rank = max(values, key=lambda which: values[which])
     return rank, values[rank], (sum(values.values()) - values[rank]) / (len(values) - 1)

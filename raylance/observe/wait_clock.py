@@ -1,5 +1,5 @@
-"""Owns the seconds of one loader by their cause: how long its consumer waited, and for what, and how long it kept each
-batch; never counts rows, and never knows what makes batches.
+"""Owns the seconds of one loader: how long its consumer waited, by cause, and how long the consumer kept each batch;
+never counts rows, and never knows how batches are made.
 """
 
 import dataclasses
@@ -26,16 +26,16 @@ _numbers = itertools.count(1)
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class WaitClock:
-    """A state machine: events and their times in, seconds out. Timings that are still running count when they end.
+    """A state machine that takes events and their times, and counts seconds. A timing counts when it ends.
 
     The consumer of a loader waits for a batch ("wait_s"), keeps it ("user_s"), and waits again. Each second of waiting
-    has one cause. A second in which the consumer waits for or keeps another loader's batch while it has one in hand, as
-    in a validation pass, counts for this loader as `user_s` and `other_s`.
+    has one cause. If the consumer iterates another loader while it keeps a batch of this one, as in a validation pass,
+    the seconds in which it waits for or keeps the other's batches count here as `user_s` and `other_s`.
 
     Attributes:
         has_begun: Whether the loader has handed out a batch.
         called: The loader's name in its record; without a record, a unique number.
-        shared_s: Seconds shared with loaders that are iterated alongside, by their names.
+        shared_s: By another loader's name: seconds in which both were iterated side by side.
     """
 
     wait_s: float = 0.0
@@ -49,14 +49,14 @@ class WaitClock:
     has_begun: bool = dataclasses.field(default=False, repr=False)
     called: str = dataclasses.field(default_factory=lambda: f"#{next(_numbers)}", repr=False)
     shared_s: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)
-    _going: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # field: when its timing began
+    _going: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # by field: when its timing began
     _awaited: dict[str, tuple[float, Cause]] = dataclasses.field(default_factory=dict, repr=False)  # at most one, _IT
     _here: str = dataclasses.field(default="wait_start_s", repr=False)  # the field for waits without a cause
     _saved_s: float = dataclasses.field(default=0.0, repr=False)  # save_s when the step began
-    _there_s: float = dataclasses.field(default=0.0, repr=False)  # waited for rows that one helper reads and decodes
+    _there_s: float = dataclasses.field(default=0.0, repr=False)  # waits for rows that one helper reads and decodes
 
     def begin(self, field: str) -> float:
-        """Begins to time a field; returns the `begun` that `end` takes."""
+        """Begins to time a field; returns the time, which `end` takes as `begun`."""
         now = self._going[field] = clock.now()
         if field == "user_s":
             self._saved_s = self.save_s
@@ -70,8 +70,8 @@ class WaitClock:
         return now
 
     def end(self, field: str, begun: float | None = None) -> float:
-        """Adds the seconds since `begin` to a field; returns them, or 0 if its timing was not begun. `begun` is the
-        value that `begin` returned: if the field was begun again since then, its new timing continues.
+        """Adds the seconds since `begin` to a field; returns them, or 0 if the field was not being timed. `begun` is
+        the value that `begin` returned: if the field was begun again since then, its new timing continues.
         """
         if begun is not None and self._going.get(field) != begun:
             return 0.0
@@ -92,7 +92,7 @@ class WaitClock:
         return seconds
 
     def _explain_wait(self, now: float) -> None:
-        """Adds the seconds without a cause to the field `_here`, so that each second has a cause."""
+        """Adds the waiting that has no cause to the field `_here`, so that each second has a cause."""
         self.awaits(None, now)
         rest = self.wait_s - self._there_s - sum(getattr(self, name) for name in WAITS.values())
         if rest > 0:
@@ -100,21 +100,21 @@ class WaitClock:
 
     @property
     def step_begun(self) -> float:
-        """When the consumer got the batch that it has in hand; infinite if it has none."""
+        """When the consumer got the batch that it keeps now; infinite if it keeps none."""
         return self._going.get("user_s", math.inf)
 
     def interrupt(self, now: float) -> None:
-        """Begins to count another loader's time: the consumer waits for that one's batch during a step of this one."""
+        """Begins to time `other_s`: during a step of this loader, the consumer waits for another loader's batch."""
         self._going["other_s"] = now
 
     def resume(self, seconds: float) -> None:
-        """Counts these seconds of the running step as another loader's."""
+        """Ends the timing of `other_s`, and adds the seconds that belong to the other loader."""
         self._going.pop("other_s", None)
         self.other_s += seconds
 
     def _around(self) -> "list[WaitClock]":
-        """The clock of the loader whose step encloses this loader's (training around validation), and those of the
-        loaders that are iterated alongside the enclosing one.
+        """Returns the clock of the loader whose step encloses this loader's (training around validation), and the
+        clocks of the loaders that are iterated side by side with the enclosing one.
 
         A step that began later than this loader's does not enclose it: those two loaders are iterated side by side.
         """
@@ -123,8 +123,8 @@ class WaitClock:
         return [other for other in found if other is found[-1] or other.called in found[-1].shared_s]
 
     def _count_shared(self, begun: float, now: float) -> None:
-        """As a step of this loader ends, counts for both the seconds shared with each step that began later and has not
-        ended: neither step encloses the other, so the two loaders are iterated side by side.
+        """Counts the seconds that this loader's ending step shares with each step that began later and has not ended:
+        neither step encloses the other, so the two loaders are iterated side by side, and both count the seconds.
         """
         later = list(itertools.dropwhile(lambda other: other is not self, _in_step()))[1:]
         for other in later:
@@ -134,13 +134,13 @@ class WaitClock:
                     one.shared_s[name] = one.shared_s.get(name, 0.0) + seconds
 
     def lap(self, now: float) -> None:
-        """Counts the current wait up to now, in seconds of the runtime's clock."""
+        """Counts the current wait up to `now`, in seconds of the runtime's clock, and lets the wait continue."""
         awaited = self._awaited.get(_IT)
         if awaited is not None:
             self.awaits(awaited[1], now)
 
     def is_timed(self, field: str) -> bool:
-        """Whether a field is being timed now."""
+        """Returns whether a field is being timed now."""
         return field in self._going
 
     @contextmanager
@@ -153,15 +153,15 @@ class WaitClock:
             self.end(field, begun)
 
     def awaits(self, cause: Cause | None, now: float) -> None:
-        """Sets the cause of the trainer's wait from now on; None if it does not wait. Has no effect if the trainer has
-        its batch already.
+        """Sets the cause of the trainer's wait from now on; None if the trainer does not wait. The cause is ignored if
+        the trainer has its batch already.
         """
         awaited = self._awaited.pop(_IT, None)  # one operation, which no other thread interrupts
         if cause is not None and self.is_timed("wait_s"):
             self._awaited[_IT] = now, cause
             if not self.is_timed("wait_s"):  # the training thread has ended the wait meanwhile
                 self._awaited.pop(_IT, None)
-        if awaited is not None:  # consumer and feeder may both end a wait: only the first counts it
+        if awaited is not None:  # consumer and feeder may both end a wait: the first one counts it
             since, before = awaited
             if before == "there":
                 self._there_s += now - since
@@ -170,7 +170,7 @@ class WaitClock:
                 setattr(self, name, getattr(self, name) + now - since)
 
     def split_there(self, read_s: float, decode_s: float) -> None:
-        """Splits the waits with the cause "there" by the seconds of the helper that read and decoded the rows."""
+        """Splits the waits with the cause "there" by the seconds of the helper that both read and decoded the rows."""
         if self._there_s and read_s + decode_s > 0:
             reading_s = self._there_s * read_s / (read_s + decode_s)
             self.wait_read_s += reading_s
@@ -178,12 +178,12 @@ class WaitClock:
             self._there_s = 0.0
 
     def timed_s(self, field: str) -> float:
-        """Seconds since the field's timing began; 0 if it is not being timed."""
+        """Returns the seconds since the field's timing began; 0 if the field is not being timed."""
         begun = self._going.get(field)
         return 0.0 if begun is None else clock.now() - begun
 
     def running(self) -> dict[str, float]:
-        """Seconds up to now of the timings that are running, by field."""
+        """Returns the seconds up to now of the timings that are running, by field."""
         now = clock.now()
         found = {name: now - begun for name, begun in list(self._going.items())}
         awaited = self._awaited.get(_IT)
@@ -196,7 +196,7 @@ class WaitClock:
 def saving(reported: Iterable[WaitClock]) -> Iterator[None]:
     """Counts the seconds of the body as saving, for the reported loaders and for all loaders of which this thread has a
     batch in hand. A loader that has handed out no batch yet is left out. After the last batch of a pass, no step is
-    running; then the seconds are also added to `user_s`.
+    running; then the seconds also count as `user_s`.
     """
     found = {id(each): each for each in (*reported, *_in_step()) if each.has_begun and not each.is_timed("save_s")}
     with ExitStack() as stack:
@@ -211,7 +211,7 @@ _threads = threading.local()
 
 
 def _in_step() -> list[WaitClock]:
-    """The clocks of the loaders whose batches this thread has in hand, in the order of their steps."""
+    """Returns the clocks of the loaders whose batches this thread has in hand, in the order of their steps."""
     if not hasattr(_threads, "in_step"):
         _threads.in_step = []
     found: list[WaitClock] = _threads.in_step

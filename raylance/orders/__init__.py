@@ -1,1 +1,1 @@
-"""Owns the orders of an epoch, from position to selected row, by NumPy alone; never reads data or knows ranks."""
+"""Owns the orders of an epoch, which map positions to selected rows by NumPy alone; never reads data or knows ranks."""

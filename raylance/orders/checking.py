@@ -1,5 +1,5 @@
-"""Owns the checks of custom orders in use: their rows lie in the selection, and a sample of them does not repeat; never
-chooses a row, and never checks an order of raylance.
+"""Owns the checks of a custom order during a run: its rows lie in the selection, and a sample of them has no row twice;
+never chooses a row, and never checks an order of raylance.
 """
 
 from typing import Any
@@ -11,16 +11,16 @@ from raylance.errors import ConfigError, RaylanceError
 from raylance.orders.order import Epoch, Resolved
 from raylance.orders.permutation import Int64Array, mix64
 
-_WHOLE_ROWS = 1 << 16  # epochs of at most this size are compared whole
-_BLOCK = 1024  # neighbours that are compared, at each of four places
-_SPREAD = 4096  # positions that are compared, evenly spread; and as many at random
+_WHOLE_ROWS = 1 << 16  # an epoch of at most this number of positions is compared whole
+_BLOCK = 1024  # consecutive positions that are compared, at each of four places
+_SPREAD = 4096  # positions that are compared at even distances; the same number is compared at random
 
 
 def select_rows(epoch: Epoch, positions: Int64Array) -> Int64Array:
-    """Asks an epoch for the rows at some positions, and checks those of a custom order.
+    """Returns the rows at positions of an epoch; checks them if the order is custom.
 
     Raises:
-        ConfigError: If there is not one integer for each position, or one of them is not a row of the selection.
+        ConfigError: If a custom order fails, or does not return one integer row of the selection for each position.
     """
     if not epoch.order.is_custom:
         return epoch.rows(positions)
@@ -53,12 +53,12 @@ def select_rows(epoch: Epoch, positions: Int64Array) -> Int64Array:
 
 
 def check_sample(order: Resolved, number: int) -> None:
-    """Looks for a row that a custom order gives twice, although it does not set `repeats`.
+    """Checks on a sample of an epoch that a custom order has no row twice, unless it sets `repeats`.
 
-    It compares some thousands of positions of an epoch, both neighbours and distant ones, at a small cost for any size.
+    A small epoch is checked whole, a large one at some thousands of near and distant positions, at a small cost.
 
     Raises:
-        ConfigError: If there is such a row, or a row that is not in the selection; see `select_rows`.
+        ConfigError: If a row comes twice, if an epoch does not have one position for each row, or as `select_rows`.
     """
     for part in order.custom_parts():
         name, epoch = type(part.settings).__name__, part.epoch(number)
@@ -81,7 +81,7 @@ def check_sample(order: Resolved, number: int) -> None:
 
 
 def _sample(rows: int) -> Int64Array:
-    """Positions to compare, ascending; all positions of a small epoch."""
+    """Returns the positions to compare, ascending; all positions if the epoch is small."""
     if rows <= _WHOLE_ROWS:
         return np.arange(rows, dtype=np.int64)
     starts = np.array([0, rows // 3, rows // 2, rows - _BLOCK], dtype=np.int64)

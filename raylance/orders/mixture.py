@@ -1,8 +1,8 @@
-"""Owns mixtures: several datasets dealt into one order by fixed quotas; never changes a component's own order.
+"""Owns mixtures, which combine several datasets in one order by fixed quotas; never changes a component's own order.
 
-A mixture is an order over the selections of its components, one after the other. Everything else (steps, ranks, resume,
-lost helpers) works as with one dataset. A fixed pattern of B positions gives position p the component at p mod B, so
-every stretch of B positions keeps the quotas. The position within the component follows by arithmetic.
+A mixture is one order over the concatenated selections of its components. So everything else (steps, ranks, resume,
+lost helpers) works as with one dataset. A pattern of B components repeats: position p belongs to the component at index
+p mod B, so every stretch of B positions has the quotas. The position within the component is computed by arithmetic.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from raylance.orders.shuffles import stack, stacked_kind, stacked_rows
 logger = logging.getLogger(__name__)
 
 _SHORT_PATTERN = 1000
-_LONGEST_PATTERN = 1_000_000  # eight megabytes, and a fraction of a second once per process
+_LONGEST_PATTERN = 1_000_000  # two arrays of 8 MB, which take a fraction of a second once per process
 _NEAR = 0.01
-_MOST_TOGETHER, _MOST_ALONE = 4096, 512  # own epochs of components that an epoch of the mixture keeps
+_MOST_TOGETHER, _MOST_ALONE = 4096, 512  # most own epochs of components that an epoch of the mixture keeps
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class Component:
     """One dataset of a mixture, with its own order and seed.
 
     Attributes:
-        quota: Number of positions that it gets in each repetition of the pattern.
-        epoch_rows: Number of positions of its own epoch, after which its next one begins. "auto" takes that of its
-            order.
+        quota: Number of positions that the component gets in each repetition of the pattern.
+        epoch_rows: Number of positions of the component's own epoch, after which its next epoch begins. "auto" takes
+            the number from the component's order.
     """
 
     name: str
@@ -47,14 +47,14 @@ class Component:
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def params(self) -> dict[str, Any]:
-        """The component for checkpoints; with `epoch_rows` only if it differs, or may differ, from `rows`."""
+        """Returns the component's values for checkpoints, without `epoch_rows` if that is known to be `rows`."""
         params = {"quota": self.quota, "rows": self.rows, "seed": self.seed, "order": self.order.params()}
         if self.epoch_rows == self.rows or (self.epoch_rows == "auto" and not self.order.repeats):
             return params
         return params | {"epoch_rows": self.epoch_rows}
 
     def adopt(self, params: Mapping[str, Any]) -> "Component":
-        """Takes over the values of `params` for fields that are "auto"."""
+        """Returns the component with the values of `params` for the fields that are "auto"."""
         adopted = dataclasses.replace(self, order=self.order.adopt(params["order"]))
         if self.epoch_rows != "auto":
             return adopted
@@ -71,13 +71,14 @@ class Component:
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
-    """Computes the number of positions of each component in a stretch.
+    """Returns the number of positions of each component in a stretch, which is one repetition of the pattern.
 
-    The quotas are exact if 1,000 positions allow it, and otherwise right to a thousandth. If a weight is less than a
-    thousandth, the stretch is longer: exact if 1,000,000 positions allow it, otherwise within 1 % of each weight.
+    A stretch has up to 1,000 positions. The quotas match the weights exactly if possible, otherwise to a thousandth of
+    the stretch. If a weight is less than a thousandth of their sum, the stretch has up to 1,000,000 positions, and the
+    quotas match exactly if possible, otherwise within 1 % of each weight.
 
     Raises:
-        ConfigError: If no stretch of 1,000,000 positions keeps the weights.
+        ConfigError: If no stretch of up to 1,000,000 positions has such quotas.
     """
     shares = np.asarray(weights, dtype=np.float64)
     if not np.isfinite(sum(weights)):
@@ -99,8 +100,8 @@ def quotas(weights: Sequence[float]) -> list[int]:
 
 
 def _first_stretch(shares: npt.NDArray[np.float64], least: int, most: int, tolerance: float) -> int:
-    """Size of the shortest stretch whose quotas are at least 1 and within `tolerance` of their shares; 0 if there is
-    none.
+    """Returns the size, from `least` to `most`, of the shortest stretch whose quotas are at least 1 and within the
+    relative `tolerance` of their shares; 0 if there is none.
     """
     together = (1 << 20) // len(shares) + 1
     for low in range(least, most + 1, together):
@@ -115,8 +116,8 @@ def _first_stretch(shares: npt.NDArray[np.float64], least: int, most: int, toler
 
 @functools.lru_cache(maxsize=16)
 def _deal(quotas: tuple[int, ...]) -> tuple[Int64Array, Int64Array]:
-    """A stretch that spreads components as evenly as the quotas allow: the component of each position, and the
-    position's index among the positions of that component.
+    """Spreads the components over a stretch as evenly as the quotas allow. Returns the component of each position, and
+    the position's index among the positions of that component.
     """
     due = np.concatenate([(np.arange(quota) + 0.5) / quota for quota in quotas])
     owner = np.repeat(np.arange(len(quotas), dtype=np.int64), quotas)
@@ -130,8 +131,8 @@ def _deal(quotas: tuple[int, ...]) -> tuple[Int64Array, Int64Array]:
 @functools.lru_cache(maxsize=64)
 def _epoch_rows(quotas: tuple[int, ...], rows: tuple[int, ...], stop: str) -> int:
     pattern, each, count = _deal(quotas)[0], np.array(quotas, dtype=np.int64), np.array(rows, dtype=np.int64)
-    places = np.argsort(pattern, kind="stable")  # in a stretch: places of the first component, of the second one, …
-    # The position that would begin the component's next epoch, or that of its last row.
+    places = np.argsort(pattern, kind="stable")  # the places in a stretch, sorted by component
+    # For each component: the position at which its next epoch would begin, or the position of its last row.
     stretch, place = np.divmod(count if stop == "first_exhausted" else count - 1, each)
     ends = stretch * len(pattern) + places[np.cumsum(each) - each + place]
     return int(ends.min()) if stop == "first_exhausted" else int(ends.max()) + 1
@@ -139,13 +140,13 @@ def _epoch_rows(quotas: tuple[int, ...], rows: tuple[int, ...], stop: str) -> in
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixOrder(Order):
-    """Deals positions to components. After its last row a component begins its next epoch, in another order.
+    """Gives each position to a component. After its last row, a component begins its next epoch, in another order.
 
     Attributes:
-        stop: "first_exhausted" ends the epoch before a row of any component comes again; "all_exhausted" ends it when
+        stop: "first_exhausted" ends the epoch before any component begins its next epoch; "all_exhausted" ends it when
             each component was delivered whole; a number is the epoch's number of rows.
-        chunk_positions: Number of positions to read together; "auto" takes the longest window of a component, within
-            the limit.
+        chunk_positions: Number of positions to read together; "auto" takes the longest window of a component, up to
+            half of `window_bytes`.
     """
 
     name: ClassVar[str] = "mix"
@@ -165,7 +166,7 @@ class MixOrder(Order):
 
     @property
     def quotas(self) -> tuple[int, ...]:
-        """The components' quotas."""
+        """The quota of each component."""
         return tuple(part.quota for part in self.components)
 
     def params(self) -> dict[str, Any]:
@@ -180,7 +181,7 @@ class MixOrder(Order):
         return dataclasses.replace(self, components=parts, chunk_positions=chunk)
 
     def resolve(self, facts: Facts) -> Resolved:
-        """See `Order.resolve`. Each component gets its share of the memory."""
+        """See `Order.resolve`. Each component gets a part of `window_bytes` in proportion to its quota."""
         size = sum(self.quotas)
         parts = []
         for part in self.components:
@@ -206,8 +207,8 @@ class MixOrder(Order):
         )
 
     def standings(self, position: int) -> dict[str, dict[str, int]]:
-        """The progress of each component in this epoch of the mixture: rows consumed, own epochs that ended, and the
-        position in the present own epoch.
+        """Returns the progress of each component, by name, in this epoch of the mixture: the number of consumed rows,
+        the number of its own epochs that ended ("passes"), and the position in its current own epoch.
         """
         pattern, _ = _deal(self.quotas)
         stretch, rest = divmod(position, len(pattern))
@@ -215,7 +216,7 @@ class MixOrder(Order):
         standings = {}
         for part, count in zip(self.components, counts, strict=True):
             rows = stretch * part.quota + count
-            # The first iteration resolves "auto". Nothing was consumed before it.
+            # The first iteration resolves "auto". Before it no row is consumed, so any divisor is right.
             passes, own = divmod(rows, part.rows if isinstance(part.epoch_rows, str) else part.epoch_rows)
             standings[part.name] = {"rows": rows, "passes": passes, "position": own}
         return standings
@@ -223,7 +224,7 @@ class MixOrder(Order):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _MixResolved(Resolved):
-    """A resolved mixture, with its resolved parts."""
+    """A resolved mixture. Its `parts` are the resolved orders of the components."""
 
     settings: MixOrder
     parts: tuple[Resolved, ...]
@@ -233,8 +234,8 @@ class _MixResolved(Resolved):
 
     @functools.cached_property
     def _epoch(self) -> "Callable[[int], _MixEpoch]":
-        """Returns epochs and keeps the last two with their caches, because each step and each chunk asks for its epoch
-        again.
+        """A function that returns an epoch by number. It keeps the last two epochs with their caches, because each step
+        and each chunk asks for its epoch again.
         """
         return functools.lru_cache(maxsize=2)(functools.partial(_MixEpoch, self))
 
@@ -246,15 +247,15 @@ class _MixResolved(Resolved):
 
     @functools.cached_property
     def numbers(self) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """By component: its quota, the positions of its own epoch, and the rows of all components before it."""
+        """For each component: its quota, the positions of its own epoch, and the rows of all components before it."""
         rows = np.array([part.rows for part in self.parts], dtype=np.int64)
         own = np.array([part.epoch_rows for part in self.parts], dtype=np.int64)
         return np.array(self.settings.quotas, dtype=np.int64), own, np.cumsum(rows) - rows
 
     @functools.cached_property
     def kinds(self) -> tuple[list[type[Order] | None], Int64Array]:
-        """A list of the kinds of components, each once; None stands for components that are asked alone. And for each
-        component, the index of its kind in the list.
+        """The different kinds of the components' orders, with None for orders whose epochs are computed alone; and for
+        each component, the index of its kind in this list.
         """
         by_part = [stacked_kind(part) for part in self.parts]
         found = list(dict.fromkeys(by_part))
@@ -262,11 +263,11 @@ class _MixResolved(Resolved):
 
 
 class _MixEpoch(Epoch):
-    """One epoch of a mixture. Its rows count through the components, one after the other.
+    """One epoch of a mixture. Its rows are numbered through the concatenated selections of the components.
 
-    A step has few rows of each of many components, so components of one kind are computed together. Own epochs of
-    components are numbered: the n-th one of component c in this epoch of the mixture, from 0, has the number n times
-    the number of components, plus c.
+    A step has few rows of each of many components, so components with the same kind of order are computed together. Own
+    epochs of components are numbered: with C components, own epoch n of component c within this epoch of the mixture
+    has the number n·C + c; n and c count from 0.
     """
 
     order: _MixResolved
@@ -303,14 +304,14 @@ class _MixEpoch(Epoch):
 
     @functools.cached_property
     def _known(self) -> dict[type[Order], tuple[Int64Array, UInt64Array]]:
-        """By kind: own epochs, ascending, and a column of numbers for each. Entries are only replaced whole, because
-        several threads may read them.
+        """For each kind of order: the own epochs, ascending, and the column of numbers that `stack` made for each. An
+        entry is only replaced as a whole, because several threads may read it.
         """
         return {}
 
     def _numbers(self, kind: type[Order], asked: Int64Array) -> UInt64Array:
-        """The numbers that `stacked_rows` takes for the own epochs `asked` (ascending): one column for each epoch.
-        Columns are kept for later calls.
+        """Returns the numbers that `stacked_rows` takes: one column for each own epoch in `asked`, which ascends. Keeps
+        the columns for later calls.
         """
         epochs, numbers = self._known.get(kind) or (asked, self._stack(kind, asked))
         new = asked[~np.isin(asked, epochs)]

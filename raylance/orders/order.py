@@ -1,9 +1,9 @@
-"""Owns the types of an order, a pure function from epoch position to selected row; never reads data or knows ranks.
+"""Owns the classes of an order, a pure function from epoch position to selected row; never reads data or knows ranks.
 
-An order goes through three types. `Order` is written by the user: frozen settings that may be "auto". `Resolved` is an
-order of one selection, whose sizes are all integers. A checkpoint records its settings, so that a resumed run keeps
-them. `Epoch` returns rows, at a cost that depends only on the number of positions asked for. So a resume costs the same
-at 99 % of an epoch as at 1 %.
+There are three. An `Order` holds the user's frozen settings, which may be "auto". A `Resolved` is this order for one
+selection, and all its sizes are integers. Checkpoints record its settings, so that a resumed run keeps them. An `Epoch`
+returns rows, at a cost that depends only on the number of requested positions. So a resume costs the same at 99 % of an
+epoch as at 1 %.
 """
 
 import dataclasses
@@ -26,40 +26,40 @@ WINDOW_BYTES = 512 << 20
 
 
 class Column(Protocol):
-    """A column of the selection, for orders."""
+    """A column of the selected rows, as an order sees it."""
 
     @property
     def kind(self) -> str:
-        """The name of its type in the dataset."""
+        """Name of the column's type in the dataset."""
 
     @property
     def nulls(self) -> int:
         """Number of null values."""
 
     def values(self) -> npt.NDArray[Any]:
-        """The values of all selected rows in storage order, shape (n,)."""
+        """Returns the values of all selected rows in storage order, shape (n,)."""
 
     def codes(self) -> tuple[Int64Array, list[Any]]:
-        """The class of each selected row, int64, shape (n,), and the labels of the occurring classes."""
+        """Returns the class number of each selected row, int64, shape (n,), and the label of each class that occurs."""
 
 
 class Rows(Protocol):
-    """A selection, which an order may look at once, when the dataset is opened."""
+    """A selection, as an order sees it when the dataset is opened."""
 
     @property
     def count(self) -> int:
         """Number of rows of the selection, n."""
 
     def column(self, name: str) -> Column:
-        """A column of the dataset, which need not be delivered."""
+        """Returns a column of the dataset, which batches need not have."""
 
     def fragment_ends(self) -> Int64Array:
-        """Number of selected rows up to the end of each fragment, int64, ascending; empty fragments are left out."""
+        """Returns the number of rows up to the end of each fragment that has selected rows, int64, ascending."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The facts that resolve an order. Facts with a default only affect sizes that are "auto".
+    """The facts that resolve an order. The last three only affect sizes that are "auto".
 
     Attributes:
         rows: Number of rows of the selection, n.
@@ -67,8 +67,8 @@ class Facts:
         tables: The tables that `Order.bind` looked up in the selection.
         row_bytes: Bytes of one row as it is read.
         global_batch_size: Number of rows of one step over all ranks.
-        window_bytes: Bytes that the draining and the arriving windows may take together, as if one rank held them all.
-            This is a setting of the dataset or the run, never of a rank, because all ranks must have the same order.
+        window_bytes: Most bytes of the current and the next windows together, as if one rank held those of all ranks.
+            It is a setting of the dataset or the run, never of a rank, because all ranks must have the same order.
     """
 
     rows: int
@@ -81,7 +81,7 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
-    """A total order of an epoch, as frozen settings: the base class of all orders.
+    """The base class of all orders: frozen settings that determine the row at each position of an epoch.
 
     A custom order is a frozen, keyword-only dataclass with a `name` and `rows_of`. If it depends on values of the rows,
     it reads them in `look_up`. Checkpoints record its fields, which are numbers, strings, or lists of these. Check it
@@ -89,8 +89,8 @@ class Order:
 
     Attributes:
         name: Name of the order in checkpoints.
-        repeats: Whether a row may come more than once an epoch, or not at all.
-        shard_rows: Number of rows of one shard, the unit that checkpoints list as complete. "auto" takes several MiB.
+        repeats: Whether a row may come more than once in an epoch, or not at all.
+        shard_rows: Number of rows of one shard, the unit that checkpoints list as complete. "auto": up to 4 MiB.
     """
 
     name: ClassVar[str]
@@ -115,7 +115,7 @@ class Order:
         raise NotImplementedError(f"{type(self).__name__} has no rows_of(), which gives the row at a position.")
 
     def look_up(self, rows: Rows) -> Tables:
-        """Looks up the data that the order needs of the selection, once, when the dataset is opened; by default none.
+        """Returns the data of the selection that the order needs, by default none. Called when the dataset is opened.
 
         Returns:
             Arrays by name, which `rows_of` finds in `epoch.order.tables`.
@@ -149,36 +149,35 @@ class Order:
         )
 
     def standings(self, position: int) -> dict[str, Any]:
-        """The progress of each component at a position, for an order that has components."""
+        """Returns the progress of each component at a position; empty if the order has no components."""
         return {}
 
     def params(self) -> dict[str, Any]:
-        """The order as JSON-able values, with its name under "name". Fields with `compare=False` are left out."""
+        """Returns the fields as JSON-able values, without those with `compare=False`, and the name under "name"."""
         fields = [field.name for field in dataclasses.fields(self) if field.compare]
         return {"name": self.name, **{name: getattr(self, name) for name in fields}}
 
     def adopt(self, params: Mapping[str, Any]) -> Self:
-        """Replaces fields that are "auto" by the saved values. The other fields must be equal."""
+        """Returns the order with saved values for the fields that are "auto". The other fields are not compared."""
         saved = {key: value for key, value in params.items() if getattr(self, key, None) == "auto"}
         return dataclasses.replace(self, **saved)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """An order of one selection with all its sizes.
+    """An order for one selection, with all sizes known.
 
     Attributes:
         settings: The order with every "auto" filled, as checkpoints record it.
         rows: Number of rows of the selection, n.
         seed: Seed of the run.
-        tables: The tables that were looked up in the selection. Nothing else grows with n.
+        tables: The tables that were looked up in the selection. No other field grows with n.
         epoch_rows: Number of positions of an epoch; n, unless the order samples.
         shard_rows: Number of rows of one shard; the mean if shards differ in size.
-        lane_count: Number of lanes that the order is dealt into. A step is arranged by lane, so that ranks own
-            contiguous lanes.
+        lane_count: Number of lanes. The rows of a step are arranged by lane, so that each rank gets contiguous lanes.
         read_positions: Number of positions after which all lanes begin another window: the natural unit of reading.
-            None without windows.
-        needs_whole_windows: Whether rows are shuffled inside that unit, so that it must be read at once.
+            None if the order has no windows.
+        needs_whole_windows: Whether rows are shuffled inside windows, so that a window must be read whole.
     """
 
     settings: Order
@@ -207,7 +206,7 @@ class Resolved:
         return type(self.settings).__module__.partition(".")[0] != __name__.partition(".")[0]
 
     def custom_parts(self) -> "list[Resolved]":
-        """The custom orders that it contains: itself, or those of its components."""
+        """Returns the custom orders among this order and its components."""
         return [self] if self.is_custom else []
 
     @property
@@ -224,19 +223,19 @@ class Resolved:
         return self.settings.params()
 
     def epoch(self, number: int) -> "Epoch":
-        """The epoch of this number, from 0."""
+        """Returns the epoch with this number, counted from 0."""
         return Epoch(self, number)
 
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """One epoch of a resolved order, by its number from 0."""
+    """One epoch of a resolved order. Its `number` counts from 0."""
 
     order: Resolved
     number: int
 
     def key(self, *purpose: int | str) -> int:
-        """A 64-bit key of (seed, epoch, purpose), for `raylance.orders.permutation`."""
+        """Returns a 64-bit key for (seed, epoch, purpose), for use with `raylance.orders.permutation`."""
         return derive_key(self.order.seed, self.number, *purpose)
 
     def rows(self, positions: Int64Array) -> Int64Array:
@@ -247,9 +246,9 @@ class Epoch:
         """Lists complete shards for a checkpoint, by their places in the epoch's sequence of shards.
 
         Returns:
-            Half-open ranges [first, end) of places, ascending, int64, shape (k, 2). The cost does not grow with the
-            rows. All listed shards are complete. If partly consumed windows have very many shards, some complete ones
-            may be missing. None if shards do not complete in such a sequence.
+            Half-open ranges [first, end) of places, ascending, int64, shape (k, 2). All listed shards are complete. If
+            partly consumed windows have very many shards, some complete shards may be missing. None if the order does
+            not complete shards in such a sequence. The cost does not grow with the number of rows.
         """
         return None
 
@@ -258,9 +257,9 @@ class Epoch:
         return places
 
     def completed_shards(self, position: int) -> BoolArray:
-        """Finds the shards, by ID, that lie wholly in the consumed prefix [0, position); bool, shape (shard_count,).
+        """Returns for each shard ID whether all its rows lie at positions [0, position); bool, shape (shard_count,).
 
-        Enumerates the rows after the position only until each shard has had one, not to the end of the epoch.
+        Goes through the rows from `position` on, and stops as soon as it has found a row of every shard.
         """
         done = np.ones(self.order.shard_count, dtype=np.bool_)
         for block in blocks(position, self.order.epoch_rows):
@@ -271,7 +270,7 @@ class Epoch:
 
 
 def check_count(order: Order, field: str, *words: str, most: int = 1 << 40) -> None:
-    """Refuses a field that is neither one of the words nor an integer from 1 to `most`; products then fit 128 bits."""
+    """Raises ConfigError unless a field is one of `words`, or an integer up to `most`; products then fit 128 bits."""
     value = getattr(order, field)
     if value not in words and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
         allowed = " or ".join([*(f'"{word}"' for word in words), f"an integer of at least 1 and at most {most}"])

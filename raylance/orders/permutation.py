@@ -1,8 +1,8 @@
-"""Owns keyed hashing and the keyed bijection of [0, n); never knows what is shuffled, and never keeps state.
+"""Owns keyed hashing and the keyed bijection of [0, n); never knows the data that it shuffles, and never keeps state.
 
-Everything random in raylance comes from here: shuffles, sampling and augmentation. NumPy's generators promise no stable
-streams between versions, so raylance uses none. The outputs are part of the checkpoint format: if a constant or an
-operation changed, every saved run would resume on other rows. Golden tests freeze them.
+All random numbers of raylance's shuffles, sampling and augmentation come from here. raylance does not use NumPy's
+generators, because they may draw other numbers in another version. The outputs are part of the checkpoint format: if a
+constant or an operation changed, every saved run would resume on other rows. Golden tests detect such a change.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ _U1, _U11, _U27, _U30, _U31 = (np.uint64(v) for v in (1, 11, 27, 30, 31))
 
 
 def derive_key(*parts: int | str) -> int:
-    """Hashes named parts, integers of any size and strings, to a 64-bit key, e.g. (seed, epoch, "window").
+    """Hashes parts, which are strings and integers of any size, to a 64-bit key, e.g. (seed, epoch, "window").
 
-    Types and order count: (0, 1) and (1, 0) give unrelated keys, as "1" and 1 do.
+    Types and order matter: (0, 1) and (1, 0) give unrelated keys, and so do "1" and 1.
     """
     text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -34,9 +34,9 @@ def derive_key(*parts: int | str) -> int:
 def mix64(x: UInt64Array) -> UInt64Array:
     """Mixes 64-bit words so that each output bit depends on each input bit.
 
-    The finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
+    This is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
     """
-    x = x ^ (x >> _U30)  # in place from here on, because this runs for each row of each batch
+    x = x ^ (x >> _U30)  # the next lines work in place, because this runs for each row of each batch
     x *= _MUL1
     x ^= x >> _U27
     x *= _MUL2
@@ -45,11 +45,11 @@ def mix64(x: UInt64Array) -> UInt64Array:
 
 
 def subkeys(key: int | UInt64Array, index: npt.ArrayLike) -> UInt64Array:
-    """Derives one 64-bit key, uint64, for each integer of `index`, read as a 64-bit word; any shape.
+    """Derives one 64-bit key, uint64, from each integer of `index`; the result has the shape of `index`.
 
     Args:
         key: The key to derive from, or one for each integer.
-        index: The integers.
+        index: Integers of any shape; negative ones are read as 64-bit words in two's complement.
     """
     words = np.asarray(index).astype(np.int64).view(np.uint64)
     return mix64(mix64((words + _U1) * _GOLDEN_GAMMA) ^ np.asarray(key, dtype=np.uint64))
@@ -71,7 +71,7 @@ def uniform(keys: UInt64Array, draws: int) -> npt.NDArray[np.float64]:
 
 
 def row_rng(seed: int, epoch: int, row: int) -> np.random.Generator:
-    """A generator for the user's own randomness, the same for a row on every rank, decoder and machine.
+    """Returns a random generator for user code, the same for a row on every rank, decoder and machine.
 
     Args:
         seed: Seed of the run.
@@ -79,7 +79,7 @@ def row_rng(seed: int, epoch: int, row: int) -> np.random.Generator:
         row: Row offset, which batches carry under `_rowoffset`.
 
     Returns:
-        An independent generator. NumPy may change what its methods draw between versions; raylance itself uses none.
+        An independent generator. Another version of NumPy may draw other numbers; raylance itself never uses it.
     """
     return np.random.Generator(np.random.Philox(derive_key(seed, epoch, "row_rng", int(row))))
 
@@ -87,9 +87,9 @@ def row_rng(seed: int, epoch: int, row: int) -> np.random.Generator:
 def permute(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike) -> Int64Array:
     """Maps each index to its image under a keyed bijection of [0, n).
 
-    A balanced Feistel network over the smallest even number of bits that holds n, cycle-walked back into [0, n)
-    (Black, Rogaway: "Ciphers with arbitrary finite domains", 2002). O(1) memory in n; fewer than four walks an index
-    on average.
+    The bijection is a balanced Feistel network over the smallest even number of bits that [0, n) needs. It is applied
+    again while the output lies outside of [0, n) (cycle walking; Black, Rogaway: "Ciphers with arbitrary finite
+    domains", 2002): fewer than four times for an index on average. The memory does not depend on n.
 
     Args:
         index: Integers in [0, n).
@@ -103,7 +103,7 @@ def permute(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike) -> Int64
 
 
 def unpermute(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike) -> Int64Array:
-    """Inverts `permute`, with the same arguments and result."""
+    """Returns the index that `permute` maps to each value; takes the same arguments."""
     return _walk(index, n, key, inverse=True)
 
 
@@ -114,7 +114,7 @@ def _walk(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike, *, inverse
     )
     shape = i.shape
     out, sizes, keys = i.ravel().copy(), sizes.ravel(), keys.ravel()
-    # Usually all have the same domain; a scalar shift is then several times faster than an array of shifts.
+    # Usually all indices have the same domain; a scalar shift is then several times faster than an array of shifts.
     is_one = sizes.size > 0 and (sizes_in.ndim == 0 or bool((sizes == sizes[0]).all()))
     half = _half_bits(sizes[0] if is_one else sizes)
     out = _feistel(out, half, keys, inverse)
@@ -128,7 +128,7 @@ def _walk(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike, *, inverse
 
 
 def _half_bits(n: UInt64Array) -> UInt64Array:
-    """Half the number of bits, rounded up, that index [0, n) needs; at least 1. Exact up to n = 2**62."""
+    """Returns half the number of bits that an index in [0, n) needs, rounded up; at least 1. Exact up to n = 2**62."""
     bits: UInt64Array = np.zeros(n.shape, dtype=np.uint64)
     rest: UInt64Array = np.subtract(n, np.minimum(n, _U1))
     for shift in (32, 16, 8, 4, 2, 1):

@@ -8,10 +8,10 @@ ORDERS: dict[str, type[Order]] = {kind.name: kind for kind in (WindowShuffle, Sh
 
 
 def make_order(order: str | Order) -> Order:
-    """Returns an order itself, or the order of this name with its defaults.
+    """Returns `order` itself, or the order of that name with its default settings.
 
     Raises:
-        ConfigError: If there is no such order, or it has no name or no `rows_of`.
+        ConfigError: If no order has that name, or if `order` has no name or no `rows_of`.
     """
     if isinstance(order, str) and order in ORDERS:
         return ORDERS[order]()

@@ -1,8 +1,8 @@
-"""Owns the orders that draw rows with replacement, by weight or by class; never reads data, and keeps no generator.
+"""Owns the orders that draw rows with replacement, by weight or by class; never reads data or keeps a generator.
 
-The row at a position is a pure function of (seed, epoch, position): a keyed number looks it up in a table. So sampling
-is as seekable as a shuffle, and the same for every world size. The tables are made once, when the dataset is opened.
-Checkpoints hold their fingerprint.
+The row at a position is a pure function of (seed, epoch, position): a random number keyed by these three selects the
+row from a table. So a run can resume at any position, and the draws are the same for every world size. The tables are
+made when the dataset is opened. Checkpoints store a fingerprint of the tables.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from raylance.orders.permutation import Int64Array, subkeys, uniform
 
 Float64Array = npt.NDArray[np.float64]
 
-_MAX_NUMBERS = 1 << 18  # drawn together: they fit a cache for any number of classes and blocks
+_MAX_NUMBERS = 1 << 18  # random numbers that are drawn together: 2 MiB, which fits a CPU cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Sampled(Order):
-    """The fields of both orders: the number of draws and the fingerprint of the tables. `bind` fills both."""
+    """The base class of both orders. `bind` sets the number of draws of an epoch and the fingerprint of the tables."""
 
     repeats: ClassVar[bool] = True
     rows_per_epoch: int | Auto = "auto"
@@ -50,24 +50,24 @@ class Weighted(_Sampled):
 
     Attributes:
         weights: Name of a column of weights, or one weight for each selected row, float, shape (n,).
-        rows_per_epoch: Number of draws of an epoch; "auto" is n.
+        rows_per_epoch: Number of draws of an epoch; "auto" is n, the number of selected rows.
     """
 
     name: ClassVar[str] = "weighted"
     weights: str | Float64Array = dataclasses.field(compare=False)
 
     def bind(self, rows: Rows) -> tuple[Self, Tables]:
-        """See `Order.bind`. Only the tables keep an array of weights."""
+        """See `Order.bind`. An array of weights is kept only in the tables, not in the returned order."""
         settings, tables = super().bind(rows)
         if not isinstance(self.weights, str):
             settings = dataclasses.replace(settings, weights=np.zeros(0))
         return settings, tables
 
     def look_up(self, rows: Rows) -> Tables:
-        """Adds up the weights.
+        """Returns the cumulative weights of the selected rows.
 
         Raises:
-            ConfigError: If they are not n finite numbers, none negative and at least one positive.
+            ConfigError: If the weights are not n finite numbers, none negative and at least one positive.
         """
         if isinstance(self.weights, str):
             what, weights = f"column {self.weights!r}", _numbers(rows.column(self.weights), self.weights)
@@ -99,16 +99,16 @@ class Weighted(_Sampled):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassBalanced(_Sampled):
-    """Draws a class first, then one of its rows. So each class comes as often as its weight says, however rare it is.
+    """Draws a class first, then one of its rows. So a class is drawn by its weight, however few rows it has.
 
     Attributes:
         column: Column of class labels, integers or strings.
-        classes_per_batch: Number of distinct classes in each block of `batch_rows` draws, each equally often. None
-            draws the class of each row independently.
-        batch_rows: Number of draws of a block; "auto" is the global batch size of the first iteration.
+        classes_per_batch: Number of distinct classes in each block of `batch_rows` draws. These classes take turns.
+            None draws the class of each row independently.
+        batch_rows: Number of draws in a block; "auto" is the global batch size of the first iteration.
         class_weights: Weight by class label; None gives all classes the same weight. A class that is left out is never
             drawn.
-        rows_per_epoch: Number of draws of an epoch; "auto" is n.
+        rows_per_epoch: Number of draws of an epoch; "auto" is n, the number of selected rows.
     """
 
     name: ClassVar[str] = "class_balanced"
@@ -124,11 +124,11 @@ class ClassBalanced(_Sampled):
             check_count(self, "classes_per_batch")
 
     def look_up(self, rows: Rows) -> Tables:
-        """Sorts the rows by class.
+        """Returns the rows sorted by class, the index at which each class ends, and the weights of the classes.
 
         Raises:
-            ConfigError: If there are nulls, weights of classes without a row, weights that are negative, not finite or
-                all zero, or fewer classes than `classes_per_batch`.
+            ConfigError: If the column has nulls; if `class_weights` names a class without rows, or its weights are
+                negative, not finite or all zero; or if fewer than `classes_per_batch` classes can be drawn.
         """
         labels = rows.column(self.column)
         if labels.nulls:
@@ -144,7 +144,7 @@ class ClassBalanced(_Sampled):
                 f"ClassBalanced(classes_per_batch={self.classes_per_batch}): only {drawable} classes of "
                 f"{self.column!r} can be drawn. A block could not be filled. Use classes_per_batch={drawable} or less."
             )
-        # Classes are sorted by label, not by first appearance, so that any storage order gives the same draws.
+        # Classes are sorted by label, not by first appearance, so that the storage order does not change their draws.
         by_label = np.argsort(np.argsort(np.array([str(label) for label in classes])))
         codes, weights = by_label[codes], weights[np.argsort(by_label)]
         members = np.argsort(codes, kind="stable").astype(np.int64)
@@ -152,7 +152,7 @@ class ClassBalanced(_Sampled):
         return {"members": members, "member_ends": ends, "weights": weights}
 
     def _weights(self, classes: list[Any]) -> Float64Array:
-        """The weight of each class, checked."""
+        """Checks `class_weights`, and returns the weight of each class."""
         if self.class_weights is None:
             return np.ones(len(classes))
         empty = list(self.class_weights.keys() - set(classes))
@@ -178,7 +178,7 @@ class ClassBalanced(_Sampled):
         numbers = uniform(subkeys(epoch.key("class_balanced"), positions), 2)  # (k, 2)
         classes = self._classes(epoch, positions, numbers[:, 0])
         counts = np.diff(member_ends, prepend=0)[classes]
-        within = (numbers[:, 1] * counts).astype(np.int64)  # numbers are at most 1 - 2**-53: less than the count
+        within = (numbers[:, 1] * counts).astype(np.int64)  # less than the count: numbers are at most 1 - 2**-53
         return np.asarray(members[member_ends[classes] - counts + within], dtype=np.int64)
 
     def _classes(self, epoch: Epoch, positions: Int64Array, numbers: Float64Array) -> Int64Array:
@@ -198,22 +198,22 @@ class ClassBalanced(_Sampled):
 
 
 def _first(numbers: Float64Array, weights: Float64Array, count: int) -> Int64Array:
-    """A weighted sample without replacement for each row of `numbers` in [0, 1), shape (samples, classes).
+    """Draws `count` classes by weight, without replacement, for each row of `numbers`.
 
-    The classes with the smallest exponential numbers, whose rates are the weights, are such a sample (Efraimidis,
-    Spirakis: "Weighted random sampling with a reservoir", 2006). Returns indices among the classes of positive weight,
-    in the order of drawing; shape (samples, count).
+    `numbers` are uniform in [0, 1), shape (samples, classes). They become exponential numbers whose rates are the
+    weights. The classes with the smallest ones are the sample (Efraimidis, Spirakis: "Weighted random sampling with a
+    reservoir", 2006). Returns indices among the classes of positive weight, as drawn; shape (samples, count).
     """
     drawable = weights > 0
     times = -np.log1p(-numbers[:, drawable]) / weights[drawable]
-    # Only the first classes are sorted: if there are many, sorting all would take most of the time.
+    # Only the first `count` classes are sorted, because sorting many classes would take most of the time.
     first = np.argpartition(times, count - 1, axis=1)[:, :count]
     by_time = np.argsort(np.take_along_axis(times, first, axis=1), axis=1)
     return np.take_along_axis(first, by_time, axis=1)
 
 
 def _draw(cumulative: Float64Array, numbers: Float64Array) -> Int64Array:
-    """Index of the interval of a cumulative table into which each number in [0, 1) falls; never one of weight 0."""
+    """Returns for each number in [0, 1) the index that it draws from cumulative weights; never one of weight 0."""
     drawn = np.searchsorted(cumulative, numbers * cumulative[-1], side="right")
     return np.asarray(np.minimum(drawn, np.searchsorted(cumulative, cumulative[-1])), dtype=np.int64)
 
@@ -233,7 +233,7 @@ def _numbers(column: Column, name: str) -> Float64Array:
 
 
 def _finite_sum(weights: Float64Array) -> Float64Array:
-    """Weights in the same proportions, with a finite sum."""
+    """Returns weights in the same proportions whose sum is finite."""
     with np.errstate(over="ignore"):
         fits = np.isfinite(np.cumsum(weights)[-1])
     return weights if fits else weights / weights.max()

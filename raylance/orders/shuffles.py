@@ -1,5 +1,5 @@
-"""Owns the orders that visit every row once: shard by shard, shuffled in windows and dealt into lanes, or one
-permutation of all rows; never reads data, and never knows ranks.
+"""Owns the orders that visit every row once: shards cut into lanes, with rows shuffled in windows, or one permutation
+of all rows; never reads data, and never knows ranks.
 """
 
 import dataclasses
@@ -17,16 +17,16 @@ from raylance.orders.permutation import BoolArray, Int64Array, UInt64Array, perm
 _MAX_AUTO_LANES = 32
 _MIN_AUTO_LANES = 4  # a batch from fewer windows is hardly mixed
 _LARGE_ROW_BYTES = SHARD_BYTES / 8
-_MAX_LANES = 1 << 20  # each step enumerates them
+_MAX_LANES = 1 << 20  # each step enumerates all lanes
 _MAX_AUTO_WINDOW_SHARDS = 16
-_MAX_TABLE = 1 << 18  # entries: 2 MiB, and four tables are kept
-_MOST_SEARCHED = 1 << 13  # positions and places that are searched for the list of a checkpoint: a few milliseconds
+_MAX_TABLE = 1 << 18  # entries of a table of shards: 2 MiB, and up to four tables are kept
+_MOST_SEARCHED = 1 << 13  # positions and places that are searched to list a checkpoint's shards: a few milliseconds
 _ENDS = "shard_ends"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowShuffle(Order):
-    """One permutation of all rows: the ideal shuffle, at the cost of random reads.
+    """Shuffles all rows by one permutation: the ideal shuffle, but it reads rows from random places in storage.
 
     Attributes:
         shard_rows: Number of rows of one shard. Only the list of complete shards in checkpoints depends on it.
@@ -41,7 +41,7 @@ class RowShuffle(Order):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Laned(Order):
-    """Shards laid end to end and cut into lanes, with windows inside the lanes: the settings of the named orders."""
+    """The base class of orders that lay shards end to end, cut this sequence into lanes, and each lane into windows."""
 
     shuffles_shards: ClassVar[bool] = True
     shuffles_windows: ClassVar[bool] = True
@@ -54,16 +54,16 @@ class _Laned(Order):
         check_count(self, "lanes", "auto", most=_MAX_LANES)
 
     def look_up(self, rows: Rows) -> Tables:
-        """Looks up the ends of the fragments if shards are fragments."""
+        """Returns the ends of the fragments if shards are fragments; otherwise no table."""
         return {_ENDS: rows.fragment_ends()} if self.shard_rows == "fragment" else {}
 
     def resolve(self, facts: Facts) -> Resolved:
-        """See `Order.resolve`. Sizes that are "auto" fit the memory."""
+        """See `Order.resolve`. Sizes that are "auto" are chosen so that windows fit `facts.window_bytes`."""
         lanes = self.lanes
         if isinstance(lanes, str):
             lanes = auto_lanes(facts.global_batch_size, facts.window_bytes, facts.row_bytes)
-        # Bytes of one lane's window: half of the limit, because the next window arrives while this one drains. The
-        # lanes of all ranks count, because the order, and so the batches, must not depend on the world size.
+        # Bytes of one lane's window. The current windows get half of the limit, because the next ones are read while
+        # these are consumed. Lanes of all ranks share it, because the order must not depend on the world size.
         lane_bytes = facts.window_bytes / 2 / lanes
         lane_rows, lane_step = max(1, facts.rows // lanes), max(1, facts.global_batch_size // lanes)
         shard_rows = self.shard_rows
@@ -72,7 +72,7 @@ class _Laned(Order):
         rows_each = -(-facts.rows // len(facts.tables[_ENDS])) if isinstance(shard_rows, str) else shard_rows
         fitting = int(lane_bytes / max(rows_each * facts.row_bytes, 1))
         auto_shards = max(1, min(fitting, _MAX_AUTO_WINDOW_SHARDS, -(-lane_rows // rows_each)))
-        if self.shard_rows == "auto":  # a window has whole steps of a lane, or a divisor of a step if it is smaller
+        if self.shard_rows == "auto":  # a window's rows: if possible, a multiple or divisor of `lane_step`
             together = lane_step // math.gcd(lane_step, rows_each)
             parts = (shards for shards in range(1, auto_shards + 1) if lane_step % (shards * rows_each) == 0)
             auto_shards = auto_shards // together * together or max(parts, default=auto_shards)
@@ -91,13 +91,13 @@ class _Laned(Order):
 
 
 def _some_mebibytes(facts: Facts, lane_step: int, lane_bytes: float, lane_rows: int) -> int:
-    """Number of rows of a shard that is large enough for one read. A step takes `lane_step` rows of a lane."""
+    """Returns the "auto" number of rows of a shard, which one read gets. A step takes `lane_step` rows of a lane."""
     wanted = min(SHARD_BYTES, lane_bytes) / max(facts.row_bytes, 1)
     # Small datasets still get several shards a lane. Otherwise checkpoints could list no shard as complete.
     rows = max(1, min(int(wanted), -(-lane_rows // 4)))
     if lane_step <= rows:
-        return rows // lane_step * lane_step  # whole steps in a window, so that no step takes rows of two windows
-    # A divisor of a step for the same reason, unless it is so small that rows would be read one by one.
+        return rows // lane_step * lane_step  # a multiple, so that no step takes rows of two windows of a lane
+    # A divisor of `lane_step` for the same reason, unless shards, and so reads, would be less than a quarter as large.
     part = max(divisor for divisor in range(1, rows + 1) if lane_step % divisor == 0)
     return part if 4 * part >= rows else rows
 
@@ -108,7 +108,7 @@ class _LanedResolved(Resolved):
 
     @property
     def ends(self) -> Int64Array | None:
-        """The ends of the shards if they are fragments; None otherwise."""
+        """Number of rows up to the end of each shard if shards are fragments; otherwise None."""
         return self.tables.get(_ENDS)
 
     @property
@@ -123,7 +123,7 @@ class _LanedResolved(Resolved):
 
 
 class _LanedEpoch(Epoch):
-    """One epoch of a laned order. The rows, laid end to end shard by shard, form the sequence cut into lanes."""
+    """One epoch of a laned order. The rows of the shards at places 0, 1, … form the sequence that is cut into lanes."""
 
     order: _LanedResolved
 
@@ -137,7 +137,7 @@ class _LanedEpoch(Epoch):
         return _to_sequence(self._sizes, positions, key)
 
     def completed_places(self, position: int) -> Int64Array | None:
-        """See `Epoch.completed_places`. None if there are too many lanes to look at each."""
+        """See `Epoch.completed_places`. Returns None if there are too many lanes to look at each of them."""
         if self.order.lane_count > _MOST_SEARCHED:
             return None
         pending = self._pending_places(position, _MOST_SEARCHED)
@@ -148,7 +148,7 @@ class _LanedEpoch(Epoch):
         return ranges[firsts > ends]
 
     def completed_shards(self, position: int) -> BoolArray:
-        """See `Epoch.completed_shards`: interval arithmetic over lanes, and a search only in half consumed windows."""
+        """See `Epoch.completed_shards`. Computes intervals of each lane, and searches only partly consumed windows."""
         shards, pending = self.order.shard_count, self._pending_places(position, sys.maxsize)
         edges = np.bincount(pending[:, 0], minlength=shards + 1) - np.bincount(pending[:, 1], minlength=shards + 1)
         done = np.ones(shards, dtype=np.bool_)
@@ -156,8 +156,8 @@ class _LanedEpoch(Epoch):
         return done
 
     def _pending_places(self, position: int, most: int) -> Int64Array:
-        """Places of shards that have rows at or after `position`: half-open ranges that may overlap, int64, shape (k,
-        2). If a search in half consumed windows would take more than `most` steps, all their places count.
+        """Returns the places of shards that have rows at or after `position`: half-open ranges that may overlap, int64,
+        shape (k, 2). Includes all places of partly consumed windows if searching these takes more than `most` steps.
         """
         lanes, window_rows = self.order.lane_count, self._sizes.window_rows
         base, extra = divmod(self.order.rows, lanes)
@@ -178,7 +178,7 @@ class _LanedEpoch(Epoch):
         return np.concatenate([pending, halves if found is None else np.stack([found, found + 1], axis=1)])
 
     def _places_from(self, position: int, stop: int, ranges: Int64Array, most: int) -> Int64Array | None:
-        """The places in some ranges that have rows at positions [position, stop); None after `most` steps."""
+        """Returns the places within `ranges` that have rows at positions [position, stop); None after `most` steps."""
         if int((ranges[:, 1] - ranges[:, 0]).sum()) > most:
             return None
         wanted = np.unique(np.concatenate([np.arange(first, end) for first, end in ranges.tolist()]))
@@ -192,7 +192,7 @@ class _LanedEpoch(Epoch):
         return wanted[is_found]
 
     def _place_ranges(self, firsts: Int64Array, ends: Int64Array) -> Int64Array:
-        """The places that half-open ranges of the sequence touch; shape (k, 2). No range is empty."""
+        """Returns the places that each half-open, non-empty range of the sequence touches, as ranges; shape (k, 2)."""
         return np.stack([self._slots(firsts), self._slots(ends - 1) + 1], axis=1)
 
     def shard_ids(self, places: Int64Array) -> Int64Array:
@@ -200,7 +200,7 @@ class _LanedEpoch(Epoch):
         if not self.order.settings.shuffles_shards:
             return places
         shards, key = self.order.shard_count, self.key("shards")
-        # There are many more rows than shards. A table of the shards, if it is small, saves a permutation for each row.
+        # There are many more rows than shards, so a small table of all shards is cheaper than permute() for each row.
         return _permutation_table(shards, key)[places] if shards <= _MAX_TABLE else permute(places, shards, key)
 
     @functools.cached_property
@@ -217,7 +217,7 @@ class _LanedEpoch(Epoch):
 
     @functools.cached_property
     def _laid_ends(self) -> Int64Array:
-        """The end of the shard at each place of the sequence, if shards are fragments; O(fragments)."""
+        """The index in the sequence at which the shard at each place ends, if shards are fragments; O(fragments)."""
         lengths = np.diff(self.order.tables[_ENDS], prepend=0)
         return np.cumsum(lengths[self.shard_ids(np.arange(len(lengths)))], dtype=np.int64)
 
@@ -233,15 +233,15 @@ class _LanedEpoch(Epoch):
 
 
 class _Sizes(NamedTuple):
-    """The sizes that determine the rows of a laned epoch: of one epoch, or arrays with the sizes of one epoch per
-    position.
+    """The sizes that determine the rows of a laned epoch. They are integers for one epoch, or arrays that have the
+    sizes of each position's own epoch.
     """
 
     rows: int | Int64Array
     lanes: int | Int64Array
     window_rows: int | Int64Array
     shard_rows: int | Int64Array
-    short_place: int | Int64Array  # of the last shard in storage order, which alone may be short
+    short_place: int | Int64Array  # place of the last shard in storage order, the only one that may be short
     short_rows: int | Int64Array
 
 
@@ -278,16 +278,16 @@ def _to_rows(sizes: _Sizes, sequence: Int64Array, places: Int64Array, ids: Int64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WindowShuffle(_Laned):
-    """Shards in random order, dealt into lanes, and rows shuffled in windows inside each lane. The default.
+    """Puts shards in random order, cuts them into lanes, and shuffles rows in windows of each lane. The default.
 
     A shard is read in one piece, and each batch mixes rows of `lanes` windows.
 
     Attributes:
-        shard_rows: Number of rows of one shard. "auto": several MiB; "fragment": shards are the dataset's fragments.
-        window_shards: Number of shards of one window. "auto": as many as `window_bytes` allows.
-        lanes: Number of parallel streams. "auto": the largest divisor of the global batch size up to 32. Fewer if
-            `window_bytes` is below 256 MiB and rows have at most 512 KiB: then each lane gets 4 MiB at a time, and the
-            limit is at least 4.
+        shard_rows: Number of rows of one shard. "auto": up to 4 MiB; "fragment": shards are the dataset's fragments.
+        window_shards: Number of shards of one window. "auto": as many as `window_bytes` allows, up to 16.
+        lanes: Number of parallel streams. "auto": the largest divisor of the global batch size up to 32. If
+            `window_bytes` is below 256 MiB and rows have at most 512 KiB, this limit is lower, but at least 4, so that
+            a lane can read 4 MiB together.
     """
 
     name: ClassVar[str] = "window"
@@ -295,7 +295,7 @@ class WindowShuffle(_Laned):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardShuffle(_Laned):
-    """Shards in random order, with rows in storage order inside each. The fields are those of `WindowShuffle`."""
+    """Puts shards in random order, and keeps storage order inside each shard. Has the fields of `WindowShuffle`."""
 
     name: ClassVar[str] = "shard"
     shuffles_windows: ClassVar[bool] = False
@@ -303,7 +303,7 @@ class ShardShuffle(_Laned):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sequential(_Laned):
-    """Storage order: step t has rows [t·G, (t+1)·G) of the selection. The fields are those of `WindowShuffle`."""
+    """Storage order: with 1 lane and global batch G, step t has rows [t·G, (t+1)·G). Has `WindowShuffle`'s fields."""
 
     name: ClassVar[str] = "sequential"
     shuffles_shards: ClassVar[bool] = False
@@ -312,9 +312,9 @@ class Sequential(_Laned):
 
 
 def auto_lanes(global_batch_size: int, window_bytes: float, row_bytes: float) -> int:
-    """The largest divisor of the global batch size that leaves each lane enough bytes for one read.
+    """Returns the largest divisor of the global batch size, up to 32, that leaves each lane enough bytes for one read.
 
-    Up to some MiB, a read costs the same for any size. Large rows are read one by one, so for them it does not matter.
+    Up to some MiB, a read costs the same for any size. Large rows are read one by one, so they need no such limit.
     """
     fitting = int(window_bytes / 2 / SHARD_BYTES) if row_bytes <= _LARGE_ROW_BYTES else _MAX_AUTO_LANES
     most = min(max(fitting, _MIN_AUTO_LANES), _MAX_AUTO_LANES)
@@ -331,20 +331,20 @@ def _permutation_table(n: int, key: int) -> Int64Array:
     return permute(np.arange(n), n, key)
 
 
-# Rows of many epochs in one calculation, for mixtures: a step of 300 datasets has a few rows of each, and each epoch
-# alone would cost a hundred microseconds for any number of rows. Here an epoch is a column of numbers.
+# For mixtures, the functions below compute rows of many epochs together: a step of 300 datasets has a few rows of each,
+# and computing each epoch alone would take 100 µs for any number of rows. Each epoch is one column of an array.
 
 _STACKED = (RowShuffle, WindowShuffle, ShardShuffle, Sequential)
 
 
 def stacked_kind(order: Resolved) -> type[Order] | None:
-    """The kind of order whose epochs `stack` puts together; None if each of its epochs is asked alone."""
+    """Returns the kind of an order if `stack` can combine its epochs; None if each epoch must be computed alone."""
     kind = type(order.settings)
-    return kind if kind in _STACKED and not order.tables else None  # shards in a table have different sizes
+    return kind if kind in _STACKED and not order.tables else None  # shards that are fragments have different sizes
 
 
 def stack(kind: type[Order], epochs: Sequence[Epoch]) -> UInt64Array:
-    """The numbers that determine the rows of some epochs of one kind, shape (numbers, epochs)."""
+    """Returns the numbers that determine the rows of epochs of one kind of order, shape (numbers, epochs)."""
     if not issubclass(kind, _Laned):
         return np.array([(epoch.order.rows, epoch.key("rows")) for epoch in epochs], dtype=np.uint64).T
     columns = [
@@ -359,7 +359,7 @@ def stack(kind: type[Order], epochs: Sequence[Epoch]) -> UInt64Array:
 
 
 def stacked_rows(kind: type[Order], numbers: UInt64Array, positions: Int64Array) -> Int64Array:
-    """The rows at positions. Column i of `numbers`, shape (numbers, k), has the epoch of position i."""
+    """Returns the rows at positions. Column i of `numbers`, shape (numbers, k), describes the epoch of position i."""
     if not issubclass(kind, _Laned):
         return permute(positions, *numbers)
     sizes, (shards, window_key, shard_key) = _Sizes(*numbers[:-3].view(np.int64)), numbers[-3:]

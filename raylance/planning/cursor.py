@@ -1,5 +1,5 @@
-"""Owns the position of one rank's training, and saves and loads it as a state; never makes a batch, and never touches
-files or tensors.
+"""Owns the position of one rank in its training, which it saves and loads as a state; never makes a batch, and never
+touches files or tensors.
 """
 
 import dataclasses
@@ -32,12 +32,12 @@ class Cursor:
         position: Number of positions of this epoch that were consumed.
         step: Number of steps of this epoch that were consumed, including those before a resume.
         global_step: Number of steps since the run began, over all epochs.
-        moves: How often the cursor was moved other than by a batch. A pass that finds another count is superseded.
+        moves: Number of events that end a running pass, such as `set_epoch`. A pass stops if this number changes.
         settle: Called before the position is saved or reported; counts the last step if it is known to be committed.
     """
 
     def __init__(self, origin: Mapping[str, Any], delivery_spec: DeliverySpec) -> None:
-        """Stands at the start of epoch 0. `origin` holds the fields of a state that `ReadSpec.origin` gives."""
+        """Begins at the start of epoch 0. `origin` holds the fields of a state that `ReadSpec.origin` returns."""
         self._origin, self.delivery_spec = origin, delivery_spec
         self.epoch = self.position = self.step = self.global_step = self.moves = 0
         self.settle: Callable[[], None] = _nothing
@@ -51,7 +51,7 @@ class Cursor:
         """Goes to the start of an epoch; returns the position that the cursor already had in this epoch, else 0.
 
         Raises:
-            ConfigError: If it is not an integer from 0 to 2⁶³ - 1.
+            ConfigError: If `epoch` is not an integer from 0 to 2⁶³ - 1.
         """
         epoch = check_integer("set_epoch(): epoch", epoch, 0)
         given_up = self.position if epoch == self.epoch else 0
@@ -62,7 +62,7 @@ class Cursor:
 
     @property
     def place(self) -> tuple[int, int, int, int]:
-        """The epoch, position, step and global step, as one value to save and set back."""
+        """The epoch, position, step and global step, as one value that can be saved and restored."""
         return self.epoch, self.position, self.step, self.global_step
 
     @place.setter
@@ -83,7 +83,7 @@ class Cursor:
         self.epoch, self.position, self.step = self.epoch + 1, 0, 0
 
     def seek(self, plan: Plan, global_step: int) -> None:
-        """Goes to the step with this number in the count of `global_step`. All steps between are steps of the plan.
+        """Goes to the step before which `global_step` has this value. All steps between are steps of the plan.
 
         Raises:
             ConfigError: If the step lies before the run's first one, or if steps of another size lie between.
@@ -118,14 +118,14 @@ class Cursor:
         return True
 
     def steps_until(self, plan: Plan, epoch: int) -> int:
-        """Number of steps of the plan from here to the start of an epoch; 0 if that has passed."""
+        """Returns the number of steps of the plan from here to the start of an epoch; 0 if the start has passed."""
         return plan.steps(self.position) + (epoch - self.epoch - 1) * plan.steps() if epoch > self.epoch else 0
 
     def plan(
         self, *, global_batch_size: int, dp_size: int, max_window_bytes: int, remainder: Remainder | None = None
     ) -> Plan:
-        """Makes the plan of the epochs, see `make_plan`. Returns the same object until an argument changes or a
-        state is loaded.
+        """Returns the plan of the epochs, see `make_plan`. It is the same object until an argument changes or a state
+        is loaded.
         """
         spec = self.delivery_spec
         sizes = (global_batch_size, dp_size, max_window_bytes, remainder or spec.remainder)
@@ -141,13 +141,13 @@ class Cursor:
         return self._plan[2]
 
     def follow(self, plan: Plan) -> None:
-        """Keeps the sizes that the plan resolved for the order, for good: another batch size must not change them."""
+        """Fixes the sizes of the order as the plan resolved them, because another batch size must not change them."""
         self.delivery_spec = dataclasses.replace(self.delivery_spec, order=plan.order.settings)
         if self._plan is not None and self._plan[2] is plan:
             self._plan = self.delivery_spec, *self._plan[1:]
 
     def state(self, global_batch_size: int | None, dp_size: int) -> State:
-        """The state for a checkpoint: the position, and the data and the order that it refers to. The cost does not
+        """Returns the state for a checkpoint: the position, and the data and order that it refers to. The cost does not
         depend on the number of rows.
         """
         spec, shards = self.delivery_spec, {}
@@ -191,14 +191,14 @@ class Cursor:
         return saved
 
     def completed_shards(self) -> Int64Array:
-        """IDs of the shards whose rows were all consumed in this epoch: int64, ascending, shape (k,)."""
+        """Returns the IDs of the shards whose rows were all consumed in this epoch: int64, ascending, shape (k,)."""
         if not self.position:
             return np.empty(0, dtype=np.int64)
         return np.flatnonzero(self.delivery_spec.resolved_order.epoch(self.epoch).completed_shards(self.position))
 
     @property
     def has_moved(self) -> bool:
-        """Whether a new cursor would deliver other rows than this one continues with."""
+        """Whether this cursor continues with other rows than those with which a new cursor would begin."""
         return self.position > 0 or (self.epoch > 0 and not isinstance(self.delivery_spec.order, Sequential))
 
 
@@ -223,7 +223,7 @@ def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:
 
 
 def _continue(saved: State, spec: DeliverySpec) -> State:
-    """The state from which to continue: the end of an epoch is the start of the next one."""
+    """Returns the state from which to continue: the end of an epoch becomes the start of the next one."""
     rows = spec.resolved_order.epoch_rows
     if saved.position > rows:
         raise damaged(f"position {saved.position} of an epoch of {rows}")

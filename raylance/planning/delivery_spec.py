@@ -1,5 +1,5 @@
-"""Owns the rows that a loader delivers, their order, and the plan made of both; never reads, and never holds a
-position.
+"""Owns the description of the rows that a loader delivers and of their order, and makes the plan from it; never reads
+data, and never holds a position.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from raylance.planning.plan import Plan, Remainder
 
 logger = logging.getLogger(__name__)
 
-_CHUNK_BYTES = 32 << 20  # of one rank, for orders that have no windows
+_CHUNK_BYTES = 32 << 20  # bytes of a chunk of one rank, if the order has no windows
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class DeliverySpec:
 
     Attributes:
         uri: In a mixture, this and the next two fields are dicts by component.
-        split: Its repr, or None.
-        rows: Rows of the selection.
+        split: The `repr` of the split, or None.
+        rows: Number of selected rows.
         row_bytes: Bytes of a raw row, as measured when the dataset was opened.
         fingerprint: Hash of the selection's row offsets.
         order: The order, whose fields may be "auto"; `tables` holds its look-ups in the selection.
@@ -46,7 +46,7 @@ class DeliverySpec:
 
     @property
     def facts(self) -> Facts:
-        """The facts that the order is resolved from, without the batch size."""
+        """The facts that resolve the order, without those that only "auto" sizes need."""
         return Facts(rows=self.rows, seed=self.seed, tables=self.tables)
 
     @property
@@ -63,11 +63,11 @@ def make_plan(
     max_window_bytes: int,
     remainder: Remainder | None = None,
 ) -> Plan:
-    """Makes the plan of an epoch.
+    """Makes the plan of all epochs.
 
     Sizes that the order leaves to "auto" follow from the dataset and the global batch alone, never from the world size
     or a limit of one rank, so that all ranks have the same order. Chunks that do not fit `max_window_bytes` of a rank
-    are read in parts. A `remainder` of None is the dataset's own.
+    are read in parts. If `remainder` is None, that of `spec` is used.
 
     Raises:
         ConfigError: If there would be no step, or some ranks would have no row in any step.

@@ -1,5 +1,5 @@
 """Owns the digest of the rows handed out: a count and a hash that add up over ranks, by intervals of positions; never
-compares it with a plan, and never touches files.
+compares a digest with a plan, and never touches files.
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ from raylance.orders.permutation import BoolArray, Int64Array, mix64
 from raylance.planning.shard_context import RankAndSize
 
 _MODULUS = 2**64
-_MOST = 1024  # intervals of a ledger, at most
-_RECENT = 256  # last intervals that keep every cut: a run resumes from one of its last checkpoints
+_MOST = 1024  # most intervals of a ledger
+_RECENT = 256  # the last intervals, which are not joined: a run resumes from one of its last checkpoints
 
 Place = tuple[int, int]
 """(epoch, position). The end of an epoch is the start of the next one, as the loader counts."""
@@ -29,9 +29,9 @@ class Digest:
     have the same digest in one of 2**64 cases.
 
     Attributes:
-        rows: Number of rows. A masked row, which cannot be decoded, was delivered, so it counts.
-        hash: Hash of the rows.
-        padding: Number of rows that fill a last step up. The other two fields leave them out.
+        rows: Number of rows without padding. A masked row, which cannot be decoded, was delivered, so it counts.
+        hash: Hash of the rows without padding.
+        padding: Number of rows that only fill up a last step.
     """
 
     rows: int = 0
@@ -40,14 +40,14 @@ class Digest:
 
     @classmethod
     def of(cls, offsets: Int64Array, real: BoolArray | None = None) -> Self:
-        """The digest of some rows. Rows that are not real are padding."""
+        """Returns the digest of some rows. Rows that are not real are padding."""
         [found] = cls.of_steps(offsets, np.ones(len(offsets), dtype=np.bool_) if real is None else real, 1)
         return found
 
     @classmethod
     def of_steps(cls, offsets: Int64Array, real: BoolArray, steps: int) -> list[Self]:
-        """The digests of several steps with the same number of rows each. `offsets` and `real` hold them one after
-        another.
+        """Returns the digests of several steps with the same number of rows each. `offsets` and `real` hold the rows of
+        one step after another.
         """
         words = np.where(real, mix64(offsets.astype(np.uint64)), np.uint64(0)).reshape(steps, -1)
         hashes, counts = words.sum(axis=1, dtype=np.uint64), real.reshape(steps, -1).sum(axis=1)
@@ -78,7 +78,7 @@ class Interval:
             one another without a gap.
         low: Position before its first step.
         high: Position after its last step.
-        is_last: Whether the epoch ends there. The plan leaves out the rows after it.
+        is_last: Whether the epoch ends at `high`. The plan leaves out any rows after that.
         share: Data-parallel rank and size that the rows belong to. None for the empty interval that `Ledger.move` adds
             for a jump by hand. Also None in records of an older raylance: all intervals of such a record belong to one
             share.
@@ -94,20 +94,20 @@ class Interval:
 
     @property
     def begin(self) -> Place:
-        """The place before it."""
+        """The place before its first step."""
         return self.epoch, self.low
 
     @property
     def end(self) -> Place:
-        """The place after it."""
+        """The place after its last step."""
         return (self.epoch + 1, 0) if self.is_last else (self.epoch, self.high)
 
     def joined(self, after: "Interval") -> "Interval":
-        """This interval with the one that follows it in the same epoch."""
+        """Returns this interval joined with the interval that follows it in the same epoch."""
         return dataclasses.replace(after, jump=self.jump, low=self.low, digest=self.digest + after.digest)
 
     def to_list(self) -> list[int]:
-        """JSON-able values that `from_list` reads."""
+        """Returns JSON-able values that `from_list` reads."""
         numbers = (self.jump, self.epoch, self.low, self.high, int(self.is_last))
         return [*numbers, *dataclasses.astuple(self.digest), *(self.share or ())]
 
@@ -135,8 +135,8 @@ class Ledger:
 
     Attributes:
         name: A unique name. A loader that was sent to several processes has a ledger in each.
-        restored: Places of loaded states, by the number of the jump there. Other jumps were made by hand and rolled
-            nothing back.
+        restored: Places of loaded states, by the number of the jump to that place. Other jumps were made by hand and
+            rolled no row back.
         forgotten: Intervals before this place are forgotten; None if no interval is.
         last: The rows of the last step.
     """
@@ -149,7 +149,7 @@ class Ledger:
         self.last = Digest()
         self._is_cut = True
         self._loaded: Place | None = None
-        # Before the last step: the interval that it joined, whether that one was cut, and the place of a loaded state.
+        # Values from before the last step: the interval that this step joined, `_is_cut` and `_loaded`.
         self._before: tuple[Interval | None, bool, Place | None] | None = None
 
     @property
@@ -215,7 +215,7 @@ class Ledger:
                 self.forgotten = max(self.forgotten or (0, 0), *(interval.end for interval in gone))
 
     def take_back(self) -> None:
-        """Takes the last step back, once: it was handed out but does not count."""
+        """Removes the last step, which was handed out but does not count. Only one step can be removed."""
         if self._before is None:
             return
         joined, self._is_cut, self._loaded = self._before
@@ -226,8 +226,8 @@ class Ledger:
             self.restored.pop(step.jump, None)
 
     def since(self, epoch: int, position: int) -> Digest | None:
-        """The digest of all rows that were handed out since a place, without a jump. None if no interval begins there,
-        or if other ranks were handed some of the rows.
+        """Returns the digest of all rows that were handed out since a place. None if there was a jump since then, if no
+        interval begins there, or if other ranks were handed some of the rows.
         """
         total = Digest()
         for interval in reversed(self._intervals):
@@ -239,7 +239,7 @@ class Ledger:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able values for a record."""
+        """Returns JSON-able values for a record."""
         intervals = self.intervals
         kept = {interval.jump for interval in intervals}
         return {

@@ -27,7 +27,7 @@ class Account:
         intervals: The intervals that the loader handed out, in the order of time.
         restored: See `Ledger.restored`.
         forgotten: See `Ledger.forgotten`.
-        process: The process of the loader; "" if unknown.
+        process: A key of the loader's process; "" if unknown.
         begun_s: When the loader was made.
         ended_s: When the loader handed out its last row, by the same clock as `begun_s`.
         selection: A key of the selected rows. Intervals of different selections must not be added up.
@@ -50,11 +50,11 @@ class Account:
     plan: str = ""
 
     def share_of(self, interval: Interval) -> RankAndSize:
-        """Data-parallel rank and size that the rows of an interval belong to."""
+        """Returns the data-parallel rank and size that the rows of an interval belong to."""
         return interval.share or self.data_parallel or (self.rank, self.world_size)
 
     def ran_beside(self, other: "Account") -> bool:
-        """Whether two processes were handed rows at the same time."""
+        """Whether the loaders of both accounts ran at the same time, in different processes."""
         return self.process != other.process and self.begun_s < other.ended_s and other.begun_s < self.ended_s
 
 
@@ -69,7 +69,7 @@ class EpochLine:
         reach: The furthest position of any rank if the run is in this epoch; None for earlier epochs.
         besides: Rows that were handed out in addition to the spans and not rolled back.
         came_again: Whether positions were handed out in addition to the spans; their rows may be unknown.
-        doubt: Why nothing is proven; "" if nothing speaks against it.
+        doubt: Why the epoch cannot be proven; "" if there is no such reason.
         plan: Names the plan that the rows are compared with.
     """
 
@@ -118,12 +118,12 @@ class EpochLine:
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """Intervals that a loader was handed without a jump between them: at least one."""
+    """Intervals that one loader handed out without a jump between them, at least one."""
 
     start: "_Start"
     account: Account
     intervals: tuple[Interval, ...]
-    is_first: bool  # of its loader
+    is_first: bool  # whether it is its loader's first piece
 
     @property
     def begin(self) -> Place:
@@ -135,7 +135,7 @@ class _Piece:
 
     @functools.cached_property
     def cuts(self) -> frozenset[Place]:
-        """Places at which it may have saved a state."""
+        """Places at which the loader may have saved a state."""
         return frozenset([self.begin, *(interval.end for interval in self.intervals)])
 
     @property
@@ -150,17 +150,17 @@ class _Piece:
 
     @property
     def may_be_saved_at_begin(self) -> bool:
-        """Whether the loader jumped to the begin of this piece without a state of that place."""
+        """Whether a state may be saved at this piece's begin: the loader jumped there without a state of that place."""
         return self.restored != self.begin and (self.restored is not None or self.intervals[0].jump > 0)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Start:
-    """The pieces of processes that ran together. The pieces of a rank are in the order of time."""
+    """A start of the run: the pieces of processes that ran together. The pieces of a rank are in the order of time."""
 
     pieces: list[_Piece] = dataclasses.field(default_factory=list)
-    previous: int | None = None  # an earlier start that shares a process with this one: the model is not new
-    doubt: str = ""  # why none of it is proven
+    previous: int | None = None  # index of an earlier start with a process of this start: the model is not new
+    doubt: str = ""  # why no row of this start is proven
 
     @property
     def accounts(self) -> list[Account]:
@@ -195,9 +195,9 @@ def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
     """Finds the rows that the present model was trained on, by epoch.
 
     - For each start, only the rows before the place at which the next start resumed count. The others were rolled back.
-    - A start continues the latest earlier start that was cut at its first place, by a report or the end of an epoch.
+    - A start that resumed at a place continues the latest earlier start with a cut there: a report or an epoch's end.
     - New processes that loaded no state resumed at their first place: their model is new, or was restored otherwise.
-    - Within a process, only a loaded state rolls back. The rows before any other jump count.
+    - Within a process, only loading a state rolls rows back. The rows before any other jump count.
 
     `accounts` holds all ranks and starts of one dataset, earlier ones first.
     """
@@ -231,7 +231,7 @@ def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
 
 
 def _with_unknown_epochs(lines: Sequence[EpochLine], least: int) -> Iterator[EpochLine]:
-    """Yields the lines and, between them, the unknown epochs; at least `least` epochs in all."""
+    """Yields the lines and, between them, lines of unknown epochs; at least `least` epochs in all."""
     at = 0
     for line in lines:
         if line.epoch > at:
@@ -256,7 +256,7 @@ def _starts(accounts: Sequence[Account]) -> list[_Start]:
 
 
 def _start_of(account: Account, starts: list[_Start]) -> _Start:
-    """Finds the start of a loader; adds a new one if none fits."""
+    """Finds the start that a loader belongs to; adds a new one if none fits."""
     previous = None
     for index, start in reversed(list(enumerate(starts))):
         others = start.accounts
@@ -275,7 +275,7 @@ def _start_of(account: Account, starts: list[_Start]) -> _Start:
 
 
 def _walk_back(pieces: Sequence[_Piece], place: Place | None, earlier: Sequence[_Start]) -> _Walk:
-    """Follows one rank of a start back: from `place`, or from its last one, to the place of its first state."""
+    """Follows one rank of a start back in time: from `place` or else its last place, to the place where it resumed."""
     walk = _Walk()
     index = len(pieces) - 1 if place is None else _resumed_piece(pieces, place)
     while index is not None:
@@ -304,7 +304,9 @@ def _walk_back(pieces: Sequence[_Piece], place: Place | None, earlier: Sequence[
 
 
 def _resumed_piece(pieces: Sequence[_Piece], place: Place) -> int | None:
-    """Index of the piece that was resumed at a place: the latest that was cut there, else the latest that passed it."""
+    """Returns the index of the piece that a state of a place continues: the latest piece that was cut there, else the
+    latest that passed the place, else the latest that began before it.
+    """
     earlier = [
         index
         for index, piece in enumerate(pieces)
@@ -316,7 +318,7 @@ def _resumed_piece(pieces: Sequence[_Piece], place: Place) -> int | None:
 
 
 def _resumed_start(starts: Sequence[_Start], place: Place) -> int | None:
-    """Index of the start that was resumed at a place."""
+    """Returns the index of the start that a state of a place continues; None if there is none."""
     pieces = [piece for start in starts for piece in start.pieces]
     found = _resumed_piece(pieces, place)
     return None if found is None else starts.index(pieces[found].start)
@@ -332,7 +334,7 @@ def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: 
         ranks: dict[tuple[RankAndSize, int, str], list[Sequence[Interval]]] = {}
         for run in of_start:
             account = run.account
-            # A process that replaced another one may repeat its last step.
+            # A process that replaced another one may repeat the last step of that process.
             process = account.ledger if account.is_elastic else ""
             for share, part in itertools.groupby(run.intervals, key=account.share_of):
                 ranks.setdefault((share, account.rank, process), []).append(list(part))
@@ -375,8 +377,8 @@ def _doubt(runs: Sequence[_Piece], *, is_forgotten: bool) -> str:
 
 
 def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[Interval]]:
-    """Splits runs through one epoch into intervals that do not overlap, by position, and the others. Longer runs are
-    preferred.
+    """Splits the intervals of several runs of one epoch into those that do not overlap, sorted by position, and the
+    others. Intervals of longer runs are preferred.
     """
     if len(runs) == 1:
         return list(runs[0]), []
@@ -390,7 +392,7 @@ def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[
                 left.append(interval)
             else:
                 kept.insert(at, interval)
-    ends = {each.low: each for run in runs for each in run if each.low == each.high}  # an epoch ended there, stepless
+    ends = {each.low: each for run in runs for each in run if each.low == each.high}  # an epoch's end without a step
     kept += [end for at, end in ends.items() if not any(each.low < at < each.high for each in kept)]
     return sorted(kept, key=lambda interval: (interval.low, interval.high)), left
 
@@ -398,8 +400,8 @@ def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[
 def _add_shares(
     chains: Mapping[RankAndSize, Sequence[Sequence[Interval]]],
 ) -> tuple[list[Interval], str, list[Interval]]:
-    """Adds up a start whose ranks came and went: for each position, any rank of each share is enough. Also returns why
-    the shares cannot be added, and the intervals that overlap with the sums.
+    """Adds up the shares of a start whose ranks came and went: for each position, one rank of each share is enough.
+    Also returns why the shares cannot be added, or "", and the intervals that overlap with the sums.
     """
     worlds: dict[int, dict[int, list[list[Interval]]]] = {}
     for (dp_rank, dp_size), of_share in chains.items():
@@ -412,7 +414,7 @@ def _add_shares(
 
 
 def _furthest(intervals: Sequence[Interval]) -> list[Interval]:
-    """A chain of intervals of one epoch that do not overlap and reach as far as possible."""
+    """Chooses intervals of one epoch that do not overlap and reach as far as possible."""
     reach: dict[int, int] = {}  # how far a chain from this position reaches
     for each in sorted(intervals, key=lambda each: (each.low, each.high), reverse=True):
         reach[each.low] = max(reach.get(each.low, each.low), reach.get(each.high, each.high))
@@ -424,8 +426,8 @@ def _furthest(intervals: Sequence[Interval]) -> list[Interval]:
 
 
 def _add_ranks(chains: Mapping[int, Sequence[Sequence[Interval]]], world_size: int) -> tuple[list[Interval], str]:
-    """Adds the ranks up, from each place at which all of them were cut to the next. `chains` holds the chains of all
-    ranks by data-parallel rank; only one of several peers counts. Also returns why they cannot be added, or "".
+    """Adds up all ranks between consecutive places at which all of them were cut. `chains` holds the chains of all
+    ranks by data-parallel rank; only one of several peers counts. Also returns why the ranks cannot be added, or "".
     """
     every = [chain for peers in chains.values() for chain in peers]
     if len(every) < world_size:
@@ -452,7 +454,7 @@ def _add_ranks(chains: Mapping[int, Sequence[Sequence[Interval]]], world_size: i
 
 
 def _between(chain: Sequence[Interval], common: Set[Place]) -> Iterator[Interval]:
-    """Joins a rank's intervals from each common place to the next, if the rank was cut at both."""
+    """Yields a rank's intervals, joined from each common place to the next, if the rank was cut at both places."""
     joined: Interval | None = None
     for interval in chain:
         if interval.begin in common:

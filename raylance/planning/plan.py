@@ -20,11 +20,11 @@ from raylance.orders.permutation import BoolArray, Int64Array
 
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
-_MOST_KEPT = 1 << 16  # rows of a slice; the arrangement of larger slices is not kept
-_KEPT_CHUNKS, _KEPT_ROWS = 4, 1 << 18  # the last chunks' rows that are kept, and more chunks up to this number of rows
-_FEW_ROWS = 1 << 13  # a chunk of at most this size is planned whole for its first item, in 2 ms instead of 1 ms
-_GROWTH = 1.25  # of the items' rows, from one round to the next
-_WHOLE = 0.75  # of the limit, not half of it: a window that is a little larger than estimated is not cut
+_MOST_KEPT = 1 << 16  # most rows of a slice whose arrangement is kept
+_KEPT_CHUNKS, _KEPT_ROWS = 4, 1 << 18  # rows are kept for the last four chunks, and for more up to this number of rows
+_FEW_ROWS = 1 << 13  # a chunk of at most this size is planned whole for its first item: 2 ms instead of 1 ms
+_GROWTH = 1.25  # factor by which the rows of an item grow from one round to the next
+_WHOLE = 0.75  # a window of up to this share of the limit is not cut, so that one a little above half stays whole
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Chunk:
 class WorkItem:
     """Rows that are sent as one object: rows [low, high) of one rank's slice of each of `steps` consecutive steps.
 
-    It is idempotent: from the plan and the item, each actor produces the same rows in the same order.
+    An item is idempotent: from the plan and the item, each actor produces the same rows in the same order.
 
     Attributes:
         position: Position of the first step.
@@ -120,27 +120,27 @@ class Plan:
         return self.every * self.global_batch_size
 
     def steps(self, position: int = 0) -> int:
-        """Number of steps from a position to the end of the epoch, the same on every rank."""
+        """Returns the number of steps from a position to the end of the epoch, the same on every rank."""
         left, size = max(0, self.epoch_rows - position), self.global_batch_size
         whole = left // size if self.remainder == "drop" else -(-left // size)
         return -(-whole // self.every)
 
     def step_size(self, position: int) -> int:
-        """Number of rows of the step at a position, over all ranks, padding included."""
+        """Returns the number of rows of the step at a position, over all ranks, padding included."""
         left = self.epoch_rows - position
         return min(left, self.global_batch_size) if self.remainder == "ragged" else self.global_batch_size
 
     def after(self, position: int) -> int:
-        """Position of the step after the one at a position."""
+        """Returns the position of this plan's next step after the one at a position; at most `epoch_rows`."""
         return min(position + self.stride, self.epoch_rows)
 
     def rank_slice(self, position: int, dp_rank: int) -> tuple[int, int]:
-        """The rank's half-open slice of the rows of the step at a position, in lane-major order."""
+        """Returns a rank's half-open slice of the rows of the step at a position. The rows are in lane-major order."""
         size = self.step_size(position)
         return dp_rank * size // self.dp_size, (dp_rank + 1) * size // self.dp_size
 
     def positions(self, position: int, low: int, high: int) -> Int64Array:
-        """Epoch positions of rows [low, high) of a step, arranged by (position mod lanes, position div lanes).
+        """Returns epoch positions of rows [low, high) of a step, sorted by (position mod lanes, position div lanes).
 
         int64, shape (high - low,). Positions of padding are at least `epoch_rows`.
         """
@@ -149,13 +149,13 @@ class Plan:
         return position + arrange(lanes, position % lanes, size, low, high)
 
     def item_positions(self, item: WorkItem) -> Int64Array:
-        """Epoch positions of the rows of an item in the order of delivery, int64, shape (item.rows,)."""
+        """Returns the epoch positions of an item's rows in the order of delivery, int64, shape (item.rows,)."""
         low = self.rank_slice(item.position, item.dp_rank)[0]
         starts = range(item.position, item.position + item.steps * self.stride, self.stride)
         return np.concatenate([self.positions(start, low + item.low, low + item.high) for start in starts])
 
     def select(self, epoch: int, positions: Int64Array) -> Int64Array:
-        """Selected rows at epoch positions. Padding gets the epoch's first rows.
+        """Returns the selected rows at epoch positions. Padding gets the epoch's first rows.
 
         Raises:
             ConfigError: If a custom order returns a row that is not in the selection.
@@ -166,15 +166,15 @@ class Plan:
         """Checks a custom order on a sample of an epoch's positions, before anything is started.
 
         Raises:
-            ConfigError: If it returns a row twice and does not set `repeats`, or one that is not in the selection.
+            ConfigError: If the order returns a row twice without `repeats`, or a row that is not in the selection.
         """
         check_sample(self.order, epoch)
 
     def chunk_rows(self, chunk: Chunk, dp_rank: int, ahead_rows: int = 0) -> Int64Array:
-        """Selected rows of a rank's slices of all steps of a chunk in the order of delivery, int64.
+        """Returns the selected rows of a rank's slices of all steps of a chunk in the order of delivery, int64.
 
-        Rows of the chunks after it are computed together with them, up to `ahead_rows` in all, and kept: for several
-        small chunks, that takes 0.6 of the time.
+        The rows of the following chunks are computed in the same call, up to `ahead_rows` in all, and kept for later
+        calls. For several small chunks, this takes 0.6 of the time.
         """
         if (kept := self._kept.get((chunk, dp_rank))) is not None:
             return kept
@@ -196,7 +196,7 @@ class Plan:
         return of_chunks[0]
 
     def _keep(self, chunk: Chunk, dp_rank: int, rows: Int64Array) -> None:
-        """Keeps the rows of a chunk in place of the oldest ones; two threads may do it at once."""
+        """Keeps the rows of a chunk, and drops the oldest kept rows if there are too many; thread-safe."""
         if len(rows) > _KEPT_ROWS:
             return
         self._kept[chunk, dp_rank] = rows
@@ -208,7 +208,7 @@ class Plan:
                 over -= size
 
     def item_rows(self, item: WorkItem) -> Int64Array:
-        """Selected rows of an item in the order of delivery, int64; taken from its chunk's rows if few or kept."""
+        """Returns an item's selected rows in the order of delivery, int64; from its chunk's rows if few or kept."""
         rows = self._kept.get((item.chunk, item.dp_rank))
         if rows is None and self.chunk_size(item.chunk, item.dp_rank) <= _FEW_ROWS:
             rows = self.chunk_rows(item.chunk, item.dp_rank)
@@ -218,15 +218,15 @@ class Plan:
         return rows[first : first + item.rows]
 
     def is_real(self, item: WorkItem) -> BoolArray:
-        """Whether each row of an item is not padding, bool, shape (item.rows,)."""
+        """Returns for each row of an item whether it is not padding, bool, shape (item.rows,)."""
         last = item.position + (item.steps - 1) * self.stride
         if last + self.step_size(last) <= self.epoch_rows:
             return np.ones(item.rows, dtype=np.bool_)
         return self.item_positions(item) < self.epoch_rows
 
     def line(self, position: int, dp_rank: int) -> int:
-        """Index of the first row of a rank's slice of a step, among the rank's rows of all steps at whole strides from
-        it.
+        """Returns the index of the first row of a rank's slice of a step. It counts the rank's rows of all steps that
+        lie whole strides before this step.
         """
         return position // self.stride * self._slice_rows(dp_rank)
 
@@ -235,7 +235,7 @@ class Plan:
         return (dp_rank + 1) * size // self.dp_size - dp_rank * size // self.dp_size
 
     def chunk_size(self, chunk: Chunk, dp_rank: int) -> int:
-        """Number of rows of a rank's slices of all steps of a chunk."""
+        """Returns the number of rows of a rank's slices of all steps of a chunk."""
         low, high = self.rank_slice(chunk.position + (chunk.steps - 1) * self.stride, dp_rank)
         return (chunk.steps - 1) * self._slice_rows(dp_rank) + high - low
 
@@ -252,7 +252,7 @@ class Plan:
         ]
 
     def chunk_at(self, epoch: int, position: int) -> Chunk | None:
-        """The chunk that begins with the step at a position; None at the end of the epoch."""
+        """Returns the chunk that begins with the step at a position; None at the end of the epoch."""
         steps = self.steps(position)
         if steps <= 0:
             return None
@@ -261,12 +261,12 @@ class Plan:
         return Chunk(epoch=epoch, position=position, steps=min(steps, within))
 
     def next_chunk(self, chunk: Chunk) -> Chunk | None:
-        """The chunk after this one; None at the end of the epoch."""
+        """Returns the chunk after a chunk; None at the end of the epoch."""
         return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.stride)
 
     def likely_next_chunk(self, chunk: Chunk, dp_rank: int) -> Chunk | None:
-        """The chunk that a rank most likely reads next: the one after it if the rank has rows there, else the next
-        epoch's first.
+        """Returns the chunk that a rank most likely reads after a chunk: the next one of the epoch if the rank has rows
+        there, else the first one of the next epoch.
         """
         after = self.next_chunk(chunk)
         if after is not None and self.chunk_size(after, dp_rank):
@@ -277,14 +277,14 @@ class Plan:
     def items(
         self, dp_rank: int, epoch: int, position: int, item_rows: int, first_rows: int = 0, max_steps: int = 64
     ) -> Iterator[WorkItem]:
-        """Cuts a rank's stream from a position on into work items, in the order of delivery.
+        """Cuts a rank's rows from a position to the end of the epoch into work items, in the order of delivery.
 
-        Items aim at `item_rows` rows. Smaller slices are joined, up to `max_steps` of them, and larger ones are cut.
+        An item should have about `item_rows` rows. Up to `max_steps` smaller slices are joined; larger slices are cut.
 
-        With `first_rows`, items of the first step aim at that number, one for each helper, so that the first batch
-        comes early. Each further round of as many items aims at a quarter more rows, so that the rows of one round last
-        while the next is made, even if the consumer is almost as fast as the helpers. Towards the end of the epoch,
-        items aim at half of each helper's share of the rest, but at least at `first_rows` (Polychronopoulos, Kuck:
+        With `first_rows`, each item of the first step has about this number of rows, one item for each helper, so that
+        the first batch comes early. In each further round of as many items, each has a quarter more rows. So the rows
+        of a round last while the next is made, even if the consumer is almost as fast as the helpers. Near the end of
+        the epoch, an item has half of a helper's share of the rest, but at least `first_rows` (Polychronopoulos, Kuck:
         "Guided self-scheduling", 1987). Otherwise one helper would still work when the others are done.
         """
         chunk, rows = self.chunk_at(epoch, position), first_rows or item_rows
@@ -299,7 +299,7 @@ class Plan:
                 if first_rows:
                     rows = min(rows, max(first_rows, self.steps(at) * size // (2 * alike)))
                 parts = max(1, -(-size // rows))
-                # A smaller last step is an item of its own, because joined slices have the same size.
+                # A smaller last step gets items of its own, because joined slices must have the same size.
                 whole = min(chunk.steps - done, -(-((self.epoch_rows - at) // self.global_batch_size) // self.every))
                 joined = 1 if parts > 1 else max(1, min(whole, rows // max(size, 1), max_steps))
                 item = WorkItem(dp_rank=dp_rank, epoch=epoch, position=at, steps=joined, low=0, high=size, chunk=chunk)
@@ -312,8 +312,8 @@ class Plan:
 
 @functools.lru_cache(maxsize=8)
 def _arranged(lanes: int, first: int, size: int, low: int, high: int) -> Int64Array:
-    """Positions, relative to the step's, of rows [low, high) of a step of `size` rows that begins in lane `first`. If
-    the number of lanes divides the global batch, they are the same for all steps of an epoch.
+    """Returns the positions of rows [low, high) of a step of `size` rows that begins in lane `first`, relative to the
+    step's position. If the number of lanes divides the global batch, they are equal for all steps of an epoch.
     """
     offset = (np.arange(lanes, dtype=np.int64) - first) % lanes  # position of each lane's first row in the step
     count = np.maximum(0, -(-(size - offset) // lanes))
@@ -325,7 +325,7 @@ def _arranged(lanes: int, first: int, size: int, low: int, high: int) -> Int64Ar
 
 
 def no_step_left(plan: Plan, epoch: int, position: int) -> str:
-    """The warning for an empty pass: from its position, no whole step fits into the epoch."""
+    """Returns the warning for an empty pass: after its position, no whole step fits into the epoch."""
     return (
         f"no step is left of epoch {epoch}: {position} of {plan.epoch_rows} rows were consumed, and the rest is less "
         f"than a global batch of {plan.global_batch_size} (remainder={plan.remainder!r}). This pass is empty; the next "
@@ -334,9 +334,9 @@ def no_step_left(plan: Plan, epoch: int, position: int) -> str:
 
 
 def portion_rows(rows: int, row_bytes: float, limit_bytes: int) -> int:
-    """Number of rows to read and hold together, of `rows` that are best read at once.
+    """Returns how many of `rows`, which are best read at once, to read and hold together.
 
-    All rows, if they leave room for the next ones. Otherwise one of several equal parts, two of which fit.
+    These are all rows if they leave room for the next rows; else one of several equal parts, two of which fit.
     """
     nbytes = rows * row_bytes
     if nbytes <= _WHOLE * limit_bytes:

@@ -1,7 +1,7 @@
-"""Owns the proof of a run: it compares the rows of its line of history with the selected rows or the plan; never reads
-a record, and never opens a dataset.
+"""Owns the proof of a run, which compares the rows in the run's line of history with the selected rows or the plan;
+never reads a record, and never opens a dataset.
 
-It proves which rows were handed out, not in which step, nor with which bytes.
+A proof shows which rows were handed out. It does not show in which step, or with which bytes.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from raylance.planning.plan import Plan
 
 _BLOCK_ROWS = 1 << 20
 _CHEAPER = 50  # a row of the selection takes 0.02 µs, one of the plan 1 µs
-_NAMED = 3  # gaps that a text names
+_NAMED = 3  # most gaps that a text names
 _NOT_COMPARED = "were counted, not compared with the selection"
 
 Status = Literal["proven", "fault", "unproven", "counted"]
@@ -34,14 +34,14 @@ class EpochProof:
     Attributes:
         epoch: The epoch, or the first one.
         epochs: Number of epochs.
-        end: Position after the last row that is known to be handed out.
-        rows: Rows that all ranks together were handed in each epoch, without padding.
-        padding: Rows that were handed out only to fill the last step.
-        left_out: Rows of the plan after `end`. The plan leaves them out, or they are still to come. The number comes
-            from the plan; records do not prove it. 0 if it was not computed.
-        status: "proven"; "fault" if other rows came than planned; "unproven" if the records do not cover all
-            positions, are in doubt, or show that rows came again; "counted" if the rows were not compared, because
-            there is nothing to compare them with or it would take too long.
+        end: Position after the last row that was handed out, as far as is known.
+        rows: Number of rows that all ranks together were handed in each epoch, without padding.
+        padding: Number of rows that were handed out only to fill the last step.
+        left_out: Number of rows of the plan after `end`. The plan leaves them out, or they are still to come. The
+            number comes from the plan; records do not prove it. 0 if it was not computed.
+        status: "proven"; "fault" if other rows were handed out than planned; "unproven" if the records do not cover all
+            positions, are in doubt, or show that rows were handed out again; "counted" if the rows were not compared,
+            because there is nothing to compare them with or it would take too long.
         text: The result in words.
     """
 
@@ -63,7 +63,7 @@ class Selected(Protocol):
         """Number of selected rows."""
 
     def offsets(self, selected: Int64Array) -> Int64Array:
-        """Converts rows of the selection into row offsets as batches carry them."""
+        """Converts rows of the selection into row offsets, which batches carry."""
 
 
 class _TooManyError(Exception):
@@ -76,8 +76,8 @@ class Expected:
 
     Attributes:
         selection: The selected rows.
-        order: The order. None if it is not known; then only epochs in which every row of the plan was handed out, and
-            none is left out, are compared.
+        order: The order; None if it is not known. Then an epoch is compared only if its records reach as many positions
+            as there are selected rows.
         most_rows: How many more rows of the plan may be computed; 50 rows of the selection count as one. None for any
             number.
     """
@@ -94,7 +94,7 @@ class Expected:
         return self._sum(lambda rows: rows, 0, self.selection.rows)
 
     def planned(self, order: Resolved, epoch: int, low: int, high: int) -> Digest:
-        """The digest of an order's rows at positions [low, high) of an epoch."""
+        """Returns the digest of an order's rows at positions [low, high) of an epoch."""
         key, asked = (epoch, low, high), order.epoch(epoch)
         if key not in self._known:
             self._spend(max(0, high - low))
@@ -116,10 +116,10 @@ class Expected:
 
 
 def prove(lines: Sequence[EpochLine], expected_of: Callable[[str], Expected | str]) -> list[EpochProof]:
-    """Compares a line of history with the selection or, if rows repeat, with the plan.
+    """Compares each epoch of a line of history with the selection or, if rows repeat, with the plan.
 
-    If only some epochs may be computed, these are the last ones. `expected_of` returns the rows that the epochs of a
-    plan are compared with, or the reason why they are only counted.
+    If `Expected.most_rows` allows only some epochs, the last ones are compared. `expected_of` returns the rows that the
+    epochs of a plan are compared with, or the reason why they are only counted.
     """
     proofs: list[EpochProof] = []
     for line in reversed(lines):
@@ -158,7 +158,7 @@ def _prove(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> Epo
 
 
 def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tuple[Status, int, str]:
-    """Status of one epoch, rows that are left out, and text. Ignores a last gap and `besides`."""
+    """Returns the status, left-out rows and text of one epoch. Ignores a gap at the end, and rows that came again."""
     rows = _rows(line)
     if line.doubt:
         return "unproven", 0, f"{rows} are known; the epoch is not proven: {line.doubt}"
@@ -195,9 +195,9 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
 
 
 def _differs(line: EpochLine, expected: Expected, left_out: int) -> bool:
-    """Whether other rows were handed out than planned. An order that draws rows is compared with its plan. Any other
-    order is compared with the selection, less the rows that the plan leaves out, or with its plan, if that needs fewer
-    rows.
+    """Whether other rows were handed out than planned. If the order draws rows, they are compared with the plan.
+    Otherwise they are compared with the selection, without the rows that the plan leaves out; or with the plan, if that
+    needs fewer rows.
     """
     order, handed = expected.order, line.digest
     if order is None:
@@ -223,7 +223,7 @@ def _words_of_gaps(line: EpochLine) -> str:
 
 
 def check_permutation(plan: Plan, selection: Selected, epoch: int, end: int, handed: Digest) -> None:
-    """Compares an epoch of a custom order, handed out to rank 0 of 1 up to the position `end`, with the selection.
+    """Compares an epoch of a custom order, which rank 0 of 1 was handed up to position `end`, with the selection.
 
     Raises:
         CoverageError: If some rows came twice and others never.

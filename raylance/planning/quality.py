@@ -25,8 +25,8 @@ Classes = tuple[str, Callable[[Int64Array], Int64Array], Floats]  # kind; select
 _BLOCKS = (10, 100)  # pseudo-classes: few large ones, and many small ones
 _CLOSE = 1000  # rows are close if they lie within a thousandth of the selection
 _PAIRED_ROWS = 1 << 14  # positions compared between two epochs
-_COMPARED_STEPS = 128  # sampled for each window
-_NOTHING = 1e-12  # zero, after rounding
+_COMPARED_STEPS = 128  # most steps that are sampled for each window
+_NOTHING = 1e-12  # values up to this are zero, apart from rounding
 _TITLES = {
     "distance": "neighbour distance, rows",
     "nearest": "nearest row of the batch, rows",
@@ -40,8 +40,8 @@ class Measure:
     """A mean over the sampled steps.
 
     Attributes:
-        value: The mean of the order; NaN if steps have too few rows.
-        ideal: The mean of a row shuffle.
+        value: The mean for the order; NaN if steps have too few rows.
+        ideal: The mean for a row shuffle.
     """
 
     value: float
@@ -49,7 +49,7 @@ class Measure:
 
     @property
     def ratio(self) -> float:
-        """Value relative to the ideal; 1 for a row shuffle, or if both are zero."""
+        """The value divided by the ideal; 1 for a row shuffle, or if both are zero."""
         if self.ideal <= _NOTHING:
             return float("inf") if self.value > _NOTHING else 1.0
         return self.value / self.ideal
@@ -114,7 +114,7 @@ class ShuffleQuality:
 
 
 def order_in_words(order: Resolved) -> str:
-    """The name and the settings of an order, without the components of a mixture."""
+    """Returns the name and the settings of an order, without the components of a mixture."""
     settings = {key: value for key, value in order.params().items() if not isinstance(value, Mapping) and key != "name"}
     return f"{order.name} ({', '.join(f'{key}={value}' for key, value in settings.items())})"
 
@@ -132,7 +132,7 @@ def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_s
         sample_steps: Most steps to sample in each epoch.
 
     Raises:
-        ConfigError: If there is not one label for each selected row, or there is nothing to sample.
+        ConfigError: If there is not one label for each selected row, or if `epochs` or `sample_steps` is less than 1.
     """
     if epochs < 1 or sample_steps < 1:
         raise ConfigError(
@@ -158,7 +158,7 @@ def compare_windows(plan: Plan, labels: Labels = None) -> dict[int, dict[int, fl
 
     Args:
         plan: The plan of a `WindowShuffle`. Other orders have no windows to compare.
-        labels: As `shuffle_quality` takes them.
+        labels: See `shuffle_quality`.
 
     Returns:
         Ratios by `window_shards`, then by `lanes`.
@@ -204,8 +204,8 @@ def _steps(plan: Plan) -> int:
 
 
 def _sample_starts(plan: Plan, sample_steps: int) -> list[int]:
-    """Positions at which the sampled steps begin: one random step in each of equal parts of the epoch. Steps at equal
-    distances could always meet the same place of an order that repeats a pattern.
+    """Returns the positions of the sampled steps: one random step in each of equal parts of the epoch. Steps at
+    equal distances could always meet the same place of an order that repeats a pattern.
     """
     count = min(sample_steps, _steps(plan))
     edges = np.arange(count + 1) * _steps(plan) // count
@@ -215,13 +215,13 @@ def _sample_starts(plan: Plan, sample_steps: int) -> list[int]:
 
 
 def _observe(plan: Plan, epochs: int, starts: list[int], classings: list[Classes]) -> Floats:
-    """Means of distance, nearest, spread, close pairs, and the divergence for each kind of classes."""
+    """Returns the means of distance, nearest, spread, close pairs, and the divergence for each kind of classes."""
     steps = [_observe_step(plan, epoch, at, classings) for epoch in range(epochs) for at in starts]
     return np.asarray(np.mean(steps, axis=0))
 
 
 def _ideal(plan: Plan, epochs: int, starts: list[int], classings: list[Classes]) -> Floats:
-    """The expected result of `_observe` for a row shuffle, by formulas if there are any."""
+    """Returns the expected result of `_observe` for a row shuffle; measures with a formula are computed by it."""
     # With the same seed, a row shuffle would be compared with itself.
     seed, n = derive_key(plan.order.seed, "quality", "ideal"), plan.rows
     order = RowShuffle().resolve(Facts(rows=n, seed=seed))
@@ -249,7 +249,7 @@ def _observe_step(plan: Plan, epoch: int, start: int, classings: list[Classes]) 
 
 
 def _divergence(classes: Int64Array, shares: Floats) -> float:
-    """Jensen-Shannon divergence in bits; O(rows), because a class that is not in the batch only adds its share."""
+    """Returns the Jensen-Shannon divergence in bits; O(rows), because a class not in the batch only adds its share."""
     found, counts = np.unique(classes, return_counts=True)
     here, there = counts / len(classes), shares[found]
     middle = (here + there) / 2
@@ -258,7 +258,7 @@ def _divergence(classes: Int64Array, shares: Floats) -> float:
 
 
 def _correlation(plan: Plan, epoch: int) -> float:
-    """Rank correlation of the rows at the same positions of two epochs. Rows are their own ranks."""
+    """Returns the rank correlation of the rows at the same positions of two epochs. Rows are their own ranks."""
     count = min(plan.epoch_rows, _PAIRED_ROWS)
     if count < 2:
         return float("nan")

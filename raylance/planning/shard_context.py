@@ -95,7 +95,7 @@ class ShardContext:
         return self.world_size // self.dp_size if self.replica_ranks is None else self.replica_ranks
 
     def with_share(self, dp_rank: int, dp_size: int, *, is_elastic: bool) -> "ShardContext":
-        """The same rank with another share.
+        """Returns a context of the same rank with another share.
 
         Raises:
             ConfigError: If the rank is not less than the size, or if the size does not divide the world and the world
@@ -105,7 +105,7 @@ class ShardContext:
         return dataclasses.replace(self, data_parallel=(dp_rank, dp_size), replica_ranks=ranks)
 
     def to_dict(self) -> dict[str, int]:
-        """Its numbers, for records."""
+        """Returns the ranks and sizes, for records."""
         return {name: getattr(self, name) for name in ("rank", "world_size", "dp_rank", "dp_size")}
 
     @property
@@ -114,16 +114,16 @@ class ShardContext:
         return None if self.assignment is None else self.assignment.name
 
     def __str__(self) -> str:
-        """For example "rank 1 of 4", or "rank 1 of 4, data-parallel rank 0 of 2"."""
+        """Returns, for example, "rank 1 of 4", or "rank 1 of 4, data-parallel rank 0 of 2"."""
         peers = "" if self.data_parallel is None else f", data-parallel rank {self.dp_rank} of {self.dp_size}"
         return f"rank {self.rank} of {self.world_size}{peers}"
 
 
 def take_function(arguments: dict[str, Any]) -> Callable[[int, int], Any] | None:
-    """Takes the argument `data_parallel` of 0.10 out of further arguments, with a warning.
+    """Removes `data_parallel`, an argument of raylance 0.10, and returns it with a warning; None if it is missing.
 
     Raises:
-        ConfigError: If it is not a function.
+        ConfigError: If `data_parallel` is not a function.
     """
     function = arguments.pop("data_parallel", None)
     if function is None:
@@ -143,13 +143,13 @@ def take_function(arguments: dict[str, Any]) -> Callable[[int, int], Any] | None
 def arrange_replicas(
     ranks_per_replica: int, world_size: int, function: Callable[[int, int], Any] | None = None
 ) -> list[RankAndSize | None]:
-    """Data-parallel rank and size of each rank of a world in which `ranks_per_replica` contiguous ranks are peers: the
-    ranks of one replica of the model under tensor, pipeline or context parallelism. None if every rank gets rows of its
-    own.
+    """Returns the data-parallel rank and size of each rank, or None for each if every rank gets rows of its own. Groups
+    of `ranks_per_replica` contiguous ranks are peers: the ranks of one replica of the model under tensor, pipeline or
+    context parallelism.
 
     Raises:
         ConfigError: If `ranks_per_replica` is not a positive integer, or does not divide the world size; if a
-            `function` of `take_function` is given beside it, fails, or gives pairs that `check_pairs` refuses.
+            `function` of `take_function` is given as well, fails, or returns pairs that `check_pairs` refuses.
     """
     peers = check_integer("ranks_per_replica", ranks_per_replica, 1)
     if function is not None:
@@ -183,8 +183,8 @@ def check_pairs(given: Sequence[Any], source: str) -> list[RankAndSize]:
     """Checks the data-parallel rank and size of each rank of a world. Errors name their `source`.
 
     Raises:
-        ConfigError: If they are not pairs of integers, if ranks disagree on the size, if a rank lies outside of it, or
-            if data-parallel ranks have different numbers of ranks.
+        ConfigError: If they are not pairs of integers, if ranks have different sizes, if a data-parallel rank is not
+            less than the size, or if data-parallel ranks have different numbers of ranks.
     """
     pairs = [_as_pair(pair, f"{source} gave rank {rank} of {len(given)} {pair!r}") for rank, pair in enumerate(given)]
     sizes: dict[int, list[int]] = {}
@@ -215,7 +215,7 @@ def check_pairs(given: Sequence[Any], source: str) -> list[RankAndSize]:
 
 
 def _as_pair(given: Any, what: str) -> RankAndSize:
-    """Converts a pair of integers; NumPy's are allowed."""
+    """Converts a pair of integers, which may be NumPy's."""
     with contextlib.suppress(TypeError, ValueError):
         rank, size = map(operator.index, given)
         return rank, size
@@ -225,6 +225,6 @@ def _as_pair(given: Any, what: str) -> RankAndSize:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Ranks in words for errors, such as "rank 3" or "ranks 0, 1"."""
+    """Returns ranks in words for errors, such as "rank 3" or "ranks 0, 1"."""
     shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

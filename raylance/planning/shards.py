@@ -1,7 +1,7 @@
 """Owns the list of complete shards in a checkpoint, and writes and reads it; never changes a position.
 
-A list holds ranges of places in the epoch's sequence of shards, in which lanes lie one after the other. So there are
-few ranges, at the same cost for any number of rows. Seed and epoch determine the IDs of the shards at these places.
+A list holds ranges of places in the epoch's sequence of shards. All shards of a lane are next to each other in it. So
+there are few ranges, and the number of rows has no effect. Seed and epoch determine the ID of the shard at each place.
 """
 
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ from raylance.orders.order import Epoch
 from raylance.orders.permutation import BoolArray
 
 NO_SHARDS: dict[str, Any] = {"shards": 0, "complete": 0, "places": []}
-"""The list of an order that repeats rows: it has no shards."""
+"""The list for an order that repeats rows, because this order has no shards."""
 
 _MOST_RANGES = 1024  # 46 kB of JSON
 _WHY = "shards complete in no sequence, most of them at the end of an epoch, or in more places than a checkpoint holds"
 
 
 def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
-    """Lists the shards whose rows lie wholly in [0, position).
+    """Lists the shards whose rows all lie in [0, position); `Epoch.completed_places` says when some are missing.
 
     Returns {"shards": n, "complete": k, "places": [[first, end], …]}, half-open and ascending; or {"shards": n,
-    "on_request": why} if only `RankLoader.completed_shards` can find them.
+    "on_request": why} if only `RankLoader.completed_shards` can find the shards.
     """
     shards = epoch.order.shard_count
     if not shards:
@@ -36,7 +36,7 @@ def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
 
 
 def read_shards(listed: Mapping[str, Any], epoch: Epoch) -> BoolArray | None:
-    """Reads a list of `list_shards`. Returns bools by shard ID, shape (shards,); None for a list "on_request".
+    """Reads a list of `list_shards`: bools by shard ID, shape (shards,); None if it is empty or "on_request".
 
     Raises:
         StateError: If the list is damaged.

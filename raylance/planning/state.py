@@ -1,8 +1,8 @@
 """Owns the state of a loader in a checkpoint, and its comparison with the state of another loader; never touches
 tensors.
 
-A state is JSON, the same on every rank. Its position is two integers, (epoch, position). The other fields give them a
-meaning: which rows, in which order and, for information, how batches were made of them.
+A state is JSON, the same on every rank. Its position is two integers, (epoch, position). The other fields say what they
+refer to: which rows, in which order and, for information, how batches were made of the rows.
 """
 
 import dataclasses
@@ -26,16 +26,16 @@ _MUST_MATCH = ("uri", "branch", "version", "identity", "filter", "split", "rows"
 _SHOULD_MATCH = ("columns", "decode", "transform", "codecs")
 _OLDEST_FORMAT = 4  # of raylance 0.8 and 0.9
 _OLD_NAMES = {"world_size": "dp_size"}  # fields of the oldest format, and their present names
-_MOST = 2**63 - 1  # of a count: keys, positions and tensors have 64 bits
+_MOST = 2**63 - 1  # the largest count: keys, positions and tensors have 64 bits
 _MOST_BYTES = 64 << 20  # the state of a mixture of thousands of datasets needs a tenth of it
 
 _OMITTED = "raylance.omit_default"
 OMIT_DEFAULT = {_OMITTED: True}
-"""Metadata of a field that a later version added to a setting. `describe` leaves its default out, as in earlier
-versions.
+"""Metadata of a field that a later version of raylance added to a setting. If it has its default, `describe` leaves it
+out, so that the description is equal to that of earlier versions.
 """
 
-_OMITTED_IF_ALL = ".epoch_rows"  # of a mixture's component: left out if its epoch has all rows of its selection
+_OMITTED_IF_ALL = ".epoch_rows"  # of a component: left out if its epoch has all its selected rows
 
 _IDENTITY = (
     "uri", "version", "branch", "filter", "split", "rows", "fingerprint", "identity", "order", "seed", "columns",
@@ -50,7 +50,7 @@ class State:
     Attributes:
         uri: Path or URI of the dataset. In a mixture, `uri`, `branch`, `version`, `identity`, `filter` and `split` are
             dicts by component.
-        branch: Branch in which the version is counted; None for the one that `uri` opens.
+        branch: Branch in which the version is counted; None for the branch that `uri` opens.
         identity: Hash of the version's files. Another dataset in the same place has another identity.
         split: The `repr` of the split, or None.
         rows: Number of selected rows.
@@ -98,26 +98,26 @@ class State:
     checksum: str = dataclasses.field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able values, copied."""
+        """Returns the state as JSON-able values, which are copies."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         copied: dict[str, Any] = json.loads(json.dumps(fields))  # takes a tenth of the time of `dataclasses.asdict`
         return {"format": FORMAT, **copied, "checksum": self.order_checksum()}
 
     def order_checksum(self) -> str:
-        """Computes the right `checksum`."""
+        """Returns the checksum of the present `order` and `window_bytes`."""
         encoded = json.dumps([self.order, self.window_bytes], sort_keys=True).encode()
         return hashlib.sha256(encoded).hexdigest()[:16]
 
 
 def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a state, as `State.to_dict` returns it, that name the rows, their order and their decoding; empty
+    """Returns the fields of a state (of `State.to_dict`) that identify the rows, their order and their decoding. Empty
     fields are left out.
     """
     return {name: state[name] for name in _IDENTITY if state.get(name) not in (None, "", [], {})}
 
 
 def subject_of(state: Mapping[str, Any]) -> str:
-    """Names the data of a state, regardless of the version. Loaders that differ in it have no rows in common."""
+    """Returns a key of the data that a state refers to: the dataset, branch, filter and split, not the version."""
     return json.dumps([state.get(name) for name in ("uri", "branch", "filter", "split")], sort_keys=True)
 
 
@@ -159,7 +159,7 @@ def parse_state(saved: Mapping[str, Any]) -> State:
 
 
 def damaged(what: str) -> StateError:
-    """The error for a state that no loader wrote."""
+    """Returns the error for a state that no loader wrote."""
     return StateError(f"the state is damaged: {what}. Its position may mean other rows. Use an earlier checkpoint.")
 
 
@@ -211,13 +211,13 @@ def check_state(saved: State, current: State) -> None:
 
 
 def _compare(saved: State, current: State, names: tuple[str, ...]) -> str:
-    """The fields that differ, a line for each, with both values side by side."""
+    """Returns a line for each field that differs, with both values side by side; "" if none differs."""
     found = [other for name in names for other in _differences(name, getattr(saved, name), getattr(current, name))]
     return "\n".join(f"  {name}: saved {old!r}, now {new!r}" for name, old, new in found)
 
 
 def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, Any]]:
-    """Differing values by dotted name, dicts compared key by key; "auto" agrees with every number."""
+    """Returns differing values by dotted name. Dicts are compared key by key; "auto" agrees with every number."""
     if isinstance(saved, Mapping) and isinstance(current, Mapping):
         # The components of a mixture are numbered, so the order of their names counts.
         if name == "order.components" and sorted(saved) == sorted(current) and list(saved) != list(current):
@@ -239,7 +239,7 @@ def _is_count(value: Any, least: int) -> TypeGuard[int]:
 
 
 def describe(value: Any) -> Any:
-    """Describes a setting by JSON-able values, equal in every process: functions by name, never by address."""
+    """Describes a setting by JSON-able values that are equal in every process: functions by name, never by address."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
             field.name: describe(found)

@@ -13,13 +13,13 @@ from raylance.orders.mixture import MixOrder
 from raylance.planning.plan import Plan, portion_rows
 from raylance.planning.quality import Labels, ShuffleQuality, compare_windows, order_in_words, shuffle_quality
 
-_RANKS = 16  # at most, that a legend names
+_RANKS = 16  # most ranks that a legend names
 
 
 def summarise(
     plan: Plan, row_bytes: float, reads: str, max_window_bytes: int = sys.maxsize, measure: str = "as given"
 ) -> "PlanSummary":
-    """Summarises an epoch of a plan. See `PlanSummary` for the arguments."""
+    """Summarises an epoch of a plan. `PlanSummary` explains the arguments."""
     chunk, last = plan.chunk_at(0, 0), plan.dp_size - 1  # no rank has more rows than the last one
     rows = plan.chunk_size(chunk, last) if chunk is not None else 0
     window_bytes = int(portion_rows(rows, row_bytes, max_window_bytes) * row_bytes)
@@ -40,7 +40,7 @@ def summarise(
 
 
 def _sources(plan: Plan, end: int) -> "dict[str, SourceRows]":
-    """The rows of each dataset of a mixture in an epoch, up to a position."""
+    """Returns the rows of each dataset of a mixture in an epoch, up to a position; no rows if it is not a mixture."""
     order = plan.order.settings
     if not isinstance(order, MixOrder):
         return {}
@@ -62,15 +62,15 @@ def _sources(plan: Plan, end: int) -> "dict[str, SourceRows]":
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRows:
-    """The rows of one dataset in an epoch of a mixture. The last three are None if its order draws rows.
+    """The rows of one dataset in an epoch of a mixture. The last three are None if the dataset's order draws rows.
 
     Attributes:
-        share: Its share of the positions, which follows from its weight.
-        rows: Number of rows of its selection.
-        delivered: Number of its rows in an epoch, repeated ones included.
-        used: Number of its different rows in an epoch.
-        left_out: Number of its rows that do not come.
-        repeated: Number of its rows that come again.
+        share: The dataset's share of the positions, which follows from its weight.
+        rows: Number of selected rows.
+        delivered: Number of rows that are delivered, repeated rows included.
+        used: Number of different rows that are delivered.
+        left_out: Number of selected rows that are not delivered.
+        repeated: Number of delivered rows that are repeats.
     """
 
     share: float
@@ -83,7 +83,7 @@ class SourceRows:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
-    """An epoch in numbers.
+    """Numbers of one epoch, which a notebook prints.
 
     Attributes:
         plan: The plan.
@@ -186,7 +186,7 @@ class PlanSummary:
         return f"{plan.rows:,} rows in {counted(self.shards, 'shard')} of {settings.shard_rows}"
 
     def _table(self) -> list[str]:
-        """Headings and a line for each dataset of a mixture."""
+        """Returns headings and a line for each dataset of a mixture; no line if it is not a mixture."""
         if not self.sources:
             return []
         lines = [("dataset", "share", "rows", "used", "left out", "repeated")]
@@ -206,5 +206,5 @@ class PlanSummary:
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things, with a plural s if needed."""
+    """Returns a number of things in words, with a plural s if needed."""
     return f"{number:,} {what}{'s' * (number != 1)}"

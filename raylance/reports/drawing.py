@@ -25,21 +25,21 @@ COLORS = {
 """The colours of the parts of a rank's time in all pictures; causes of waiting have strong colours."""
 
 _SPARE = ("#b8407f", "#2a9d9d", "#7a5230", "#5b6bd6")
-"""Colours of parts that have none of their own, one after the other."""
+"""Colours of parts that are not in `COLORS`, used in turn."""
 
 _MARKS = {"report": ("v", "#333333"), "fault": ("X", "#c8102e"), "error": ("X", "#c8102e"), "resume": (">", "#333333")}
 _WIDTH = 9.6  # inches, of all pictures
-_MOST_LABELS = 24  # up to as many ranks, each is named
+_MOST_LABELS = 24  # if there are more ranks, only every eighth is named
 
 
 def color_of(part: str) -> str:
-    """The colour of one of `PARTS` in all pictures."""
+    """Returns the colour of one of `PARTS` in all pictures."""
     others = [each for each in PARTS if each not in COLORS]
     return COLORS[part] if part in COLORS else _SPARE[others.index(part) % len(_SPARE)]
 
 
 def picture(figure: Any, text: str, *, is_cloud: bool = False) -> str:
-    """A figure as an image of a page, with `text` as its alternative. A cloud of points is PNG."""
+    """Returns a figure as HTML, with `text` as its alternative text. A cloud of points becomes a PNG, others an SVG."""
     matplotlib, kind = of_report_extra("matplotlib"), "png" if is_cloud else "svg"
     sink = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "raylance"}):
@@ -49,7 +49,7 @@ def picture(figure: Any, text: str, *, is_cloud: bool = False) -> str:
 
 
 def draw_shares(seconds: Mapping[str, float]) -> str:
-    """One bar with the time of all ranks by `PARTS`."""
+    """Draws one bar: the time of all ranks by `PARTS`."""
     figure, axes = _figure(1.15)
     total, left = max(1e-9, sum(seconds.values())), 0.0
     for part, spent_s in seconds.items():
@@ -66,8 +66,8 @@ def draw_shares(seconds: Mapping[str, float]) -> str:
 
 
 def draw_timeline(found: Timeline, events: Sequence[tuple[float, int, str]], ranks: Sequence[int]) -> str:
-    """One strip for each of these ranks, the first on top, with its time by `PARTS`; and events: the time in seconds
-    since 1970, the rank and the kind.
+    """Draws one strip for each of these ranks, the first on top: its time by `PARTS`. Marks the events, each given by
+    its time in seconds since 1970, its rank and its kind.
     """
     figure, axes = _figure(1.3 + 0.42 * len(ranks))
     for row, rank in enumerate(ranks):
@@ -77,7 +77,7 @@ def draw_timeline(found: Timeline, events: Sequence[tuple[float, int, str]], ran
             above = below - 0.8 * np.append(share, share[-1])
             axes.fill_between(found.edges, below, above, step="post", color=color_of(part), linewidth=0)
             below = above
-    for kind, (marker, color) in _MARKS.items():  # all of a kind in one call: a long run reports thousands of times
+    for kind, (marker, color) in _MARKS.items():  # one call for all events of a kind: a long run has thousands
         shown = [
             (found.run_s(when), ranks.index(rank) - 0.5) for when, rank, of in events if of == kind and rank in ranks
         ]
@@ -92,7 +92,7 @@ def draw_timeline(found: Timeline, events: Sequence[tuple[float, int, str]], ran
 
 
 def draw_rate(found: Timeline) -> str:
-    """Rows a second over time."""
+    """Draws rows a second over time."""
     figure, axes = _figure(1.9)
     middles = (found.edges[:-1] + found.edges[1:]) / 2
     axes.fill_between(middles, found.rate, step="mid", color="#3f9b6c", alpha=0.25, linewidth=0)
@@ -103,7 +103,7 @@ def draw_rate(found: Timeline) -> str:
 
 
 def draw_rates(rates: Mapping[str, float], limit: str) -> str:
-    """Bars of the delivered rate, and of the rate of each part alone."""
+    """Draws bars of the delivered rate, and of the rate of each part alone."""
     known = {name: rate for name, rate in rates.items() if rate < 1e7}
     figure, axes = _figure(0.7 + 0.34 * len(rates))
     most = max(known.values(), default=1.0)
@@ -121,7 +121,7 @@ def draw_rates(rates: Mapping[str, float], limit: str) -> str:
 
 
 def draw_helpers(found: Timeline, records: Sequence[LoaderRecord]) -> str:
-    """Decoders (or shard actors, if these decode) and memory of all ranks over time, with their limits."""
+    """Draws decoders (or shard actors, if these decode) and memory of all ranks over time, with limits."""
     figure, all_axes = _figure(2.2, columns=2)
     helpers, memory = all_axes
     middles, times = (found.edges[:-1] + found.edges[1:]) / 2, (found.times[:-1] + found.times[1:]) / 2
@@ -153,7 +153,7 @@ def draw_helpers(found: Timeline, records: Sequence[LoaderRecord]) -> str:
 
 
 def draw_metrics(reports: Sequence[tuple[float, Mapping[str, float]]]) -> str:
-    """A small plot of each number that was reported more than once; "" if there is none."""
+    """Draws a small plot of each of the first four numbers that were reported more than once; "" if there is none."""
     names = dict.fromkeys(name for _, metrics in reports for name in metrics if name not in ("epoch", "epochs", "step"))
     series = {name: [(at, metrics[name]) for at, metrics in reports if name in metrics] for name in names}
     series = {name: points for name, points in series.items() if len(points) > 1}
@@ -169,7 +169,7 @@ def draw_metrics(reports: Sequence[tuple[float, Mapping[str, float]]]) -> str:
 
 
 def draw_plan(summary: Any) -> str:
-    """The rows of the first steps; see `PlanSummary.plot`."""
+    """Draws the rows of the first steps; see `PlanSummary.plot`."""
     figure, axes = _figure(3.2)
     summary.plot(axes=axes)
     axes.set_title("")
@@ -177,10 +177,10 @@ def draw_plan(summary: Any) -> str:
 
 
 def of_report_extra(module: str) -> Any:
-    """A module that `raylance[report]` installs.
+    """Imports a module that `raylance[report]` installs.
 
     Raises:
-        ConfigError: If it is not installed.
+        ConfigError: If the module cannot be imported.
     """
     try:
         return importlib.import_module(module)
@@ -191,7 +191,7 @@ def of_report_extra(module: str) -> Any:
 
 
 def _figure(height: float, columns: int = 1) -> Any:
-    """A figure of the page's width, and its axes."""
+    """Makes a figure of the page's width; returns the figure and its axes."""
     of_report_extra("matplotlib")
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=(_WIDTH, height), layout="constrained")
     all_axes = figure.subplots(1, columns)

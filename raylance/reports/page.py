@@ -1,4 +1,4 @@
-"""Owns the report of a run: one HTML file that needs no network; never records, and never judges by itself."""
+"""Owns the report of a run: one HTML file that needs no network; never records, and never judges a run by itself."""
 
 import base64
 import contextlib
@@ -30,11 +30,11 @@ from raylance.reports.timeline import Timeline, timeline
 from raylance.source.rows import TableRows
 from raylance.source.storage_options import StorageOptions
 
-_RANKS = 16  # at most, that are drawn
-_LINES = 100  # at most, of a table
-_BAD_ROWS = 24  # at most, that are shown
+_RANKS = 16  # most ranks that are drawn
+_LINES = 100  # most lines of a table
+_BAD_ROWS = 24  # most bad rows that are shown
 _SIDE = 96  # pixels of a thumbnail
-_QUALITY_STEPS = 64  # of the epoch that are sampled
+_QUALITY_STEPS = 64  # steps of the epoch that are sampled
 
 
 def report_run(
@@ -52,8 +52,8 @@ def report_run(
         path: The run's folder, <storage path>/<run name>, as a path or URI.
         out: Local path of the report; None for report.html in the run's folder.
         storage_filesystem: A file system of pyarrow, as for `ray.train.RunConfig`; `path` is then a path in it.
-        storage_options: Options of the dataset's storage. The dataset is opened again for its shuffle and its damaged
-            rows; if it cannot be opened, the report says so.
+        storage_options: Options of the dataset's storage. The dataset is opened again, to examine its shuffle and its
+            damaged rows; if it cannot be opened, the report says so.
 
     Returns:
         The path or URI of the report.
@@ -77,7 +77,7 @@ def report_run(
 
 
 def render(run: Run, first_rows: str = "", storage_options: StorageOptions | None = None) -> str:
-    """The report as HTML, with the HTML of the first rows."""
+    """Returns the report as HTML; `first_rows` is the HTML of the first rows."""
     template = _template()
     found, verdict, main = timeline(run), run.verdict(run.main), run.of(run.main)
     parts = run.ranks(run.main)
@@ -131,7 +131,7 @@ def render(run: Run, first_rows: str = "", storage_options: StorageOptions | Non
 
 
 def _template() -> Any:
-    """The template of the page. It marks values that are HTML with `safe`; all other values are escaped."""
+    """Returns the template of the page. It marks values that are HTML with `safe`; all other values are escaped."""
     jinja2 = drawing.of_report_extra("jinja2")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("raylance.reports", "."), autoescape=True, undefined=jinja2.StrictUndefined
@@ -148,7 +148,7 @@ def _describe_events(events: Sequence[tuple[float, LoaderRecord, Any]]) -> list[
 
 
 def _restarts(run: Run) -> list[tuple[str, str, str]]:
-    """The starts of the run that followed an abnormal end: the time, the start, and the row at which it continued."""
+    """Returns the starts that followed an abnormal end: the time, the start, and the row at which it continued."""
     by_start: dict[str, list[LoaderRecord]] = {}
     for record in run.of(run.main):
         by_start.setdefault(record.start or record.name, []).append(record)
@@ -177,22 +177,22 @@ def _errors(record: LoaderRecord) -> list[Any]:
 
 
 def _failed(run: Run, errors: Sequence[tuple[float, LoaderRecord, Any]]) -> str:
-    """The error that ended the last start; "" if there is none."""
+    """Returns the error that ended the last start; "" if there is none."""
     last = {id(record) for record in run.newest(run.main)}
     return next((str(what) for _, record, what in reversed(errors) if id(record) in last), "")
 
 
 def _spent(run: Run, verdict: Verdict) -> dict[str, float]:
-    """Seconds of all ranks by use, including seconds for the other datasets."""
+    """Returns the seconds of all ranks by use, including seconds for the other datasets."""
     others = [record for record in run.records if record.dataset != run.main]
     spent = sum(record.latest("wait_s") for record in others)
-    within = [record for record in others if record.dataset not in run.trained_on]  # in steps of the main one
+    within = [record for record in others if record.dataset not in run.trained_on]  # in steps of the main dataset
     spent += sum(record.latest("user_s") - record.latest("save_s") for record in within)
     return {**verdict.seconds, "other datasets": spent}
 
 
 def _describe_masked(run: Run) -> str:
-    """How often rows were masked, and how many different ones are known. Rows are decoded ahead of training."""
+    """Says how often rows were masked, and how many rows are named. Rows are decoded ahead of training."""
     times = int(sum(record.latest("masked_rows") for record in run.records))
     rows = {(record.dataset, *row[:2]) for record in run.records for row in record.bad_rows}
     ahead = ", some of what was decoded and not handed out yet" * (len(rows) > times)
@@ -238,12 +238,12 @@ def _dataset_row(name: str, parts: Sequence[RankFigures], verdict: Verdict) -> t
 
 
 def _longest(verdict: Verdict) -> str:
-    """The part that took most of the time."""
+    """Returns the part that took the most time."""
     return max(verdict.seconds, key=lambda part: verdict.seconds[part])
 
 
 def _starts_late(parts: Sequence[RankFigures], verdict: Verdict) -> bool:
-    """Whether most of a dataset's time goes to its start, and some rank prepared nothing."""
+    """Returns whether a dataset's start took the most time, and some rank did not prepare it."""
     return _longest(verdict) == "starting" and not all(part.facts.get("prepared") for part in parts)
 
 
@@ -262,7 +262,7 @@ def _rank_row(part: RankFigures) -> tuple[str, ...]:
 
 
 def _epochs(proof: RunProof) -> list[dict[str, Any]]:
-    """The proofs, epoch by epoch."""
+    """Returns the proofs of all epochs, as the template shows them."""
     return [
         {
             "dataset": each.dataset,
@@ -277,7 +277,7 @@ def _epochs(proof: RunProof) -> list[dict[str, Any]]:
 
 
 def _identity(record: LoaderRecord) -> list[tuple[str, Any]]:
-    """The data that was read, and the settings."""
+    """Returns names and values that describe the data that was read, and the settings."""
     facts = record.facts
     options = {name: value for name, value in facts["options"].items() if value is not None}
     return [
@@ -290,7 +290,7 @@ def _identity(record: LoaderRecord) -> list[tuple[str, Any]]:
 
 
 def _reopened(run: Run, storage_options: StorageOptions | None) -> dict[str, Any]:
-    """The parts of the page that need the dataset: the quality of its shuffle, and the remains of its damaged rows."""
+    """Returns the parts of the page that need the dataset: the quality of its shuffle, and its damaged rows."""
     record = run.of(run.main)[-1]
     rows = ((r.dataset, *row, tuple(r.facts.get("sources", ()))) for r in run.records for row in r.bad_rows)
     bad = list(dict.fromkeys(rows))[:_BAD_ROWS]
@@ -311,7 +311,7 @@ def _reopened(run: Run, storage_options: StorageOptions | None) -> dict[str, Any
         for of in {of for of, *_ in bad} - data.keys():
             data[of] = _open_again(run.of(of)[-1].facts, options)
         pictures = [_remains_of(data[of], row, column) for of, row, column, _, _ in bad]
-    except Exception as error:  # of a storage, or of a dataset that was moved: the rest of the page is still written
+    except Exception as error:  # a storage fails, or a dataset was moved: the rest of the page is still written
         why = (
             f"The dataset could not be opened for it ({(str(error).splitlines() or [repr(error)])[0]}). If only a "
             "setting is missing that no record holds (order=, pack=, storage_options=), raylance.audit.reopen(state, "
@@ -332,7 +332,7 @@ def _reopened(run: Run, storage_options: StorageOptions | None) -> dict[str, Any
 
 
 def _open_again(facts: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Opens the dataset of a record; refuses another one that lies in its place now, with other rows."""
+    """Opens the dataset of a record; refuses another dataset that now lies in its place, with other rows."""
     opened, saved = reopen(facts["state"], remainder=facts["remainder"], **options), facts["state"].get("identity")
     if saved is not None and (found := spec_of(opened).read.source.identity) != saved:
         raise DatasetError(f"it was rewritten since: its files were {saved}, and are {found} now")
@@ -350,7 +350,7 @@ def _describe_quality(ratio: float) -> str:
 
 
 def _remains_of(data: Any, offset: int, column: str) -> str:
-    """HTML of a damaged row: the part of the picture that decodes, else its first bytes."""
+    """Returns HTML of a damaged row: the part of the picture that can be decoded, else its first bytes."""
     source = spec_of(data).read.source
     if not isinstance(source, TableRows) or split_offsets(offset)[0] or column == TRANSFORM:
         return ""
@@ -363,7 +363,7 @@ def _remains_of(data: Any, offset: int, column: str) -> str:
             # Not LOAD_TRUNCATED_IMAGES: it is global, so loaders that decode in this process would accept damaged rows.
             with contextlib.suppress(Exception):  # any error of a codec on damaged bytes
                 image.load()
-            image.tile = []  # no more can be decoded
+            image.tile = []  # the rest cannot be decoded
             made = image.convert("RGB")
             made.thumbnail((_SIDE, _SIDE))
             made.save(sink := io.BytesIO(), "PNG")

@@ -1,4 +1,4 @@
-"""Owns the status of a run, as a line and as a table, from its records; never reads a file, and never prints."""
+"""Owns the status of a run, as a line and as a table, made from its records; never reads a file, and never prints."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from raylance.observe.figures import RankFigures, delivered_rate, saving_share
 from raylance.observe.wait_clock import WAITS
 from raylance.reports.reading import LoaderRecord, Run
 
-_RECENT_S = 15.0  # over which rates and shares of a running run are taken
-_STEPS = 3  # at least, also if they take longer
-_SAVES = 0.1  # of the time: less is not shown
-_PACE_S = 600.0  # over which the pace is taken
-_NOW_S = 3.0  # if a dataset moved within them, it is iterated now
-_SILENT_S = 60.0  # without a sample: the process is gone
+_RECENT_S = 15.0  # rates and shares of a running run are taken over this time
+_STEPS = 3  # but over at least this number of steps, even if they take longer
+_SAVES = 0.1  # of the time: less saving is not shown
+_PACE_S = 600.0  # the pace is taken over this time
+_NOW_S = 3.0  # a dataset that was iterated in this last time is iterated now
+_SILENT_S = 60.0  # after this time without a sample, the process is gone
 _CAUSES = {"making batches" if cause == "finishing" else cause: field for cause, field in WAITS.items()}
 
 
@@ -26,9 +26,9 @@ class Progress:
         rows: Number of rows of the epoch that were handed out, over all ranks.
         epoch_rows: Number of rows of an epoch.
         rate: Recent rows a second over all ranks, like "delivered" in `Verdict.rates`.
-        pace: Rows a second of the whole time, including saving and passes over other datasets; 0 if unknown.
+        pace: Rows a second by the clock in the last ten minutes, including saving and other datasets; 0 if unknown.
         waiting: Recent share of the trainers' time that they waited, in [0, 1].
-        cause: The main cause of their waiting.
+        cause: The main cause of the trainers' waiting.
         saving: Recent share of the time that went to `raylance.report`, in [0, 1]; `rate` leaves it out.
         beside: Progress of another dataset that is iterated now, such as for validation; else "".
     """
@@ -44,12 +44,12 @@ class Progress:
     beside: str = ""
 
     def left_s(self, epochs: int | None = None) -> float | None:
-        """Seconds to the end of the epoch, or of the run if `epochs` is given, at this pace; None if it is unknown."""
+        """Returns the seconds to the end of the epoch, or of `epochs` if given, at this pace; None if unknown."""
         left = self.epoch_rows * ((self.epoch + 1 if epochs is None else epochs) - self.epoch) - self.rows
         return max(0, left) / self.pace if self.pace else None
 
     def describe(self) -> str:
-        """Rate, waiting, saving, and another iterated dataset, in words."""
+        """Returns rate, waiting, saving, and another dataset that is iterated now, in words."""
         of = f" (for {self.cause})" if self.waiting >= 0.01 else ""
         saving = f", saving {self.saving:.0%} of the time" if self.saving >= _SAVES else ""
         rate = f"{self.rate:,.0f} rows/s, " if self.rate else ""  # one batch alone has no rate
@@ -57,7 +57,7 @@ class Progress:
 
 
 def progress(run: Run) -> Progress | None:
-    """The progress of the dataset that is trained on; None before its first batch."""
+    """Returns the progress of the dataset that is trained on; None before the first sample."""
     records = [record for record in run.newest(run.main) if len(record.series["time_s"])]
     if not records:
         return None
@@ -79,27 +79,27 @@ def progress(run: Run) -> Progress | None:
 
 
 def recent_s(record: LoaderRecord) -> float:
-    """Seconds over which its rates and shares are taken while it runs; long enough for some of its steps."""
+    """Returns the seconds over which to take a running loader's rates and shares: long enough for some of its steps."""
     begin = max(record.started, record.last - _PACE_S)
     steps = record.rank_figures(begin).figures["batches"]
     return max(_RECENT_S, _STEPS * (record.last - begin) / max(1.0, steps))
 
 
 def _recent(record: LoaderRecord) -> RankFigures:
-    """Its figures in its last seconds, or in the whole time if it had none then, because others were iterated."""
+    """Returns a loader's figures in its last seconds, or of all its time if it was idle then, as during validation."""
     part = record.rank_figures(record.last - recent_s(record))
     return part if part.figures["rows"] or part.figures["wait_s"] + part.trained_s > 1.0 else record.rank_figures()
 
 
 def _pace(record: LoaderRecord) -> float:
-    """Rows a second by the wall clock, since its first batch but over at most `_PACE_S`."""
+    """Returns the rows a second by the wall clock, since the first batch but over at most `_PACE_S`."""
     begin = max(record.started + record.latest("wait_start_s"), record.last - _PACE_S)
     rows = record.rank_figures(begin).figures["rows"]
     return rows / (record.last - begin) if record.last - begin > 1.0 else 0.0
 
 
 def _beside(run: Run) -> str:
-    """The progress of another dataset that the process of the first rank iterates now."""
+    """Returns the progress of another dataset that the process of the first rank iterates now."""
     main = run.newest(run.main)[0]
     for dataset in dict.fromkeys(record.dataset for record in run.records):
         record = run.newest(dataset)[0]
@@ -112,7 +112,7 @@ def _beside(run: Run) -> str:
 
 
 def events(run: Run) -> list[tuple[float, LoaderRecord, str, Any]]:
-    """All events, oldest first: time, record, kind and content."""
+    """Returns all events, oldest first: time, record, kind and content."""
     found = {}
     for record in run.records:  # if a loader was closed and continued, two records may hold an event
         for when, kind, what in record.events:
@@ -127,8 +127,8 @@ _HEADS = (
 
 
 def table(run: Run, now: float, most: int = 32) -> str:
-    """The status of all loaders of a run at a time in seconds since 1970, one line each. If there are more than `most`,
-    only those that wait most.
+    """Returns the status of all loaders of a run at a time in seconds since 1970, one line each. If there are more than
+    `most`, only the loaders that wait most.
     """
     datasets = dict.fromkeys(record.dataset for record in run.records)
     records = [record for dataset in datasets for record in run.newest(dataset) if len(record.series["time_s"])]
@@ -143,7 +143,7 @@ def table(run: Run, now: float, most: int = 32) -> str:
 
 
 def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
-    """The share of its time that it waited, and its cells."""
+    """Returns the share of its time that a loader waited, and the cells of its line."""
     part, (epoch, rows) = _recent(record), record.position
     recent = part.figures
     waiting = recent["wait_s"] / max(1e-9, recent["wait_s"] + part.trained_s)
@@ -169,7 +169,7 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
 
 
 def _decoders(record: LoaderRecord, now: Mapping[str, float]) -> tuple[str, str]:
-    """Decoders that run and that are wanted, and decoders at work; without decoders, the place that decodes."""
+    """Returns decoders that run and are wanted, and decoders at work; without decoders, the place that decodes."""
     if not record.has_decoders:
         is_on_device = record.latest("device_decode_s") > 0
         return "on device" if is_on_device else "in readers" if record.latest("decoded_rows") else "-", "-"
@@ -177,8 +177,8 @@ def _decoders(record: LoaderRecord, now: Mapping[str, float]) -> tuple[str, str]
 
 
 def has_ended(record: LoaderRecord, now: float) -> bool:
-    """Whether a loader was closed, or its process ended after an epoch, because a training function may return without
-    closing its loaders. A process that ended in mid-epoch was killed.
+    """Returns whether a loader was closed, or its process ended after an epoch, because a training function may return
+    without closing its loaders. A process that ended in mid-epoch was killed.
     """
     is_through = record.position[1] >= record.facts["limits"]["epoch_rows"]
     return bool(record.ended) or (is_through and _silent_s(record, now) >= _SILENT_S)
@@ -193,7 +193,7 @@ def _share(used: float, limit: float) -> str:
 
 
 def describe_report(what: dict[str, Any], names: Sequence[str] = ("epoch", "step")) -> str:
-    """A report to Ray Train in one line: epoch and step first, then the other numbers."""
+    """Describes a report to Ray Train in one line: epoch and step first, then the other numbers."""
     metrics = what["metrics"]
     where = ", ".join(f"{name} {metrics[name]:g}" for name in names if name in metrics)
     rest = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in names)

@@ -1,5 +1,5 @@
 """Owns the proof of a run from its records: it compares the rows that its ranks were handed with the rows that its
-dataset selects; never records, and never adds up digests, see `raylance.planning.history`.
+dataset selects; never records, and never adds up digests (`raylance.planning.history` does).
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ from raylance.source.storage_options import StorageOptions
 
 logger = logging.getLogger(__name__)
 
-_LINES = 3  # at most, of a verdict
-FEW_ROWS = 10**7  # of plans, computed at most if the proof is one part of more: ten seconds
+_LINES = 3  # most lines of a verdict
+FEW_ROWS = 10**7  # most rows of plans to compute if the proof is only part of the work: ten seconds
 _UNKNOWN_ROWS = "its records do not hold which rows were handed out: a raylance before 0.8 wrote them"
 _LACKING = "Records hold no storage_options=, pack=, order=, or new place of moved data (uri=): give them to prove_run."
 
@@ -46,7 +46,7 @@ class Proof:
     epochs: tuple[EpochProof, ...]
 
     def lines(self) -> list[str]:
-        """The proof in words, a line for each of `epochs`."""
+        """Returns the proof in words, a line for each of `epochs`."""
         return [f"{self.dataset}{self.who and f', {self.who}'}, {of_epochs(one)}: {one.text}" for one in self.epochs]
 
 
@@ -57,12 +57,12 @@ class RunProof:
 
     The ranks counted and hashed the rows that their training functions took, with each report and at each epoch's end.
     For each start, only the rows before the place at which the next start resumed count; the others were rolled back
-    and came again. New processes that loaded no state are a start too: their model is new, or was restored by other
-    means. All rows that one process was handed count, unless it loaded a state. After `set_epoch`, or through a second
-    loader, rows come more than once; such epochs are unproven.
+    and came again. New processes that loaded no state also count as a start: their model is new, or was restored by
+    other means. All rows that one process was handed count, unless it loaded a state. If `set_epoch` or a second loader
+    made rows come more than once, the epochs are unproven.
 
-    It proves which rows came, not in which step or with which bytes. Two different sets of rows have the same 64-bit
-    hash in one of 2**64 cases. Rows that the plan leaves out (remainder="drop") appear as planned.
+    It proves which rows came, but not their steps or bytes. Two different sets of rows have the same 64-bit hash in one
+    of 2**64 cases. Rows that the plan leaves out (remainder="drop") appear as planned.
 
     Attributes:
         datasets: The proofs, at least one for each dataset of the run.
@@ -161,8 +161,8 @@ def explain_run(
     *,
     storage_options: StorageOptions | None = None,
 ) -> Verdict:
-    """Says in words what limits a run, over all ranks and starts, and what to change; see `Verdict`. Also says whether
-    the run was trained on every selected row once; see `prove_run`, which also compares epochs that take long.
+    """Says in words which stage limits a run, over all ranks and starts, and what to change; see `Verdict`. Also says
+    whether the run was trained on every selected row once; `prove_run` also compares epochs for which this takes long.
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI.
@@ -178,13 +178,13 @@ def explain_run(
 
 
 def storage_argument(storage_options: StorageOptions | None) -> dict[str, Any]:
-    """The argument of `raylance.dataset`, if it was given; without it, a dataset is opened as its state says."""
+    """Returns the argument of `raylance.dataset`, {} if none was given: then a dataset is opened as its state says."""
     return {"storage_options": storage_options} if storage_options else {}
 
 
 def prove_records(run: Run, names: Sequence[str], *, most_rows: int | None = None, **changes: Any) -> RunProof:
-    """Proves some datasets of a run by its records; see `prove_run`. For each, at most `most_rows` rows of plans are
-    computed; the earliest epochs beyond that are only counted.
+    """Proves some datasets of a run by its records; see `prove_run`. For each dataset, at most `most_rows` rows of
+    plans are computed, the last epochs first; the other epochs are only counted.
     """
     proofs: list[Proof] = []
     notes: list[str] = []
@@ -201,14 +201,14 @@ def prove_records(run: Run, names: Sequence[str], *, most_rows: int | None = Non
 
 
 def of_epochs(one: EpochProof) -> str:
-    """Names the epochs, counted from 0."""
+    """Names the epochs of a proof; the first epoch is 0."""
     last = one.epoch + one.epochs - 1
     return f"epoch {one.epoch}" if one.epochs == 1 else f"each of epochs {one.epoch} to {last}"
 
 
 def _accounts(records: Sequence[LoaderRecord]) -> dict[str, list[Account]]:
-    """The accounts of the loaders: under "" if the ranks share the rows, under "rank <n>" if each rank sees the whole
-    dataset. Records with a damaged digest are left out.
+    """Returns the accounts of the loaders: under "" if the ranks share the rows, under "rank <n>" if each rank sees the
+    whole dataset. Records with a damaged digest are left out.
     """
     found: dict[str, list[Account]] = {}
     for record in records:
@@ -244,7 +244,7 @@ def _account(record: LoaderRecord) -> Account:
 
 
 def _plan_of(record: LoaderRecord) -> str:
-    """Names the plan that a record's rows are compared with; records with the same name have the same plan."""
+    """Names the plan that a record's rows are compared with; the same name means the same plan."""
     state = {
         name: value for name, value in identity_of(record.facts["state"]).items() if name not in ("decode", "codecs")
     }
@@ -252,8 +252,8 @@ def _plan_of(record: LoaderRecord) -> str:
 
 
 def _groups(run: Run) -> dict[str, list[LoaderRecord]]:
-    """The records of each dataset, by its label. Loaders made by hand get their names in the order in which they are
-    iterated, so another start may exchange the names. Therefore the data of the records decides, too.
+    """Returns the records of each dataset by its label. Loaders made by hand get their names in the order in which they
+    are iterated, so another start may exchange the names. Therefore the data of the records decides, too.
     """
     groups: dict[tuple[Any, ...], list[LoaderRecord]] = {}
     for record in run.records:
@@ -276,7 +276,7 @@ def _names(records: Sequence[LoaderRecord]) -> set[str]:
 
 
 def _joined(by_who: Mapping[str, list[EpochProof]]) -> dict[str, list[EpochProof]]:
-    """Lets ranks with the same proof share one line."""
+    """Joins the proofs of all ranks into one if they are the same."""
     if len(by_who) > 1 and all(epochs == next(iter(by_who.values())) for epochs in by_who.values()):
         return {f"each of {len(by_who)} ranks": next(iter(by_who.values()))}
     return dict(by_who)
@@ -291,19 +291,19 @@ class _Plans:
         self._known: dict[str, Expected | str] = {}
 
     def expected(self, plan: str) -> Expected | str:
-        """The rows that a plan's epochs are compared with, or the reason why they are unknown."""
+        """Returns the rows that a plan's epochs are compared with, or the reason why they are unknown."""
         if plan not in self._known:
             left = [one.most_rows for one in self._known.values() if isinstance(one, Expected) and one.most_rows]
-            most_rows = None if self._most_rows is None else min([self._most_rows, *left])  # for all plans together
+            most_rows = None if self._most_rows is None else min([self._most_rows, *left])  # one limit for all plans
             try:
                 self._known[plan] = _expected(self._records[plan], self._changes, most_rows)
-            except Exception as error:  # of a storage, or of a dataset that was moved: its rows are still counted
+            except Exception as error:  # a storage fails, or a dataset was moved: its rows are still counted
                 self._known[plan] = f"{' '.join(str(error).split(chr(10))[:2]) or repr(error)} {_LACKING}"
         return self._known[plan]
 
 
 def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | None) -> Expected:
-    """The rows that a dataset selects, and their order."""
+    """Returns the rows that a dataset selects, and their order."""
     state, remainder = record.facts["state"], record.facts["remainder"]
     has_order = True
     try:

@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float64]
 
-_MOST_BYTES = 64 << 20  # in a file; a record has some hundreds of kB
-_MOST_SAMPLES = 1 << 16  # in a record; a long run has some thousands
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # characters by which a text controls a terminal
+_MOST_BYTES = 64 << 20  # most bytes of a file; a record has some hundreds of kB
+_MOST_SAMPLES = 1 << 16  # most samples of a record; a long run has some thousands
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # characters that control a terminal
 _TAGS = ("div", "table", "tr", "th", "td")  # allowed in a table of the first rows
-_READS = 16  # files at once: a thousand ranks may lie in an object store
-_SIDE_BY_SIDE = 0.25  # of the time between batches: a dataset that shares less is not trained on with another
+_READS = 16  # files read at once: an object store may hold those of a thousand ranks
+_SIDE_BY_SIDE = 0.25  # of the time between batches: datasets that share less are not trained on together
 
 
 class Version(NamedTuple):
@@ -51,14 +51,14 @@ class LoaderRecord:
 
     Attributes:
         name: The file's name, without its extension.
-        facts: The loader, its run, its data, options and limits.
+        facts: The facts of the loader: its run, its data, options and limits.
         events: Events: seconds since 1970, kind, content.
-        bad_rows: The first masked rows: row offset (with a mixture's component), column, reason.
-        ended: When it was closed, in seconds since 1970; None if it is not closed, or its process was killed.
+        bad_rows: The first masked rows: row offset (with the component of a mixture), column, reason.
+        ended: When the loader was closed, in seconds since 1970; None if it is open, or its process was killed.
         series: By name, float64 (samples,): counters since the loader was made, and `time_s`, seconds since 1970.
         written_s: When its file was last written, by the clock of the storage.
-        digest: The rows that it handed out, by `Ledger.to_dict`; None in records of an older raylance.
-        shared_s: By dataset, seconds in which the two were iterated side by side; empty in records of an older
+        digest: The digest of the rows handed out, made by `Ledger.to_dict`; None in records of an older raylance.
+        shared_s: By another dataset: seconds in which both were iterated side by side; empty in records of an older
             raylance.
     """
 
@@ -74,12 +74,12 @@ class LoaderRecord:
 
     @property
     def dataset(self) -> str:
-        """The name of its dataset in the run."""
+        """The name of the loader's dataset in the run."""
         return str(self.facts["dataset"])
 
     @property
     def rank(self) -> int:
-        """Its rank."""
+        """The loader's rank."""
         return int(self.facts["rank"])
 
     @property
@@ -94,7 +94,7 @@ class LoaderRecord:
 
     @property
     def started(self) -> float:
-        """When it began, in seconds since 1970."""
+        """When the loader began, in seconds since 1970."""
         return float(self.facts["started"])
 
     @property
@@ -107,8 +107,8 @@ class LoaderRecord:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Epoch and position in it, in the last sample. The start of an epoch, except the first, is shown as the end of
-        the epoch before: its last step, with padding.
+        """Epoch and position in the last sample. The start of an epoch, except the first, is shown as the end of the
+        epoch before, with the padding of its last step.
         """
         epoch, position = int(self.latest("epoch")), int(self.latest("position"))
         return (epoch - 1, int(self.facts["limits"]["epoch_rows"])) if epoch and not position else (epoch, position)
@@ -120,12 +120,12 @@ class LoaderRecord:
 
     @property
     def last(self) -> float:
-        """When it was last sampled, in seconds since 1970."""
+        """When the loader was last sampled, in seconds since 1970."""
         times = self.series["time_s"]
         return float(times[-1]) if len(times) else self.started
 
     def at(self, name: str, times: "float | FloatArray") -> Any:
-        """A figure at some times: counters grow steadily from 0 at the start and between samples; others stay."""
+        """Returns a figure at some times: counters are interpolated, from 0 at the start; others keep their value."""
         known = self.series["time_s"]
         if not len(known):
             return np.zeros_like(times, dtype=np.float64)
@@ -135,12 +135,12 @@ class LoaderRecord:
         return np.interp(times, np.concatenate((begun, known)), np.concatenate((nothing, self.series[name])), left=0.0)
 
     def latest(self, name: str) -> float:
-        """A figure in the last sample."""
+        """Returns a figure in the last sample."""
         values = self.series[name]
         return float(values[-1]) if len(values) else 0.0
 
     def rank_figures(self, begin: float = -np.inf) -> RankFigures:
-        """The figures for verdicts: counts from a time on, and the last values of gauges."""
+        """Returns the figures for verdicts: counts from a time on, and the last values of gauges."""
         figures = {name: self.latest(name) for name in NUMBERS}
         if begin >= self.started:  # nothing was counted before the start
             figures |= {name: figures[name] - float(self.at(name, begin)) for name in figures.keys() - GAUGES}
@@ -171,13 +171,13 @@ class Run:
 
     @property
     def main(self) -> str:
-        """The dataset that is trained on; if several are iterated side by side, the one that is waited for most."""
+        """The dataset that is trained on; if several are iterated side by side, the one that trainers wait for most."""
         return self.trained_on[0]
 
     @cached_property
     def trained_on(self) -> list[str]:
         """The dataset between whose batches most time passes, and the datasets that are iterated side by side with it,
-        as by zip(). The dataset that is waited for most comes first.
+        as by zip(). The dataset that the trainers wait for most comes first.
         """
         spent: dict[str, float] = {}
         for record in self.records:
@@ -191,17 +191,17 @@ class Run:
         return sorted(waited, key=lambda name: -waited[name])
 
     def of(self, dataset: str) -> list[LoaderRecord]:
-        """The records of a dataset's loaders, later starts after earlier ones."""
+        """Returns the records of a dataset's loaders, later starts after earlier ones."""
         return [record for record in self.records if record.dataset == dataset]
 
     def newest(self, dataset: str) -> list[LoaderRecord]:
-        """The newest record of each rank of a dataset, for the ranks of the last world size; by rank."""
+        """Returns the newest record of each rank of a dataset, for the ranks of the last world size; by rank."""
         by_rank = {record.rank: record for record in self.of(dataset)}
         ranks = self.of(dataset)[-1].facts["world_size"]
         return [by_rank[rank] for rank in sorted(by_rank) if rank < ranks]
 
     def verdict(self, dataset: str, last_s: float | None = None) -> Verdict:
-        """The verdict on a dataset's ranks: over the last seconds of each, by its own clock, or over the whole run."""
+        """Judges a dataset's ranks: over the last seconds of each rank, by its own clock, or over the whole run."""
         trained_on = self.trained_on if dataset in self.trained_on else [dataset]
         if last_s is not None:
             latest = {name: [r.rank_figures(r.last - last_s) for r in self.newest(name)] for name in trained_on}
@@ -217,7 +217,7 @@ class Run:
         return dataclasses.replace(verdict, advice=(*verdict.advice, *filter(None, late_starts)))
 
     def ranks(self, dataset: str) -> list[RankFigures]:
-        """The figures of each rank of a dataset, over all starts; by rank."""
+        """Returns the figures of each rank of a dataset, over all starts; by rank."""
         by_rank: dict[int, RankFigures] = {}
         for record in self.of(dataset):
             found = record.rank_figures()
@@ -246,7 +246,7 @@ class RunFolder:
         self._known: dict[str, tuple[Version, LoaderRecord | None]] = {}
 
     def list(self) -> dict[str, Version]:
-        """The present files of records, with the version of each, which shows whether it has changed."""
+        """Returns the present record files, each with its version, which shows whether the file has changed."""
         found = self.filesystem.get_file_info(pa.fs.FileSelector(f"{self._folder}/{FOLDER}", allow_not_found=True))
         return {
             info.path: Version(written_s=(info.mtime_ns or 0) / 1e9, size=info.size)
@@ -255,7 +255,7 @@ class RunFolder:
         }
 
     def load(self, files: Mapping[str, Version]) -> Run:
-        """Reads the records of some files of `list`; damaged and missing files are left out."""
+        """Reads the records of some files of `list`; leaves out damaged and missing files."""
 
         def read(path: str) -> LoaderRecord | None:
             return _read(self.filesystem, path, files[path])
@@ -312,8 +312,8 @@ def read_run(path: str | os.PathLike[str], storage_filesystem: Any = None) -> Ru
 
 
 def _read(filesystem: Any, path: str, version: Version) -> LoaderRecord | None:
-    """Reads a record. None if another raylance wrote it, if it was moved away meanwhile, or if it is damaged, for
-    example by a loss of power: the others are still shown.
+    """Reads a record. Returns None if another raylance wrote it, if it was moved away meanwhile, or if it is damaged,
+    for example by a loss of power: the other records are still shown.
     """
     try:
         if version.size > _MOST_BYTES:
@@ -334,7 +334,7 @@ def _read(filesystem: Any, path: str, version: Version) -> LoaderRecord | None:
 
 
 def _printable(value: Any) -> Any:
-    """JSON without the characters that control a terminal, because others may write to a run's folder."""
+    """Returns JSON without the characters that control a terminal, because others may write to a run's folder."""
     match value:
         case str():
             return _CONTROL.sub("�", value)
@@ -370,7 +370,7 @@ def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
 
 
 def read_first_rows(run: Run, record: LoaderRecord, storage_filesystem: Any = None) -> str:
-    """HTML of the first rows that a loader handed out: only tables and pictures; "" if there is none."""
+    """Returns HTML of the first rows that a loader handed out: only tables and pictures; "" if there is none."""
     filesystem, folder = open_folder(run.uri, storage_filesystem)
     try:
         with filesystem.open_input_file(f"{folder}/{FOLDER}/{record.name}.html") as file:

@@ -11,17 +11,17 @@ from raylance.reports.reading import FloatArray, LoaderRecord, Run
 
 PARTS = ("training", "saving", *WAITS, "other datasets")
 """The uses of a rank's time: training; `raylance.report` between batches; waiting, by cause; other datasets, such as
-validation. The rest has no name: for example building a model, or a collective operation after the last batch.
+validation. Other time has no name: for example building a model, or a collective operation after the last batch.
 """
 
 _FIELDS = {"saving": "save_s", **WAITS}
 _SMOOTH_S = 3.0
-_GAP_S = 20.0  # without any record: the run did not run
+_GAP_S = 20.0  # a longer time without any record: the run did not run
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """A run in bins of time. Times without any record are left out.
+    """A run divided into bins of time. Times without any record are left out.
 
     Attributes:
         edges: Edges of the bins, in seconds since the run began, (bins + 1,).
@@ -29,7 +29,7 @@ class Timeline:
         cuts: Places at which times were left out, in seconds since the run began.
         shares: By rank, then by `PARTS`: the share of each bin, (bins,), in [0, 1].
         rate: Rows a second over all ranks, (bins,), a mean over `smoothed_s` around each bin.
-        smoothed_s: Seconds of that mean, because batches come in bursts and are counted once a second.
+        smoothed_s: Seconds of that mean, needed because batches come in bursts and are counted once a second.
     """
 
     edges: FloatArray
@@ -45,11 +45,11 @@ class Timeline:
 
 
 def timeline(run: Run, bins: int = 160) -> Timeline:
-    """Divides a run into bins of time."""
+    """Divides a run into bins of time; returns the use of each bin by rank."""
     spans = _spans(run.records)
     known = np.array([point for span in spans for point in span])  # seconds since 1970
     lengths = np.array([[0.0, end - begin] for begin, end in spans])
-    lengths[:, 0] = 1e-6  # so that each wall-clock time has a single place
+    lengths[:, 0] = 1e-6  # a gap gets almost no length, but some: each time needs a single place
     walked = np.cumsum(lengths.ravel()) - lengths[0, 0]
     edges = np.linspace(0.0, walked[-1], bins + 1)
     times = np.interp(edges, walked, known)
@@ -64,13 +64,13 @@ def timeline(run: Run, bins: int = 160) -> Timeline:
         others = [record for record in of_rank[rank] if record.dataset != run.main]
         spent = {part: _grown(ours, name, times) for part, name in _FIELDS.items()}
         spent["training"] = _grown(ours, "user_s", times) - _grown(ours, "other_s", times) - spent["saving"]
-        # Saving during another dataset's step is counted for both. Steps of a dataset iterated alongside count as this
-        # one's.
+        # Saving during another dataset's step is counted for both datasets. A dataset iterated side by side adds only
+        # its waits, because its steps are those of the main dataset.
         within = [record for record in others if record.dataset not in run.trained_on]
         spent["other datasets"] = _grown(within, "user_s", times) - _grown(within, "save_s", times)
         spent["other datasets"] = np.maximum(0.0, spent["other datasets"]) + _grown(others, "wait_s", times)
         spent["training"] = np.maximum(0.0, spent["training"])
-        total = np.maximum(1.0, sum(spent.values(), np.zeros(bins)) / width)  # samples are a second apart: no more
+        total = np.maximum(1.0, sum(spent.values(), np.zeros(bins)) / width)  # late samples make sums exceed a bin
         shares[rank] = {part: np.clip(spent[part] / width / total, 0.0, 1.0) for part in PARTS}
     rows = sum((_grown([record], "rows", times) / record.peers for record in main), np.zeros(bins))
     return Timeline(
@@ -84,19 +84,19 @@ def timeline(run: Run, bins: int = 160) -> Timeline:
 
 
 def _smooth(values: FloatArray, around: int) -> FloatArray:
-    """Means of `around` values around each value; of fewer at the ends."""
+    """Returns the means of `around` values around each value; of fewer at the ends."""
     kernel = np.ones(min(around, len(values)))
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
 def _grown(records: Sequence[LoaderRecord], name: str, times: FloatArray) -> FloatArray:
-    """The growth of a counter in each bin, summed over some records."""
+    """Returns the growth of a counter in each bin, summed over some records."""
     values = sum((record.at(name, times) for record in records), np.zeros(len(times)))
     return np.maximum(0.0, np.diff(values))
 
 
 def _spans(records: Sequence[LoaderRecord]) -> list[tuple[float, float]]:
-    """The periods in which the run ran, in seconds since 1970."""
+    """Returns the periods in which the run ran, in seconds since 1970."""
     spans: list[tuple[float, float]] = []
     for begin, end in sorted((record.started, max(record.last, record.started + 1e-3)) for record in records):
         if spans and begin - spans[-1][1] < _GAP_S:

@@ -19,13 +19,13 @@ from raylance.observe.record import public_uri
 from raylance.reports.progress import Progress, describe_report, events, progress
 from raylance.reports.reading import LoaderRecord, Run, RunFolder, Version
 
-_LOCAL_S, _REMOTE_S = 1.0, 10.0  # between two looks at a local or a remote storage
-_PATIENCE_S = 30.0  # for the last look
-_LOG_S = 30.0  # between two lines in a log
-_RETRY_S = 1.0  # between the tries of a first look
-_TOGETHER_S = 120.0  # within which all ranks of a run write their records
-_BAD_ROWS = 3  # at most, that are named at a look
-_SAME_S = 5.0  # between the records that several datasets make of one report
+_LOCAL_S, _REMOTE_S = 1.0, 10.0  # seconds between two looks at a local or a remote storage
+_PATIENCE_S = 30.0  # seconds to wait for the first look, and for the last one
+_LOG_S = 30.0  # seconds between two lines in a log
+_RETRY_S = 1.0  # seconds between two tries of the first look
+_TOGETHER_S = 120.0  # all ranks of a start write their records within this time
+_BAD_ROWS = 3  # most bad rows that one look names
+_SAME_S = 5.0  # most seconds between the times at which several datasets record one report
 _BAR = "{percentage:3.0f}%|{bar:20}| {unit}"  # a postfix would begin with a comma
 
 logger = logging.getLogger(__name__)
@@ -44,16 +44,16 @@ def watch(
 ) -> Iterator[None]:
     """Shows one progress line of a run while the body runs: `with raylance.watch(path): trainer.fit()`.
 
-    The line shows rows, rate, the share of time that the trainer waits, the cause, and how long the run will take. In a
-    terminal and in a notebook the line moves; a log gets a line twice a minute. Reports to Ray Train, survived faults
-    and rows that could not be decoded appear as lines above it. All of this comes, some seconds late, from the records
-    that loaders write next to the checkpoints: no process of the run is asked.
+    The line shows rows, rate, the share of time that the trainer waits, the cause, and the time left. In a terminal and
+    in a notebook the line moves; a log gets a line twice a minute. Reports to Ray Train, survived faults and rows that
+    could not be decoded appear as lines above it. All of this comes, some seconds late, from the records that loaders
+    write next to the checkpoints: no process of the run is asked.
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI; it need not exist yet.
-        epochs: Number of epochs of the run, numbered from 0, for the time left; None shows the time left of the epoch.
+        epochs: Number of epochs of the run, numbered from 0, for the time left of the run; None for that of the epoch.
         storage_filesystem: A file system of pyarrow, as for `ray.train.RunConfig`; `path` is then a path in it.
-        tell: Makes a line from the metrics of a report, "" for no line; None lists the numbers.
+        tell: Makes a line from the metrics of a report, "" for no line; None shows the numbers of the report.
         file: The stream to write to; None for stderr.
 
     Raises:
@@ -76,7 +76,7 @@ def watch(
 
     thread = threading.Thread(target=look_on, name="raylance-watch", daemon=True)
     thread.start()
-    has_begun.wait(_PATIENCE_S)  # the present records are of earlier starts; a storage may hang
+    has_begun.wait(_PATIENCE_S)  # records of earlier starts must be known first; but a storage may hang
     try:
         yield
     finally:
@@ -86,16 +86,16 @@ def watch(
 
 
 class _Watcher:
-    """Reads the records of a run again and again, and shows the news."""
+    """Reads the records of a run again and again, and shows new events and the progress."""
 
     def __init__(self, folder: RunFolder, epochs: int | None, tell: Tell | None, file: TextIO) -> None:
         self._folder, self._epochs, self._tell, self._file = folder, epochs, tell, file
-        self._before: dict[str, Version] = {}  # files at the beginning, by which changed ones are found
+        self._before: dict[str, Version] = {}  # files at the beginning, to find those that change
         self._logged = -_LOG_S
         self._bad_rows: set[tuple[str, int, str]] = set()
         self._happened: set[tuple[Any, ...]] = set()
-        self._errors: set[str] = set()  # a later start may fail by the same error
-        self._reports: dict[str, tuple[float, str]] = {}  # by line: when it was last shown, and of which dataset
+        self._errors: set[str] = set()  # shown errors: a later start may fail by the same error
+        self._reports: dict[str, tuple[float, str]] = {}  # by line: time and dataset of the last event with it
         self._has_failed = self._has_seen = False
         self._bar: Any = None
 
@@ -105,7 +105,7 @@ class _Watcher:
             try:
                 self._before = self._folder.list()
                 run = self._folder.load(_newest(self._before))
-            except Exception as error:  # of a storage: the run continues without it
+            except Exception as error:  # any error of a storage: the run continues
                 if is_last:
                     logger.warning(
                         "the records of earlier starts cannot be read (%s). Their events may be shown again.", error
@@ -117,7 +117,7 @@ class _Watcher:
             return
 
     def look_safely(self) -> None:
-        """Looks once. No failure ends the run, not even one of the user's `tell` or of a lost terminal."""
+        """Calls `look`. No failure ends the run, not even one of the user's `tell` or of a lost terminal."""
         try:
             self.look()
         except Exception:
@@ -126,11 +126,11 @@ class _Watcher:
             self._has_failed = True
 
     def look(self) -> None:
-        """Reads the records that have changed, and shows the news."""
+        """Reads the records that have changed, and shows new events and the progress."""
         try:
             listed = self._folder.list()
             changed = {path: version for path, version in listed.items() if self._before.get(path) != version}
-            if self._before.keys() & changed.keys():  # a run that continues: all its ranks count, not only the first
+            if self._before.keys() & changed.keys():  # the run continues: all its ranks count, not only changed ones
                 changed |= _newest({path: version for path, version in listed.items() if path in self._before})
             run = self._folder.load(changed)
         except OSError:  # a storage that fails now may work the next time
@@ -171,14 +171,14 @@ class _Watcher:
             self._errors.add(what)
         if kind in ("fault", "error"):
             return f"{record.dataset}, rank {record.rank}: {what}"
-        # Users know the row at which a run begins, but not the one at which it continues after a fault.
+        # Users know at which row a run begins, but not at which row it continues after a fault: only that gets a line.
         earlier = itertools.takewhile(lambda each: each is not record, run.of(record.dataset))
         if kind == "resume" and any(each.rank == record.rank == 0 for each in earlier):
             return f"{record.dataset} continues in epoch {what['epoch']} after {what['position']:,} rows"
         return ""
 
     def _show_bad_rows(self, run: Run) -> None:
-        """Names the masked rows, each once, because they come again each epoch."""
+        """Names the masked rows, each only once, because the same rows come again in each epoch."""
         new: dict[tuple[str, int, str], str] = {}
         for record in run.records:
             sources = tuple(record.facts.get("sources", ()))
@@ -193,7 +193,7 @@ class _Watcher:
             self._write(f"and {len(new) - _BAD_ROWS:,} more rows that cannot be decoded are masked: see the report")
 
     def _is_repeated(self, line: str, when: float, dataset: str) -> bool:
-        """Whether another dataset has recorded the same report: each dataset of a run records every report."""
+        """Returns whether another dataset has recorded the same report: each dataset of a run records every report."""
         last, of = self._reports.get(line, (-np.inf, dataset))
         self._reports[line] = when, dataset
         return of != dataset and abs(when - last) < _SAME_S
@@ -219,7 +219,7 @@ class _Watcher:
             return
         if self._bar is None:
             self._bar = _make_bar(self._file)
-        whole = self._epochs or 1  # else the bar shows the epoch
+        whole = self._epochs or 1  # without `epochs`, the bar shows the epoch
         before = epoch if self._epochs else 0
         self._bar.n = min(100, 100 * (before + rows / found.epoch_rows) / whole)
         self._bar.unit = text
@@ -227,25 +227,25 @@ class _Watcher:
 
 
 def _newest(files: Mapping[str, Version]) -> dict[str, Version]:
-    """The files that may be of the last start, by the time of writing: all its ranks write at about the same time."""
+    """Returns the files that may be of the last start, whose ranks all write at about the same time."""
     last_s = max((version.written_s for version in files.values()), default=0.0)
     return {path: version for path, version in files.items() if version.written_s > last_s - _TOGETHER_S}
 
 
 def _key(when: float, record: LoaderRecord, kind: str, what: Any) -> tuple[Any, ...]:
-    """The key by which an event is recognised."""
+    """Returns the key by which an event is recognised."""
     return when, record.dataset, record.rank, kind
 
 
 def _make_bar(file: TextIO) -> Any:
-    if _in_notebook() and importlib.util.find_spec("ipywidgets") is not None:  # without ipywidgets it warns
+    if _in_notebook() and importlib.util.find_spec("ipywidgets") is not None:  # without ipywidgets tqdm warns
         widget: Any = importlib.import_module("tqdm.notebook")
         return widget.tqdm(total=100, unit="", bar_format=_BAR.replace("{bar:20}", "{bar}"))
     return text_bar(total=100, unit="", bar_format=_BAR, file=file, dynamic_ncols=True)
 
 
 def _in_notebook() -> bool:
-    """Whether this is a notebook that shows widgets."""
+    """Returns whether this process is a notebook that shows widgets."""
     shell: Any = sys.modules.get("IPython")
     kind = type(shell.get_ipython()).__name__ if shell is not None else ""
     return kind == "ZMQInteractiveShell"

@@ -1,5 +1,5 @@
-"""Owns the thread between helpers and consumer: it waits, compares, collates and copies to the device, so that the
-training thread takes finished batches; never assigns work to helpers, and never holds a loader's position.
+"""Owns the thread between helpers and consumer: it waits for rows, checks, collates and copies them to the device, so
+that the training thread takes finished batches; never assigns work to helpers, and never holds a loader's position.
 """
 
 import atexit
@@ -52,14 +52,14 @@ from raylance.runtime.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 5.0  # between checks that the thread is alive
-_JOIN_S = 10.0  # longest wait of a closing consumer for user code in the thread
+_LOOK_S = 5.0  # seconds between checks that the thread is alive
+_JOIN_S = 10.0  # seconds that a closing consumer waits at most for user code in the thread
 
 _alive: "weakref.WeakSet[Feeder]" = weakref.WeakSet()
 
 
 class Feeder:
-    """The batches of one pass, which its own thread makes a few ahead of the consumer."""
+    """Makes the batches of one pass in its own thread, a few batches ahead of the consumer."""
 
     def __init__(
         self, dispatcher: Dispatcher, runtime: Runtime, assembly: Assembly, observer: Observer, masked: MaskedRows
@@ -76,7 +76,7 @@ class Feeder:
         self._error: BaseException | None = None
         self._has_ended = self._is_closed = self._is_awaited = False
         self._is_over = False  # whether all items were delivered, or the pass has failed
-        self._work: Cause = "finish"  # the thread's part of making a batch
+        self._work: Cause = "finish"  # the part of making a batch that the thread works on
         self._thread = threading.Thread(target=self.run, name="raylance-feeder", daemon=True)
 
     def start(self) -> None:
@@ -87,8 +87,8 @@ class Feeder:
     # The consumer's side.
 
     def bind(self, spec: BatchSpec, on_device: DeviceDecoding | None = None) -> None:
-        """Begins to make batches, parts of which `on_device` decodes. Before this call, only the rows of the first
-        batches are fetched.
+        """Lets the thread make batches; `on_device` decodes some of their columns. Before this call, only the rows of
+        the first batches are fetched.
         """
         with self._changed:
             self._on_device = on_device
@@ -103,9 +103,9 @@ class Feeder:
         return self._has_ended and self._error is None and not self._thread.is_alive()
 
     def __iter__(self) -> Iterator[tuple[list[Any], Step]]:
-        """Hands out batches with their steps; the caller measures how long it waits for each batch and keeps it.
+        """Yields batches with their steps; the caller measures how long it waits for each batch and keeps it.
 
-        Each batch lies in a list. The consumer takes it out, and then holds the only reference to it.
+        Each batch comes in a list. Once the consumer takes the batch out, it holds the only reference to the batch.
 
         Raises:
             Exception: The error that ended the pass, after the last good batch.
@@ -137,7 +137,7 @@ class Feeder:
                 self._changed.notify_all()
                 return found
             error, self._error = self._error, None
-        if isinstance(error, StopIteration):  # in a generator, Python turns it into another error
+        if isinstance(error, StopIteration):  # a generator cannot raise it: Python raises RuntimeError instead
             where = "".join(f" {note}" for note in getattr(error, "__notes__", []))
             raise HelperError(
                 f"StopIteration was raised{where}. A loop over batches would take it for the end of the epoch, which "
@@ -148,17 +148,17 @@ class Feeder:
         return None
 
     def _is_ready(self) -> bool:
-        """Whether a batch or the end is here; if not, reports that the consumer waits. `_changed` is held."""
+        """Whether a batch or the end is here; if not, reports that the consumer waits. The caller holds `_changed`."""
         if self._finished or self._has_ended or self._is_closed:
             return True
         if not self._is_awaited:
             self._is_awaited = True
-            self._awaits_here()  # until the dispatcher reports the cause; the thread may be making batches
+            self._awaits_here()  # holds until the dispatcher reports the cause: the thread may be making batches
             self._say(Awaited())
         return False
 
     def _say(self, event: Event) -> None:
-        """Hands an event to the dispatcher; `_changed` is held."""
+        """Hands an event to the dispatcher. The caller holds `_changed`."""
         self._said.append(event)
         self._runtime.post(Wake())
 
@@ -172,12 +172,12 @@ class Feeder:
         self._runtime.post(Wake())
 
     def close(self) -> bool:
-        """Ends the pass and waits for its thread; returns whether it has ended, which user code in it may prevent."""
+        """Ends the pass and waits for its thread; returns whether the thread has ended, which user code may prevent."""
         if self._is_closed and not self._thread.is_alive():
             return True  # at interpreter exit, a generator may close again when the names below are gone
         self.stop()
         if self._thread is not threading.current_thread():  # the garbage collector may call this in any thread
-            with contextlib.suppress(RuntimeError):  # an interrupt prevented its start
+            with contextlib.suppress(RuntimeError):  # an interrupt prevented the start of the thread
                 self._thread.join(_JOIN_S)
         _alive.discard(self)
         return not self._thread.is_alive()
@@ -191,7 +191,7 @@ class Feeder:
 
     def run(self) -> None:
         """Passes events to the dispatcher, and carries out its outputs, until the pass ends."""
-        if self._is_closed:  # this pass has not begun, but the next may have
+        if self._is_closed:  # closed before it began: the next pass may use the runtime already
             self._has_ended = True
             return
         try:
@@ -231,7 +231,7 @@ class Feeder:
         return self._runtime.next_event(None if deadline is None else max(0.0, deadline - self._runtime.now()))
 
     def _do(self, outputs: list[Output], now: float) -> None:
-        """Carries out outputs, and keeps none of them, because some hold tables."""
+        """Carries out outputs, and keeps no reference to them, because some hold tables."""
         while outputs:
             match outputs.pop(0):
                 case Log(level, line):
@@ -258,7 +258,7 @@ class Feeder:
         self._observer.observe(observation, self._runtime.now())
 
     def _has_room(self) -> bool:
-        """Whether another batch may be made; if no item will follow, waits until the consumer makes room."""
+        """Returns whether another batch may be made; if no item will follow, waits until the consumer makes room."""
         with self._changed:
             while self._is_over and len(self._finished) >= self._room and not self._is_closed:
                 self._changed.wait(_LOOK_S)
@@ -293,7 +293,7 @@ class Feeder:
                 self._changed.notify_all()
 
     def _begin(self, work: Cause) -> None:
-        """Begins a part of making a batch."""
+        """Records which part of making a batch begins; a consumer that waits now waits for this part."""
         with self._changed:
             self._work = work
             self._awaits_here()
@@ -301,7 +301,7 @@ class Feeder:
     def _decode(
         self, on_device: DeviceDecoding, table: pa.Table, step: Step
     ) -> tuple[pa.Table, Step, Mapping[str, Any]]:
-        """Decodes the columns of a step that belong on its device; see `decode_step`."""
+        """Decodes the columns of a step that are decoded on the device of its batch; see `decode_step`."""
         self._begin("decode")
         try:
             table, step, made = decode_step(on_device, self._assembly, table, step)

@@ -1,6 +1,6 @@
 """Owns a reader's work, in any process or thread; never decides which chunk is read next, or by which reader.
 
-All work is idempotent: plan and item determine the result, so it can be done again elsewhere if a helper dies.
+All work is idempotent: plan and item determine the result, so another reader can do the work again if a helper dies.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +18,11 @@ from raylance.source.readahead import ReadAhead, TooLargeError
 
 
 class RankReader:
-    """Reads one rank's rows ahead, and gathers its items from them."""
+    """Reads the rows of one rank ahead, and gathers the rank's items from them."""
 
     def __init__(self, read_spec: ReadSpec, options: Options, *, own_memory: bool = False) -> None:
         """Does not open the dataset yet. Without `own_memory`, results may be views of memory that the next call
-        overwrites or returns again, so copy them before (sending them through Ray copies them).
+        overwrites or returns again, so copy results before the next call (sending them through Ray copies them).
         """
         self._decoding, self._own_memory = read_spec.in_helpers, own_memory
         self._opened = OpenDecoding(self._decoding) if self._decoding else None
@@ -31,7 +31,7 @@ class RankReader:
             options.max_window_bytes,
             options.read_timeout_s,
             lends=own_memory,
-            at_once=self._decoding is None,  # else decoding needs the cores when a window ends
+            at_once=self._decoding is None,  # if rows are decoded, decoding needs the cores when a window ends
         )
         self._plans: dict[str, Plan] = {}
         threads = 1 if options.decode_threads == "auto" else options.decode_threads
@@ -51,8 +51,9 @@ class RankReader:
         """Reads an item of the plan with this key.
 
         Returns the columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
-        `_valid`, or, if a decoder follows, the encoded columns and `_rowoffset`; and the receipt. If the raw rows have
-        more bytes than allowed, returns no rows, and the receipt has the number of bytes.
+        `_valid`, or, if a decoder follows, the encoded columns and `_rowoffset`; and the receipt. If nothing is
+        decoded, the second table is empty. If the raw rows have more bytes than allowed, returns no rows; the receipt
+        has the number of bytes.
         """
         begin, item, plan, decoding = clock.now(), command.item, self._plans[key], self._decoding
         receipt = Receipt()
@@ -84,5 +85,5 @@ class RankReader:
         return plain, decoded, receipt
 
     def close(self) -> None:
-        """Ends reading ahead; the threads end with this object."""
+        """Ends reading ahead. The decoding threads end when this object is garbage-collected."""
         self._ahead.close()

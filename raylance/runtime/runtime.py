@@ -27,19 +27,20 @@ from raylance.settings import Options
 
 
 class Runtime(abc.ABC):
-    """Carries out commands and reports events; knows neither orders nor batches.
+    """Carries out the dispatcher's commands with helpers, and reports events; knows neither orders nor batches.
 
-    `do` never waits for a helper. `post` may be called from any thread, all other methods from one.
+    `do` never waits for a helper. Any thread may call `post`, `now` and `is_usable`; calls of other methods must not
+    overlap.
     """
 
     def __init__(self, read_spec: ReadSpec, options: Options) -> None:
         self._read_spec, self._options = read_spec, options
         self._helpers: dict[int, Any] = {}
-        self._plan: tuple[str, Any] = ("", None)  # its key, and the form in which helpers get it
+        self._plan: tuple[str, Any] = ("", None)  # the plan's key, and the plan in the form in which helpers get it
         end = weakref.finalize(self, _end_all, self._helpers)
         end.atexit = False  # running feeders must close first; at exit, Ray itself ends the actors of the process
         self._inbox: queue.SimpleQueue[Event | Wake] = queue.SimpleQueue()
-        self._results: dict[int, Any] = {}  # of reads and decodes, by call
+        self._results: dict[int, Any] = {}  # results of reads and decodes, by call
 
     @property
     def is_usable(self) -> bool:
@@ -53,27 +54,27 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def count_decoders(self) -> tuple[int, int, int]:
-        """Numbers of decoders: the least, the first, and the most."""
+        """Returns three numbers of decoders: the least, the number to begin with, and the most."""
 
     @abc.abstractmethod
     def explain_placing(self, kind: Kind, pending: int, asked: int) -> str:
-        """Says why `pending` of the `asked` helpers have not started: cause, consequence and fix."""
+        """Returns a text that says why `pending` of `asked` helpers have not started: cause, consequence and fix."""
 
     def begin(self, plan: Plan, plan_key: str) -> None:
-        """Takes the plan of the reads that follow; equal keys mean equal plans."""
+        """Takes the plan that the next reads refer to; equal keys mean equal plans."""
         if self._plan[0] != plan_key:
             self._plan = (plan_key, self._keep(plan))
 
     def now(self) -> float:
-        """Seconds of a clock that never goes back."""
+        """Returns the seconds of a clock that never goes back."""
         return clock.now()
 
     def post(self, event: Event | Wake) -> None:
-        """Adds an event."""
+        """Adds an event, which `next_event` will return."""
         self._inbox.put(event)
 
     def next_event(self, timeout_s: float | None) -> Event | Wake | None:
-        """Waits for an event for `timeout_s` at most; None if none came."""
+        """Waits at most `timeout_s` for an event, without limit if None; returns None if no event came."""
         try:
             return self._inbox.get(timeout=timeout_s)
         except queue.Empty:
@@ -100,7 +101,7 @@ class Runtime(abc.ABC):
                 self._helpers.pop(helper).end(is_dead=is_lost)
 
     def close(self) -> None:
-        """Ends all helpers permanently."""
+        """Drops all results and ends all helpers."""
         self._forget(tuple(self._results))
         _end_all(self._helpers)
 

@@ -1,4 +1,4 @@
-"""Owns one loader's helper pool and runtime over several passes, and the current pass; never holds a position."""
+"""Owns a loader's helper pool and runtime over several passes, and the current pass; never holds its position."""
 
 import dataclasses
 import importlib
@@ -28,18 +28,18 @@ from raylance.settings import Options
 
 
 class Session:
-    """The helpers and the device decoding of one loader, over all its passes. Picklable until started.
+    """Keeps the helpers and the device decoding of one loader over all its passes. Picklable until started.
 
     Attributes:
         runtime: Runs the helpers; None before the first pass, and after `close`.
-        pool: Decides the number of helpers; made and dropped with the runtime.
+        pool: Decides when helpers are placed and dismissed; made and dropped with the runtime.
     """
 
     def __init__(self, read_spec: ReadSpec, options: Options, world_size: int = 1) -> None:
         self._read_spec, self._options, self._world_size = read_spec, options, world_size
         self._named: tuple[Plan, str] | None = None
         self._feeder: Feeder | None = None
-        self._started: Feeder | None = None  # the last started; an interrupt may come before it becomes `_feeder`
+        self._started: Feeder | None = None  # the last one started; an interrupt may come before it becomes `_feeder`
         self._prepared: _Prepared | None = None
         self._masked = MaskedRows(read_spec)
         self._scalers: list[Scaler] = []
@@ -50,18 +50,18 @@ class Session:
     def start(
         self, plan: Plan, dp_rank: int, *, epoch: int, position: int, batch_spec: BatchSpec, observer: Observer
     ) -> Feeder:
-        """Begins one rank's pass from a position to the end of its epoch; ends the pass before."""
+        """Begins one rank's pass from a position to the end of its epoch; first ends the previous pass."""
         wanted = _Pass(plan, dp_rank, epoch, position, batch_spec.prefetch_batches)
         feeder = self._take_prepared(wanted)
         if feeder is None:
-            self.end_pass()  # its iterator may not be closed, and two passes cannot share the helpers
+            self.end_pass()  # the previous pass may still run, and two passes cannot share the helpers
             feeder = self._begin(wanted, observer)
         self._feeder = feeder
         feeder.bind(batch_spec, self._decodes_on(batch_spec.device or torch.device("cpu")))
         return feeder
 
     def _decodes_on(self, device: torch.device) -> DeviceDecoding | None:
-        """The decoding on the device of the batches; None if no column is decoded there."""
+        """Returns the decoding on the device of the batches; None if no column is decoded there."""
         decoding = self._read_spec.on_device
         if decoding is not None and device not in self._on_device:
             self._on_device[device] = DeviceDecoding(decoding, device)
@@ -75,11 +75,11 @@ class Session:
     def prepare(
         self, plan: Plan, dp_rank: int, *, epoch: int, position: int, prefetch_batches: int, observer: Observer
     ) -> None:
-        """Begins the first steps of a pass before a consumer starts it; does nothing during another pass."""
+        """Begins the first steps of a pass before a consumer starts the pass; does nothing during another pass."""
         if self._feeder is None or self._feeder.has_ended:
             wanted = _Pass(plan, dp_rank, epoch, position, prefetch_batches)
             feeder = self._take_prepared(wanted) or self._begin(wanted, observer)
-            stop = weakref.finalize(self, feeder.stop)  # else the feeder's thread would never end
+            stop = weakref.finalize(self, feeder.stop)  # otherwise the feeder's thread would never end
             stop.atexit = False
             self._prepared = _Prepared(wanted, feeder, stop)
 
@@ -101,7 +101,7 @@ class Session:
         return runtime is not None and pool is not None and runtime.is_usable and pool.failure is None
 
     def _begin(self, wanted: "_Pass", observer: Observer) -> Feeder:
-        if self._started is not None and not self._started.has_ended:  # left by an interrupt
+        if self._started is not None and not self._started.has_ended:  # an interrupt has left it running
             self._close(self._started)  # else two feeders would take each other's events
         if self.runtime is not None and not self._is_usable:
             self.runtime.close()
@@ -110,7 +110,7 @@ class Session:
             self.runtime = self._make_runtime()
             self.pool = self._make_pool(self.runtime)
         plan = wanted.plan
-        if self._named is None or self._named[0] != plan:  # chunks read ahead are found by the plan's name
+        if self._named is None or self._named[0] != plan:  # readers find chunks that they read ahead by the plan's name
             self._named = (plan, uuid.uuid4().hex)
         self.runtime.begin(*self._named)
         self._started = self._make_feeder(self.runtime, self._make_dispatcher(self.pool, wanted), wanted, observer)
@@ -155,7 +155,7 @@ class Session:
             items=2 * decoders + 1,  # one in progress and one waiting, for each decoder
         )
         low, high = plan.rank_slice(position, dp_rank)
-        first_rows = -(-(high - low) // decoders)  # the first step goes to all decoders
+        first_rows = -(-(high - low) // decoders)  # the first step is divided among all decoders
 
         def describe(item: WorkItem) -> str:
             rows = plan.item_rows(item)
@@ -181,7 +181,7 @@ class Session:
 
     def end_pass(self) -> None:
         """Ends the current pass; the helpers stay."""
-        for feeder in {self._feeder, self._started}:  # kept until they have ended: an interrupt may come
+        for feeder in {self._feeder, self._started}:  # both stay set until they have ended: an interrupt may come
             self._close(feeder)
         self._feeder = self._started = None
 
@@ -202,7 +202,7 @@ class Session:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Pass:
-    """The values that a prepared pass and the wanted pass must share to be the same pass."""
+    """The arguments of a pass. A prepared pass is the wanted pass if all of them are equal."""
 
     plan: Plan
     dp_rank: int

@@ -2,8 +2,8 @@
 
 The batches are those of the Ray runtime; only the helpers differ.
 
-To end a helper, the runtime drops it, and its thread ends by itself. No lock may be awaited then, because the garbage
-collector ends the helpers of a runtime that was not closed, in any thread. The threads are daemons, so that a thread
+To end a helper, the runtime drops it, and its thread ends by itself. Ending a helper must not wait for a lock: if a
+runtime was not closed, the garbage collector ends its helpers, in any thread. The threads are daemons, so that a thread
 that waits for hanging storage does not delay the end of the process.
 """
 
@@ -38,7 +38,7 @@ class _Helper:
 
 
 class ThreadRuntime(Runtime):
-    """Does the work of one loader in threads: readers, and decoders, with "auto" one for each CPU."""
+    """Does the work of one loader in threads: readers, and decoders ("auto": one for each CPU, at most 32)."""
 
     needs_decoder = True
 
@@ -72,7 +72,7 @@ class ThreadRuntime(Runtime):
         self._helpers[number].thread.start(self._inbox.put, Alive(number))
 
     def _read(self, command: Read) -> None:
-        reader, (key, plan) = self._helpers[command.helper].works_with, self._plan  # the next pass may have another
+        reader, (key, plan) = self._helpers[command.helper].works_with, self._plan  # next pass may have another plan
 
         def read() -> tuple[tuple[pa.Table, ...], Receipt]:
             reader.install(key, plan)
@@ -100,13 +100,13 @@ class ThreadRuntime(Runtime):
         self._submit(command, decode)
 
     def _submit(self, command: Read | Decode, work: Callable[[], tuple[tuple[pa.Table, ...], Receipt]]) -> None:
-        call, inbox, results, lock = command.call, self._inbox, self._results, self._lock  # or `run` keeps the runtime
+        call, inbox, results, lock = command.call, self._inbox, self._results, self._lock  # else `run` keeps `self`
         results[call] = None
 
         def run() -> None:
             receipt = Receipt()
             try:
-                if call in results:  # else it was forgotten
+                if call in results:  # else `Forget` came first
                     tables, receipt = work()
                     with lock:
                         if call in results:

@@ -1,8 +1,8 @@
 """Owns reading ranges of rows directly from data files, at half the cost of a scan, if that is proven to give the same
-rows and values; never tries again, and never chooses rows.
+rows and values; never repeats a read, and never chooses rows.
 
-A data file keeps the names that its columns had when it was written, and may lie elsewhere. So its columns are compared
-with the dataset's by their field ids. If they differ, a scan reads them.
+A data file keeps the names that its columns had when it was written. So its columns are compared with the dataset's by
+their field ids. If they differ, or if a file lies outside the dataset, a scan reads the rows instead.
 """
 
 import bisect
@@ -20,24 +20,24 @@ from lance.file import LanceFileReader, ReaderResults
 from raylance.source.lance_errors import LANCE_ERRORS
 from raylance.source.limits import Reading
 
-_IDLE = 64  # open files that are kept, at most
-_MOST_FRAGMENTS = 2  # at most in one read: a scan of several small files costs less than as many reads
+_IDLE = 64  # most open files that are kept
+_MOST_FRAGMENTS = 2  # of one read: a scan of several small files costs less than a read of each
 _Part = tuple[str, list[str]]  # a path, and the columns to read there
 _Begun = tuple[_Part, LanceFileReader, ReaderResults]
 
 
 class DataFiles:
-    """The data files of an open dataset, for some columns. Several threads may read at once."""
+    """Reads some columns from the data files of an open dataset. Several threads may read at once."""
 
     def __init__(self, dataset: lance.LanceDataset, columns: Sequence[str]) -> None:
         self.dataset, self._columns = dataset, columns
         self._fragments = dataset.get_fragments() if columns and "://" not in dataset.uri else []
         rows = [fragment.metadata.num_rows for fragment in self._fragments]
         self._bounds = list(itertools.accumulate(rows, initial=0))  # the first row of each fragment, and the end
-        schema = dataset.schema  # Lance converts it each time that it is asked for
+        schema = dataset.schema  # kept, because each access makes Lance convert it
         self._schema = pa.schema([(name, schema.field(name).type) for name in columns])
         self._fields = {field.name(): field for field in dataset.lance_schema.fields() if field.name() in columns}
-        self._parts: dict[int, list[_Part] | None] = {}  # by fragment, once it was examined
+        self._parts: dict[int, list[_Part] | None] = {}  # by fragment, after it was examined
         self._idle: deque[tuple[_Part, LanceFileReader]] = deque(maxlen=_IDLE)
         self._lock = threading.Lock()
 
@@ -60,7 +60,7 @@ class DataFiles:
             tables = [self._table(of_fragment) for of_fragment in begun]
             return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
         except (RuntimeError, *LANCE_ERRORS):
-            self._parts |= dict.fromkeys(range(lowest, highest + 1))  # the error of the scan will say what is wrong
+            self._parts |= dict.fromkeys(range(lowest, highest + 1))  # the scan will raise the right error
             return None
 
     def _begin(self, part: _Part, start: int, rows: int) -> _Begun:
@@ -77,7 +77,7 @@ class DataFiles:
         return pa.Table.from_arrays([columns[name] for name in self._columns], schema=self._schema)
 
     def _take(self, part: _Part) -> LanceFileReader:
-        """A reader that no other thread uses: a reader serves one thread at a time."""
+        """Returns a reader that no other thread uses, because a reader serves only one thread at a time."""
         with self._lock:
             for kept in self._idle:
                 if kept[0] == part:
@@ -86,7 +86,7 @@ class DataFiles:
         return LanceFileReader(part[0], columns=part[1])
 
     def _find_parts(self, number: int) -> list[_Part] | None:
-        """The files that hold a fragment's columns; None if they are not proven to equal the result of a scan."""
+        """Returns the files that hold a fragment's columns; None if they are not proven to give the same as a scan."""
         if number not in self._parts:
             self._parts[number] = self._prove(self._fragments[number].metadata)
         return self._parts[number]
@@ -99,7 +99,7 @@ class DataFiles:
             here = [name for name in self._columns if set(_ids(self._fields[name], file)) & set(file.fields)]
             if not here:
                 continue
-            if os.path.basename(file.path) != file.path:  # a manifest may name any path; a scan stays in the dataset
+            if os.path.basename(file.path) != file.path:  # a manifest may name any path; a scan stays inside
                 return None
             path = os.path.join(self.dataset.uri, "data", file.path)
             if file.base_id is not None or file.file_major_version != 2 or not os.path.exists(path):
@@ -128,18 +128,18 @@ class DataFiles:
 
 
 def _names_parents(file: Any) -> bool:
-    """Whether a data file also names fields that contain others; from format 2.1 on, it names only the innermost."""
+    """Whether a data file also lists fields that contain others. From format 2.1 on, it lists only the innermost."""
     return bool(file.file_minor_version == 0)
 
 
 def _ids(field: Any, file: Any) -> list[int]:
-    """Ids of a field and of the fields in it, as a data file names them."""
+    """Returns the ids of a field and of the fields in it, as a data file lists them."""
     children = [id for child in field.children() for id in _ids(child, file)]
     return [int(field.id()), *children] if _names_parents(file) or not children else children
 
 
 def _count(kind: pa.DataType, file: Any) -> int:
-    """Number of ids that a type has in a data file.
+    """Returns the number of ids that a data file lists for a column of this type.
 
     Raises:
         NotImplementedError: If the type is not known here.

@@ -1,7 +1,7 @@
-"""Owns the meaning of Lance's errors: whether a failure may pass, and the text for the user; never tries again.
+"""Owns the meaning of Lance's errors: whether a failure may pass, and the text for the user; never repeats a call.
 
-One classification serves opening and reading. Lance wraps errors of the storage into exceptions of several classes, and
-its words for one failure depend on the size of a file and on the call. So the classification uses the text.
+Opening and reading use the same classification. It searches the text of an error, because Lance raises several classes
+of exceptions for failures of the storage. Its words for one failure depend on the size of a file and on the call.
 """
 
 import difflib
@@ -28,8 +28,8 @@ class Failure(Enum):
     LASTING = auto()  # access denied, a wrong request, damaged data: the next attempt will fail, too
 
 
-# For files that are damaged or truncated in the storage. An answer that an object store truncated has another text
-# ("request or response body error"), and may pass.
+# Texts of errors for files that are damaged or truncated in the storage. If an object store truncated only its answer,
+# the text is another one ("request or response body error"), and the failure may pass.
 _DAMAGE = (
     "Generic memory error",
     "failed to decode Protobuf",
@@ -45,14 +45,14 @@ _NOT_THERE = (
     "Not found: ",
     " was not found",
     "Ref not found error",
-    "Failed to get AWS credentials",  # their service may come back; an opening without credentials fails at once
+    "Failed to get AWS credentials",  # the service that gives them may come back while rows are read
 )
 _STATUS = re.compile(r"status code: (\d{3})")
-_PASSING_STATUS = (408, 425, 429)  # below 500
+_PASSING_STATUS = (408, 425, 429)  # those below 500
 _ERRNO = re.compile(r"\(os error (\d+)\)")
 _LASTING_ERRNO = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 _IS_STORAGE = re.compile(r"LanceError\(IO\)|Generic \w+ error")
-_PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # a line of Lance's source
+_PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # a place in Lance's source code
 _ANSWER = re.compile(
     r"(?:<\?xml.*?\?>\s*)?<Error>.*?<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?.*?</Error>", re.DOTALL
 )
@@ -73,13 +73,13 @@ _OF_S3 = (
     "connect_timeout",
 )
 _OF_LANCE = ("client_max_retries", "client_retry_timeout", "download_retry_count")  # without a prefix
-_INSTEAD = {"request_timeout": "timeout"}  # the name in Lance's guide
+_INSTEAD = {"request_timeout": "timeout"}  # a name in Lance's guide, and the name that Lance knows
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """Classifies an error; None if it is not a failure of the storage, such as a wrong filter.
+    """Classifies an error. Returns None if the storage did not fail, for example if a filter is wrong.
 
-    An error of raylance is classified by its cause. Without a cause it is lasting.
+    A `DatasetError` is classified by its cause. Without a cause it is lasting.
     """
     if isinstance(error, DatasetError):
         return Failure.LASTING if error.__cause__ is None else failure_of(error.__cause__)
@@ -95,7 +95,7 @@ def failure_of(error: BaseException) -> Failure | None:
 
 
 def _of_code(text: str) -> Failure | None:
-    """Classifies by the status in an object store's answer, or by the number of a system error."""
+    """Classifies by the status in an object store's answer, or by the number of a system error; None without both."""
     if status := _STATUS.search(text):
         code = int(status[1])
         if code == 404:
@@ -110,12 +110,12 @@ def _of_code(text: str) -> Failure | None:
 
 
 def readable_text(error: BaseException) -> str:
-    """The text of an error, without lines of Lance's source code, an API's XML, and passwords in URLs."""
+    """Returns an error's text without places in Lance's source code, XML of a storage API, and passwords in URLs."""
     return public_uri(_PLACE.sub("", _ANSWER.sub(r"\1: \2", str(error)))).strip().rstrip(".")
 
 
 def describe_odd_option(uri: str, options: Mapping[str, str] | None) -> str:
-    """A sentence about a storage option that may prevent the opening; "" if all look right."""
+    """Returns a sentence about a storage option that may prevent the opening; "" if all options look right."""
     if not uri.startswith("s3"):
         return ""
     names = {key.lower().removeprefix("aws_"): key for key in options or {}}

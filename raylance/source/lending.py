@@ -9,8 +9,8 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 _LEAST_BYTES = 1 << 20  # the allocator itself reuses smaller memory
-# Spare memory may be larger by this factor, because the last window of an epoch is often short. A higher factor would
-# give small columns the memory of large ones.
+# Spare memory may be larger than needed by this factor, because the last window of an epoch is often short. With a
+# higher factor, small columns would get the memory of large ones.
 _LARGER = 8
 
 
@@ -21,8 +21,8 @@ class Lender:
     collector runs.
 
     Attributes:
-        most_bytes: Returned memory is kept as long as lent and kept memory together have no more bytes; the oldest is
-            dropped first.
+        most_bytes: Most bytes of lent and spare memory together. If there are more, the spare memory that came back
+            first is dropped.
     """
 
     def __init__(self, most_bytes: float) -> None:
@@ -35,7 +35,7 @@ class Lender:
         if nbytes < _LEAST_BYTES:
             return np.empty(nbytes, dtype=np.uint8)
         memory = self._take_spare(nbytes)
-        # Slices of a NumPy array refer directly to the object that owns the memory, which is this one.
+        # Slices of a NumPy array refer directly to the object that owns the memory, here `owner`.
         owner = (ctypes.c_ubyte * len(memory)).from_buffer(memory.data)
         self._lent[id(memory)] = len(memory)
         weakref.finalize(owner, _give_back, weakref.ref(self), memory).atexit = False
@@ -47,7 +47,7 @@ class Lender:
         return sum(self._lent.copy().values())
 
     def _take_spare(self, nbytes: int) -> Bytes:
-        """The smallest spare memory of `nbytes` to `_LARGER` times as many; fresh memory if there is none."""
+        """Returns the smallest spare memory of `nbytes` to `_LARGER * nbytes` bytes; fresh memory if there is none."""
         fitting = [each for each in self._spare.copy().items() if nbytes <= len(each[1]) <= _LARGER * nbytes]
         for key, spare in sorted(fitting, key=lambda each: len(each[1])):
             if self._spare.pop(key, None) is not None:  # another thread may have taken it first
@@ -56,7 +56,7 @@ class Lender:
         return np.empty(-(-nbytes // step) * step, dtype=np.uint8)
 
     def take_back(self, memory: Bytes) -> None:
-        """Keeps memory whose views are all gone, as far as `most_bytes` allows."""
+        """Keeps memory whose views are all gone as spare memory, as far as `most_bytes` allows."""
         self._lent.pop(id(memory), None)
         self._spare[id(memory)] = memory
         spares = self._spare.copy()

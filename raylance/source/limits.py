@@ -1,8 +1,8 @@
-"""Owns the time limits of calls into Lance, which cannot be ended from outside; never tries again, and never reads.
+"""Owns the time limits of calls into Lance, which cannot be interrupted; never repeats a call, and never reads.
 
-There are two limits. Lance itself keeps the first, for each request. The caller keeps the second: it gives up a call
-that does not return, and leaves it to its thread. Such a thread ends with the call, and delays neither later calls nor
-the end of the process.
+There are two limits. Lance applies the first one to each request. The caller applies the second one: it stops waiting
+for a call that does not return. The thread of this call ends when the call ends. It does not delay later calls, and it
+delays the end of the process by a few seconds at most.
 """
 
 import atexit
@@ -21,19 +21,20 @@ import lance
 
 T = TypeVar("T")
 
-# Stores that take these options; others may refuse unknown options.
+# URI schemes of stores that take the options below. Other stores may refuse unknown options.
 _SCHEMES = ("s3", "s3+ddb", "gs", "az", "abfss")
 _OPTIONS = {"timeout", "connect_timeout", "client_max_retries", "client_retry_timeout", "download_retry_count"}
 _PREFIXES = ("aws_", "google_", "azure_", "object_store_")
 _REQUEST_S = 30.0  # longest request, by Lance's default
 _CONNECT_S = 5.0  # longest time of connecting, by Lance's default
-_EXIT_S = 5.0  # that the end of the process waits for running calls
+_EXIT_S = 5.0  # most seconds that the end of the process waits for running calls
 _SOON_S = 0.5
 _running: set[Future[Any]] = set()
 
 
 def with_limits(uri: str, options: Mapping[str, str] | None, limit_s: float) -> dict[str, str] | None:
-    """Adds Lance's limits for requests, so that several requests fit into `limit_s`; none if the user has set one.
+    """Adds time limits for requests to the options, so that at least two requests fit into `limit_s`. Adds none if the
+    user has set one, as an option or in the environment, or if the store may not know them.
 
     Lance's own defaults are 30 s for a request, four attempts by its client, and four calls of the client.
     """
@@ -51,13 +52,13 @@ def with_limits(uri: str, options: Mapping[str, str] | None, limit_s: float) -> 
 
 
 def _bare(name: str) -> str:
-    """The name of an option, or of an environment variable that Lance reads as one, without its prefix."""
+    """Returns the name of an option, or of an environment variable that Lance reads as one, without its prefix."""
     name = name.lower()
     return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
 
 
 Reading = Generator[None, None, T]
-"""A call in two parts: up to its `yield` it begins work of other threads; then it takes their results."""
+"""A call in two parts. Up to its `yield`, it starts work in other threads; after that, it collects the results."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -87,9 +88,9 @@ class _Call:
 
 
 class Calls:
-    """Threads that run calls, up to `at_once` at a time. They end with this object.
+    """Runs calls in up to `at_once` threads, which end when this object is deleted.
 
-    Before a thread runs the second part of a call, see `Reading`, it runs the first part of the next one.
+    Before a thread runs the second part of a call (see `Reading`), it runs the first part of the next waiting call.
     """
 
     def __init__(self, at_once: int, name: str) -> None:
@@ -98,11 +99,11 @@ class Calls:
         self._waiting: SimpleQueue[_Call | None] = SimpleQueue()
 
     def start(self, call: Callable[..., T | Reading[T]], *args: Any) -> Future[T]:
-        """Runs a call as soon as a thread is free."""
+        """Runs a call as soon as a thread is free; returns its future result."""
         future: Future[T] = Future()
         self._waiting.put(_Call(future, functools.partial(call, *args)))
         if (number := next(self._started)) < self._at_once:
-            # A daemon, because the process waits at its end for all other threads, however long Lance's calls take.
+            # A daemon thread, because the process would wait at its end for any other thread, even if its call hangs.
             threading.Thread(target=_work, args=(self._waiting,), name=f"{self._name}_{number}", daemon=True).start()
         return future
 
@@ -117,31 +118,31 @@ def _work(waiting: "SimpleQueue[_Call | None]") -> None:
         try:
             call = waiting.get(block=begun is None)
         except Empty:
-            call = begun  # its second part
+            call = begun  # now its second part
         if call is None:
             break
         is_begun = call.run()
         if begun is not None and call is not begun:
             begun.run()
         begun = call if is_begun else None
-        del call  # else its objects would stay until the next call
+        del call  # else the objects of this call would stay in memory until the next call
     if begun is not None:
         begun.run()
 
 
 def result_of(future: Future[T], limit_s: float, progress: Callable[[], object] = lambda: None) -> T:
-    """Waits for the result of a call until `progress` has not changed for `limit_s`.
+    """Returns the result of a call. Waits as long as `progress` changes at least once in `limit_s`.
 
     Raises:
         TimeoutError: If `progress` has not changed for that long. A call that has begun continues, but nobody waits for
             it; a call that has not begun is cancelled.
     """
-    before, wait_s = None, min(limit_s, _SOON_S)  # most results come soon, and `progress` has a cost
+    before, wait_s = None, min(limit_s, _SOON_S)  # most results come before `progress`, which costs time, is called
     while True:
         try:
             return future.result(min(wait_s, threading.TIMEOUT_MAX))
         except TimeoutError:
-            if future.done():  # the error is the call's own, or the call has just ended
+            if future.done():  # the call itself raised this error, or it has just ended
                 return future.result()
             now = (progress(),)
             if now == before:
@@ -151,31 +152,31 @@ def result_of(future: Future[T], limit_s: float, progress: Callable[[], object] 
 
 
 def requests_of(dataset: lance.LanceDataset) -> int:
-    """Number of requests of an open dataset that its storage has answered; it shows the progress of a long call."""
+    """Returns how many requests of an open dataset its storage has answered: the progress of a long call."""
     return int(dataset.io_stats_snapshot().read_iops)
 
 
 def within(limit_s: float, call: Callable[..., T], *args: Any, progress: Callable[[], object] = lambda: None) -> T:
-    """Calls with a time limit; see `result_of`.
+    """Runs a call in another thread with a time limit, and returns its result; see `result_of`.
 
     Raises:
-        TimeoutError: If it takes longer.
+        TimeoutError: If `progress` has not changed for `limit_s`.
     """
     try:
         calls = _spare.pop()
     except IndexError:
         calls = Calls(1, "lance")
     result = result_of(calls.start(call, *args), limit_s, progress)
-    _spare.append(calls)  # its thread is free; a thread whose call failed or hangs is left
+    _spare.append(calls)  # its thread is free again; a thread whose call failed or hangs is not kept
     return result
 
 
-# Starting a thread takes longer than opening a dataset. A forked child has no thread of its parent.
+# Free threads for `within`: starting one takes longer than opening a dataset. A forked child has none of them.
 _spare: deque[Calls] = deque(maxlen=4)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_spare.clear)
-    os.register_at_fork(after_in_child=_running.clear)  # the child would wait for them at its end
+    os.register_at_fork(after_in_child=_running.clear)  # else the child would wait at its end for its parent's calls
 
-# A thread that returns from Lance while the interpreter ends would abort the process. An interrupted call ends soon; a
-# call that hangs is not waited for.
+# A thread that returns from Lance while the interpreter ends would abort the process. Most calls end soon. For a
+# call that hangs, the process does not wait longer.
 atexit.register(lambda: wait(list(_running), _EXIT_S))

@@ -1,5 +1,5 @@
 """Owns the memory of a portion's rows: each row is copied once, if possible to the line from which it is delivered;
-never reads, and never decides which rows are here.
+never reads storage, and never decides which rows it holds.
 """
 
 import abc
@@ -20,14 +20,14 @@ Bytes = npt.NDArray[np.uint8]
 Lend = Callable[[int], Bytes]  # takes a number of bytes; returns memory of at least that size
 
 _GROWTH = 1.5
-_LONG_RUN = 4  # mean length of runs of adjacent rows, from which on they are taken as slices
-_LARGE_VALUE_BYTES = 2 << 10  # mean size, from which on a Python loop copies as fast as Arrow takes
-_SPARE = 1.05  # times the bytes that the first rows predict
-_KEPT_BYTES = 64 << 20  # of freed memory, in each arena
-# The largest piece that is kept: twice the size of one read. A larger piece, such as one large row, goes back to the
-# system. If it were kept, it would pin the freed memory around it: a reader of 32 MiB of rows held 170 MiB.
+_LONG_RUN = 4  # runs of adjacent rows with at least this mean length are taken as slices
+_LARGE_VALUE_BYTES = 2 << 10  # from this mean size on, a Python loop copies values as fast as Arrow takes them
+_SPARE = 1.05  # reserved memory, relative to the bytes that the first rows predict
+_KEPT_BYTES = 64 << 20  # most freed memory that each arena keeps
+# The largest freed piece that is kept: twice the size of one read. A larger piece, such as one large row, goes back to
+# the system. If it were kept, it would pin the freed memory around it: a reader of 32 MiB of rows held 170 MiB.
 _KEPT_PIECE_BYTES = 8 << 20
-_ARENAS = 4  # more only help threads that allocate many small pieces
+_ARENAS = 4  # more arenas would help only threads that allocate many small pieces
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
@@ -36,10 +36,10 @@ def _fresh(nbytes: int) -> Bytes:
 
 
 class RowMemory:
-    """Rows by column. Each column of numbers, bytes, or lists of numbers, without nulls, lies in one piece.
+    """Holds rows by column. A column of numbers, bytes or lists of numbers, without nulls, is copied into one piece.
 
     Other columns are kept as they come, and joined when they are read. With `lines`, columns whose values have one size
-    are stored line by line, if all of them fit. This saves gathering them later.
+    are stored line by line (in the order of delivery) if all rows fit. So they need not be gathered later.
 
     Attributes:
         rows: Number of rows that are here.
@@ -49,13 +49,13 @@ class RowMemory:
     def __init__(
         self, most_bytes: int, expected: int = 0, lines: Int64Array | None = None, lend: Lend = _fresh
     ) -> None:
-        """Holds nothing yet.
+        """Creates an empty memory.
 
         Args:
             most_bytes: Most bytes to reserve for rows that are still to come.
             expected: Number of rows to expect.
             lines: The line of each row, int64, shape (expected,), a permutation; None stores rows as they come.
-            lend: Returns memory. It must last as long as the arrays that are returned here, which are views of it.
+            lend: Returns memory, which must last as long as the arrays that this object returns: they are views of it.
         """
         self._most_bytes, self._expected, self._lines, self._lend = most_bytes, expected, lines, lend
         self._columns: dict[str, _Column] = {}
@@ -75,8 +75,8 @@ class RowMemory:
         return len(self._columns) > 0 and all(isinstance(column, _Fixed) for column in self._columns.values())
 
     def size_of(self, table: pa.Table) -> int:
-        """Bytes of a table of these columns. If rows have one size, it avoids `nbytes`, which releases the GIL for each
-        array.
+        """Returns the bytes of a table of these columns. If rows have one size, it avoids `nbytes`, which releases the
+        GIL for each array.
         """
         widths = [column.width for column in list(self._columns.values()) if isinstance(column, _Fixed)]
         return table.num_rows * sum(widths) if len(widths) == table.num_columns else int(table.nbytes)
@@ -118,7 +118,7 @@ class RowMemory:
         self.rows += table.num_rows
 
     def _column(self, name: str, table: pa.Table) -> "_Column":
-        """The column of this name; the first table creates it."""
+        """Returns the column of this name; creates it with the first table."""
         column = self._columns.get(name)
         if column is not None:
             return column
@@ -128,16 +128,16 @@ class RowMemory:
                 column = _make_column(table.schema.field(name).type, self._lend)
                 if self._lines is not None and self._expected <= self._fitting_rows(table):
                     column.store_by(self._lines)
-                self._columns[name] = column  # last: other threads use it from now on
+                self._columns[name] = column  # set last, because other threads use it from now on
             return column
 
     def _fitting_rows(self, table: pa.Table) -> float:
-        """How many more rows like these fit."""
+        """Returns how many more rows of this table's mean size fit."""
         used = sum(part.used for part in self._parts())
         return float((self._most_bytes - used) * table.num_rows / max(1, table.nbytes))
 
     def cut(self, rows: int) -> None:
-        """Keeps the first rows only."""
+        """Keeps only the first `rows` rows."""
         self.rows, self._stored = rows, None
         for column in self._columns.values():
             column.cut(rows)
@@ -185,7 +185,7 @@ class _Column(abc.ABC):
     parts: "tuple[_Bytes, ...]" = ()
 
     def store_by(self, lines: Int64Array) -> None:  # noqa: B027  # most columns do not
-        """Stores rows line by line if values have one size."""
+        """Stores rows line by line from now on, if the values have one size."""
 
     def place(self, at: int, chunks: list[pa.Array]) -> bool:
         """Copies rows, the first of which has number `at`, to their lines; returns False if the column cannot hold
@@ -203,7 +203,7 @@ class _Column(abc.ABC):
 
     @abc.abstractmethod
     def cut(self, rows: int) -> None:
-        """Keeps the first rows only."""
+        """Keeps only the first `rows` rows."""
 
     @abc.abstractmethod
     def arrays(self, rows: int) -> list[pa.Array]:
@@ -211,11 +211,11 @@ class _Column(abc.ABC):
 
 
 class _Fixed(_Column):
-    """Values of one size."""
+    """A column whose values have one size."""
 
     def __init__(self, kind: pa.DataType, width: int, lend: Lend) -> None:
         self._kind, self.width, self._data = kind, width, _Bytes(lend)
-        # Rows of bytes, unless numbers have this width: NumPy releases the GIL several times to assign `np.void`.
+        # A number if one has this width, else a row of bytes: NumPy releases the GIL several times to assign `np.void`.
         self._value = f"u{width}" if width in (1, 2, 4, 8) else "u1"
         self._shape: tuple[int, ...] = (-1,) if self._value != "u1" or width == 1 else (-1, width)
         self.parts = (self._data,)
@@ -269,7 +269,7 @@ class _Fixed(_Column):
 
 
 class _Variable(_Column):
-    """Memory of a column of bytes, strings, or lists of any length. The values of a list have a fixed width."""
+    """A column of bytes, strings, or lists of any length, whose values have a fixed width."""
 
     def __init__(self, kind: pa.DataType, offset: Any, width: int, lend: Lend) -> None:
         self._kind, self._width, self._data, self._ends = kind, width, _Bytes(lend), _Bytes(lend)
@@ -325,11 +325,11 @@ class _Variable(_Column):
         return [self._array(rows, self._ends.memory, self._data.memory)]
 
     def _ends_of(self, array: pa.Array) -> npt.NDArray[Any]:
-        """The begins of the values of k rows, and the end of the last one, shape (k + 1,)."""
+        """Returns the offsets at which the values of k rows begin, and the end of the last value, shape (k + 1,)."""
         return np.frombuffer(array.buffers()[1], self._offset, len(array) + 1, array.offset * self._offset.itemsize)
 
     def _array(self, rows: int, ends: Bytes, data: Bytes) -> pa.Array:
-        """An array of `rows` values in this memory."""
+        """Returns an array of `rows` values whose memory is `ends` and `data`."""
         if not self._width:
             return pa.Array.from_buffers(self._kind, rows, [None, pa.py_buffer(ends), pa.py_buffer(data)])
         count = int(np.frombuffer(ends, self._offset, rows + 1)[-1])
@@ -338,7 +338,7 @@ class _Variable(_Column):
 
 
 class _Chunks(_Column):
-    """Values of other types, or with nulls."""
+    """A column of another type, or with nulls, kept as Arrow arrays."""
 
     def __init__(self, arrays: list[pa.Array]) -> None:
         self._arrays = arrays
@@ -362,14 +362,14 @@ class _Chunks(_Column):
 
 
 class _Bytes:
-    """Bytes that grow."""
+    """Memory that grows as bytes are appended."""
 
     def __init__(self, lend: Lend) -> None:
         self.memory, self._lend = _fresh(0), lend
         self.used = 0
 
     def append(self, data: Bytes, room: _Room) -> None:
-        """Copies bytes."""
+        """Copies bytes to the end of the used memory."""
         end = self.used + len(data)
         if end > len(self.memory):
             wanted = max(self.used * _GROWTH, self.used + len(data) * room.expected * _SPARE)
@@ -400,7 +400,7 @@ def _make_column(kind: pa.DataType, lend: Lend) -> _Column:
 
 
 def _width(kind: pa.DataType) -> int:
-    """Bytes of a value; 0 if values differ in size or do not have whole bytes."""
+    """Returns the bytes of a value; 0 if values differ in size or do not have whole bytes."""
     if isinstance(kind, pa.BaseExtensionType):
         return _width(kind.storage_type)
     if pa.types.is_fixed_size_list(kind):
@@ -414,7 +414,7 @@ def _bytes(buffer: pa.Buffer | None) -> Bytes:
 
 
 def _raw(array: pa.Array) -> Bytes | None:
-    """The bytes of values of one size; None if a value is null."""
+    """Returns the bytes of an array whose values have one size; None if a value is null."""
     if array.null_count:
         return None
     if isinstance(array.type, pa.BaseExtensionType):
@@ -426,15 +426,13 @@ def _raw(array: pa.Array) -> Bytes | None:
 
 
 def values_of(lists: pa.FixedSizeListArray) -> pa.Array:
-    """The values of lists without nulls. Unlike `flatten`, it does not release the GIL, for which it would have to wait
-    again.
-    """
+    """Returns the values of lists without nulls. Unlike `flatten`, this need not release the GIL and wait for it."""
     size = lists.type.list_size
     return lists.values.slice(lists.offset * size, len(lists) * size)
 
 
 def _dense(kind: pa.DataType, rows: int, data: pa.Buffer) -> pa.Array:
-    """An array of values of one size in this memory."""
+    """Returns an array of values of one size whose memory is `data`."""
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, _dense(kind.storage_type, rows, data))
     if pa.types.is_fixed_size_list(kind):
@@ -443,7 +441,7 @@ def _dense(kind: pa.DataType, rows: int, data: pa.Buffer) -> pa.Array:
 
 
 def keep_freed_memory() -> bool:
-    """Makes this process keep some freed memory for later; returns False if its C library is not glibc.
+    """Makes this process keep some freed memory for later; returns False if the C library is not glibc or refuses.
 
     Lance frees the pieces that it read, and glibc returns them to the system. Then each page of the next piece costs a
     fault, together up to half of the CPU time of reading. Both thresholds are set: if only one is set, glibc no longer
@@ -457,18 +455,18 @@ def keep_freed_memory() -> bool:
 
 
 def own_memory(table: pa.Table) -> pa.Table:
-    """Copies a table. `combine_chunks` alone would copy only columns of several chunks."""
+    """Returns a copy of a table. `combine_chunks` alone would copy only columns of several chunks."""
     return pa.concat_tables([table, table.slice(0, 0)]).combine_chunks()
 
 
 def long_runs(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """Indices at which runs of consecutive `places`, int64, shape (k,), begin; None if they are too short to slice."""
+    """Returns the indices, int64, at which runs of consecutive `places` begin; None if runs are too short to slice."""
     starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
     return starts if len(places) >= len(starts) * _LONG_RUN else None
 
 
 def slice_runs(table: pa.Table, places: npt.NDArray[np.int64]) -> list[pa.Table] | None:
-    """Rows by their places, int64, shape (k,), as slices of a table; None if there are no long runs."""
+    """Returns rows by their places, int64, shape (k,), as slices of a table; None if there are no long runs."""
     starts = long_runs(places)
     if starts is None:
         return None
@@ -485,7 +483,7 @@ def _take(column: pa.ChunkedArray, places: npt.NDArray[np.int64], lend: Lend) ->
     if column.num_chunks == 1 and (taken := _take_as_bytes(column.chunk(0), places, lend)) is not None:
         return taken
     if column.num_chunks > 1 and column.nbytes > np.iinfo(np.int32).max and len(places):
-        # Arrow would join the chunks, and one chunk may not hold them.
+        # Arrow would join the chunks, and one chunk may not be able to hold all values.
         return pa.concat_arrays([column.slice(place, 1).chunk(0) for place in places.tolist()])
     if _is_nested(column.type):
         column = own_memory(pa.table([column], [""]))[0]  # Arrow 26 takes wrong values from a slice of such a column
@@ -494,7 +492,7 @@ def _take(column: pa.ChunkedArray, places: npt.NDArray[np.int64], lend: Lend) ->
 
 def _take_as_bytes(array: pa.Array, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | None:
     """Takes values of many bytes as bytes, because Arrow takes lists value by value, and bytes into memory that grows.
-    None for other arrays, and if a value is null.
+    Returns None for arrays of other types, and if a value is null.
     """
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):

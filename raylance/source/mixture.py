@@ -1,6 +1,6 @@
-"""Owns the reading of a mixture, whose components are one selection and one reader; never deals positions to them.
+"""Owns the reading of a mixture, by one selection and one reader for all components; never chooses a row's component.
 
-A row offset of a mixture has its component in the high bits.
+A row offset of a mixture has the number of its component in the high bits.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from raylance.source.rows import RowSource, Selected
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _MixSelection:
-    """The selections of the components, one after the other."""
+    """The selections of the components, joined in the order of the components."""
 
     parts: tuple[Selected, ...]
 
@@ -44,7 +44,7 @@ class _MixSelection:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _MixReader(RowReader):
-    """Reads each component by its own reader, one after the other."""
+    """Reads the rows of each component with the component's own reader, one component after another."""
 
     readers: tuple[RowReader, ...]
 
@@ -79,7 +79,7 @@ class MixedRows(RowSource):
 
 
 def mix_rows(parts: Mapping[str, RowSource]) -> MixedRows:
-    """The rows of all components, by name. The bytes of a row are those of the component with the largest rows."""
+    """Makes the rows of a mixture from components by name. The bytes of a row are those of the widest component."""
     widest = max(parts.values(), key=lambda part: part.likely_row_bytes)
     return MixedRows(
         uri={name: part.uri for name, part in parts.items()},

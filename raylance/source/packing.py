@@ -1,8 +1,8 @@
 """Owns the packing of token documents into sequences of one length; never tokenises or reorders tokens.
 
-The selected documents, each followed by an end-of-sequence token, form one long string of tokens in storage order. A
-sequence is a piece of it; a table of the documents' ends locates it. So sequences are the rows of the epoch: any order
-shuffles them, every token comes exactly once, and a resume in the middle of a document lies between two sequences.
+The selected documents, each with its end-of-sequence token, form one long string of tokens in storage order. A sequence
+is a piece of it; a table of the documents' ends locates it. So sequences are the rows of the epoch: every order that
+reads no column can shuffle them, every token comes exactly once, and a run may resume in the middle of a document.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ from raylance.orders.permutation import Int64Array
 from raylance.source.reader import Pace, RowReader
 from raylance.source.rows import RowSource, Selected
 
-_BLOCK_BYTES = 16 << 20  # of documents, to read at a time
-_FIRST_ROWS = 4  # read at first, because their size is unknown
+_BLOCK_BYTES = 16 << 20  # bytes of documents to read at once
+_FIRST_ROWS = 4  # documents in the first read, because their size is unknown
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class PackTokens:
         column: Column of lists of integers, one document per row.
         length: Number of tokens of a sequence.
         eos_id: Token to put after each document; None for no token.
-        pad_id: Token that fills the last sequence of the epoch.
+        pad_id: Token that fills up the sequence at the end of the tokens.
     """
 
     column: str
@@ -49,7 +49,7 @@ class PackTokens:
             raise ConfigError(f"PackTokens(column={self.column!r}): give the name of the column of tokens.")
         object.__setattr__(self, "length", check_integer("PackTokens: length", self.length, 1))
         tokens = {"pad_id": self.pad_id} | ({} if self.eos_id is None else {"eos_id": self.eos_id})
-        for name, token in tokens.items():  # kept as given, because the fingerprint includes its repr
+        for name, token in tokens.items():  # not replaced, because the fingerprint includes its repr
             if not -(2**63) <= check_integer(f"PackTokens: {name}", token, None) < 2**63:
                 raise ConfigError(f"PackTokens: {name}={token}: sequences are of int64, which cannot hold it.")
 
@@ -74,7 +74,7 @@ class Documents:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of ends and settings."""
+        """Hash of the ends and the settings."""
         digest = hashlib.blake2b(self.ends.tobytes(), digest_size=16)
         digest.update(repr(self.pack).encode())
         return digest.hexdigest()
@@ -85,7 +85,7 @@ class Documents:
 
 
 def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
-    """Reads the lengths of all selected documents, some MiB of them at a time.
+    """Reads the lengths of all selected documents. It holds only some MiB of documents at once.
 
     Raises:
         DatasetError: If the column holds other types than lists of integers, a null, a token beyond int64, or no token.
@@ -130,7 +130,7 @@ def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _PackReader(RowReader):
-    """Reads sequences: reads the documents that overlap them, and cuts these at the sequences' ends."""
+    """Reads sequences: reads the documents that overlap them, and cuts the documents at the ends of sequences."""
 
     reader: RowReader
     documents: Selected
@@ -148,7 +148,7 @@ class _PackReader(RowReader):
         input_ids = np.full((len(offsets), length), pack.pad_id, dtype=np.int64)
         doc_ids = np.full((len(offsets), length), -1, dtype=np.int64)
         opens, closes = np.where(needed > 0, ends[needed - 1], 0), ends[needed]
-        # Documents are read whole, even if a sequence needs little of them; so only a few at a time.
+        # Documents are read whole, even if a sequence needs little of them. So each read has few documents.
         filled = np.cumsum(8 * (closes - opens)) // _BLOCK_BYTES
         for group in np.split(np.arange(len(needed)), np.flatnonzero(np.diff(filled)) + 1) if len(needed) else []:
             found = self.reader.read(rows[group])[pack.column].combine_chunks()
@@ -159,7 +159,7 @@ class _PackReader(RowReader):
                 for row in range(lowest, highest):
                     start, low = int(begin[row]), max(int(begin[row]), opening)
                     high = min(int(end[row]), int(closes[here]))
-                    after = min(high, opening + len(text))  # the document's last token
+                    after = min(high, opening + len(text))  # after the document's own tokens
                     input_ids[row, low - start : after - start] = text[low - opening : after - opening]
                     if after < high and pack.eos_id is not None:
                         input_ids[row, after - start] = pack.eos_id

@@ -23,7 +23,7 @@ def refuse_pickled(schema: pa.Schema, where: str) -> None:
 
 
 def _is_pickled(field: pa.Field) -> bool:
-    """Whether a field, or one in it, has that type. If Ray Data is not imported, only the metadata names it."""
+    """Whether a field, or a field in it, has the type `_NAME`. Without Ray Data, only the metadata names the type."""
     kind: Any = field.type
     names = (getattr(kind, "extension_name", ""), (field.metadata or {}).get(b"ARROW:extension:name", b"").decode())
     if _NAME in names:

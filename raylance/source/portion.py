@@ -1,5 +1,5 @@
 """Owns rows that are read and held together, from the first block to the items that are gathered from them; never reads
-rows, and never decides how many there are.
+storage, and never decides how many rows are held.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan
 from raylance.source.memory import Lend, RowMemory, long_runs, own_memory, slice_runs, take_rows
 
-Track = tuple[str, int, int, int]  # plan key, rank, epoch, and the first position modulo the global batch
+Track = tuple[str, int, int, int]  # plan key, rank, epoch, and the first position modulo the plan's stride
 
 
 class Portion:
@@ -25,23 +25,23 @@ class Portion:
         memory: The memory of the rows; set by `open`.
         rows: Selected rows in the order of delivery, int64, shape (n,); empty until `open`.
         nbytes: Bytes of the rows that are here.
-        is_held: Whether it counts as held. Rows of an item that is read on request count as in flight instead.
-        is_cold: Whether its reading began only with the first item that needs it.
+        is_held: Whether it counts as held. The rows of an item that is read on request count as in flight instead.
+        is_cold: Whether its reading began only when an item needed it.
         is_whole: Whether all rows are here.
-        is_stuck: Whether the rest has no room as long as the portion before is held.
-        is_dropped: Whether no more of it must be read.
+        is_stuck: Whether the rest has no room while the portion before is held.
+        is_dropped: Whether its reading must stop.
     """
 
     filling: Future[None]
     memory: RowMemory
 
     def __init__(self, plan: Plan, track: Track, chunk: Chunk, begin: int, chunk_end: int, *, once: bool) -> None:
-        """With `once`, a line belongs here only until it is handed out."""
+        """Creates a portion without rows. With `once`, a line belongs to it only until the line is handed out."""
         self.plan, self.track, self.chunk = plan, track, chunk
         self.begin, self.chunk_end = begin, chunk_end
         self.is_held, self.is_cold, self.is_whole, self.is_dropped, self.is_stuck = True, False, False, False, False
         self._once = once
-        self._handed_out = 0  # lines, up to the last one
+        self._handed_out = 0  # number of lines up to the last one that was handed out
         self.rows = self._stored = np.empty(0, dtype=np.int64)
         self.nbytes, self._blocks = 0, list[tuple[int, int]]()  # rows and bytes of each table
 
@@ -51,9 +51,9 @@ class Portion:
         remember: Callable[[int, Int64Array | None], RowMemory],
         lines: Int64Array | None = None,
     ) -> None:
-        """Takes at least one selected row, in the order of delivery, and their indices in storage order if known.
+        """Sets the rows, at least one, in the order of delivery. `lines`, if known, sorts them into storage order.
 
-        `remember` makes the memory for a number of rows, and takes their lines if they are stored line by line.
+        `remember` makes the memory for a number of rows. It also gets their lines if they are stored line by line.
         """
         lines = np.argsort(rows) if lines is None else lines
         stored = rows[lines]
@@ -69,16 +69,16 @@ class Portion:
 
     @property
     def end(self) -> int:
-        """The line after the last row, once all rows are read; until then the highest possible one."""
+        """The line after the last row, after all rows were read; before that, the highest possible line."""
         return self.begin + len(self.rows) if self.is_whole else self.chunk_end
 
     def has(self, track: Track, line: int) -> bool:
-        """Whether a line belongs here, as far as is known."""
+        """Whether a line of a track belongs to this portion, as far as is known."""
         first = self.begin + self._handed_out * self._once
         return self.track == track and first <= line < self.end
 
     def was_handed_out_lately(self, line: int) -> bool:
-        """Whether a line was handed out lately: the lines handed out from it on are at most half of the rows."""
+        """Whether a line was handed out lately: from it on, at most half of the portion's rows were handed out."""
         left = self.begin + self._handed_out - line
         return self._once and 0 < left <= min(self._handed_out, len(self.rows) // 2)
 
@@ -103,12 +103,12 @@ class Portion:
         return self._handed_out / max(1, len(self.rows))
 
     def hand_out(self, high: int) -> None:
-        """Records that the rows up to a line were handed out."""
+        """Records that the rows before line `high` were handed out."""
         self._handed_out = max(self._handed_out, high - self.begin)
 
     def unread(self, first: int, rows: int) -> Int64Array:
-        """Returns up to `rows` selected rows of this portion in ascending order, from index `first` of that order on.
-        A row that occurs several times in the portion counts once.
+        """Returns up to `rows` selected rows of this portion, sorted ascending, from index `first` on. A row that
+        occurs several times in the portion counts once.
         """
         return self._stored[first : first + rows]
 
@@ -131,15 +131,15 @@ class Portion:
         self.nbytes -= nbytes
 
     def halve(self, remember: Callable[[int, Int64Array | None], RowMemory]) -> None:
-        """Drops the second half of the rows in the order of delivery; another portion will have them."""
+        """Drops the second half of the rows in the order of delivery; a later portion will have them."""
         stored, rows = self._stored, self.rows[: len(self.rows) // 2]
         kept = take_rows(self.memory.table(), np.flatnonzero(np.isin(stored[: self.memory.rows], rows)))
         self.open(rows, remember)
         self.add(kept, kept.nbytes, frozenset())
 
     def gather(self, low: int, high: int, lend: Lend, *, own: bool) -> pa.Table:
-        """Returns the rows of lines [low, high): with `own` in memory of their own, else maybe as views. `lend` gives
-        the memory for copies.
+        """Returns the rows of lines [low, high): with `own` as copies, else as views if possible. `lend` gives the
+        memory for copies.
         """
         first, last = low - self.begin, high - self.begin
         by_line, table = self.memory.by_line(first, last), self.memory.stored()

@@ -32,7 +32,7 @@ class Provenance:
     Attributes:
         uri: URI of the source, as given to `raylance.dataset`.
         version: Version of the source.
-        branch: Branch whose numbering the version follows; None for the one that `uri` opens.
+        branch: Branch in which the version is counted; None for the branch that `uri` opens.
         identity: Hash of that version's files, as in checkpoints.
         filter: SQL expression that selected the rows, or None.
         columns: Columns that were copied.
@@ -87,7 +87,7 @@ class Provenance:
 
 
 def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: StorageOptions | None) -> None:
-    """Warns about, or refuses, a dataset whose source has changed since it was made.
+    """Warns about a dataset whose source has changed since the dataset was made, or refuses it.
 
     The source's newest version is opened once, with the storage options of the dataset. If the source cannot be
     reached, that is not an error.
@@ -138,8 +138,8 @@ def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: Stora
 
 
 def _newest(source: Source) -> Source | Exception:
-    """The newest version of a source, or the error if it cannot be opened within some seconds."""
+    """Returns the newest version of a source, or the error if the source cannot be opened within ten seconds."""
     try:
         return within(_REACH_S, source.newest)
-    except Exception as error:  # it concerns only the source, which the user did not open
+    except Exception as error:  # the error concerns only the source, which the user did not open
         return error

@@ -1,9 +1,9 @@
 """Owns the raw rows that a reader helper holds: the portion in use and the next one, read in blocks and bounded by the
 bytes that were really read; never decides which rows are delivered, and never uses Ray.
 
-A portion has as many rows of a chunk, in the order of delivery, as the limit allows: a whole window if it fits, else a
-part of it, at least one row. Cutting changes how rows are read, never which rows come or in which order. The memory of
-a finished portion is used for another one.
+A portion has as many rows of a chunk, in the order of delivery, as the limit allows: the whole chunk if it fits, else a
+part of it, at least one row. Portions change how rows are read, never which rows are delivered or in which order. The
+memory of a finished portion is used for a later one.
 """
 
 import contextlib
@@ -35,18 +35,18 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_BLOCK_BYTES = 32 << 20  # most bytes to read at a time; enough for Lance to read and decode in parallel
-_BLOCKS = 16  # blocks in the limit: if a block exceeds its estimate, the excess is small against the limit
+_BLOCK_BYTES = 32 << 20  # most bytes of a block; enough for Lance to read and decode in parallel
+_BLOCKS = 16  # least number of blocks in the limit, so that a block larger than estimated exceeds it only a little
 _FIRST_SHARE = 0.125  # share of a portion that is read as soon as the portion before it is in use
-# Share of a portion whose items are read one by one while the portion is read: half if items are decoded, which takes
-# until the portion is there; otherwise few, because reading items one by one costs several times as much.
+# If a portion was not read ahead, its first items, up to this share of it, are read one by one while it is read: half
+# if items are decoded, which takes that long; else few, because reading one by one costs several times as much.
 _HALF, _FEW = 0.5, 1 / 16
-_PLANNED_ROWS = 1 << 16  # to plan at a time: several small windows together
-_FASTER = 2.0  # how much faster the rest is read than the portion before it is handed out
+_PLANNED_ROWS = 1 << 16  # rows to plan at once: the rows of several small windows
+_FASTER = 2.0  # the rest of a portion is read this many times as fast as the portion before it is handed out
 
 
 class TooLargeError(Exception):
-    """The rows of one item have more bytes together than allowed; `nbytes` is an estimate of them."""
+    """Raised if the rows of one item together have more bytes than allowed; `nbytes` is an estimate of their bytes."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes)
@@ -55,7 +55,7 @@ class TooLargeError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Request:
-    """An item that is being gathered. Its rows are lines of the track, up to `end`."""
+    """An item that is being gathered. Its rows are the lines of the track (see `Plan.line`) before line `end`."""
 
     plan: Plan
     track: Track
@@ -66,7 +66,7 @@ class _Request:
 
 
 class _Gate:
-    """Stops a read that was given up and returns late from writing to rows that were handed out meanwhile."""
+    """Keeps a read that was given up, but still runs, from writing into rows that were handed out meanwhile."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -95,8 +95,8 @@ class _Gate:
 class ReadAhead:
     """Holds the rows of one rank: gathers items from the portion in use, while a thread reads the next portion.
 
-    Only one thread may call `gather` and `begin`; any thread may call `close`. If nothing was read ahead, the calling
-    thread reads items itself, so both threads use the reader and the counters.
+    Only one thread may call `gather` and `begin`; any thread may call `close`. If the rows of an item were not read
+    ahead, the calling thread reads them itself. So both threads use the reader and the counters.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class ReadAhead:
             source: The rows to read.
             limit_bytes: Most bytes of both portions together; the block being read comes on top.
             read_timeout_s: See `retry_s` of `RowSource.open_reader`.
-            lends: Whether the caller keeps tables of `gather` and may write to them. They may be views. So each line is
-                handed out once, and tables that are kept for long hold up to `limit_bytes` more memory.
-            at_once: Whether a portion is read as soon as it has room, instead of as the one before is handed out.
+            lends: Whether the caller keeps tables of `gather` and may write to them. The tables may be views. So each
+                line is handed out once, and tables that are kept for long hold up to `limit_bytes` more memory.
+            at_once: Whether the next portion is read as soon as it has room, or in steps as the used one is handed out.
         """
         self._source, self._limit, self._read_timeout_s = source, limit_bytes, read_timeout_s
         self._lends = lends
         self._first_share, self._early_share = (1.0, _FEW) if at_once else (_FIRST_SHARE, _HALF)
-        portions = 3 if lends else 2  # a caller that gets views keeps the previous portion
+        portions = 3 if lends else 2  # a caller that gets views may still hold the previous portion
         self._lender = Lender(portions * limit_bytes * 9 // 16)  # a portion has half of the limit, rounded up
         self._items = Lender(limit_bytes // 2 if lends else limit_bytes // 8)  # for gathered rows
         self._selection = source.load_selection()
@@ -130,7 +130,7 @@ class ReadAhead:
         self._is_even = False  # whether all known rows have one size
         self._thread = Calls(1, "read-ahead")
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="plan-ahead")
-        # At most one entry; only the thread uses it.
+        # At most one entry; one thread at a time uses it.
         self._planned: dict[tuple[str, int, Chunk], Future[tuple[Int64Array, Int64Array]]] = {}
         self._used: Portion | None = None
         self._next: Portion | None = None
@@ -176,7 +176,7 @@ class ReadAhead:
         return pa.concat_tables(tables).combine_chunks()
 
     def begin(self, plan_key: str, plan: Plan, rank: int, chunk: Chunk) -> None:
-        """Starts to read a chunk that will be needed and drops the held portions; does nothing if it is held."""
+        """Drops the held portions and starts to read a chunk that will be needed; does nothing if the chunk is held."""
         track, line = (plan_key, rank, chunk.epoch, chunk.position % plan.stride), plan.line(chunk.position, rank)
         if not any(portion.has(track, line) for portion in self._held):
             self._release(*self._held)
@@ -188,7 +188,7 @@ class ReadAhead:
             portion.is_dropped = True
 
     def read_since(self) -> tuple[int, float]:
-        """Bytes read from storage since the last call, and the seconds of reading."""
+        """Returns the bytes that were read from storage since the last call, and the seconds that this took."""
         with self._lock:
             since = self._read_bytes, self._read_s
             self._read_bytes, self._read_s = 0, 0.0
@@ -204,7 +204,7 @@ class ReadAhead:
         return [portion for portion in (self._used, self._next) if portion is not None]
 
     def empty_table(self) -> pa.Table:
-        """An empty table with all columns."""
+        """Returns an empty table with all columns."""
         tables: list[pa.Table] = []
         self._read([np.empty(0, dtype=np.int64)], lambda _, table: table, tables.append)
         return tables[0]
@@ -217,17 +217,17 @@ class ReadAhead:
         return self._lender.lent_bytes - held > self._limit // 2
 
     def _find_portion(self, request: _Request, at: int) -> Portion:
-        """Returns a whole portion with line `at`, and starts to read the one after it."""
+        """Returns a portion that is read completely and has line `at`; starts to read the portion after it."""
         used, track = self._advance(request, at), request.track
         if used is None:
             return self._read_item(request, at)
         is_early = used.is_cold and at - used.begin < self._early_share * (used.chunk_end - used.begin)
         if is_early and not used.filling.done() and (request.end - at) * self._row_bytes < self._limit / 8:
             # These rows were not read ahead. The first items are read one by one, so that a start or a resume waits for
-            # a batch and not for a window. Not all items: otherwise the next portion would never be read ahead.
+            # a batch and not for a window. If all items were, the next portion would never be read ahead.
             return self._read_item(request, at)
         wait([used.filling])
-        if not used.is_whole:  # it had no room for all rows before, or an error that may have passed
+        if not used.is_whole:  # before, not all rows had room, or there was an error that may have passed
             try:
                 self._fill(used)
             except Exception as error:
@@ -239,13 +239,13 @@ class ReadAhead:
                 return self._read_item(request, at)
         if self._next is None:
             self._next = self._start_next(used, request.following)
-        # The portion may have been cut before this line; then the next one begins there.
+        # If the portion was cut before this line, a later portion has the line.
         return used if used.has(track, at) else self._find_portion(request, at)
 
     def _advance(self, request: _Request, at: int) -> Portion | None:
-        """Makes the portion with line `at` the one in use: the current one, the next one, or a new one.
+        """Returns the portion with line `at` and makes it the portion in use: it is the present, the next or a new one.
 
-        Returns None if the line should be read alone.
+        Returns None if the rows of the item should be read on their own.
         """
         used, following, track = self._used, self._next, request.track
         if used is not None and used.has(track, at):
@@ -256,7 +256,7 @@ class ReadAhead:
             self._used, self._next = following, None
             return following
         if used is not None and used.track == track and used.was_handed_out_lately(at):
-            return None  # a pass that begins with rows that the one before did not take
+            return None  # a new pass begins with rows that the previous pass did not take
         if used is not None and used.track == track and at < used.begin and self._alone != (track, at):
             return None  # a lost helper's work is repeated: the held portions are still needed
         self._release(*self._held)
@@ -268,7 +268,7 @@ class ReadAhead:
     def _start(
         self, plan: Plan, track: Track, chunk: Chunk, begin: int, room: float = math.inf, share: float = 1.0
     ) -> Portion:
-        """Starts to read a chunk from a line on; at first at most `room` bytes and this share of the rows."""
+        """Starts to read a chunk from line `begin` on: for now, at most `room` bytes and this `share` of the rows."""
         rank = track[1]
         end = plan.line(chunk.position, rank) + plan.chunk_size(chunk, rank)
         portion = Portion(plan, track, chunk, begin, end, once=self._lends)
@@ -288,8 +288,8 @@ class ReadAhead:
         return self._start(used.plan, track, chunk, begin, self._limit - used.nbytes, self._share_of_next(used))
 
     def _read_more(self, used: Portion) -> None:
-        """Reads more of the next portion as the one in use is handed out. Reading all at once would take the cores from
-        decoding just when a window ends.
+        """Starts to read more of the next portion as the portion in use is handed out. Reading all of it at once would
+        take the CPU cores from decoding just when a window ends.
         """
         following, share = self._next, self._share_of_next(used)
         if used is not self._used or following is None or following.is_whole or following.is_stuck:
@@ -314,7 +314,7 @@ class ReadAhead:
             portion.is_dropped = True
 
     def _chunk_rows(self, portion: Portion) -> tuple[Int64Array, Int64Array]:
-        """`_sorted_rows` of a portion's chunk; those of the next chunk are computed while this one is read."""
+        """Returns `_sorted_rows` of a portion's chunk; starts to compute those of the next chunk in another thread."""
         (plan_key, rank, *_), plan, chunk = portion.track, portion.plan, portion.chunk
         planned = self._planned.pop((plan_key, rank, chunk), None)
         found = _sorted_rows(plan, chunk, rank) if planned is None else planned.result()
@@ -324,12 +324,12 @@ class ReadAhead:
         return found
 
     def _remember(self, rows: int, lines: Int64Array | None) -> RowMemory:
-        return RowMemory(self._limit // 2, rows, lines, self._lender.lend)  # two portions fit
+        return RowMemory(self._limit // 2, rows, lines, self._lender.lend)  # so that two portions fit
 
     def _fill(self, portion: Portion, room: float = math.inf, share: float = 1.0, most_bytes: float = math.inf) -> None:
-        """Reads the rest of a portion; now at most `room` bytes and this share of its rows.
+        """Reads the rest of a portion: for now, at most `room` bytes and this `share` of its rows.
 
-        Rows that do not fit into the limit, or into `most_bytes`, are dropped.
+        If the rows do not fit into the limit, or into `most_bytes`, the portion is halved until they do.
         """
         if not portion.stored_rows:
             first = portion.begin - portion.plan.line(portion.chunk.position, portion.track[1])
@@ -347,11 +347,11 @@ class ReadAhead:
             raise self._too_large_row(portion)
         portion.is_whole = portion.memory.rows == portion.stored_rows
         if portion.is_whole and portion.is_held:
-            # Up at once, down slowly: too small a portion costs some speed, too large a one is read in vain.
+            # Raised at once, lowered slowly: small portions cost some speed, but too many rows would be read in vain.
             self._row_bytes = max(self._row_bytes / 2, portion.nbytes / len(portion.rows))
 
     def _read_portion(self, portion: Portion, room: float, share: float, most_bytes: float) -> None:
-        """Reads until all rows are there, or this share of them, or more bytes than fit."""
+        """Reads until all rows are here, or this `share` of them, or until they have more bytes than fit."""
         least = self._source.likely_row_bytes
         pace = Pace(self._block_bytes, max(self._row_bytes, least), least_bytes=least)
         while self._read_blocks(portion, pace, room, share, most_bytes):
@@ -359,7 +359,7 @@ class ReadAhead:
 
     def _read_blocks(self, portion: Portion, pace: Pace, room: float, share: float, most_bytes: float) -> bool:
         """Reads one block, or several in parallel if all rows have one size; returns whether more may follow."""
-        if self._is_even:  # no block exceeds its estimate
+        if self._is_even:  # so no block exceeds its estimate
             pace.target_bytes, pace.limit_rows = _BLOCK_BYTES, portion.stored_rows
         memory, first = portion.memory, portion.memory.rows
         is_over, gate, asked = False, _Gate(), memory.rows
@@ -428,13 +428,13 @@ class ReadAhead:
             self._read_s += clock.now() - begin
 
     def _share_of_next(self, used: Portion) -> float:
-        """The share of the next portion that should be read by now."""
+        """Returns the share of the next portion that should be read by now."""
         return self._first_share + _FASTER * used.share_handed_out
 
 
 def _sorted_rows(plan: Plan, chunk: Chunk, rank: int, ahead_rows: int = 0) -> tuple[Int64Array, Int64Array]:
-    """Rows of a chunk in the order of delivery, and their indices in storage order, both int64, shape (n,). See
-    `Plan.chunk_rows` for `ahead_rows`.
+    """Returns the rows of a chunk in the order of delivery, and the indices that sort them into storage order: int64,
+    shape (n,). See `Plan.chunk_rows` for `ahead_rows`.
     """
     rows = plan.chunk_rows(chunk, rank, ahead_rows)
     return rows, np.argsort(rows)

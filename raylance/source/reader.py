@@ -1,4 +1,4 @@
-"""Owns reading, from row offsets to one Arrow table, by range or by take; never chooses rows, and never decodes."""
+"""Owns reading rows by their offsets into Arrow tables, by range or by take; never chooses rows, and never decodes."""
 
 import abc
 import dataclasses
@@ -31,11 +31,11 @@ ReadMode = Literal["auto", "range", "take"]
 READ_MODES: tuple[ReadMode, ...] = ("auto", "range", "take")
 
 _RANGE_BYTES = 256 << 10  # runs of at least this many bytes are read as ranges
-_RANGE_ROWS = 8  # and of at least this many rows: one take of a few large rows reads them in parallel
-_DENSE = 0.5  # share of wanted rows, from which on reading all and dropping the rest is not slower than a take
-_SLICED = 0.9  # share from which on rows between gaps are slices of the rows that were read, not copies
+_RANGE_ROWS = 8  # if they also have at least this many rows: a take reads a few large rows in parallel
+_DENSE = 0.5  # from this share of wanted rows on, reading all rows and dropping the rest is not slower than a take
+_SLICED = 0.9  # from this share of wanted rows on, rows between gaps are slices of the rows that were read, not copies
 _GAP_BYTES = 64 << 10  # gaps of up to this size are read, too
-_PIECE_BYTES = 4 << 20  # of one read: the allocator keeps this much ready, not more
+_PIECE_BYTES = 4 << 20  # of one read: the allocator keeps freed pieces of this size for reuse, but not much larger ones
 _DIRECT_BYTES = 4 * _PIECE_BYTES
 _REQUESTS = 8  # reads at once from an object store, each of which takes long
 _READS = 2  # reads at once from a disk: one piece is read while another is copied; more would wait for the interpreter
@@ -44,10 +44,10 @@ _QUEUED = 2  # pieces that wait for a thread, so that no thread waits for the ca
 
 @dataclasses.dataclass(slots=True)
 class Pace:
-    """How many rows to read at a time, by the bytes of the previous rows: only reading shows a heavy tail."""
+    """Computes how many rows to read next from the bytes of earlier rows: only reading shows whether some are large."""
 
-    target_bytes: float  # bytes to read at a time
-    row_bytes: float  # an estimate: heavy rows raise it at once, and light ones lower it slowly
+    target_bytes: float  # bytes to read at once
+    row_bytes: float  # an estimate: large rows raise it at once, and small ones lower it slowly
     limit_rows: int = 0  # doubles with each read, so that a bad first guess shows early
     # Lower limit of `row_bytes`. If the mean is known, small rows only mean that large ones are still to come.
     least_bytes: float = 1.0
@@ -56,7 +56,7 @@ class Pace:
         self.limit_rows = self.limit_rows or int(self.target_bytes / max(self.row_bytes, 1) / 4) + 1
 
     def next_rows(self) -> int:
-        """Number of rows to read next, at least one."""
+        """Returns the number of rows to read next, at least one."""
         return max(1, min(self.limit_rows, int(self.target_bytes / max(self.row_bytes, 1))))
 
     def record(self, rows: int, nbytes: int) -> None:
@@ -66,7 +66,7 @@ class Pace:
 
 
 def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> float:
-    """Mean stored bytes of a row of these columns, over all rows, including a tail that no sample finds.
+    """Returns the mean stored bytes of a row of these columns over all rows, with rare large rows that a sample misses.
 
     Raises:
         DatasetError: If the files cannot be read.
@@ -99,14 +99,14 @@ class RowReader(abc.ABC):
         The tables have the columns, and `_rowoffset` (int64). Blob columns hold their bytes.
 
         Raises:
-            DatasetError: If the dataset no longer has these rows, or its storage failed for too long. Tables before the
-                error were added.
+            DatasetError: If the dataset no longer has these rows, or its storage failed for too long. The tables
+                that were read before have been passed to `add`.
         """
 
     def read_blocks(
         self, blocks: Iterable[Int64Array], prepare: Callable[[int, pa.Table], T], add: Callable[[T], None]
     ) -> None:
-        """Reads block after block, see `read_into`, and passes on the results of `prepare` for each table.
+        """Reads blocks of rows like `read_into`, and passes the result of `prepare` for each table to `add`.
 
         Args:
             blocks: The offsets of each block. The next block is taken when a thread can read it.
@@ -136,7 +136,7 @@ class RowReader(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows that one call reads; the first one has the number `first`."""
+    """Rows that one call reads. `first` is the number of the first row, counted over all blocks."""
 
     first: int
     offsets: Int64Array
@@ -145,19 +145,19 @@ class _Piece:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Reader(RowReader):
-    """Reads rows of a pinned dataset, some MiB at a time.
+    """Reads rows of a pinned dataset, in pieces of some MiB.
 
     Attributes:
         pinned: The version that is opened with the first read, and again before a read is repeated. It is checked from
             time to time while reads succeed.
         columns: Columns to read.
         row_bytes: Estimated bytes of a row of these columns; decides between range and take.
-        dataset: The open dataset.
+        dataset: The open dataset; None before the first read.
         mode: "range" and "take" read all rows in that way; "auto" chooses, see `choose`.
-        retry_s: Seconds in which a read is tried again if the storage fails, and that an attempt may take without an
-            answer. For as long after a read that gave up, other reads get only one attempt, with less time, so that an
+        retry_s: Seconds for which a read is repeated if the storage fails, and which one attempt may take without an
+            answer. In this time after a read gave up, other reads get only one attempt, with less time, so that an
             outage costs one deadline.
-        missing: Whether a missing file is such a failure, because a file that was there before may come back.
+        missing: Whether a read is also repeated if a file is missing, because the file was there and may come back.
     """
 
     pinned: Source
@@ -167,7 +167,7 @@ class Reader(RowReader):
     mode: ReadMode = "auto"
     retry_s: float = OPENING_S
     missing: bool = False
-    _gave_up: Outage = dataclasses.field(default_factory=Outage, init=False, repr=False)  # the last outage
+    _gave_up: Outage = dataclasses.field(default_factory=Outage, init=False, repr=False)  # when a read last gave up
     _check: VersionCheck = dataclasses.field(init=False, repr=False)
     _calls: Calls = dataclasses.field(init=False, repr=False)
     _reads_at_once: int = dataclasses.field(init=False, repr=False)
@@ -199,11 +199,11 @@ class Reader(RowReader):
         self, blocks: Iterable[Int64Array], prepare: Callable[[int, pa.Table], T], add: Callable[[T], None]
     ) -> None:
         """See `RowReader.read_blocks`."""
-        lasts = time.monotonic() - self._gave_up.until_s < self.retry_s  # an outage in which a read just gave up
+        lasts = time.monotonic() - self._gave_up.until_s < self.retry_s  # whether a read gave up lately
         outage, retry_s = (self._gave_up, 0.0) if lasts else (Outage(), self.retry_s)
         dataset: lance.LanceDataset | None = None
         failed, pieces = False, self._pieces(blocks)
-        begun = deque(itertools.islice(pieces, 1))  # but not added yet
+        begun = deque(itertools.islice(pieces, 1))  # pieces whose rows were not added yet
         if not begun:
             return
         try:
@@ -229,7 +229,7 @@ class Reader(RowReader):
             raise DatasetError(f"{what} ({readable_text(cause)}). The epoch stops here.") from cause
 
     def _give_up(self, outage: Outage) -> str:
-        """Records that a read has given up; returns the advice."""
+        """Records that a read has given up; returns the advice for the user."""
         outage.until_s = time.monotonic()
         self._gave_up = outage
         if not self.missing:
@@ -255,7 +255,7 @@ class Reader(RowReader):
         return self.pinned.open_once(answer_limit_s(self.retry_s, again=False))
 
     def _why_missing(self, error: Exception) -> Exception:
-        """Finds why a file is missing: the version is gone, another dataset is in its place, or as `error` says."""
+        """Returns the reason for a missing file: the version is gone or another dataset has its place; else `error`."""
         try:
             within(answer_limit_s(self.retry_s, again=True), self._open_once)
         except (DatasetError, TimeoutError) as found:
@@ -270,7 +270,7 @@ class Reader(RowReader):
         prepare: Callable[[int, pa.Table], T],
         limit_s: float,
     ) -> Iterator[T]:
-        """Reads begun pieces first, then more, several at once. Yields the result of `prepare` for each, in order."""
+        """Reads the pieces in `begun`, then further ones, several at once. Yields the results of `prepare` in order."""
         calls, progress = self._calls, functools.partial(requests_of, dataset)
         running: deque[Future[T]] = deque()
         again = iter(tuple(begun))
@@ -291,14 +291,14 @@ class Reader(RowReader):
             for future in running:
                 future.cancel()
             running.clear()
-            if self._calls is calls:  # calls that hang keep their threads
+            if self._calls is calls:  # calls that hang keep the old threads
                 self._calls = Calls(self._reads_at_once, "read")
             raise
         finally:
-            wait(running, min(limit_s, threading.TIMEOUT_MAX))  # also after an error, no read outlives this call
+            wait(running, min(limit_s, threading.TIMEOUT_MAX))  # also after an error: only hung reads outlive this call
 
     def _pieces(self, blocks: Iterable[Int64Array]) -> Iterator[_Piece]:
-        """Cuts blocks of offsets into pieces of one call each. The rest of a block joins the next one."""
+        """Cuts blocks of offsets into pieces, one for each call. The last piece of a block joins the next block."""
         rest: _Piece | None = None
         for block in blocks:
             offsets = block if rest is None else np.concatenate([rest.offsets, block])
@@ -308,7 +308,7 @@ class Reader(RowReader):
             yield rest
 
     def _cut(self, number: int, offsets: Int64Array) -> Iterator[_Piece]:
-        """Cuts offsets, the first of which has this number, into at least one piece of one call each."""
+        """Cuts offsets into one or more pieces, one for each call. The first offset has this `number`."""
         rows = max(1, int(_PIECE_BYTES / max(self.row_bytes, 1)))
         firsts = self._range_firsts(offsets)
         is_range = len(offsets) > 0 and self._choose(offsets, firsts) == "range"
@@ -322,7 +322,7 @@ class Reader(RowReader):
         return prepare(piece.first, self._with_offsets(table, piece.offsets))
 
     def _with_offsets(self, table: pa.Table, offsets: Int64Array) -> pa.Table:
-        """Adds the column `_rowoffset`. `append_column` would release the GIL six times, for which it has to wait."""
+        """Adds the column `_rowoffset`. `append_column` would release the GIL six times, and wait for it each time."""
         read, with_offsets = self._schemas or (None, None)
         if read is None or not table.schema.equals(read, check_metadata=True):
             read, with_offsets = table.schema, table.schema.append(pa.field(ROW_OFFSET, pa.int64()))
@@ -331,7 +331,7 @@ class Reader(RowReader):
         return pa.Table.from_arrays([*table.columns, column], schema=with_offsets)
 
     def _read_piece(self, dataset: lance.LanceDataset, offsets: Int64Array, is_range: bool) -> Reading[pa.Table]:
-        if self._blobs is None:  # Lance converts the schema each time that it is asked for
+        if self._blobs is None:  # found once, because each access makes Lance convert the schema
             schema = dataset.schema
             self._blobs = [name for name in self.columns if is_blob(schema.field(name))]
         blobs = self._blobs
@@ -356,7 +356,7 @@ class Reader(RowReader):
         if not is_range:
             return _tidy(dataset.take(pa.array(offsets), columns=columns))
         start, rows = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
-        # Large rows need a scan: it shows progress, so that a slow storage does not look like one that hangs.
+        # A scan reads large rows, because it shows progress: a slow storage must not look like one that hangs.
         is_small = rows * self.row_bytes <= _DIRECT_BYTES
         table = (yield from self._data_files(dataset, columns).read(start, rows)) if is_small else None
         if table is None:
@@ -364,19 +364,19 @@ class Reader(RowReader):
         table = _tidy(table)
         if rows == len(offsets):
             return table
-        # The rows of gaps are left out. Slices would keep them in memory.
+        # The rows of gaps are left out. Slices keep them in memory, so they are used only if gaps have few rows.
         runs = slice_runs(table, offsets - start) if len(offsets) >= _SLICED * rows else None
         return take_rows(table, offsets - start) if runs is None else pa.concat_tables(runs)
 
     def _data_files(self, dataset: lance.LanceDataset, columns: list[str]) -> DataFiles:
-        """The data files of the open dataset."""
+        """Returns the data files of the open dataset."""
         with self._listing:
             if self._files is None or self._files.dataset is not dataset:
                 self._files = DataFiles(dataset, columns)
             return self._files
 
     def count_reads(self, offsets: Int64Array) -> tuple[int, int]:
-        """Number of reads into which offsets are cut, and of reads at once."""
+        """Returns the number of reads into which offsets are cut, and the number of reads that run at once."""
         return sum(1 for _ in self._pieces([offsets])), self._reads_at_once
 
     def choose(self, offsets: Int64Array) -> ReadMode:
@@ -397,7 +397,7 @@ class Reader(RowReader):
         return "range" if long_runs and len(offsets) >= _DENSE * read_rows else "take"
 
     def _range_firsts(self, offsets: Int64Array) -> Int64Array:
-        """Indices of the offsets that begin ranges, at least one; small gaps do not end a range."""
+        """Returns the indices of the offsets that begin ranges, at least one. Small gaps do not end a range."""
         if not len(offsets):
             return np.zeros(1, dtype=np.int64)
         gap_rows = max(1, int(_GAP_BYTES / max(self.row_bytes, 1)))
@@ -407,7 +407,7 @@ class Reader(RowReader):
 def _tidy(table: pa.Table) -> pa.Table:
     """Returns a table whose dictionaries have distinct values without null: pandas and Arrow's concatenation need that.
 
-    Lance's take repeats the values of each fragment, and storage version 2.0 has null among them.
+    In Lance's take, a dictionary repeats the values of each fragment. In storage version 2.0, null is among them.
     """
     for index, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):

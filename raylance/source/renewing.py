@@ -11,7 +11,7 @@ from raylance.source.storage_options import current
 
 
 class Renewing(LanceNamespace):  # type: ignore[misc] # Lance has no types
-    """A namespace of one dataset. Lance asks it when it opens the dataset, and each time before the options expire."""
+    """A Lance namespace with one dataset. Lance asks it for options to open the dataset, and before they expire."""
 
     def __init__(self, uri: str, options: Callable[[], Mapping[str, str]], limit_s: float) -> None:
         """Takes the function that gives the options, and the time into which Lance's limits must fit."""
@@ -19,10 +19,10 @@ class Renewing(LanceNamespace):  # type: ignore[misc] # Lance has no types
         self._name = uuid.uuid4().hex  # unique, because Lance may share credentials under one name
 
     def namespace_id(self) -> str:
-        """The name of the namespace."""
+        """Returns the name of the namespace."""
         return self._name
 
     def describe_table(self, request: DescribeTableRequest) -> DescribeTableResponse:
-        """The location of the dataset, and its present options."""
+        """Returns the location of the dataset and its present options."""
         options: Any = with_limits(self._uri, current(self._options), self._limit_s)
         return DescribeTableResponse(location=self._uri, storage_options=options)

@@ -1,4 +1,4 @@
-"""Owns the retries after storage failures: for which failures, how often, and how long; never reads by itself."""
+"""Owns the retries after storage failures: after which failures, how often and how long; never reads by itself."""
 
 import dataclasses
 import logging
@@ -15,12 +15,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-OPENING_S = 60.0  # for openings, which have no option; the same as the default of `Options.read_timeout_s`
+OPENING_S = 60.0  # for opening a dataset, which has no option; equal to the default of `Options.read_timeout_s`
 _LONGEST_PAUSE_S = 10.0
 _LONGEST_PAUSE_MISSING_S = 1.0  # a request for a missing file costs the storage little
-_OPENING_ATTEMPTS = 2  # at least, because a long scan may fail at its end, after its time is over
-_LEAST_ANSWER_S = 5.0  # for an answer, at least: a storage that works may take as long
-_LEAST_ANSWER_AGAIN_S = 3.0  # for an answer after a failure, at least
+_OPENING_ATTEMPTS = 2  # least number: a long scan may fail at its end, when the time for retries is already over
+_LEAST_ANSWER_S = 5.0  # least time limit for an answer: a storage that works may need this long
+_LEAST_ANSWER_AGAIN_S = 3.0  # least time limit for an answer after a failure
 
 
 @dataclasses.dataclass(slots=True)
@@ -28,9 +28,9 @@ class Outage:
     """A period in which the storage gives no answer, or only failures.
 
     Attributes:
-        since_s: When it began: at the last answer, or at the first attempt; by `time.monotonic`, like `until_s`.
+        since_s: Time of the last answer or, if there was none, of the first attempt; by `time.monotonic`.
         attempts: Number of attempts since then.
-        until_s: When a read gave up.
+        until_s: Time at which a read gave up, by the same clock.
     """
 
     since_s: float = dataclasses.field(default_factory=time.monotonic)
@@ -43,17 +43,17 @@ class Outage:
 
 
 def answer_limit_s(patience_s: float, *, again: bool) -> float:
-    """Seconds in which the storage must answer; fewer if it is asked again after a failure."""
+    """Returns the seconds within which the storage must answer; `again` means after a failure, and gives fewer."""
     return max(patience_s / 4, _LEAST_ANSWER_AGAIN_S) if again else max(patience_s, _LEAST_ANSWER_S)
 
 
 def retrying(retry_s: float, *, missing: bool, attempts: int = 1, outage: Outage | None = None) -> tenacity.Retrying:
-    """Makes attempts, with growing random pauses, while they fail with failures that may pass.
+    """Returns a retrier, which repeats a call after failures that may pass, with random pauses that grow.
 
     Args:
-        retry_s: Seconds from the begin of the outage, in which further attempts may begin.
-        missing: Whether a missing file is such a failure. A file that was there before may come back, but a wrong path
-            must be an error at once.
+        retry_s: Seconds after the begin of the outage. After that, no further attempt begins.
+        missing: Whether the call is also repeated if a file is missing. A file that was there before may come back, but
+            a wrong path must be an error at once.
         attempts: Least number of attempts, however long they take.
         outage: Counts the attempts; None begins a new one.
     """
@@ -97,10 +97,10 @@ def _error_of(state: tenacity.RetryCallState) -> BaseException | None:
 
 
 def patiently(ask: Callable[[], T], progress: Callable[[], object] = lambda: None) -> T:
-    """Calls `ask` until the storage does not fail; a missing file is an error at once. For openings.
+    """Returns the result of `ask`; calls it again if the storage fails. A missing file is an error at once.
 
     Raises:
-        TimeoutError: If the storage has not answered in time, and `progress` has not changed.
+        TimeoutError: If the storage did not answer in time, and `progress` did not change.
     """
     outage = Outage()
 

@@ -1,4 +1,4 @@
-"""Owns the selected rows of a dataset, which the readers of a rank open; never assigns rows to ranks."""
+"""Owns the selected rows of a dataset, and opens readers for them; never assigns rows to ranks."""
 
 import abc
 import dataclasses
@@ -14,7 +14,7 @@ from raylance.source.version import Source
 
 
 class Selected(Protocol):
-    """The rows of an epoch."""
+    """The selected rows, which an epoch delivers."""
 
     @property
     def rows(self) -> int:
@@ -33,14 +33,14 @@ class RowSource(abc.ABC):
     """Selected rows of pinned data; picklable.
 
     Attributes:
-        uri: URI of the data, JSON-able; in a mixture by component, like the next three.
-        branch: Branch whose numbering the version follows; None for the one that the URI opens.
+        uri: URI of the data, JSON-able. In a mixture, this and the next three fields are dicts by component.
+        branch: Branch in which the version is counted; None for the branch that the URI opens.
         version: The pinned version.
         identity: Hash of the version's files.
         columns: Columns to read.
-        row_bytes: Bytes of a row as it is read, the mean of a few rows; resolves "auto" sizes of orders.
+        row_bytes: Bytes of a row as it is read, the mean of a few rows. "auto" sizes of orders follow from it.
         likely_row_bytes: The best estimate of the bytes of a row; determines the size of the first reads.
-        measure: The source of `likely_row_bytes`, in words.
+        measure: How `likely_row_bytes` was measured, in words.
     """
 
     uri: Any
@@ -58,16 +58,16 @@ class RowSource(abc.ABC):
 
     @abc.abstractmethod
     def open_reader(self, retry_s: float | None = None) -> RowReader:
-        """Makes a reader. It opens the dataset with its first read, and compares it with the pinned version.
+        """Makes a reader. With its first read, it opens the dataset and compares it with the pinned version.
 
         Args:
-            retry_s: Seconds in which a read is tried again if the storage fails, or if files are missing that were
-                there before. None is for a few rows on request: a missing file is an error at once.
+            retry_s: Seconds for which a read is repeated if the storage fails, or if files are missing that were there
+                before. None is for a few rows on request: a missing file is then an error at once.
         """
 
     @abc.abstractmethod
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
-        """Returns a copy in which each large value is replaced by `change(value)`; `change` is `Shared.of_run`, say."""
+        """Returns a copy in which each large value is replaced by `change(value)`, such as `Shared.of_run`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def table_rows(
     stored_bytes: float = 0.0,
     read: ReadMode = "auto",
 ) -> TableRows:
-    """The selected rows of one dataset. `stored_bytes` is the mean of all rows as stored, 0 if unknown."""
+    """Makes the `TableRows` of a dataset. `stored_bytes` is the mean size of all rows as stored, 0 if unknown."""
     return TableRows(
         uri=pinned.uri,
         branch=pinned.branch,

@@ -27,8 +27,8 @@ _SCAN_ROWS = 1 << 18
 class Selection:
     """The selected rows in storage order, as row offsets of the pinned version.
 
-    It is stored as runs of consecutive offsets if that is smaller, else as plain offsets: at most 8 bytes a row, a few
-    bytes for a whole dataset. Processes read the arrays from the object store without a copy.
+    The offsets are stored as runs of consecutive offsets if that is smaller, else one by one: at most 8 bytes for each
+    row, a few bytes for a whole dataset. Processes read the arrays from the object store without a copy.
 
     Attributes:
         rows: Number of selected rows, N.
@@ -44,7 +44,7 @@ class Selection:
 
     @classmethod
     def whole(cls, rows: int) -> Self:
-        """All rows of a dataset of `rows` live rows."""
+        """Builds the selection of all rows of a dataset that has `rows` live rows."""
         return cls.from_runs(np.zeros(min(rows, 1), dtype=np.int64), np.full(min(rows, 1), rows, dtype=np.int64))
 
     @classmethod
@@ -71,7 +71,7 @@ class Selection:
         digest = hashlib.blake2b(digest_size=16)
         for array in (starts, ends):
             digest.update(np.ascontiguousarray(array, dtype="<i8").data)
-        if 2 * len(starts) > rows:  # two numbers a run take more than one a row
+        if 2 * len(starts) > rows:  # two numbers for each run take more memory than one for each row
             if len(starts) < rows:
                 starts = np.repeat(starts - (ends - lengths), lengths)
                 starts += np.arange(rows)
@@ -108,7 +108,7 @@ def select(
 ) -> Selection:
     """Selects the live rows that satisfy a filter and belong to a split. Lance uses a scalar index if there is one.
 
-    `opened` is the dataset, if it is open already.
+    `opened` is the open dataset; None if it must be opened.
 
     Raises:
         DatasetError: If the filter does not parse, the split's column is missing, no row is selected, or the storage
@@ -151,7 +151,7 @@ def _scan(dataset: lance.LanceDataset, filter: str | None, split: Split | None) 
 
 
 def _not_selected(source: Source, dataset: lance.LanceDataset, filter: str | None, error: Exception) -> DatasetError:
-    """The error for rows that cannot be selected, because of the storage or because of the filter."""
+    """Returns the error for rows that cannot be selected, because of the storage or because of the filter."""
     if failure_of(error) is not None:
         return DatasetError(
             f"the rows of {source.uri!r}, version {source.version}, cannot be selected, because its files cannot be "
@@ -168,7 +168,7 @@ def _not_selected(source: Source, dataset: lance.LanceDataset, filter: str | Non
 def share_selection(
     source: Source, filter: str | None, split: Split | None = None, opened: lance.LanceDataset | None = None
 ) -> Shared[Selection]:
-    """Selects rows as `select` does, as a value that all processes of a run share."""
+    """Selects rows like `select`; returns the selection as a value that all processes of a run share."""
     selection = select(source, filter, split, opened)
     make = functools.partial(_select_again, source, filter, split, selection.fingerprint)
     return Shared(f"selection of {source.uri}", selection, selection.nbytes, make)
@@ -186,7 +186,7 @@ def _select_again(source: Source, filter: str | None, split: Split | None, finge
 
 
 def _quotes(filter: str | None) -> str:
-    """A hint for a filter with double quotes, which quote names in standard SQL."""
+    """Returns a hint if the filter has double quotes, which quote names in standard SQL, but not in Lance; else ""."""
     if filter is None or '"' not in filter:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Owns the division of a selection into parts, such as training and validation; never filters by anything else.
+"""Owns the division of a selection into parts, such as training and validation; never applies a filter.
 
 A row's part is a pure function of its key (or its offset) and a seed. It is the same in every process, and appended
 rows do not change it.
@@ -16,14 +16,14 @@ from raylance.orders.permutation import BoolArray, Int64Array, derive_key, subke
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FractionSplit:
-    """A random part of the rows: the hash of a row's key lies in [0, 1), and each part is an interval of it.
+    """A random part of the rows: the hash of a row's key lies in [0, 1), and each part has an interval of hashes.
 
     Attributes:
         fractions: Size of each part by name; they add up to 1, and the order of the names matters.
         part: The selected part.
         by: Column of integers, strings or bytes whose values are hashed. Rows of one value stay together, and deletions
             and rewrites do not change the split. Rows without a value are refused, because they would all be in one
-            part. None hashes the row offset, which is stable only as long as rows are only appended.
+            part. None hashes the row offset. Then the split is stable only as long as rows are only appended.
         seed: Seed of the split, independent of the order's seed.
     """
 
@@ -50,7 +50,7 @@ class FractionSplit:
         return [] if self.by is None else [self.by]
 
     def keep(self, offsets: Int64Array, values: Sequence[object] | None) -> BoolArray:
-        """Finds which rows are in the part.
+        """Returns which rows are in the part.
 
         Args:
             offsets: Row offsets, int64, shape (k,).
@@ -131,6 +131,6 @@ Split = FractionSplit | RangeSplit | ValueSplit
 
 
 def _hash(value: object) -> int:
-    """A 63-bit hash of a key value that is the same in every process, unlike Python's own."""
+    """Returns a 63-bit hash of a key value that is the same in every process, unlike Python's own hash."""
     data = b"b" + value if isinstance(value, bytes) else f"{type(value).__name__[0]}{value}".encode()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1

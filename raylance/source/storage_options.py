@@ -1,4 +1,4 @@
-"""Owns the options of an object store, which a user gives directly or as a function; never shows or keeps them."""
+"""Owns the options of an object store, which a user gives directly or as a function; never shows or stores them."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,16 +10,16 @@ from raylance.source.limits import with_limits
 
 StorageOptions = Mapping[str, str] | Callable[[], Mapping[str, str]]
 """Options of an object store, by Lance's names; or a function that returns them, called in each process that opens the
-dataset. If they have "expires_at_millis", the milliseconds since 1970 at which the credentials expire, Lance calls the
-function again a minute before that, or "refresh_offset_millis" before it if they have that.
+dataset. If the options have "expires_at_millis", the time at which the credentials expire, in milliseconds since 1970,
+Lance calls the function again a minute before this time, or "refresh_offset_millis" before it if they have that, too.
 """
 
 
 def current(options: StorageOptions | None) -> dict[str, str] | None:
-    """The present options; None if there are none.
+    """Returns the present options, by a call of the function if there is one; None if there are no options.
 
     Raises:
-        ConfigError: If these are not options, or if the function raises an error.
+        ConfigError: See `check_options`; also if the function raises an error that is not an OSError.
         OSError: If the function raises one, such as a ConnectionError: a failure that may pass.
     """
     try:
@@ -39,7 +39,7 @@ def check_options(options: object) -> None:
     """Checks options; never shows their values.
 
     Raises:
-        ConfigError: If they are not strings by name, or if a URL among them holds a secret.
+        ConfigError: If names or values are not strings, or if the URL of an endpoint holds a secret.
     """
     if options is None:
         return
@@ -65,7 +65,7 @@ def check_options(options: object) -> None:
 def open_dataset(
     uri: str, options: StorageOptions | None, limit_s: float, version: int | str | None = None
 ) -> lance.LanceDataset:
-    """Opens a dataset. Lance keeps limits that fit into `limit_s`, and renews options that a function gives."""
+    """Opens a dataset. Its requests get time limits that fit into `limit_s`. Lance renews options from a function."""
     if callable(options):
         from raylance.source.renewing import Renewing  # its imports take a second, which other runs save
 

@@ -39,7 +39,7 @@ class _Column:
 
     def codes(self) -> tuple[Int64Array, list[Any]]:
         data = self.data
-        if pa.types.is_dictionary(data.type):  # the dictionary may hold classes without a selected row
+        if pa.types.is_dictionary(data.type):  # the dictionary may hold classes that no selected row has
             data = data.cast(data.type.value_type)
         try:
             encoded = data.combine_chunks().dictionary_encode()
@@ -93,11 +93,11 @@ class SelectionRows:
 
 
 def share_tables(order: Order, tables: Tables, source: Source, selection: Shared[Selection]) -> Tables:
-    """Makes the tables of an order one value for all processes of a run. `order` is the user's, before `bind`."""
+    """Returns an order's tables as a value that all processes of a run share. `order` is the user's, before `bind`."""
     if not tables:
         return tables
     make = functools.partial(_look_up_again, order, source, selection)
-    # Settings with arrays are not sent as a recipe, because they are as large as the tables.
+    # If the settings hold arrays, there is no recipe, because it would be as large as the tables.
     is_large = any(isinstance(getattr(order, field.name), np.ndarray) for field in dataclasses.fields(order))
     nbytes = sum(array.nbytes for array in tables.values())
     return SharedTables(Shared(f"tables of {order.name}", dict(tables), nbytes, None if is_large else make))

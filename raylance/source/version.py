@@ -30,7 +30,7 @@ Version = int | str | tuple[str | None, int | None]
 
 _MAIN = "main"  # Lance's name of the trunk in references
 _CHECK_S = 2.0  # least time between two checks of a version that is being read
-_CHECK_SHARE = 50  # and this many times a check's duration, for each dataset that this process reads
+_CHECK_SHARE = 50  # checks of all datasets together take at most 1 / 50 of the time of a process
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +40,12 @@ class Source:
     Attributes:
         uri: Path or URI for Lance; a branch's own URI if that was given.
         version: Version number, never a tag: tags move.
-        branch: Branch that a tag or a reference named, whose numbering `version` follows; None for the one that `uri`
+        branch: Branch that a tag or a reference named, in which `version` is counted; None for the branch that `uri`
             opens.
         identity: Hash of the names of the version's data and deletion files. Lance gives files random names, so a
             dataset that is written again in the same place has another identity, even with equal rows.
-        written: Time and size of the version by its manifest. If they are equal, the identity is equal too, which takes
-            longer to compute.
+        written: Time and size of the version, from its manifest. If it is equal, the identity is equal too, and need
+            not be computed, which takes longer.
         storage_options: Options of the object store (credentials, endpoint), or a function that returns them; never
             shown.
     """
@@ -69,11 +69,11 @@ class Source:
             raise self._unavailable(error) from error
 
     def open_once(self, limit_s: float = OPENING_S) -> lance.LanceDataset:
-        """Opens like `open`, with one attempt; `failure_of` the error says whether another may succeed.
+        """Opens like `open`, with one attempt; `failure_of` an error says whether another attempt may succeed.
 
         Args:
-            limit_s: Time for an answer. Lance's own limits, now and in later reads, follow from it. The call may take
-                longer: see `limits.within`.
+            limit_s: Seconds for an answer. Lance's own limits, now and in later reads, follow from this. The call may
+                take longer: see `limits.within`.
         """
         found = self._find(limit_s)
         if isinstance(found, DatasetError):
@@ -86,7 +86,7 @@ class Source:
         If a clean-up removed the version, that is a warning, not an error: rows that can still be read are right.
 
         Raises:
-            DatasetError: If anything else is wrong; see `open_once`.
+            DatasetError: If another dataset is in its place, or the dataset cannot be opened.
         """
         if isinstance(self._find(limit_s), DatasetError):
             warn_once(
@@ -129,7 +129,7 @@ class Source:
         """Returns the error for a dataset that no longer has the version; None if the version is still listed.
 
         Raises:
-            DatasetError: If the dataset cannot be opened, either, or was rewritten.
+            DatasetError: If the dataset itself cannot be opened, or was rewritten.
         """
         try:
             trunk = _open(self.uri, None, self.storage_options, limit_s)
@@ -172,7 +172,7 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: S
     branch. In a reference, the branch None means the trunk, and the version None means the newest of the branch.
 
     Raises:
-        ConfigError: If an argument has another type, or if the URI or the options hold a secret that would be shown.
+        ConfigError: If an argument has a wrong type, or if the URI or the options hold a secret that would be shown.
         DatasetError: If there is no dataset, no such branch, version or tag, or the storage fails for too long.
     """
     if not isinstance(uri, str | os.PathLike):
@@ -199,7 +199,7 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: S
 
 def _check_version(version: object) -> None:
     match version:
-        case bool():  # an int to Python
+        case bool():  # which Python takes for an int
             pass
         case None | int() | str() | tuple((None | str(), None | int())):
             return
@@ -258,7 +258,7 @@ def _not_opened(uri: str, error: BaseException, options: StorageOptions | None) 
 
 
 def _advice(uri: str, error: BaseException, options: StorageOptions | None) -> str:
-    """The advice for a dataset that does not open."""
+    """Returns the advice for a dataset that cannot be opened."""
     match failure_of(error):
         case Failure.PASSING:
             fix = " Its storage fails: try again when it is back."
@@ -285,7 +285,7 @@ def _open(
 
 
 def _numbers(dataset: lance.LanceDataset) -> list[int]:
-    """Numbers of the existing versions, ascending, from their file names: no manifest is read."""
+    """Returns the numbers of the existing versions, ascending, from file names: no manifest is read."""
     return sorted(int(entry["version"]) for entry in dataset.version_refs())
 
 
@@ -311,16 +311,14 @@ def warn_once(text: str) -> None:
 
 
 class VersionCheck:
-    """Checks a version from time to time while it is read, because an open dataset would also read replaced files.
+    """Checks a version from time to time while it is read, because an open dataset also reads files that were replaced.
 
     Checks are at least two seconds apart, and take at most a fiftieth of this process's time for any number of
     datasets. If several threads read, only one of them checks.
     """
 
     def __init__(self, check: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes a function that raises an error if the check fails. No check is due, because the version was just
-        opened.
-        """
+        """Takes a function that raises an error if the check fails. The first check is due after two seconds."""
         self._check, self._clock = check, clock
         self._checking = threading.Lock()
         _checks.add(self)
@@ -331,7 +329,7 @@ class VersionCheck:
         self._due_s = self._clock() + _CHECK_S
 
     def run_if_due(self) -> None:
-        """Checks if it is time. After a check that raised, the next call checks again."""
+        """Runs the check if it is due. If it raises an error, the next call runs it again."""
         begin_s = self._clock()
         if begin_s < self._due_s or not self._checking.acquire(blocking=False):
             return

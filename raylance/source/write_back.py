@@ -1,8 +1,8 @@
-"""Owns values that a run computes for a column of its dataset: kept in parts, then written in one commit; never reads
-another column.
+"""Owns the values that a run computes for a column of its dataset: first kept in part files, then written in one
+commit; never reads another column.
 
 A value belongs to a row offset of the version that the run reads. Other writers may commit meanwhile. So values are
-written by Lance's row ids, into those fragments of that version that the newest version still has.
+written by Lance's row ids, and only into fragments that both this version and the newest version have.
 """
 
 import functools
@@ -39,7 +39,7 @@ def add_column(
     """Adds a column of nulls to a dataset, without writing data. Does nothing if the dataset has the column with this
     type.
 
-    Call it before the first value is computed: a column of another type is refused now, not after hours of work.
+    Call it before the first value is computed, so that a column of another type is refused before hours of work.
 
     Args:
         uri: Path or URI of the dataset.
@@ -48,8 +48,8 @@ def add_column(
         storage_options: Options of the object store; see `raylance.dataset`.
 
     Raises:
-        ConfigError: If the dataset has the column with another type; the error shows both. If the name has a dot or a
-            backtick, which filters cannot address.
+        ConfigError: If the dataset has the column with another type; the error shows both. Also if the name is empty or
+            has a dot or a backtick, which filters cannot address.
         DatasetError: If the dataset cannot be opened.
     """
     if not column or {*column} & {*".`"}:
@@ -64,10 +64,10 @@ def add_column(
 def write_values(
     folder: str | os.PathLike[str], offsets: npt.ArrayLike, values: npt.ArrayLike | pa.Array, type: pa.DataType
 ) -> None:
-    """Writes a part: computed values and their rows, as one file of a folder.
+    """Writes a part, which is one file with computed values and their row offsets, into a folder.
 
-    On each rank, call it before each checkpoint with the values since the last one, then call `raylance.report`. A run
-    that was killed computes the values after its last checkpoint again. `read_values` counts each row once.
+    On each rank, call it before each checkpoint with the values since the last checkpoint, then call `raylance.report`.
+    A run that resumes computes the values after its last checkpoint again. `read_values` counts each row once.
 
     Args:
         folder: Path or URI of a folder that all nodes reach, for the parts of this run alone.
@@ -77,8 +77,8 @@ def write_values(
         type: Arrow type of the column.
 
     Raises:
-        ConfigError: If the offsets are not integers (n,), if the number of values differs, or if the type cannot hold
-            them.
+        ConfigError: If the offsets are not integers (n,), if there are not n values, or if the type cannot hold the
+            values.
     """
     rows = np.asarray(offsets.detach() if hasattr(offsets, "detach") else offsets)
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
@@ -99,7 +99,7 @@ def write_values(
 
 
 def read_values(folder: str | os.PathLike[str], rows: int) -> pa.Table:
-    """Reads all parts of a folder.
+    """Reads all parts that `write_values` wrote into a folder.
 
     Args:
         folder: The folder of `write_values`.
@@ -139,13 +139,13 @@ def write_column(
 ) -> int:
     """Writes values into a column of the newest version of a dataset, in one commit.
 
-    Rows that were added after the version keep their values, and so do rows of fragments that were compacted or
-    rewritten meanwhile. If another writer commits first, the values are written again, on the newest version.
+    Rows that were added after `version` keep their values, and so do rows of fragments that were compacted or rewritten
+    since then. If another writer commits first, the values are written again, into the new newest version.
 
     Args:
         uri: Path or URI of the dataset.
         column: Name of an existing column, see `add_column`.
-        values: A table of `_rowoffset` and `value`, as `read_values` returns it. Other rows keep their values.
+        values: A table of `_rowoffset` and `value`, as `read_values` returns it. Rows that it lacks keep their values.
         version: The version that the row offsets refer to: a number or, better, a tag, because a clean-up keeps only
             tagged versions.
         storage_options: Options of the object store; see `raylance.dataset`.
@@ -156,7 +156,7 @@ def write_column(
 
     Raises:
         ConfigError: If the column has another type than the values, or the version has no such row offsets.
-        DatasetError: If the dataset, its version or the column is missing, or if other writers commit all the time.
+        DatasetError: If the dataset, its version or the column is missing, or if other writers always commit first.
     """
     pinned = pin(uri, version, storage_options)
     retried = tenacity.Retrying(
@@ -181,9 +181,9 @@ def _write(pinned: Source, column: str, values: pa.Table) -> int:
             f"{pinned.uri!r} has no column {column!r}: nothing was written. Add it with raylance.add_column, or name "
             f"one of {', '.join(newest.schema.names)}."
         )
-    if len(values):  # an empty table has no known type
+    if len(values):  # the type of an empty table is not known
         _check_type(newest, column, values[_VALUE].type)
-    found = values[_VALUE].cast(newest.schema.field(column).type)  # equal, but an inner field may have another name
+    found = values[_VALUE].cast(newest.schema.field(column).type)  # equal but for names of inner fields
     kept = {fragment.fragment_id: fragment for fragment in newest.get_fragments()}
     offsets, first = np.unique(values[ROW_OFFSET].to_numpy(), return_index=True)
     changed: list[FragmentMetadata] = []
@@ -213,7 +213,7 @@ def _write(pinned: Source, column: str, values: pa.Table) -> int:
 
 
 def _files(fragment: LanceFragment) -> set[str]:
-    """The names of its data files, because a dataset that was overwritten uses the numbers of fragments again."""
+    """Returns the names of a fragment's data files; an overwritten dataset uses the numbers of old fragments again."""
     return {file.path for file in fragment.data_files()}
 
 

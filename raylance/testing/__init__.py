@@ -1,4 +1,4 @@
-"""Owns the checks of custom orders and decoders, which also test raylance's own; never part of a run."""
+"""Owns the checks of custom orders and decoders, which also check raylance's own ones; never part of a run."""
 
 from raylance.testing.decoders import check_decoder
 from raylance.testing.orders import SampleRows, check_order

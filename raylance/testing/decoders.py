@@ -29,22 +29,22 @@ _THREADS, _ROUNDS = 2, 3  # each thread decodes all samples this many times
 def check_decoder(decoder: Decoder, samples: Sequence[bytes], *, bad: Sequence[bytes] | None = None) -> None:
     """Checks that a decoder keeps the promises that raylance relies on.
 
-    - It is a frozen setting. Pickling changes neither it nor its description in a checkpoint.
-    - The object that it opens writes the whole output array, or returns an array, with the decoder's shape and dtype.
+    - The decoder is a frozen dataclass. Pickling changes neither the decoder nor its description in a checkpoint.
+    - The opened decoder writes the whole output array, or returns an array, with the decoder's shape and dtype.
     - The array depends only on the row's bytes and draws. It does not depend on rows that were decoded before, in the
       same batch, or in other threads.
-    - The bytes are neither kept nor changed.
+    - The opened decoder neither keeps nor changes the bytes.
     - Bad bytes raise an error, and the rows after them decode as before.
 
     Args:
         decoder: The decoder, of any kind. The first sample resolves fields that it leaves open.
         samples: Bytes of good rows, at least two of which decode to different arrays.
         bad: Bytes that must raise an error. None takes an empty row, halves of the samples, and random bytes. Give
-            other bytes if some of these are valid in the format, and () if all are valid.
+            other bytes if some of these are valid in the format, and () if all bytes are valid.
 
     Raises:
-        AssertionError: If a promise is broken; the message has the first one.
-        ConfigError: If opening a dataset would raise it, for example for a shape or dtype that no column can have.
+        AssertionError: If a promise is broken; the message has the first broken promise.
+        ConfigError: If opening a dataset with it would raise one, e.g. for a shape or dtype that no column can have.
     """
     if not isinstance(decoder, Decoder):
         raise AssertionError(f"{decoder!r} is not a raylance.Decoder: give an object of a subclass of it.")
@@ -73,14 +73,14 @@ def _fail(decoder: Decoder, what: str, error: Exception | None = None) -> NoRetu
 
 
 def _sent(decoder: Decoder) -> Any:
-    """A decoder as it arrives in another process."""
+    """Returns a decoder as it arrives in another process."""
     from ray import cloudpickle  # here, so that a check of orders does not load Ray
 
     return pickle.loads(cloudpickle.dumps(decoder))  # type: ignore[no-untyped-call]
 
 
 def _check_setting(decoder: Decoder) -> str:
-    """Checks a decoder as a value; returns its description in a checkpoint."""
+    """Checks that a decoder is frozen and equals its copy, and that its description survives pickling. Returns that."""
     for field in dataclasses.fields(decoder):
         with contextlib.suppress(dataclasses.FrozenInstanceError):
             setattr(decoder, field.name, getattr(decoder, field.name))
@@ -152,7 +152,7 @@ class _Trial:
                 _fail(self._decoder, f"{these} decode: raise an error, or say by bad= what must be refused")
 
     def damaged(self) -> list[bytes]:
-        """Bytes that no codec accepts: no bytes, halves of the samples, random bytes."""
+        """Returns bytes that most codecs refuse: no bytes, halves of the samples, random bytes."""
         noise = [subkeys(_KEY, np.arange(len(sample) // 8 + 1)).tobytes()[: len(sample)] for sample in self._samples]
         return [b"", *(sample[: len(sample) // 2] for sample in self._samples), *noise]
 
@@ -162,7 +162,7 @@ class _Trial:
                 _fail(self._decoder, f"sample {row} decodes differently {when}: only bytes and draws may decide")
 
     def _open(self) -> Any:
-        """Opens the decoder; one for the trainer's device is opened on the CPU."""
+        """Opens the decoder; opens a decoder for the trainer's device on the CPU."""
         if is_on_device(self._decoder):
             import torch  # here, so that a check of orders does not load it
 
@@ -170,7 +170,7 @@ class _Trial:
         return self._decoder.open()
 
     def _garbage(self, rows: int, byte: int) -> npt.NDArray[Any]:
-        """Output arrays, (rows, *shape), in which every byte is the same."""
+        """Returns memory for output, shape (rows, *shape), in which every byte is `byte`."""
         dtype = np.dtype(self._decoder.dtype)
         memory = np.full(rows * int(np.prod(self._decoder.shape)) * dtype.itemsize, byte, np.uint8).view(dtype)
         return memory.reshape(rows, *self._decoder.shape)
@@ -178,7 +178,7 @@ class _Trial:
     def _call(
         self, opened: Any, encoded: list[memoryview], draws: npt.NDArray[np.float64], out: npt.NDArray[Any]
     ) -> list[bytes]:
-        """Decodes rows by the decoder's kind; returns each array's bytes, so that NaN equals NaN."""
+        """Decodes rows by the method of the decoder's kind; returns each array's bytes, so that NaN equals NaN."""
         if is_on_device(self._decoder):
             import torch
 
@@ -198,7 +198,7 @@ class _Trial:
         return [array.tobytes() for array in out]
 
     def _checked(self, made: Any) -> bytes:
-        """The bytes of the result of a ragged decoder."""
+        """Checks the result of a ragged decoder, and returns its shape and content as bytes."""
         if wrong := wrong_ragged(self._decoder, made):
             _fail(self._decoder, f"a sample was decoded to {wrong}")
         return b"".join([repr(made.shape).encode(), made.tobytes()])

@@ -2,7 +2,7 @@
 
     raylance.testing.check_order(ShortFirst(column="length"), columns={"length": lengths})
 
-A check raises an AssertionError that names the promise, the values, and what to change.
+A check raises an AssertionError that has the broken promise, the values, and the fix.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class _Column:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRows:
-    """A selection in memory, for orders to look at; see `raylance.orders.order.Rows`.
+    """A selection in memory, which an order can look up; see `raylance.orders.order.Rows`.
 
     Attributes:
         count: Number of rows, n.
@@ -59,11 +59,11 @@ class SampleRows:
     columns: Mapping[str, npt.ArrayLike] = dataclasses.field(default_factory=dict)
 
     def column(self, name: str) -> Column:
-        """The column of this name."""
+        """Returns the column of this name."""
         return _Column(np.asarray(self.columns[name])[: self.count])
 
     def fragment_ends(self) -> Int64Array:
-        """The ends of fragments of different sizes."""
+        """Returns the ends of invented fragments of different sizes."""
         ends = np.cumsum(np.arange(self.count) * 7 % 11 + 1, dtype=np.int64)
         return np.append(ends[ends < self.count], self.count)
 
@@ -88,7 +88,7 @@ def check_order(
         rows: Sizes of the selections on which to check it.
         columns: Columns that the order may look up: arrays by name, with at least as many values as the largest of
             `rows`.
-        other_process: Whether to send it to another process, too, which takes a second or two.
+        other_process: Whether to check the order in another process, too, which takes a second or two.
 
     Raises:
         AssertionError: If a promise is broken; the message has the promise, the values, and the fix.
@@ -117,7 +117,7 @@ def _promise(order: Resolved | Order, kept: bool, promise: str, found: str, fix:
 
 
 def _check_settings(order: Order, facts: Facts) -> Resolved:
-    """Checks that settings can be saved, resolved once, and loaded."""
+    """Checks that settings can be saved and loaded, and stay as they were resolved. Returns the resolved order."""
     promise, resolved = functools.partial(_promise, order), order.resolve(facts)
     params, before = resolved.params(), order.params()
     read = json.loads(json.dumps(params, default=repr))
@@ -165,7 +165,7 @@ def _check_settings(order: Order, facts: Facts) -> Resolved:
 
 
 def _check_epoch(epoch: Epoch) -> None:
-    """Checks that every row comes once, that rows do not depend on the request, and that listed shards are complete."""
+    """Checks that every row comes once, that rows do not depend on how they are requested, and the complete shards."""
     order, every = epoch.order, np.arange(epoch.order.epoch_rows, dtype=np.int64)
     promise, wanted = functools.partial(_promise, order), every.copy()
     found = epoch.rows(wanted)
@@ -248,7 +248,7 @@ def _check_global_batches(order: Resolved, batch: int) -> None:
 
 
 def _check_seeking(order: Order, other_process: bool) -> None:
-    """Checks that the end of a large epoch costs as little as its start."""
+    """Checks that rows at the end of a large epoch take little memory, and that an order can be sent."""
     bound, tables = order.bind(SampleRows(count=_MANY_ROWS))
     resolved = bound.resolve(Facts(rows=_MANY_ROWS, seed=0, tables=tables, row_bytes=1e4, global_batch_size=256))
     if other_process:
@@ -269,7 +269,7 @@ def _check_seeking(order: Order, other_process: bool) -> None:
 
 
 def _check_sending(order: Resolved) -> None:
-    """Checks that an order is the same in another process, because plans are sent to ranks and their helpers."""
+    """Checks that an order has the same rows in another process, because plans are sent to ranks and their helpers."""
     from ray import cloudpickle
 
     end = order.epoch_rows

@@ -20,11 +20,11 @@ from raylance.runtime.session import Session
 
 
 class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
-    """One rank's whole batches, for `DataLoader(IterableDataset(handle, …), batch_size=None)`.
+    """Yields one rank's whole batches, for `DataLoader(IterableDataset(handle, …), batch_size=None)`.
 
     With k workers, worker w makes steps w, w + k, …. DataLoader asks its workers in turn, so the steps come in the
-    order of the plan for every k, and their number alone is the position. Each row belongs to one pair of data-parallel
-    rank and worker.
+    order of the plan for every k, and the number of steps alone gives the position. Each row is delivered by exactly
+    one worker of one data-parallel rank.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         collate_fn: Callable[[NumpyBatch], Any] | None = None,
         **steps: Any,
     ) -> None:
-        """Takes the arguments of `RowSampler`; the other ones are those of `RankLoader.iter_torch_batches`."""
+        """Takes arguments of `RankLoader.iter_torch_batches`, and the arguments of `RowSampler` as `**steps`."""
         super().__init__(handle, **steps)
         self._arguments, self._with_row_offset = (dtypes, collate_fn, pad_lists), with_row_offset
         self._batch_spec()  # refuses wrong arguments now
-        self._idle: Session | None = None  # of the last pass, for the next one
+        self._idle: Session | None = None  # session of the last pass, which the next pass uses again
 
     def __getstate__(self) -> dict[str, Any]:
-        with contextlib.suppress(ConfigError):  # only for DataLoader workers; other processes find their own rank
+        with contextlib.suppress(ConfigError):  # keeps the rank for DataLoader workers; others find their own
             self.begin()
         return self.__dict__ | {"_idle": None}
 
@@ -52,7 +52,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         convert = torch_converter(self._opened.spec.read, *self._arguments)
         return make_batch_spec(
             self._opened.spec.delivery,
-            global_batch_size=1,  # the plan has it
+            global_batch_size=1,  # not used: the plan has the size
             prefetch_batches=1,
             drop_last=None,
             with_row_offset=self._with_row_offset,

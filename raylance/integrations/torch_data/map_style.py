@@ -17,7 +17,7 @@ from raylance.integrations.torch_data.steps import Opened, Pass, Steps
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.plan import Plan
 
-Keys = tuple[int, BoolArray, Int64Array | None]  # epoch; which rows are real; if rows repeat, their positions
+Keys = tuple[int, BoolArray, Int64Array | None]  # epoch; whether each row is real; if rows repeat, positions
 
 
 class _Indices(list[int]):
@@ -27,7 +27,7 @@ class _Indices(list[int]):
 
 
 class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """Selected rows by index; `epoch` keys random augmentation, unless a `RowSampler` sends its own epoch."""
+    """Returns selected rows by index. `epoch` seeds random augmentation, unless a `RowSampler` sends its own epoch."""
 
     def __init__(self, handle: Dataset, *, with_row_offset: bool = False) -> None:
         """Takes the handle of `raylance.dataset`; `with_row_offset` adds `_rowoffset` to each row."""
@@ -49,17 +49,17 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        """Reads rows together.
+        """Reads several rows at once.
 
         Args:
-            indices: Selected rows, in any order and as often as wanted; negative ones count from the end.
+            indices: Indices of selected rows, in any order; they may repeat. Negative ones count from the end.
 
         Returns:
-            For each index, by column: NumPy scalars, tensors for lists, images as uint8 (3, H, W), strings, bytes.
+            A dict by column for each index: NumPy scalars, tensors for lists, uint8 images (3, H, W), strings, bytes.
 
         Raises:
             IndexError: If an index is outside the selection.
-            RaylanceError: In a forked process; as `BadRowError` if a row cannot be decoded, or too many cannot.
+            RaylanceError: In a forked process. As `BadRowError` if a row cannot be decoded, or too many are masked.
         """
         if not all(-len(self) <= index < len(self) for index in indices):
             raise IndexError(f"indices from {min(indices)} to {max(indices)} lie outside of {len(self)} rows")

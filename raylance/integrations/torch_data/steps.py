@@ -27,7 +27,7 @@ _MOVES = "Call set_epoch() before each epoch, or take raylance.torch_data.Loader
 
 
 class Opened:
-    """The rows of a handle, in this process's memory, because DataLoader workers cannot read Ray's object store."""
+    """A handle's specification, with its shared values in this process: DataLoader workers cannot read Ray's store."""
 
     def __init__(self, handle: Dataset) -> None:
         if not isinstance(handle, Dataset):
@@ -36,7 +36,7 @@ class Opened:
         self._context = context_of(handle)
 
     def check_process(self) -> None:
-        """Refuses to read in a fork of the process that opened or received the handle."""
+        """Raises RaylanceError in a fork of the process that opened or received the handle."""
         if self._context.pid != os.getpid():
             raise RaylanceError(
                 "forked from a process that uses Lance, whose threads a fork does not copy: the first read would hang. "
@@ -64,15 +64,15 @@ class Steps(Positioned):
         Args:
             handle: The handle that `raylance.dataset` returned.
             global_batch_size: Rows of one step over all ranks.
-            batch_size: Rows of one step on each data-parallel rank, instead.
+            batch_size: Rows of one step on each data-parallel rank; replaces `global_batch_size`.
             dist_info: Source of rank and world size, see `find_place`. The main process asks it at each iteration, so
-                shares may change between two iterations, even in the middle of an epoch. Or the source of the
-                data-parallel rank, as in `RankLoader.reshard`: a `DeviceMesh` or a process group.
+                shares may change between two iterations, even in the middle of an epoch. Or a `DeviceMesh` or process
+                group, which gives the data-parallel rank and size, as in `RankLoader.reshard`.
             ranks_per_replica: Number of contiguous ranks that get the same rows; see `raylance.DataConfig`.
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
             max_window_bytes: Most bytes of raw rows that a process holds; see `raylance.Options`. It does not change
                 batches.
-            **unknown: Refused; the error names the right argument.
+            **unknown: Refused with an error that suggests a known argument, except for `data_parallel` of 0.10.
         """
         self._function = take_function(unknown)
         refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, Steps.__init__.__kwdefaults__ or ())
@@ -99,7 +99,7 @@ class Steps(Positioned):
         )
         self._whole_passes = WholePasses()
         self._start, self._writer = torch.zeros(4, dtype=torch.int64), os.getpid()
-        self._workers_passed = torch.zeros(2, dtype=torch.int64)  # last whole epoch, from 1; whether it warned
+        self._workers_passed = torch.zeros(2, dtype=torch.int64)  # last whole epoch, from 1; 1 after a warning
 
     @property
     def position(self) -> int:
@@ -117,21 +117,21 @@ class Steps(Positioned):
         self._send_start()
 
     def _send_start(self) -> None:
-        """Writes position and share of the next pass into a tensor, which torch sends as shared memory, so persistent
-        workers see it.
+        """Writes epoch, position and share of the next pass into a tensor. torch shares its memory with workers, so
+        persistent workers see the new values.
         """
         share = (int(self._start[2]), int(self._start[3]))
         try:
             share = self._rank_and_size()
-        except ConfigError:  # not known yet; `begin` asks again
+        except ConfigError:  # the rank is not known yet; `begin` asks again
             if share[1]:
                 raise
-        if self._writer != os.getpid():  # the memory belongs to the process that sent it here
+        if self._writer != os.getpid():  # the memory belongs to the process that sent the tensor
             self._start, self._writer = self._start.clone(), os.getpid()
         self._start.copy_(torch.tensor([self.epoch, self.position, *share]))
 
     def _has_passed(self, epoch: int) -> None:
-        """Counts a whole epoch that was handed out; workers count in memory that the workers of all epochs share."""
+        """Counts a whole epoch that was handed out. A worker counts in memory that workers of later epochs see, too."""
         what = f"torch_data of {self._opened.spec.read.source.uri!r}"
         if torch.utils.data.get_worker_info() is None:
             self._whole_passes.add(epoch, self._cursor.delivery_spec, what, _MOVES)
@@ -142,22 +142,22 @@ class Steps(Positioned):
         self._workers_passed[0] = epoch + 1
 
     def count_move(self) -> int:
-        """Counts a move of the position that a batch did not cause, so that an iteration sees that it is superseded."""
+        """Counts a move that no batch caused, and returns the count. An older iteration then raises an error."""
         self._cursor.moves += 1
         return self._cursor.moves
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, the same on every rank."""
+        """Number of steps of a whole epoch, the same on every rank."""
         return self._plan()[0].steps()
 
     def consumed(self) -> None:
-        """Counts one batch as consumed; the last one moves to the next epoch. `Loader` does this itself."""
+        """Counts one batch as consumed; an epoch's last batch moves to the next epoch. `Loader` does this itself."""
         plan = self._plan()[0]
         position = plan.after(self.position)
         self._cursor.advance(position, is_last=plan.steps(position) <= 0)
 
     def _rank_and_size(self) -> RankAndSize:
-        """The data-parallel rank and size of this process; for a worker, those of the process that it works for."""
+        """Returns data-parallel rank and size of this process; for a worker, those of the process that it works for."""
         if torch.utils.data.get_worker_info() is not None and self._start[3]:
             return int(self._start[2]), int(self._start[3])
         rank, world_size = find_place(self._dist_info)
@@ -177,7 +177,7 @@ class Steps(Positioned):
         return self._cursor.plan(global_batch_size=size, dp_size=dp_size, max_window_bytes=limit), dp_rank
 
     def begin(self) -> tuple[Plan, int]:
-        """Plan and data-parallel rank of an iteration; the first one fixes the values that the order left to "auto"."""
+        """Returns plan and data-parallel rank of an iteration. The first iteration fixes the order's "auto" values."""
         plan, dp_rank = self._plan()
         plan.check_order(self.epoch)
         self._cursor.follow(plan)
@@ -188,15 +188,15 @@ class Steps(Positioned):
 
 
 class Pass(Iterator[Any]):
-    """One pass with a state, because torchdata's StatefulDataLoader asks iterators for it.
+    """An iterator over one pass. It has a state, because torchdata's StatefulDataLoader asks iterators for one.
 
     The state has the epoch and a position, to which a worker adds its own offset: its number times the global batch. So
-    it is valid for the same worker among the same number of workers. The state of the dataset or the sampler, which
-    identifies the rows, is saved and checked separately.
+    a state is valid only for the same worker among the same number of workers. The state of the dataset or the sampler,
+    which identifies the rows, is saved and checked separately.
     """
 
     def __init__(self, begin: Callable[[int, int], Iterator[Any]], epoch: int, position: int, rows: int) -> None:
-        """`begin` begins a pass at an epoch and a position; each batch begins `rows` positions after the one before."""
+        """`begin(epoch, position)` starts a pass. Each batch starts `rows` positions after the batch before."""
         self._begin, self._epoch, self._position, self._rows = begin, epoch, position, rows
         self._batches: Iterator[Any] | None = None
 
@@ -208,7 +208,7 @@ class Pass(Iterator[Any]):
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Epoch and position of the next batch of worker 0."""
+        """Returns the epoch, and the position of the next batch without the worker's offset."""
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -1,7 +1,7 @@
 """Owns the table of diagnoses: cause, evidence, advice; never measures, and never chooses among them.
 
-`explain()`, the report, `raylance.top`, the dashboard and the alerts all take their words from here. A new diagnosis is
-a file of its own and an entry below.
+`explain()`, the report, `raylance.top`, the dashboard and the alerts all use the texts of this table. A new diagnosis
+needs a file of its own and an entry below.
 """
 
 from raylance.observe.diagnoses.alarms import ALARMS
@@ -20,7 +20,7 @@ DIAGNOSES: dict[str, Diagnosis] = {
 
 
 def what_to_change(cause: str) -> str:
-    """The changes that help against a cause, in one line."""
+    """Returns the changes that help against a cause, in one line."""
     return "; ".join(DIAGNOSES[cause].changes)
 
 

@@ -1,6 +1,6 @@
-"""Owns the diagnosis that decoding is the limit: decoders are too slow; never judges whether it is.
+"""Owns the diagnosis that decoding is the limit: decoders are too slow; never judges whether it applies.
 
-It advises more decoders only as far as there is room: they need CPUs that no trainer holds.
+It advises more decoders only if there is room for them: decoders need CPUs that no trainer holds.
 """
 
 import math
@@ -8,13 +8,13 @@ import math
 from raylance.observe.diagnoses.diagnosis import NO_MODEL, SPARE, Diagnosis, beside, count, does_nothing, rate
 from raylance.observe.figures import RunFigures
 
-_SMALL_BYTES = 16 << 10  # images with fewer bytes a row cost little at any size
-_ASIDE = 0.1  # if saving and validating take a larger share of the time, decoders work ahead meanwhile
+_SMALL_BYTES = 16 << 10  # if rows have fewer bytes, smaller images would save little
+_ASIDE = 0.1  # of the time: if saving and validating take more, the text says that decoders work ahead meanwhile
 _MOST_DECODERS = 32  # a run that needs more on a rank has a different problem
 
 
 def _is_on_device(run: RunFigures) -> bool:
-    """Whether most decoding is done on the trainers' devices."""
+    """Returns whether most decoding is done on the trainers' devices."""
     return run.sum("device_decode_s") > run.sum("decode_s") / 2
 
 
@@ -58,7 +58,7 @@ def _advice(run: RunFigures) -> list[str]:
 
 
 def _more_decoders(run: RunFigures, decoders: float) -> list[str]:
-    """How many more decoders would feed the trainer, and how many have room."""
+    """Returns advice: how many more decoders would feed the trainer, and for how many there are CPUs."""
     if math.isinf(run.rates["decoding"]):  # no second of decoding was counted yet
         return []
     ranks = len(run.ranks)
@@ -83,7 +83,7 @@ def _more_decoders(run: RunFigures, decoders: float) -> list[str]:
     where = f"{'the cluster' if run.has_ray else 'this machine'} ({count(run.cpus, 'CPU')}{held})"
     lines = []
     together = each * most * ranks
-    if together > run.rates["decoding"]:  # shard actors that decode in threads may do as much
+    if together > run.rates["decoding"]:  # shard actors, if they decode in threads, may do as much
         lines.append(f"{where} has room for num_decoders={most} of each rank: about {rate(together)} together")
     else:
         would += f", and {where} has no room for more"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from raylance.observe.figures import RunFigures
 
-SPARE = 1.1  # times the rate that would be just enough
+SPARE = 1.1  # times the rate that is just enough: advice aims at this rate
 UPLOADS = (
     "raylance.report(…, checkpoint_upload_mode=ray.train.CheckpointUploadMode.ASYNC) uploads while training continues"
 )
@@ -13,20 +13,20 @@ NO_MODEL = (
     "this loop does next to nothing with its batches, so that any loader would be its limit: what limits a trainer "
     "shows with the model in it"
 )
-_NO_STEP_S = 0.002  # for a batch: a shorter loop does not train
+_NO_STEP_S = 0.002  # per batch: a loop that takes less does not train
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """One cause that makes a run slow or endangers it: a row of the table.
+    """One cause that makes a run slow or endangers it: an entry of the table `DIAGNOSES`.
 
     Attributes:
-        cause: Its name in verdicts, in metrics (label `cause`) and on the dashboard.
-        means: Its meaning in a few words.
-        changes: What to change, the most useful first, each with its option or flag, for the dashboard and the alerts,
-            which do not know the run's numbers.
+        cause: The name of the cause in verdicts, in metrics (label `cause`) and on the dashboard.
+        means: The meaning of the cause in a few words.
+        changes: Changes that help, the most useful first, each with its option or flag, for the dashboard and the
+            alerts, which do not know the run's numbers.
         evidence: Describes the cause with the numbers of a run; None if only alerts find it.
-        advice: What to change in this run, with numbers, the most useful first.
+        advice: Returns the changes that help in this run, with numbers, the most useful first.
     """
 
     cause: str
@@ -37,22 +37,22 @@ class Diagnosis:
 
 
 def rate(rows_s: float) -> str:
-    """Rows a second, as text."""
+    """Returns rows a second as text."""
     return f"{rows_s:,.0f} rows/s" if rows_s < 1e7 else "any number of rows/s"
 
 
 def count(number: float, what: str) -> str:
-    """A number of things, with a plural s if needed."""
+    """Returns a number of things as text, with a plural s if needed."""
     return f"{number:,.0f} {what}{'s' * (round(number) != 1)}"
 
 
 def waited(run: RunFigures, digits: int = 0) -> str:
-    """How much the trainers waited."""
+    """Returns a phrase that says how much the trainers waited."""
     return f"waited for {run.waiting:.{digits}%} of its time since its first batch"
 
 
 def beside(run: RunFigures, stage: str) -> str:
-    """The rate of the trainer, compared with the rate of a stage."""
+    """Returns a phrase that compares the rate of the trainer with the rate of a stage."""
     takes = rate(run.rates["training"])
     if run.rates[stage] > run.rates["training"]:
         return f"hardly more than the {takes} that the trainer takes, which {waited(run)}"
@@ -60,5 +60,5 @@ def beside(run: RunFigures, stage: str) -> str:
 
 
 def does_nothing(run: RunFigures) -> bool:
-    """Whether the training loop does nothing with its batches."""
+    """Returns whether the training loop does next to nothing with its batches."""
     return run.seconds["training"] < _NO_STEP_S * run.sum("batches")

@@ -1,14 +1,14 @@
-"""Owns the diagnosis that finishing is the limit: making batches of rows is too slow; never judges whether it is."""
+"""Owns the diagnosis that finishing is the limit: batches are made too slowly; never judges whether it applies."""
 
 from raylance.observe.diagnoses.diagnosis import NO_MODEL, Diagnosis, does_nothing, rate, waited
 from raylance.observe.figures import RunFigures
 
 SHORT_STEP_S = 0.005  # in shorter steps, the fixed cost of a batch matters
-_FEW_ROWS = 16  # of a batch on one rank
+_FEW_ROWS = 16  # of a batch on one rank: a batch with fewer is small
 
 
 def _batch_ms(run: RunFigures, *names: str) -> list[float]:
-    """Milliseconds per batch of each named figure."""
+    """Returns the milliseconds per batch of each named figure."""
     return [1000 * run.sum(name) / max(1.0, run.sum("batches")) for name in names]
 
 
@@ -17,7 +17,7 @@ def _step_ms(run: RunFigures) -> float:
 
 
 def _is_making(run: RunFigures) -> bool:
-    """Whether the trainer waits because batches are made slowly, not because their rows are still on their way."""
+    """Returns whether the trainer waits because batches are made slowly, not because rows are still on the way."""
     collate_ms, transfer_ms, waited_ms = _batch_ms(run, "collate_s", "transfer_s", "wait_finish_s")
     return collate_ms + transfer_ms >= waited_ms / 2
 

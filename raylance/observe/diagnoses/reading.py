@@ -1,4 +1,4 @@
-"""Owns the diagnosis that reading is the limit: storage is too slow; never judges whether it is."""
+"""Owns the diagnosis that reading is the limit: storage is too slow; never judges whether it applies."""
 
 import math
 
@@ -6,9 +6,9 @@ from raylance.observe.diagnoses.diagnosis import NO_MODEL, SPARE, Diagnosis, bes
 from raylance.observe.figures import RunFigures
 
 BY_ROW = {"row": 'order="row"', "weighted": "order=Weighted", "class_balanced": "order=ClassBalanced"}
-"""Orders that read row by row, as users write them, by their name in a record."""
+"""Orders that read row by row: how a user writes each one, by its name in a record."""
 
-_MOST_READERS = 4  # advised at once
+_MOST_READERS = 4  # most readers to advise in one step
 
 
 def _evidence(run: RunFigures) -> str:
@@ -35,7 +35,7 @@ def _advice(run: RunFigures) -> list[str]:
 
 
 def _more_readers(run: RunFigures) -> list[str]:
-    """Whether more readers would help: on a network they wait in parallel; on one machine they share CPUs and disk."""
+    """Returns advice on the number of readers: on a network they wait in parallel; on one machine they share CPUs."""
     if math.isinf(run.rates["reading"]):  # no second of reading was counted yet
         return []
     readers = max(1.0, run.most("readers"))

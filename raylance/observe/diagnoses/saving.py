@@ -1,4 +1,4 @@
-"""Owns the diagnosis that saving is the limit: raylance.report takes too long; never judges whether it is."""
+"""Owns the diagnosis that saving is the limit: raylance.report takes too long; never judges whether it applies."""
 
 from raylance.observe.diagnoses.diagnosis import UPLOADS, Diagnosis, rate, waited
 from raylance.observe.figures import RunFigures, saving_share

@@ -1,4 +1,4 @@
-"""Owns the diagnosis that starting is the limit: the first batch took most of the time; never judges whether it is."""
+"""Owns the diagnosis that starting is the limit: the first batch takes long; never judges whether it applies."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,20 +9,20 @@ STARTS = 0.1  # of the time: a longer start is worth hiding
 
 
 def describe_start(run: RunFigures) -> str:
-    """How long each rank waited for its first batch."""
+    """Returns a phrase that says how long each rank waited for its first batch."""
     starts = max(rank.starts for rank in run.ranks)
     batch = "its first batch" if starts == 1 else f"the first batches of {starts} starts"
     return f"each rank waited {run.seconds['starting'] / len(run.ranks):.1f} s for {batch}"
 
 
 def hide_start(run: RunFigures) -> str:
-    """Advice that makes the start shorter."""
+    """Returns advice that makes the start shorter."""
     return _hide(run.ranks, "call loader.prepare(global_batch_size=…) before the model is built, which hides that")
 
 
 def describe_late_start(run: RunFigures, dataset: str, seconds: Mapping[str, float], *, is_trained_on: bool) -> str:
-    """Advice if a second dataset (validation, say) starts slowly; "" if its start is short compared with `seconds` of
-    the main dataset.
+    """Returns advice if another dataset (validation, say) starts slowly; "" if its start is short compared with
+    `seconds`, the seconds of the main dataset by use.
     """
     started_s = run.sum("wait_start_s")
     if started_s <= STARTS * (seconds["training"] + sum(seconds[name] for name in STAGES)):
@@ -33,8 +33,8 @@ def describe_late_start(run: RunFigures, dataset: str, seconds: Mapping[str, flo
 
 
 def _hide(ranks: Sequence[RankFigures], prepare: str) -> str:
-    """Advice that makes a start shorter: the text `prepare` if some rank did not call `RankLoader.prepare` before its
-    first batch, otherwise a text for starts that were prepared.
+    """Returns advice that makes a start shorter: the text `prepare` if some rank did not call `RankLoader.prepare`
+    before its first batch, otherwise a text for starts that were prepared.
     """
     if not all(rank.facts.get("prepared") for rank in ranks):
         return prepare

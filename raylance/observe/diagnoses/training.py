@@ -1,4 +1,4 @@
-"""Owns the diagnosis that training is the limit: the loader keeps up; never judges whether it is."""
+"""Owns the diagnosis that training is the limit: the loader keeps up; never judges whether it applies."""
 
 import math
 

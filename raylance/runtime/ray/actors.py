@@ -10,14 +10,14 @@ import ray
 
 
 class Actor:
-    """A helper actor: a thin shell around work that does not depend on Ray."""
+    """A helper actor. Its methods only call code that does not depend on Ray."""
 
     def __init__(self) -> None:
-        # Actors run in parallel, so more threads would compete for the same cores. torch, if loaded later, reads this.
+        # Actors run in parallel, so more threads would compete for cores. torch reads this if it is loaded later.
         os.environ["OMP_NUM_THREADS"] = "1"
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
 
     def actor_id(self) -> str:
-        """The ID of this actor, hex; the call is answered once the actor is ready."""
+        """Returns the ID of this actor in hex. The call is answered once the actor is ready."""
         return str(ray.get_runtime_context().get_actor_id())

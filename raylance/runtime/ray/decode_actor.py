@@ -1,4 +1,4 @@
-"""Owns the actor that decodes; never reads storage, and never loads the reader."""
+"""Owns the actor that decodes; never reads storage, and never imports the reader."""
 
 import pyarrow as pa
 import ray
@@ -11,7 +11,7 @@ from raylance.runtime.ray.faults import errors_travel
 
 
 class DecodeActor(Actor):
-    """Decodes for all loaders of the worker that owns it."""
+    """Decodes for all loaders of the worker process that owns it."""
 
     def __init__(self) -> None:
         import torch  # noqa: F401 - most decoders need it; it loads while the first rows are read
@@ -24,7 +24,7 @@ class DecodeActor(Actor):
         self._decodings[key] = OpenDecoding(decoding)
 
     def forget(self, key: str) -> None:
-        """Drops the decoding of a loader, and its output memory."""
+        """Drops the decoding of a loader, and the decoding's output memory."""
         self._decodings.pop(key, None)
 
     @ray.method(num_returns=2)

@@ -2,7 +2,7 @@
 items the actors decode.
 
 A loader holds as many actors as it wants. It first takes actors that another loader holds, so that validation does not
-need a second set. An actor ends when its last holder lets it go.
+need a second set of actors. An actor ends when the last loader that holds it lets it go.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ _MAX_AUTO_DECODERS = 32
 
 
 class HeldActor:
-    """A helper actor, which ends when nobody holds it."""
+    """A helper actor with the loaders that hold it. It ends when no loader holds it any more."""
 
     def __init__(self, handle: Any, place: tuple[str, float], holder: str) -> None:
-        self.handle, self.place = handle, place  # place: Ray session, and CPUs of the actor
-        self.pulse = handle.actor_id.remote()  # resolves once it runs
+        self.handle, self.place = handle, place  # place: the actor's Ray session and CPUs
+        self.pulse = handle.actor_id.remote()  # resolves once the actor runs
         self.holders = {holder}  # keys of loaders, which are also the keys of their decodings
-        self._calls: deque[tuple[str, Future[Any]]] = deque()  # of all holders, in the order of execution
+        self._calls: deque[tuple[str, Future[Any]]] = deque()  # calls of all holders, in the order of execution
         self._lock = threading.RLock()  # reentrant for the same reason as the module's lock
 
     def call(self, holder: str, send: Callable[[], tuple[Any, Any]]) -> tuple[Any, "Future[Any]"]:
@@ -48,8 +48,8 @@ class HeldActor:
         return result, future
 
     def is_at_work_for(self, holder: str) -> bool:
-        """Whether the first unanswered call is this holder's, or all calls are answered. A dead actor was executing
-        that call, because an actor executes calls in order.
+        """Returns whether the first unanswered call is this holder's, or all calls are answered. A dead actor was
+        executing the first unanswered call, because an actor executes calls in order.
         """
         with self._lock:
             return next((of == holder for of, future in self._calls if not _is_answered(future)), True)
@@ -67,8 +67,8 @@ _lock = threading.RLock()  # reentrant: the garbage collector may call let_go du
 
 
 def hold(holder: str, cpus: float) -> HeldActor:
-    """Gives a decode actor that this holder does not hold yet; starts a new one if there is none."""
-    with current_session() as session, _lock:  # always in this order
+    """Returns a decode actor that this holder does not hold yet; starts a new one if there is none."""
+    with current_session() as session, _lock:  # the two locks are always taken in this order
         place = (session, cpus)
         _actors[:] = [actor for actor in _actors if actor.place[0] == place[0]]  # the others ended with their session
         for actor in _actors:
@@ -83,7 +83,7 @@ def hold(holder: str, cpus: float) -> HeldActor:
 
 
 def let_go(holder: str, actor: HeldActor, *, is_dead: bool) -> None:
-    """Gives an actor back; a dead one is not given out again."""
+    """Records that a holder no longer needs an actor; a dead actor is not given to another holder."""
     with current_session() as session, _lock:
         actor.holders.discard(holder)
         ends = is_dead or not actor.holders
@@ -98,19 +98,19 @@ def let_go(holder: str, actor: HeldActor, *, is_dead: bool) -> None:
 
 
 def count_here(cpus: float) -> int:
-    """Number of decode actors of this size that this process has."""
+    """Returns the number of decode actors with this number of CPUs that this process has."""
     return sum(actor.place == (ray_session(), cpus) for actor in _actors)
 
 
 def auto_decoders(world_size: int, decoder_cpus: float, ours: int = 0) -> int:
-    """Number of decode actors for each rank that fit the CPUs now free in the cluster, or already taken by `ours`."""
+    """Returns how many decode actors fit each rank, in the CPUs that are free now or that `ours` hold already."""
     free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
     return min(int((free / max(decoder_cpus, 1e-9) + ours) / world_size), _MAX_AUTO_DECODERS)
 
 
 def supply(cpus: float) -> tuple[float, float, int | None]:
-    """CPUs of the cluster; free CPUs; and the number of actors and tasks of any owner that wait for a node with `cpus`
-    free CPUs, None if Ray does not say. An actor that neither waits nor runs has its CPUs, and its process is starting.
+    """Returns the CPUs of the cluster; the free CPUs; and the number of actors and tasks, of any owner, that wait for a
+    node with `cpus` free CPUs, None if Ray does not say. An actor that neither waits nor runs has CPUs and is starting.
     """
     total = float(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
     free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
@@ -130,8 +130,8 @@ def supply(cpus: float) -> tuple[float, float, int | None]:
 
 
 def options_of_ranks(options: Options, world_size: int, node_ids: Sequence[str] | None) -> list[Options]:
-    """The options of each rank, with "auto" values resolved for the cluster, which is asked once. `node_ids` are the
-    nodes of the ranks, None if unknown.
+    """Returns the options of each rank, with "auto" values resolved for the cluster, which is asked only once.
+    `node_ids` are the nodes of the ranks, None if unknown.
     """
     if options.num_decoders == "auto":  # counted at each start: a restarted run may find other CPUs free
         options = dataclasses.replace(options, auto_decoders=auto_decoders(world_size, options.decoder_cpus))

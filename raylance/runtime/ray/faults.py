@@ -1,5 +1,5 @@
 """Owns the distinction of machine faults, which cost time, from errors of rows and user code, which end the epoch; and
-the transport of a helper's errors to the worker; never handles them.
+the way of a helper's errors to the worker; never handles a fault or an error.
 """
 
 import contextlib
@@ -41,21 +41,21 @@ _MACHINE = (*_HELPER_GONE, *_STORE_FULL, ObjectLostError, RaySystemError, RpcErr
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The error that a task raised, without Ray's wrappers."""
+    """Returns the error that a task raised, without Ray's wrappers."""
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException) and error.cause is not error:
         error = error.cause
     return error
 
 
 def is_machine_fault(error: BaseException) -> bool:
-    """Whether Ray reports a fault of the machines, so that the same work may succeed if it is repeated. A row may still
-    be the cause; see `Fault.may_be_rows`.
+    """Returns whether Ray reports a fault of the machines, so that the same work may succeed if it is repeated. A row
+    may still be the cause; see `Fault.may_be_rows`.
     """
     return isinstance(cause_of(error), _MACHINE)
 
 
 def is_helper_gone(error: BaseException) -> bool:
-    """Whether an error of a helper's call means that the helper is gone.
+    """Returns whether an error of a helper's call means that the helper is gone.
 
     If the call itself raised the error (`RayTaskError`), the helper is alive, even if the cause is a lost input.
     """
@@ -63,7 +63,7 @@ def is_helper_gone(error: BaseException) -> bool:
 
 
 def _advice(cause: BaseException) -> str:
-    """The advice for a fault that does not go away."""
+    """Returns the advice for a fault that comes again and again."""
     if isinstance(cause, OutOfMemoryError):
         return (
             "A node runs out of memory: lower max_window_bytes, max_inflight_bytes or num_decoders, or give the nodes "
@@ -80,7 +80,7 @@ def _advice(cause: BaseException) -> str:
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Converts a machine fault for the dispatcher: the class of its cause, and the first line of its message."""
+    """Describes a machine fault for the dispatcher by the class of its cause and the first line of its message."""
     cause = cause_of(error)
     lines = str(cause).strip().splitlines()
     what = f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
@@ -90,16 +90,16 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def as_raised(error: BaseException) -> BaseException:
-    """The error to raise in the worker for an error that is not a machine fault."""
+    """Returns the error to raise in the worker for an error that is not a machine fault."""
     cause = cause_of(error)
-    if isinstance(cause, UnserializableException):  # only the helper can load it
+    if isinstance(cause, UnserializableException):  # only the helper can load the error
         return HelperError(_said("a helper raised an error that this process cannot load", str(cause)))
     return cause if isinstance(cause, Exception) else error
 
 
 @contextlib.contextmanager
 def errors_travel() -> Iterator[None]:
-    """Replaces an error that cannot be sent to another process by one that can, with its name, message and traceback.
+    """Replaces an error that cannot be sent to another process by one that can, with name, message and traceback.
 
     Raises:
         HelperError: Instead of such an error.

@@ -1,8 +1,8 @@
 """Owns the runtime whose helpers are Ray actors: a rank's shard actors, usually one, and decode actors; never assigns
 work to helpers.
 
-This process owns all references; raw tables go from the shard actor to a decoder without passing through it. Helpers
-live outside the trainer's placement group and die with the worker that made them.
+This process owns all references; raw tables go from the shard actor to a decoder without passing through this process.
+Helpers live outside the trainer's placement group and die with the worker that made them.
 """
 
 import contextlib
@@ -49,25 +49,25 @@ from raylance.runtime.ray.shard_actor import ShardActor
 from raylance.runtime.runtime import Runtime
 from raylance.settings import Options
 
-_LOOK_S = 1.0  # between checks that the Ray session exists, because Ray does not report its end
+_LOOK_S = 1.0  # seconds between checks that the Ray session exists, because Ray does not report its end
 
 
 class _Helper:
-    """A helper actor that a loader holds, and the keys of the plans and decodings that it has."""
+    """A helper actor that a loader holds, and the keys of the plans and decodings that the actor has."""
 
     def __init__(self, number: int, actor: decoders.HeldActor, holder: str) -> None:
         self.number, self.actor, self._holder, self.handle = number, actor, holder, actor.handle
         self._installed: set[str] = set()
 
     def knows(self, key: str, value: Any) -> Any:
-        """Returns the actor's handle; first sends it the value of a key, if it does not have it."""
+        """Returns the actor's handle; first sends the actor the value of a key, if it does not have the value."""
         if key not in self._installed:
             self.handle.install.remote(key, value)
             self._installed.add(key)
         return self.handle
 
     def lost(self, error: BaseException) -> Lost:
-        """The event for the end of the actor."""
+        """Returns the event that reports the end of the actor."""
         is_of_others = not self.actor.is_at_work_for(self._holder)
         return Lost(self.number, dataclasses.replace(fault_of(error), is_of_others=is_of_others))
 
@@ -76,7 +76,7 @@ class _Helper:
 
 
 class RayRuntime(Runtime):
-    """Does the work of one loader by actors."""
+    """Does the work of one loader with Ray actors."""
 
     def __init__(self, read_spec: ReadSpec, options: Options, world_size: int) -> None:
         """Starts no helper. With runtime="ray", starts Ray if it is not running, as any call of Ray would."""
@@ -151,7 +151,7 @@ class RayRuntime(Runtime):
         return ray.put(plan)
 
     def _watch(self, answer: "Future[Any]", to_event: Any, *about: Any) -> None:
-        """Makes Ray's own thread post an event when a call is answered."""
+        """Has Ray's own thread post an event when a call is answered."""
         answer.add_done_callback(functools.partial(_report, self._inbox, to_event, about))
 
     def _place(self, number: int, kind: Kind) -> None:

@@ -1,4 +1,4 @@
-"""Owns the actor that reads; never decides which rows, and never loads torch before it decodes."""
+"""Owns the actor that reads; never decides which rows are read, and never loads torch before it decodes."""
 
 import pyarrow as pa
 import ray
@@ -15,7 +15,7 @@ from raylance.source.memory import keep_freed_memory
 
 
 class ShardActor(Actor):
-    """Reads for one rank, alone or in turn with other readers; see `RankReader`."""
+    """Reads for one rank, alone or in turn with the rank's other shard actors; see `RankReader`."""
 
     def __init__(self, read_spec: ReadSpec, options: Options) -> None:
         super().__init__()
