@@ -1,4 +1,4 @@
-"""Owns the public names of raylance, loaded at first use: `import raylance` never loads Ray or torch."""
+"""Owns the public names of raylance, each loaded at its first use; never loads Ray or torch at `import raylance`."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

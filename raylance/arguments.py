@@ -1,4 +1,4 @@
-"""Owns checks of arguments that many calls share, and hints for other libraries' argument names; never reads data."""
+"""Owns checks of arguments that many calls share, and hints on argument names of other libraries; never reads data."""
 
 import difflib
 import operator
@@ -26,10 +26,10 @@ _HINTS = {
 
 
 def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuses unknown arguments of a call; `known` names the arguments that it has.
+    """Raises if a call got unknown arguments; `known` names the arguments that the call has.
 
     Raises:
-        ConfigError: If there is an unknown argument; the message says what to write instead.
+        ConfigError: If there is an unknown argument; the message names the right argument or setting.
     """
     known = sorted(known)
     for name in unknown:
@@ -43,7 +43,7 @@ def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) 
 
 
 def check_flag(what: str, value: Any) -> bool:
-    """Reads a bool, also NumPy's. Other values are refused, because a string such as "no" would be true.
+    """Returns a bool, also NumPy's, as a bool. Refuses other values, because a string such as "no" would be true.
 
     Raises:
         ConfigError: If the value is not a bool.
@@ -54,17 +54,17 @@ def check_flag(what: str, value: Any) -> bool:
 
 
 def check_word(what: str, value: Any, allowed: Sequence[str]) -> None:
-    """Checks that a value is one of a few words.
+    """Raises if a value is not one of the allowed words.
 
     Raises:
-        ConfigError: If it is another value.
+        ConfigError: If the value is not in `allowed`.
     """
     if value not in allowed:
         raise ConfigError(f"{what}={value!r}: must be one of {', '.join(map(repr, allowed))}.")
 
 
 def check_integer(what: str, value: Any, least: int | None) -> int:
-    """Reads an integer, also NumPy's, from `least` to 2⁶³ - 1; any integer if `least` is None.
+    """Returns an integer, also NumPy's, as an int. It must be `least` to 2⁶³ - 1; if `least` is None, any integer.
 
     Raises:
         ConfigError: If the value is not an integer, or is out of range.
@@ -85,7 +85,7 @@ def check_batch_size(global_batch_size: int | None, batch_size: int | None, dp_s
     """Returns the number of rows of one step over all ranks, from the size that is given.
 
     Raises:
-        ConfigError: Unless exactly one size is given, an integer of at least 1.
+        ConfigError: If not exactly one of the sizes is given, or if it is not an integer of at least 1.
     """
     if (global_batch_size is None) == (batch_size is None):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Owns the names of the columns that raylance adds to batches, and of rows in errors; never reads columns or rows."""
+"""Owns the names of columns that raylance adds to batches, and of rows in error texts; never reads columns or rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -16,48 +16,48 @@ DRAW = "_draw"
 """Epoch position of a row that may come more than once, int64; used only between reader and decoder."""
 
 SEED = "_seed"
-"""A seed for a transform's own randomness, from the row, the epoch and the dataset's seed, uint64."""
+"""Seed for the random numbers of a transform, derived from the row, the epoch and the dataset's seed; uint64."""
 
 COMPONENT = "_component"
 """Index of the row's dataset in a mixture, int64."""
 
 TRANSFORM = "transform()"
-"""Takes the place of a column name if the transform fails on a row."""
+"""Used instead of a column name in the notes on a row on which the transform fails."""
 
-_SHIFT = 48  # between reader and batch, offsets of a mixture hold the component in the bits from this one on
+_SHIFT = 48  # between reader and batch, bits 48 and up of a row offset hold the component of a mixture
 _OWN = (1 << _SHIFT) - 1
 
 Offsets = TypeVar("Offsets", int, npt.NDArray[np.int64])
 
 
 def split_offsets(offsets: Offsets) -> tuple[Offsets, Offsets]:
-    """Splits row offsets of a mixture into the indices of the datasets and the offsets in these, both int64."""
+    """Splits row offsets of a mixture: returns the index of each row's dataset, and the offset in it, both int64."""
     return offsets >> _SHIFT, offsets & _OWN
 
 
 def join_offsets(components: int | npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Puts the index of its dataset, or one index for all, into each row offset; `split_offsets` takes it out again."""
+    """Adds the index of its dataset, or one index for all, to each row offset; `split_offsets` is the inverse."""
     return components << _SHIFT | offsets
 
 
 def dataset_of(offset: int, datasets: Sequence[str]) -> str | None:
-    """The name of the dataset that a row offset of a mixture lies in; None if it has no name."""
+    """Returns the name of the dataset to which a row offset of a mixture belongs; None if it has no name."""
     component, _ = split_offsets(offset)
     return datasets[component] if component < len(datasets) else None
 
 
 def dataset_names(uri: Any) -> tuple[str, ...]:
-    """Names of the datasets for errors, from a URI, or from URIs by component."""
+    """Returns the names of the datasets for error texts, from one URI, or from a mapping of URIs by component."""
     return tuple(f"{name} ({at})" for name, at in uri.items()) if isinstance(uri, Mapping) else (str(uri),)
 
 
 def dataset_stem(uri: Any) -> str:
-    """A short name of a dataset: the last part of its URI, without ".lance"; "data" for several."""
+    """Returns a short name of a dataset: the last part of its URI, without ".lance"; "data" for a mixture."""
     return str(uri).rstrip("/").rpartition("/")[2].removesuffix(".lance") if isinstance(uri, str) else "data"
 
 
 def describe_rows(offsets: npt.NDArray[np.int64], datasets: tuple[str, ...]) -> str:
-    """Names rows for an error: the range of the given offsets, which have component bits, in each dataset."""
+    """Names rows in an error text: the range of the offsets in each dataset. The given offsets have component bits."""
     which, own_offsets = split_offsets(offsets)
     ranges = []
     for component in np.unique(which):

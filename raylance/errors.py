@@ -1,15 +1,14 @@
 """Owns RaylanceError and its subclasses; never raises one itself.
 
     RaylanceError
-    ├── ConfigError      an argument that cannot be honoured (also a ValueError)
-    ├── DatasetError     a dataset, version, tag, column or filter that is missing, unreadable or selects no row
-    ├── StateError       a checkpoint that is damaged, or of other data, another order, or another raylance
-    ├── PlacementError   helper actors that found no place, or did not start, within the deadline
-    ├── BadRowError      a row that cannot be decoded or transformed, with its offset, or too many of them
-    ├── CoverageError    rows delivered otherwise than planned, an order that is not a permutation, or values missing
-    │                    for some rows
-    └── HelperError      work on the same rows that was lost repeatedly, user code that fails on several rows together
-                         but on none alone, a helper's error that cannot be pickled, or helpers whose Ray session ended
+    ├── ConfigError      an argument cannot be honoured (also a ValueError)
+    ├── DatasetError     a dataset, version, tag, column or filter is missing, is unreadable, or selects no row
+    ├── StateError       a checkpoint is damaged, or belongs to other data, another order or another raylance
+    ├── PlacementError   helper actors were not placed, or did not start, before the deadline
+    ├── BadRowError      a row, named by its offset, cannot be decoded or transformed; or too many rows cannot be
+    ├── CoverageError    rows were not delivered as planned, an order is not a permutation, or rows have no value
+    └── HelperError      work on the same rows was lost repeatedly, user code fails on several rows together but on none
+                         alone, an error of a helper cannot be pickled, or the Ray session of the helpers ended
 
 Messages name the cause and, unless it is obvious, the consequence and the fix. All errors survive pickling, because
 actors raise them and workers catch them.
@@ -21,31 +20,31 @@ class RaylanceError(Exception):
 
 
 class ConfigError(RaylanceError, ValueError):
-    """An argument that cannot be honoured."""
+    """Raised if an argument cannot be honoured."""
 
 
 class DatasetError(RaylanceError):
-    """A dataset, version, tag, column or filter that is missing, unreadable or selects no row."""
+    """Raised if a dataset, version, tag, column or filter is missing, is unreadable, or selects no row."""
 
 
 class StateError(RaylanceError):
-    """A saved state that does not fit the data or the order into which it is loaded."""
+    """Raised if a saved state does not fit the data or the order of the loader that loads it."""
 
 
 class PlacementError(RaylanceError):
-    """Helper actors that found no place, or did not start, within the deadline."""
+    """Raised if helper actors were not placed, or did not start, before the deadline."""
 
 
 class BadRowError(RaylanceError):
-    """A row that cannot be decoded, or on which the transform fails; or too many of them for `on_bad_row="mask"`.
+    """Raised if a row cannot be decoded or transformed; with `on_bad_row="mask"`, if there are too many such rows.
 
     Attributes:
         column: Name of the column; None if the transform fails.
-        row_offset: Offset of the row in the pinned dataset version, which `dataset.take([row_offset])` reads; for many
-            rows, the offset of the first.
-        reason: The error of the decoder or the transform.
+        row_offset: Offset of the row in the pinned dataset version, which `dataset.take([row_offset])` reads; if there
+            were too many bad rows, the offset of the first.
+        reason: Class and text of the error that the decoder or the transform raised.
         dataset: URI of the dataset, in a mixture "name (URI)"; None if unknown.
-        message: The text of the error for many rows; None for one row.
+        message: The text of the error if there were too many bad rows; None for one row.
     """
 
     def __init__(
@@ -72,10 +71,10 @@ class BadRowError(RaylanceError):
 
 
 class CoverageError(RaylanceError):
-    """Rows that were not delivered as planned: the epoch would not cover the selection exactly once."""
+    """Raised if rows are not delivered as planned, so that the epoch would not cover the selection exactly once."""
 
 
 class HelperError(RaylanceError):
-    """Work on the same rows that was lost repeatedly, user code that fails on rows together, a helper's error that
-    cannot be pickled, or helpers whose Ray session ended.
+    """Raised if work on the same rows was lost repeatedly, if user code fails on several rows together but on none
+    alone, if an error of a helper cannot be pickled, or if the Ray session of the helpers ended.
     """

@@ -1,4 +1,4 @@
-"""Owns the description of the rows that a loader reads, of their decoding and delivery; never opens a dataset."""
+"""Owns the description of the rows of a loader, and of how they are decoded and delivered; never opens a dataset."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -18,15 +18,16 @@ from raylance.source.rows import RowSource
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSpec:
-    """The rows that a loader reads, and their decoding; picklable.
+    """Describes the rows that a loader reads, and how they are decoded; picklable.
 
     Attributes:
-        source: The rows.
-        delivers: Columns of the batches: the columns that are read, unless a transform changes them.
-        schema: Schema of the delivered rows; None if it is unknown before some rows are made.
+        source: Gives access to the stored rows.
+        delivers: Names of the columns in the batches, after decoding and the transform.
+        schema: Schema of the delivered rows; None if it must be found by reading them, as for packed rows.
         decoding: The decoders, including those of the device, and the transform; None if there are neither.
-        list_lengths: By delivered column of lists of numbers: the length if all sampled rows have the same, else None.
-        list_dtypes: By column that can be padded: the dtype of the numbers.
+        list_lengths: For each delivered column of lists of numbers, the length of the lists if all sampled rows have
+            the same length, else None.
+        list_dtypes: For each column that can be padded, the dtype of the numbers.
     """
 
     source: RowSource
@@ -48,13 +49,13 @@ class ReadSpec:
 
     @property
     def carries(self) -> Sequence[str]:
-        """Names of the columns that reach the trainer. For a column that the trainer decodes, its encoded column."""
+        """Names of the columns that are sent to the trainer. A column that the trainer decodes is sent encoded."""
         encoded = {each.output_name: each.column for each in self.on_device.decoders} if self.on_device else {}
         return list(dict.fromkeys(encoded.get(name, name) for name in self.delivers))
 
     @property
     def origin(self) -> dict[str, Any]:
-        """The fields of `State` that a checkpoint takes from here."""
+        """The fields of a checkpoint's `State` that describe the rows and their decoding."""
         return {
             "uri": self.source.uri,
             "branch": self.source.branch,
@@ -69,17 +70,17 @@ class ReadSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSpec:
-    """The rows of a handle: how they are read and decoded, and in which order they are delivered; picklable."""
+    """Describes how the rows of a handle are read and decoded, and in which order they are delivered; picklable."""
 
     read: ReadSpec
     delivery: DeliverySpec
 
     def with_delivery(self, **changes: Any) -> "DatasetSpec":
-        """The same rows, with other fields of `delivery`."""
+        """Returns a copy with these fields of `delivery` changed."""
         return dataclasses.replace(self, delivery=dataclasses.replace(self.delivery, **changes))
 
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> "DatasetSpec":
-        """Replaces each large value (selections and tables of orders) by `change` of it, such as `Shared.of_run`."""
+        """Returns a copy in which `change`, such as `Shared.of_run`, replaced each selection and table of an order."""
 
         def tables_of(tables: Tables) -> Tables:
             return SharedTables(change(tables.shared)) if isinstance(tables, SharedTables) else tables

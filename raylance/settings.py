@@ -12,8 +12,8 @@ from raylance.arguments import check_integer, refuse_unknown
 from raylance.errors import ConfigError
 from raylance.orders.order import Auto
 
-_LONGEST_S = 1_000_000_000  # 30 years; the clocks of the system wait no longer
-_MAX_AUTO_READERS = 4  # each holds max_window_bytes
+_LONGEST_S = 1_000_000_000  # about 30 years; clocks of the system may not support a longer wait
+_MAX_AUTO_READERS = 4  # each of them holds max_window_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,39 +21,39 @@ class Options:
     """How a loader uses the machine. Options never change the delivered rows, so ranks may have different options.
 
     Attributes:
-        num_decoders: Number of decode actors of each rank, shared by its loaders. Decoding begins with the first that
-            runs. If some find no place, the run continues with the others and a warning, as long as there is one. If
-            none runs within 5 s, the shard actor decodes until one does. 0 decodes in threads of the shard actor.
-            "auto" takes as many as there are free CPUs; idle ones are given back, and requested again when the trainer
-            waits for decoding. (min, max) begins with min, and requests more while the trainer waits for decoding, even
-            if no CPU is free yet, so that an autoscaler adds nodes.
+        num_decoders: Number of decode actors of each rank, which its loaders share. Decoding begins when the first one
+            runs. If some cannot be placed, the run logs a warning and continues with the others, if there is at least
+            one. If none runs within 5 s, the shard actor decodes until one runs. With 0, threads of the shard actor
+            decode. "auto" takes the rank's share of the free CPUs; it ends idle actors, and requests them again when
+            the trainer waits for decoding. (min, max) begins with min, and requests more while the trainer waits for
+            decoding, even if no CPU is free yet, so that an autoscaler adds nodes.
         num_readers: Number of shard actors of each rank and loader. Use more than one if the trainer waits for reading.
             They take windows in turn, and each holds up to `max_window_bytes`: two at the default hold 1 GiB. (min,
             max) begins with min and requests more while the trainer waits for reading; "auto" is (1, 4).
-        decoder_cpus: CPUs that a decode actor takes from Ray's count.
-        decode_threads: Number of threads of a shard actor that decodes itself. "auto" is one; under Ray Train, the CPUs
-            of the rank's node divided by the number of ranks there.
-        max_window_bytes: Most bytes of raw rows that a shard actor holds, including the next window, measured as they
-            are read. A window or a step that does not fit is read in parts, in the same order, which takes longer; a
-            single row that does not fit is an error. The block that is being read comes on top: about an eighth of the
-            limit and at most 32 MiB, more only if rows suddenly grow. With threads, columns that nobody decodes are
-            views of a window, so a batch that is kept also keeps its window. As long as more than one window is kept,
-            batches are copies; then at most the same number of bytes again comes on top. The size of windows follows
-            from `window_bytes` of `raylance.dataset`, which is the same for all ranks.
-        max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank, or one row that is larger. The
-            step that is being assembled comes on top.
+        decoder_cpus: Number of CPUs that a decode actor reserves in Ray.
+        decode_threads: Number of threads in which a shard actor decodes, if it decodes itself. "auto" is one; for the
+            loaders that Ray Train makes, it is the CPUs of the rank's node divided by the number of ranks there.
+        max_window_bytes: Maximum bytes of raw rows that a shard actor holds, including the next window, measured as
+            they are read. A window or a step that does not fit is read in parts, in the same order, which takes longer;
+            a single row that does not fit is an error. The block that is being read needs more memory: about an eighth
+            of the limit and at most 32 MiB, or more if rows suddenly get larger. With runtime "threads", columns that
+            nobody decodes are views of a window, so a kept batch keeps its whole window in memory. While kept batches
+            hold more than one window, new batches are copies, so the kept windows need at most this number of bytes in
+            addition. The size of windows follows from `window_bytes` of `raylance.dataset`, the same for all ranks.
+        max_inflight_bytes: Maximum bytes of raw and decoded tables on their way to a rank, or one row that is larger.
+            The step that is being assembled needs memory in addition.
         placement_timeout_s: Seconds that helpers may take to be placed and to start.
-        read_timeout_s: Seconds in which a read is tried again if the storage fails, before that is an error; also the
-            seconds that the storage may take without an answer, at least 5. In S3, Google Cloud Storage and Azure, one
-            request may take half of it, and at most 30, unless `storage_options` or the environment sets one of Lance's
-            limits.
-        work_timeout_s: Seconds that a helper may take over one piece of work before it counts as hung and is replaced.
+        read_timeout_s: Seconds for which a failed read is tried again before the failure is an error; also the seconds
+            that the storage may take to answer, but at least 5. For S3, Google Cloud Storage and Azure, one request may
+            take half of this time, at most 30 s, unless `storage_options` or the environment sets a limit of Lance.
+        work_timeout_s: Seconds that a helper may take for one piece of work before it counts as hung and is replaced.
         record: Whether the loader's figures are published as metrics and, under Ray Train, recorded next to the run's
             checkpoints, for `report_run`, `watch` and `python -m raylance.top`; or the folder of a run, if no trainer
-            sets it. A thread does both once a second.
-        name: Name of the dataset in records and metrics if the trainer gives none, e.g. one process trains on one part
-            and validates on another. None for the last part of its URI.
-        runtime: "ray" actors or "threads" of this process do the work. "auto" is Ray if it is running.
+            sets it. A thread publishes and records them once a second.
+        name: Name of the dataset in records and metrics, if the trainer gives it no name; use it if one process trains
+            on one part of a dataset and validates on another. None for the last part of the URI.
+        runtime: "ray" actors or "threads" of this process do the work. "auto" is "ray" if Ray is running, else
+            "threads".
         auto_decoders: Number of decoders that "auto" requests, if it was resolved for all ranks at once; None for a
             share of the free CPUs. For raylance's own use.
     """
@@ -124,7 +124,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes_options(call: Function) -> Function:
-    """Makes a call that takes `**options` show each field of `Options`, for `help` and for editors."""
+    """Changes the signature of a function with `**options`, so that `help` and editors show each field of `Options`."""
     signature = inspect.signature(call)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -134,7 +134,7 @@ def takes_options(call: Function) -> Function:
 
 
 def make_options(call: str, options: Mapping[str, Any], own: Sequence[str]) -> Options:
-    """The options that a call got as `**options`; `own` names its other arguments, for the message.
+    """Returns the `Options` that a call got as `**options`; `own` names the call's other arguments, for the error text.
 
     Raises:
         ConfigError: If a name or a value cannot be honoured.
@@ -145,5 +145,5 @@ def make_options(call: str, options: Mapping[str, Any], own: Sequence[str]) -> O
 
 
 def _as_range(given: Any) -> tuple[int, int]:
-    """Least and most, from one number or from both."""
+    """Returns (least, most), from one number or from a pair."""
     return tuple(given) if isinstance(given, tuple | list) and len(given) == 2 else (given, given)

@@ -3,7 +3,7 @@
     python -m raylance.top s3://bucket/runs/food101
     RAY_AUTH_MODE=token ray job submit -- python -m raylance.top /shared/runs/food101 --once
 
-Reads the records that the loaders leave beside the run's checkpoints, so that it needs that storage and no Ray.
+The command reads the records that the loaders write next to the run's checkpoints. It needs that storage, but not Ray.
 """
 
 import argparse
@@ -18,7 +18,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def show(run: Run, now: float) -> str:
-    """The page: the progress of the run, the table, and the verdict on the last seconds.
+    """Returns the text of the page: the progress of the run, the table of loaders, and the verdict on the last seconds.
 
     Args:
         run: The run.
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         while True:
             try:
                 page = show(folder.read(), time.time())
-            except OSError as error:  # a storage that fails now may work the next time
+            except OSError as error:  # the storage may work again at the next look
                 if args.once:
                     raise
                 page = f"{args.run} cannot be read now: {error}"

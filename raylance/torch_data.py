@@ -1,9 +1,9 @@
 """Owns raylance under `torch.utils.data.DataLoader`, for training without Ray; never starts Ray or an actor.
 
-Two styles give the batches of `raylance.RankLoader`: `MapDataset` with its `RowSampler`, or `IterableDataset`. `Loader`
-is a DataLoader for either, and counts the batches that it hands out, because prefetched batches are not consumed. With
-a plain DataLoader, the caller does that: `set_epoch()` before each epoch, and `consumed()` for each batch. torchdata's
-StatefulDataLoader keeps the position of each worker in its own state, and only needs `set_epoch()`.
+`MapDataset` with its `RowSampler`, or `IterableDataset`, gives the batches of `raylance.RankLoader`. `Loader` is a
+DataLoader for either. It counts the batches that it hands out, because prefetched batches are not consumed. With a
+plain DataLoader, the caller must call `set_epoch()` before each epoch, and `consumed()` for each batch. torchdata's
+StatefulDataLoader keeps the position of each worker in its own state, so the caller only needs `set_epoch()`.
 """
 
 import logging
@@ -24,12 +24,13 @@ __all__ = ["IterableDataset", "Loader", "MapDataset", "RowSampler", "find_place"
 
 
 class Loader(torch.utils.data.DataLoader[Any]):
-    """A DataLoader that counts the batches that it hands out. Its `steps` (sampler or dataset) have epoch and state."""
+    """A DataLoader that counts the batches that it hands out. `steps`, its sampler or dataset, has epoch and state."""
 
     def __init__(self, dataset: Any, batch_sampler: RowSampler | None = None, **options: Any) -> None:
-        """Takes an `IterableDataset`, or a `MapDataset` and its sampler, and options of DataLoader; spawns workers.
+        """Takes an `IterableDataset`, or a `MapDataset` and its sampler, and options of DataLoader.
 
-        Workers are started again for each epoch, which takes seconds, unless `persistent_workers=True`.
+        Workers are spawned, not forked. Unless `persistent_workers=True`, they start again for each epoch, which takes
+        seconds.
         """
         steps = dataset if batch_sampler is None else batch_sampler
         if not isinstance(steps, Steps) or isinstance(steps, RowSampler) != isinstance(dataset, MapDataset):

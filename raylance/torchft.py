@@ -1,5 +1,5 @@
-"""Owns the batches of replicas that come and go under torchft: the rows of each replica in a step, and the steps that
-count; never trains, never starts or ends a replica, and never loads torchft.
+"""Owns the batches of a run under torchft, in which replicas join and leave: the rows of each replica in a step, and
+which steps count; never trains, never starts or ends a replica, and never loads torchft.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _HALF = 32  # bits of a hash that are sent as one number, so that sums over repl
 
 
 class Manager(Protocol):
-    """The methods of `torchft.Manager` that are used here."""
+    """The methods of `torchft.Manager` that this module calls."""
 
     def start_quorum(self) -> None: ...
     def current_step(self) -> int: ...
@@ -53,13 +53,13 @@ def batches(
     among the replicas that take part in the step.
 
     A step is handed out again until it is committed. So each row of an epoch is in one committed step, even if replicas
-    die. The global batch of each step has the same rows as in an undisturbed run. The position is the manager's step:
-    if its `load_state_dict` set the step, the loader follows; if the loader was restored, a new manager takes the
-    loader's step.
+    die. The global batch of each step has the same rows as in an undisturbed run. The manager's step is the position.
+    If the manager's `load_state_dict` set the step, the loader goes to that step. If the loader was restored, a manager
+    that is still at step 0 takes the loader's step.
 
-    The body of the loop does one step. It must end with `optimizer.step()` of torchft or with
-    `manager.should_commit()`. The quorum is requested before the batch is made. In the body, `zero_grad()` of
-    torchft's optimizer does not request another quorum.
+    The body of the loop does one step. The body must end with `optimizer.step()` of torchft or with
+    `manager.should_commit()`. The quorum is requested before the batch is made. In the body, `zero_grad()` of torchft's
+    optimizer does not request another quorum.
 
     A replica that is healing, or is a spare, has no rows of its own in a step. It still gets a batch, so that it takes
     part in the reduction of the gradients, but its rows do not count: torchft adds zeros instead of its gradients. The
@@ -73,10 +73,11 @@ def batches(
         loader: The loader of this rank.
         manager: A `torchft.Manager`, 0.2 or later.
         global_batch_size: Number of rows of a step over all replicas, however many take part.
-        epochs: The iteration ends after this number of epochs, counted from the beginning of the run.
-        rank_in_replica: The number of this rank in its replica if the ranks of a replica get rows of their own, as with
-            FSDP inside it.
-        ranks_in_replica: The number of ranks of a replica. Leave both out if its ranks get the same rows.
+        epochs: Number of epochs, counted from the beginning of the run, after which the iteration ends.
+        rank_in_replica: The number of this rank in its replica, from 0, if the ranks of a replica get different rows,
+            as with FSDP inside the replica.
+        ranks_in_replica: The number of ranks of a replica. Leave out this argument and `rank_in_replica` if the ranks
+            of a replica get the same rows.
         **arguments: Other arguments of `RankLoader.iter_torch_batches`.
 
     Yields:
@@ -114,11 +115,11 @@ def batches(
 
 
 def report_if_all(metrics: Mapping[str, Any], loader: Any, manager: Manager, **options: Any) -> bool:
-    """Reports as `raylance.report` does, if all ranks of the run took part in the last step; returns whether it did.
+    """Calls `raylance.report` if all ranks of the run took part in the last step; returns whether it reported.
 
-    Ray Train waits in a report until every rank has made it. If a rank is being replaced, the others would wait for it
-    while it waits for them to train. So no rank reports such a step; a later step is reported. With spares, no step has
-    all ranks, and nothing is reported.
+    Ray Train waits in a report until every rank has made the report. If a rank is being replaced, the others would wait
+    for it while it waits for them to train. So no rank reports such a step; a later step is reported. With spares, no
+    step has all ranks, so nothing is ever reported.
 
     Args:
         metrics: See `raylance.report`.
@@ -139,7 +140,7 @@ def report_if_all(metrics: Mapping[str, Any], loader: Any, manager: Manager, **o
 
 
 class _Peers:
-    """Position and digests of one loader, which a manager sends from replica to replica along with the model."""
+    """Saves and loads position and digests of one loader, which a manager sends to other replicas with the model."""
 
     def __init__(self) -> None:
         self.follower: Follower | None = None
@@ -156,7 +157,7 @@ _known: "weakref.WeakKeyDictionary[Any, dict[str, _Peers]]" = weakref.WeakKeyDic
 
 
 def _peers_of(manager: Manager, loader: RankLoader, follower: Follower) -> _Peers:
-    """Makes the manager send a loader's position with the model; registers once for each manager and dataset."""
+    """Makes the manager send a loader's position with the model. Registers once for each manager and dataset."""
     name = f"raylance:{recorder_of(loader).stem}"
     of_manager = _known.setdefault(manager, {})
     if name not in of_manager:
@@ -168,7 +169,7 @@ def _peers_of(manager: Manager, loader: RankLoader, follower: Follower) -> _Peer
 
 @contextlib.contextmanager
 def _one_quorum(manager: Any) -> Iterator[None]:
-    """Makes `start_quorum` do nothing, because the step has its quorum, and a second one might have other members."""
+    """Makes `start_quorum` do nothing: the step already has its quorum, and another quorum might have other members."""
     manager.start_quorum = lambda *_, **__: None
     try:
         yield
@@ -177,7 +178,7 @@ def _one_quorum(manager: Any) -> Iterator[None]:
 
 
 class _Steps:
-    """The steps of one rank: each begins once the quorum is known, and is settled once it is clear if it counts."""
+    """The steps of one rank. A step begins when its quorum is known, and is settled when its commit is decided."""
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class _Steps:
         own: tuple[int, int],
         device: torch.device,
     ) -> None:
-        """`own` is this rank's number in its replica, and the number of ranks of the replica."""
+        """Takes in `own` this rank's number in its replica, and the number of ranks of the replica."""
         self._follower = Follower(loader, global_batch_size, self.settle)
         self._manager, self._made, self._own, self._device = manager, made, own, device
         self._peers = _peers_of(manager, loader, self._follower)
@@ -197,17 +198,18 @@ class _Steps:
         self._batch: Any = None
 
     def end_of(self, epochs: int) -> int:
-        """The number of the first step after these epochs."""
+        """Returns the number of the first step after this number of epochs."""
         return self._follower.end_of(epochs)
 
     def begin(self) -> bool:
-        """Takes the batch of the manager's step, in the shares of the replicas that take part; returns whether all of
-        them have theirs. If not, the step cannot be committed, and torchft's DistributedDataParallel would raise.
+        """Takes this rank's batch of the manager's step, and compares the rows of all replicas that take part. Returns
+        False if an error of the manager prevents it: the step cannot be committed, and DistributedDataParallel of
+        torchft would raise.
 
         Raises:
             CoverageError: If rows of the step are missing.
         """
-        self._open = None  # if others committed a step that this rank did not, healing will tell it
+        self._open = None  # if only other ranks committed the step, this rank learns it when it is healed
         self._join()
         place, count = self._places()
         if self._manager.errored():
@@ -218,7 +220,7 @@ class _Steps:
             self._batch, rows = self._hand_out(number, place, count)
             self._stand_in = None
         else:
-            if self._stand_in is None:  # the rows that it may get in the next step: they are being prepared
+            if self._stand_in is None:  # in the share that this rank may get next, so that its batches are prepared
                 has_room = (count + 1) * self._own[1] <= due
                 self._stand_in, _ = self._hand_out(number, *((count, count + 1) if has_room else (0, count)))
             self._batch = self._stand_in
@@ -236,12 +238,12 @@ class _Steps:
         return True
 
     def take_batch(self) -> Any:
-        """Returns the batch that is ready, so that only its consumer holds it."""
+        """Returns the batch that is ready, and keeps no reference, so that only the consumer holds it."""
         batch, self._batch = self._batch, None
         return batch
 
     def settle(self) -> None:
-        """Counts the step if it was committed; otherwise it is handed out again."""
+        """Counts the step if it was committed; a step that was not committed is handed out again."""
         self._join()
         if self._open is not None and self._manager.current_step() > self._open[0]:
             (number, rows), self._open = self._open, None
@@ -252,28 +254,28 @@ class _Steps:
         return self._follower.hand_out(self._made, number, (place * ranks + rank, count * ranks))
 
     def _places(self) -> tuple[int | None, int]:
-        """This replica's place among the replicas whose rows count in this step, or None if its own do not count; and
-        the number of those replicas.
+        """Returns the place of this replica among the replicas whose rows count in this step, None if its own rows do
+        not count; and the number of replicas whose rows count.
         """
         manager = self._manager
         count = manager.num_participants()
         place = manager.participating_rank() if manager.is_participating() else None
         if manager.current_step():
             return place, count
-        # Before the first step, a manager may make all replicas but one take over the weights of that one. They count
-        # as participants but add zeros: only all replicas together know which ones do so.
+        # Before the first step, a manager may make all replicas but one take over the weights of that replica. They
+        # count as participants, but add zeros to all sums. So only a sum over all replicas shows which ones do so.
         numbers = self._sum([int(place == each) for each in range(count)])
         present = [each for each, is_there in enumerate(numbers) if is_there]
         return (present.index(place) if place in present else None), len(present)
 
     def _sum(self, numbers: list[int]) -> list[int]:
-        """Adds numbers up over all replicas; a replica without rows adds zeros."""
+        """Returns the sums of numbers over all replicas; a replica without rows adds zeros."""
         tensor = torch.tensor(numbers, dtype=torch.int64, device=self._device)
         self._manager.allreduce(tensor, reduce_op=ReduceOp.SUM).wait()
         return [int(number) for number in tensor.tolist()]
 
     def _join(self) -> None:
-        """Goes to the place of the replica from which this one was healed."""
+        """If this replica was healed from another one, goes to the position of that replica."""
         received, self._peers.received = self._peers.received, None
         if received is not None:
             self._follower.join(received)

@@ -1,1 +1,1 @@
-"""Owns what users hold: datasets, mixtures and loaders; never reads or decodes itself."""
+"""Owns the objects that users hold: datasets, mixtures and loaders; never reads or decodes rows itself."""

@@ -1,4 +1,4 @@
-"""Owns the objects that iterators return; never makes a batch, and never holds a position."""
+"""Owns the objects that `iter_torch_batches` and `iter_batches` return; never makes a batch or holds a position."""
 
 import abc
 from collections.abc import Iterator, Mapping
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class Batches(abc.ABC):
-    """The batches of an iterator call, which can be iterated again and again.
+    """The batches that a call such as `iter_torch_batches` returns. They can be iterated repeatedly.
 
-    Each `for` makes one pass. A loader's pass goes from its position to the end of the epoch; a handle's pass is one
-    whole epoch, the same each time. `len()` is the number of steps of a whole epoch. `next()` takes from a separate
-    pass, and begins another one after its end.
+    Each `for` makes one pass. A pass of a loader goes from its position to the end of the epoch; a pass of a handle is
+    one whole epoch, the same each time. `len()` is the number of steps of a whole epoch. `next()` takes batches from a
+    separate pass, and begins another pass after the end of this one.
 
-    `state_dict`, `load_state_dict`, `set_epoch` and `epoch` are the loader's, so that a framework can use this object
-    as a stateful DataLoader. Batches of a handle have no position, so there they raise `ConfigError`.
+    `state_dict`, `load_state_dict`, `set_epoch` and `epoch` are those of the loader, so that a framework can use this
+    object as a stateful DataLoader. For batches of a handle, which have no position, they raise `ConfigError`.
     """
 
     def __init__(self, description: str) -> None:
@@ -31,10 +31,10 @@ class Batches(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Steps of a whole epoch, the same on every rank; the first pass after a resume in mid-epoch has fewer."""
+        """Number of steps of a whole epoch, the same on every rank. The first pass after a resume may have fewer."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Begins a pass; it reads the position when its first batch is requested."""
+        """Begins a pass, which reads the position when its first batch is requested."""
         return self._begin()
 
     def __next__(self) -> Any:
@@ -51,8 +51,8 @@ class Batches(abc.ABC):
             raise
 
     def prepare(self) -> None:  # noqa: B027
-        """Begins to make the first batches of the next pass, and returns at once; see `RankLoader.prepare`. Batches of
-        a handle have nothing to prepare.
+        """Begins to make the first batches of the next pass, and returns at once; see `RankLoader.prepare`. For batches
+        of a handle, it does nothing.
         """
 
     def __repr__(self) -> str:
@@ -75,7 +75,7 @@ class Batches(abc.ABC):
         """The `RankLoader` of the batches.
 
         Raises:
-            ConfigError: If the batches are those of a handle, which has no position.
+            ConfigError: If the batches belong to a handle, which has no position.
         """
         raise ConfigError(
             "these are a handle's batches, which begin at the start of an epoch each time: there is no position to "

@@ -1,4 +1,4 @@
-"""Owns the handle of an opened dataset: describes it, reads single rows, makes loaders; never holds a position."""
+"""Owns the handle of an opened dataset: it shows facts, reads single rows and makes loaders; never holds a position."""
 
 import contextlib
 import dataclasses
@@ -37,11 +37,11 @@ from raylance.source.packing import PackedRows
 class Dataset:
     """A pinned, filtered, ordered Lance dataset, or a mixture of several.
 
-    A handle is a value: it can be sent anywhere, and using it does not change it. Without a trainer, its iterators pass
-    over a whole epoch as rank 0 of 1, the same each time.
+    A handle is a value: it can be sent to any process, and using it does not change it. Without a trainer, each
+    iteration is over one whole epoch as rank 0 of 1, and all iterations give the same batches.
 
-    In Ray Train's local mode (`num_workers=0`), `get_dataset_shard` returns the handle itself. There the handle has the
-    names of `RankLoader`, too: `epoch`, `batches`, `state_dict`, `stats` and so on.
+    In Ray Train's local mode (`num_workers=0`), `get_dataset_shard` returns the handle itself. In this mode, the handle
+    also has the methods and properties of `RankLoader`: `epoch`, `batches`, `state_dict`, `stats` and so on.
     """
 
     def __init__(self, spec: DatasetSpec) -> None:
@@ -51,11 +51,11 @@ class Dataset:
         self._context = ShardContext()
 
     def __getattr__(self, name: str) -> Any:
-        """Names that Ray Train uses on a dataset; in local mode, also those that a training function expects."""
+        """Returns attributes that Ray Train uses on a dataset; in local mode, also those of a loader."""
         if name in RAY_DATA_NAMES:
             return getattr(self._train, name)
         if name in LOADER_NAMES:
-            if callable(getattr(RankLoader, name)):  # hasattr() must not raise, only a call may
+            if callable(getattr(RankLoader, name)):  # hasattr() must not raise; only a call may
                 return lambda *args, **options: getattr(self._train.require_local_loader(self), name)(*args, **options)
             return getattr(self._train.require_local_loader(self), name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -66,7 +66,7 @@ class Dataset:
         return sorted({*super().__dir__(), *(LOADER_NAMES if is_loader else ())})
 
     def __len__(self) -> int:
-        """Selected rows, which `dataset[…]` counts; an epoch of a mixture or of draws may have more or fewer."""
+        """Number of selected rows, which `dataset[…]` counts. An epoch of a mixture or of draws may differ from it."""
         return self._spec.delivery.rows
 
     def __repr__(self) -> str:
@@ -117,18 +117,18 @@ class Dataset:
         """Reads rows by their row offsets in the dataset, as batches carry them under `_rowoffset`; needs no Ray.
 
         Args:
-            offsets: Integers of shape (k,), in any order, duplicates included; the rows need not be selected.
+            offsets: Integers of shape (k,), in any order, also with duplicates; the rows need not be selected.
             component: For a mixture, the dataset to which the offsets belong: its name, or its number as under
                 `_component`.
 
         Returns:
             The columns that `iter_batches` gives, k rows in the order of `offsets`, and `_rowoffset`. With
-            `on_bad_row="mask"` also `_valid`, which is False for rows that could not be decoded. Images are those of
-            epoch 0.
+            `on_bad_row="mask"` also `_valid`, which is False for rows that could not be decoded. Images are augmented
+            as in epoch 0.
 
         Raises:
             ConfigError: If the offsets are not integers, or the component is missing or unknown.
-            DatasetError: If the pinned version does not have an offset.
+            DatasetError: If the pinned version has no row at one of the offsets.
         """
         wanted = np.atleast_1d(np.asarray(offsets))
         if wanted.size and (wanted.ndim != 1 or wanted.dtype.kind not in "iu"):
@@ -173,15 +173,15 @@ class Dataset:
         """Reads the first selected rows, in storage order, into a frame; see `head`.
 
         Args:
-            rows: The most rows to read.
+            rows: Maximum number of rows to read.
 
         Returns:
-            A frame with one line a row; tensors and lists are arrays in a column of objects.
+            A frame with one line for each row; tensors and lists are arrays in a column of objects.
         """
         return pd.DataFrame({k: v if v.ndim == 1 else list(v) for k, v in self.head(rows).items()})
 
     def _read(self, offsets: Int64Array) -> pa.Table:
-        """Reads rows in the order of `offsets`, decoded as in epoch 0, with `_rowoffset`."""
+        """Reads rows in the order of `offsets`, decoded as in epoch 0; the table has `_rowoffset`."""
         process.check_context(self._context)
         is_numbered = isinstance(self._spec.read.source, PackedRows)
         if is_numbered and len(offsets) and not 0 <= offsets.min() <= offsets.max() < len(self):
@@ -197,7 +197,7 @@ class Dataset:
 
         Args:
             global_batch_size: Rows of one step over all ranks.
-            world_size: Number of ranks that share the rows; if some are peers, number of data-parallel ranks.
+            world_size: Number of ranks that share the rows; if some ranks are peers, number of data-parallel ranks.
 
         Returns:
             A summary whose repr shows rows, shards, lanes, steps, rows dropped or repeated, and bytes of a window; for
@@ -213,7 +213,7 @@ class Dataset:
         return summarise(plan, source.likely_row_bytes, how_read(source, plan), limit, source.measure)
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
-        """Steps of a whole epoch if one rank gets all rows, so that `batch_size` means the same as
+        """Returns the number of steps of a whole epoch if one rank gets all rows, so `batch_size` means the same as
         `global_batch_size`. See `RankLoader.steps_per_epoch` for several ranks.
         """
         size, limit = check_batch_size(global_batch_size, batch_size, 1), Options().max_window_bytes
@@ -228,8 +228,8 @@ class Dataset:
         ranks_per_replica: int = 1,
         **options: Any,
     ) -> RankLoader:
-        """Makes a loader by hand, at the start of epoch 0: outside of Ray Train, or in a training function, for a
-        dataset not passed to the trainer; it is recorded like any other. Closing the handle closes it.
+        """Makes a loader at the start of epoch 0. Use it outside of Ray Train, or in a training function for a dataset
+        that was not passed to the trainer. It is recorded like any other loader. Closing the handle closes it.
 
         Args:
             rank: The rank that the loader serves; None for rank 0 of 1.
@@ -238,7 +238,7 @@ class Dataset:
             **options: Fields of `raylance.Options`, such as `num_decoders=2`.
 
         Raises:
-            ConfigError: If the rank is outside the world, the world does not divide into replicas, or an option is
+            ConfigError: If the rank is outside the world, the ranks do not divide into replicas, or an option is
                 unknown or impossible; if no rank is given in one of several workers of Ray Train.
         """
         size = check_integer("world_size", 1 if world_size is None else world_size, 1)
@@ -259,10 +259,10 @@ class Dataset:
         return made
 
     def iter_torch_batches(self, *, epoch: int = 0, **arguments: Any) -> Batches:
-        """Iterates over a whole epoch in torch batches, as rank 0 of 1; each iteration is over the same epoch.
+        """Returns an iterable over the torch batches of a whole epoch, as rank 0 of 1, the same in each iteration.
 
         Args:
-            epoch: The epoch.
+            epoch: Number of the epoch, from 0.
             **arguments: Arguments of `RankLoader.iter_torch_batches`.
 
         Raises:
@@ -271,7 +271,7 @@ class Dataset:
         return self._whole("iter_torch_batches", epoch, arguments)
 
     def iter_batches(self, *, epoch: int = 0, **arguments: Any) -> Batches:
-        """Iterates over a whole epoch in NumPy, pyarrow or pandas batches; see `RankLoader.iter_batches`."""
+        """Returns an iterable over the NumPy, pyarrow or pandas batches of an epoch; see `RankLoader.iter_batches`."""
         return self._whole("iter_batches", epoch, arguments)
 
     def _whole(self, method: str, epoch: int, arguments: dict[str, Any]) -> Batches:
@@ -288,7 +288,7 @@ class Dataset:
         return self._passes.iterate(method, epoch, arguments, repr(self))
 
     def _refuse_in_larger_world(self) -> None:
-        """Refuses rank 0 of 1 in one of several workers of Ray Train, because every rank would get all rows."""
+        """Raises in one of several workers of Ray Train, because each worker, as rank 0 of 1, would get all rows."""
         _, world_size = process.train_rank() or (0, 1)
         if world_size > 1:
             raise ConfigError(
@@ -336,20 +336,20 @@ class Dataset:
 
 
 def spec_of(handle: Dataset) -> DatasetSpec:
-    """The rows of a handle; for raylance's own modules only."""
+    """Returns the spec of a handle; for raylance's own modules only."""
     return handle._spec  # noqa: SLF001
 
 
 def context_of(handle: Dataset) -> ShardContext:
-    """The rank and process of a handle; for raylance's own modules only."""
+    """Returns the `ShardContext` of a handle; for raylance's own modules only."""
     return handle._context  # noqa: SLF001
 
 
 def adapter_of(handle: Dataset) -> TrainAdapter:
-    """A handle as Ray Train sees it; for raylance's own modules only."""
+    """Returns the `TrainAdapter` of a handle; for raylance's own modules only."""
     return handle._train  # noqa: SLF001
 
 
 def _to_numpy(table: pa.Table) -> NumpyBatch:
-    """Converts as `iter_batches` does, except that lists become one array if all in this table have one length."""
+    """Converts a table as `iter_batches` does, but lists become one array if all of them have one length here."""
     return to_numpy(table, list_lengths(table))

@@ -1,4 +1,4 @@
-"""Owns a notebook's display of a dataset: facts, rows, counts of classes, way of reading; never keeps a row."""
+"""Owns a notebook's display of a dataset: facts, rows, counts of classes, method of reading; never keeps a row."""
 
 import json
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from raylance.planning.plan import Plan
 from raylance.planning.summary import counted
 from raylance.source.rows import RowSource, TableRows
 
-_LARGEST_TRIAL = 1 << 21  # most rows to plan in order to show how they are read
-_COUNTED = 2000  # rows whose labels are read
+_LARGEST_TRIAL = 1 << 21  # maximum number of rows that are planned to show how they are read
+_COUNTED = 2000  # number of rows whose labels are read
 _LABEL = "label"  # the column of labels if the metadata names no other
 
 
 class _Displayed(Protocol):
-    """The parts of a dataset that are displayed."""
+    """The properties and methods of a dataset that this module uses."""
 
     @property
     def version(self) -> Any: ...
@@ -59,19 +59,19 @@ def describe(data: _Displayed, source: RowSource, delivery_spec: DeliverySpec) -
 
 
 def describe_rows(delivery_spec: DeliverySpec) -> str:
-    """The number of selected rows, and the number of rows in an epoch if it differs."""
+    """Describes the number of selected rows, and the number of rows in an epoch if it differs."""
     rows = delivery_spec.rows
     each = delivery_spec.resolved_order.epoch_rows if delivery_spec.order.repeats else rows
     return f"{rows:,} rows{f' ({each:,} an epoch)' if each != rows else ''}"
 
 
 def _type_name(kind: pa.DataType) -> str:
-    """The name of a type; a tensor's as NumPy writes it."""
+    """Returns the name of a type; for a tensor, its value type and its shape as a tuple."""
     return f"{kind.value_type} {tuple(kind.shape)}" if isinstance(kind, pa.FixedShapeTensorType) else str(kind)
 
 
 def display_sample(data: _Displayed, source: RowSource, rows: int) -> Display:
-    """Displays some rows spread over a dataset, and the counts of its classes if it has labels."""
+    """Displays some rows that are spread over a dataset, and the counts of its classes if it has labels."""
     parts, (label, classes) = [], _label_and_classes(data)
     try:
         if rows:
@@ -103,7 +103,7 @@ def display_batch(data: _Displayed, batch: Mapping[str, Any]) -> Display:
 
 
 def how_read(source: RowSource, plan: Plan) -> str:
-    """How the first window of rank 0 is read: the method, the needed share of the stored rows, the number of reads."""
+    """Describes how the first window of rank 0 is read: method, needed share of the stored rows, number of reads."""
     chunk = plan.chunk_at(0, 0)
     if chunk is None:
         return "nothing: the epoch has no step"
@@ -127,23 +127,23 @@ def how_read(source: RowSource, plan: Plan) -> str:
 
 
 def _spread(selected: int, rows: int) -> Int64Array:
-    """Numbers of at most `rows` selected rows, spread from the first to the last."""
+    """Returns the numbers of at most `rows` selected rows, spread from the first row to the last."""
     return np.linspace(0, selected - 1, min(rows, selected)).astype(np.int64)
 
 
 def _label_and_classes(data: _Displayed) -> tuple[str, list[str] | None]:
-    """The column of labels, and the names of its classes, from the metadata that jobs/create_dataset writes."""
+    """Returns the column of labels, and the names of its classes or None, from the metadata of jobs/create_dataset."""
     metadata = data.schema.metadata or {}
     try:
         names = json.loads(metadata.get(b"classes", b"null"))
-    except (ValueError, RecursionError):  # metadata of another program with the same key
+    except (ValueError, RecursionError):  # another program wrote metadata with this key
         names = None
     classes = list(map(str, names)) if isinstance(names, list) else None
     return metadata.get(b"classes_of", _LABEL.encode()).decode(), classes
 
 
 def _read_labels(source: RowSource, label: str) -> Any:
-    """Labels of rows spread over the selection; None if the column is missing or holds no classes."""
+    """Returns the labels of rows spread over the selection; None if the column is missing or holds no classes."""
     if not isinstance(source, TableRows):
         return None
     opened, selection = source.pinned.open(), source.load_selection()

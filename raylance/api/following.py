@@ -1,4 +1,4 @@
-"""Owns a loader's position if the trainer counts the steps; never decides whether a step is committed."""
+"""Owns the position of a loader whose trainer counts the steps; never decides whether a step is committed."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -11,10 +11,10 @@ from raylance.planning.plan import Plan
 
 
 class Follower:
-    """A loader that follows a trainer's count of steps: a step that was handed out counts only after `count`."""
+    """Makes a loader follow a trainer's count of steps. A step that was handed out counts only after `count`."""
 
     def __init__(self, loader: RankLoader, global_batch_size: int, settle: Callable[[], None]) -> None:
-        """Before the loader's state is read, `settle` is called, which calls `count` if the last step was committed."""
+        """Takes `settle`, called before the loader's state is read: it calls `count` if the last step was committed."""
         self._loader, self._size = loader, global_batch_size
         self._cursor, self._ledger = loader._cursor, loader._ledger  # noqa: SLF001
         self._cursor.settle = settle
@@ -24,11 +24,11 @@ class Follower:
         return self._loader._plan(self._size)  # noqa: SLF001
 
     def end_of(self, epochs: int) -> int:
-        """The number of the first step after this number of epochs."""
+        """Returns the number of the first step after this number of epochs."""
         return self._cursor.global_step + self._cursor.steps_until(self._plan, epochs)
 
     def hand_out(self, made: Iterator[Any], number: int, share: tuple[int, int]) -> tuple[Any, Digest]:
-        """Takes a step's batch in a share without counting the step; also returns the digest of its rows."""
+        """Returns the batch of a step in a share, and the digest of its rows. Does not count the step."""
         context = self._loader._context  # noqa: SLF001
         if share != context.share or not context.is_elastic:
             self._loader.reshard(*share, elastic=True)
@@ -42,7 +42,7 @@ class Follower:
         return batch, digest
 
     def count(self, number: int, digest: Digest, share: tuple[int, int]) -> None:
-        """Counts a step as committed; `digest` adds up this share of the rows over all replicas that took part."""
+        """Counts a step as committed. `digest` adds up the rows of this share in all replicas that took part."""
         plan, cursor = self._plan, self._cursor
         self._go_to(number)
         epoch, before = cursor.epoch, cursor.position
@@ -51,16 +51,16 @@ class Follower:
         cursor.seek(plan, number + 1)
 
     def step_rows(self, number: int) -> int:
-        """Rows of a step over all ranks, padding included."""
+        """Returns the number of rows of a step over all ranks, padding included."""
         self._go_to(number)
         return self._plan.step_size(self._cursor.position)
 
     def known(self) -> str:
-        """State and digests as JSON, for a rank that takes over the model."""
+        """Returns state and digests as JSON, for a rank that takes over the model."""
         return json.dumps({"state": self._loader.state_dict(), "ledger": self._ledger.to_dict()})
 
     def join(self, known: str) -> None:
-        """Takes over the state and the digests of another rank, with its model.
+        """Takes over the state and the digests of another rank, from which the model was taken over.
 
         Raises:
             StateError: If the other rank trains on other data, or sent no state of this version.

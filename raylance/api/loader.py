@@ -1,4 +1,4 @@
-"""Owns one rank's loader: its batches, and its position, which moves with them; never reads or decodes rows.
+"""Owns one rank's loader: its batches, and its position, which moves with the batches; never reads or decodes rows.
 
 A batch counts as consumed when it is handed out. The position is the same on every rank, because all ranks take the
 same steps.
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class RankLoader(Positioned):
-    """One rank's loader. `ray.train.get_dataset_shard` returns it; picklable until it is iterated."""
+    """The loader of one rank, which `ray.train.get_dataset_shard` returns. Picklable until it is iterated."""
 
     def __init__(
         self,
@@ -56,22 +56,22 @@ class RankLoader(Positioned):
         context: ShardContext | None = None,
         *,
         session: Session | None = None,  # helpers of an earlier loader of the same data; the caller closes them
-        is_recorded: bool = True,  # whether the run has a record of it; False for a pass over a handle
+        is_recorded: bool = True,  # whether the run records the loader; False for a pass over a handle
     ) -> None:
         super().__init__(spec)
         self._read_spec, self._options, self._context = spec.read, options, context or ShardContext()
-        self._ledger, self._passed = Ledger(), Digest()  # digests of the rows handed out: of all, and of this pass
+        self._ledger, self._passed = Ledger(), Digest()  # digests of all rows handed out, and of this pass
         self._recorder = Recorder(
             spec.read, options, self._context, self._cursor, self._ledger, is_recorded=is_recorded
         )
         self._batch_size: int | None = None  # of the last pass
         self._is_resharded = False
         self._is_bound_by_rank = False  # whether the batches bound last were given batch_size=, rows of one rank
-        self._remainder: Remainder | None = None  # the last bound batches have it
+        self._remainder: Remainder | None = None  # of the batches that were bound last
         self._has_begun = False  # whether a pass has begun
         self._agreement: agreement.Agreement | None = None  # of the ranks, since the first pass
         self._session = session or Session(spec.read, options, self._context.world_size)
-        self._prepares = session is None  # whether to prepare the next epoch; else the session's owner decides
+        self._prepares = session is None  # whether to prepare the next epoch; else the owner of `session` decides
 
     @property
     def rank(self) -> int:
@@ -96,8 +96,8 @@ class RankLoader(Positioned):
     def reshard(
         self, mesh: "DeviceMesh | ProcessGroup | int", dp_size: int | None = None, *, elastic: bool = False
     ) -> None:
-        """Sets which rows this rank gets, if the training function arranges the ranks. Ranks with the same
-        data-parallel rank are peers: they get the same rows.
+        """Sets the data-parallel rank of this rank, which decides its rows. Call it if the training function arranges
+        the ranks. Ranks with the same data-parallel rank are peers: they get the same rows.
 
         Call it on every rank before the first batch; before or after `restore`. If the default group of
         torch.distributed has all ranks of the run, the first batch waits up to 30 s until every rank asks for its
@@ -105,7 +105,7 @@ class RankLoader(Positioned):
 
         If ranks come and go, a call between any two batches changes the shares, also during a pass: the next batch is
         the next step in the new shares. The global batch of each step keeps the same rows. All ranks that take part
-        must change at the same step; nothing checks this. Helpers stay.
+        must change at the same step; nothing checks this. The helpers continue to run.
 
         Args:
             mesh: The data-parallel dimensions of a `DeviceMesh`: `mesh["dp"]`, or `mesh["replicate", "shard"]` for
@@ -117,7 +117,7 @@ class RankLoader(Positioned):
         Raises:
             ConfigError: If batches were bound by `batch_size=` or prepared; if every rank sees the whole dataset; if
                 this rank is not in the mesh or the group; if the data-parallel size does not divide the world. The
-                first batches raise it if the ranks disagree, or one of them did not call.
+                first batch raises it if the settings of the ranks differ, or if a rank did not call `reshard`.
         """
         context = self._context
         is_elastic = check_flag("elastic", elastic) or self._has_begun or context.is_elastic
@@ -144,10 +144,10 @@ class RankLoader(Positioned):
         self._is_resharded = True
 
     def repeat(self) -> None:
-        """Takes back the last step, because it was not committed: the next batch is this step again, in the shares set
-        by then. State and proof do not count it.
+        """Takes back the last step, because it was not committed. The next batch is this step again, in the shares that
+        are set then. State and proof do not count the step that was taken back.
 
-        Call it on every rank that was handed the step, before another batch is taken or a state saved.
+        Call it on every rank that was handed the step, before another batch is taken or a state is saved.
 
         Raises:
             ConfigError: If no step was handed out since the loader was made, moved, or took a step back.
@@ -161,10 +161,10 @@ class RankLoader(Positioned):
         self._ledger.take_back()
 
     def seek(self, global_step: int, *, global_batch_size: int | None = None) -> None:
-        """Goes to the step with this number, as `global_step` counts over all epochs; in a pass, it is the next batch.
-        For trainers that count steps themselves: a rank that joins others begins at their step.
+        """Goes to the step with this number, as `global_step` counts over all epochs. During a pass, this step is the
+        next batch. For trainers that count steps themselves: a rank that joins other ranks begins at their step.
 
-        Rows in between count neither as handed out nor as lost.
+        Skipped rows count neither as handed out nor as lost.
 
         Args:
             global_step: Number of the step.
@@ -207,14 +207,14 @@ class RankLoader(Positioned):
         self._ledger.move(self.epoch)
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
-        """Steps of a whole epoch, the same on every rank.
+        """Returns the number of steps of a whole epoch, the same on every rank.
 
         Args:
             global_batch_size: Rows of one step over all ranks.
             batch_size: Rows of one step on each rank, instead.
 
         Raises:
-            ConfigError: Unless exactly one of them is given and positive.
+            ConfigError: If not exactly one of them is given, or if it is not positive.
         """
         return self._plan(check_batch_size(global_batch_size, batch_size, self.dp_size)).steps()
 
@@ -233,22 +233,22 @@ class RankLoader(Positioned):
         pad_lists: Paddings | None = None,
         **unknown: Any,
     ) -> Batches:
-        """Iterates over the rest of the epoch in torch batches; the next iteration is over the next epoch.
+        """Returns an iterable over the rest of the epoch in torch batches; the next iteration is over the next epoch.
 
         Args:
             global_batch_size: Rows of one step over all ranks; the ranks' shares differ by at most one row.
             batch_size: Rows of one step on each rank, instead.
-            prefetch_batches: Minimum number of steps in flight, and maximum number of finished batches waiting; at
-                least one is always prepared ahead.
-            dtypes: One dtype for all tensors, or dtypes by column; None keeps the stored ones. One dtype for all does
+            prefetch_batches: Minimum number of steps in flight, and maximum number of finished batches that wait; at
+                least one batch is always prepared ahead.
+            dtypes: One dtype for all tensors, or dtypes by column; None keeps the stored dtypes. One dtype for all does
                 not change columns that raylance adds, such as the `…_length` of a `Pad`; name these to change them.
-            device: The device of the tensors. "auto" is the device of the Ray Train worker, or the CPU outside of one.
+            device: The device of the tensors. "auto" is the device of the Ray Train worker; the CPU if there is none.
                 Batches for CUDA are copied through pinned memory on a side stream, and wait on the device.
             collate_fn: Makes the batch from a dict of NumPy arrays, instead of the dict of tensors; called in a thread
                 of the loader.
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
-            pin_memory: Put batches that stay on the CPU into pinned memory.
-            with_row_offset: Add the column `_rowoffset`, int64: the row offsets that `Dataset.take` takes.
+            pin_memory: Whether batches that stay on the CPU are put into pinned memory.
+            with_row_offset: Whether to add the column `_rowoffset`, int64: the row offsets that `Dataset.take` takes.
             pad_lists: By name, for columns of lists of numbers or tensors, including those of ragged decoders: a
                 `raylance.Pad`; a number, which pads to the longest list of the batch, adds no lengths, and must fit the
                 dtype of the lists (and that of `dtypes`); "jagged" for one nested tensor of jagged layout, (n, j, …);
@@ -259,13 +259,13 @@ class RankLoader(Positioned):
             Dicts by column: tensors (n, …); images as uint8 (n, 3, H, W) in channels-last memory; strings, binary and
             unpadded lists as Python lists. `_valid` (bool) is present if rows may be padding or masked. n is the rank's
             share of the step. Tensors on the CPU are views of received memory. A batch belongs to its consumer, who may
-            change it in place, because it is not read again; the same holds for the arrays given to `collate_fn`.
+            change it in place, because it is not read again. This also holds for the arrays given to `collate_fn`.
 
         Raises:
             ConfigError: If an argument cannot be honoured.
-            BadRowError: If a row cannot be decoded, or too many cannot.
+            BadRowError: If a row cannot be decoded; with `on_bad_row="mask"`, if there are too many such rows.
             PlacementError: If helpers find no free CPUs within `placement_timeout_s`.
-            HelperError: If work on the same rows is lost again and again.
+            HelperError: If work on the same rows is lost repeatedly.
         """
         refuse_unknown("iter_torch_batches()", unknown, RankLoader.iter_torch_batches.__kwdefaults__ or ())
         size = self._bind(global_batch_size, batch_size)
@@ -297,8 +297,8 @@ class RankLoader(Positioned):
         pad_lists: Paddings | None = None,
         **unknown: Any,
     ) -> Batches:
-        """Iterates over the rest of the epoch in NumPy, pyarrow or pandas batches; the next iteration is over the next
-        epoch.
+        """Returns an iterable over the NumPy, pyarrow or pandas batches of the rest of the epoch; the next iteration is
+        over the next epoch.
 
         `batch_format` is "numpy" for dicts of arrays, images (n, H, W, 3); "pyarrow" for tables; "pandas" for frames.
         `pad_lists` is only for "numpy". The other arguments are those of `iter_torch_batches`.
@@ -330,8 +330,8 @@ class RankLoader(Positioned):
         return self.iter_torch_batches(**arguments)
 
     def prepare(self, **arguments: Any) -> Batches:
-        """Returns the same as `batches`, and at once starts helpers, opens the dataset and makes the first batches, for
-        example while the model is built. Batches with other arguments also find the helpers running.
+        """Returns the same as `batches`. At once, it begins to start helpers, open the dataset and make the first
+        batches, for example while the model is built. Batches with other arguments use the same helpers.
 
         Args:
             **arguments: Arguments of `iter_torch_batches`.
@@ -345,23 +345,23 @@ class RankLoader(Positioned):
         return self._recorder.stats.as_dict()
 
     def explain(self) -> Verdict:
-        """Says in words what limits this rank so far, and what to change; see `Verdict`.
+        """Explains in words what limits this rank so far, and what to change; see `Verdict`.
 
-        It compares the trainer's time between batches with the time that it waited, and with the rates of reading and
-        decoding alone. `explain_run` gives the same for a whole run, over all ranks.
+        The explanation compares the time that the trainer spent between batches with the time that it waited, and with
+        the rates of reading alone and decoding alone. `explain_run` explains a whole run, over all ranks.
         """
         return self._recorder.explain()
 
     def identity(self) -> dict[str, Any]:
-        """The data that the loader reads, and their order, without the position, for experiment trackers. JSON-able; a
-        checkpoint holds the same.
+        """Returns a description of the loader's data and their order, without the position, for experiment trackers.
+        JSON-able; a checkpoint holds the same.
         """
         return identity_of(self.state_dict())
 
     def record(self, *, may_wait: bool = True) -> None:
-        """Writes the loader's record to the run's storage now, if it has one; call it before the process may be killed.
+        """Writes the loader's record to the run's storage now, if it has one. Call it before the process may be killed.
 
-        A thread writes the record all the time, some seconds late. `report` and each end of an epoch write it, too.
+        A thread also writes the record, some seconds late. `report` and the end of each epoch write it, too.
 
         Args:
             may_wait: Whether to wait for the network if the storage is remote.
@@ -369,7 +369,7 @@ class RankLoader(Positioned):
         self._recorder.flush(may_wait=may_wait)
 
     def close(self) -> None:
-        """Ends the helpers. The position stays; another iteration starts new ones."""
+        """Ends the helpers. The position stays, and another iteration starts new helpers."""
         self._cursor.moves += 1
         self._session.close()
         self._recorder.end()
@@ -406,7 +406,7 @@ class RankLoader(Positioned):
 
     @contextlib.contextmanager
     def _reporting(self, metrics: Mapping[str, Any]) -> Iterator[None]:
-        """Records a report with a checkpoint, which the body makes."""
+        """Records a report with a checkpoint; the body of the context makes the report."""
         self._cursor.settle()
         self._ledger.cut()  # the run may resume from here
         with self._recorder.reporting(metrics, has_checkpoint=True):
@@ -437,7 +437,7 @@ class RankLoader(Positioned):
         )
 
     def _batches(self, kind: str, **arguments: Any) -> Batches:
-        """Binds the arguments of `make_batch_spec`."""
+        """Returns batches to which these arguments of `make_batch_spec` are bound."""
         spec = make_batch_spec(self._cursor.delivery_spec, **arguments)
         self._plan(spec.global_batch_size, spec.remainder)  # raises errors of the plan before anything starts
         self._remainder = spec.remainder
@@ -458,7 +458,7 @@ class RankLoader(Positioned):
             self._session.prepare(plan, self.dp_rank, **where, observer=self._recorder.stats)
 
     def _take_all(self, spec: BatchSpec) -> Generator[list[Any], None, None]:
-        """Takes the rest of the epoch; each batch moves the cursor, the last one to the next epoch."""
+        """Yields the rest of the epoch. Each batch, in a list, moves the cursor; the last one to the next epoch."""
         process.check_context(self._context)
         self._agree(self._plan(spec.global_batch_size, spec.remainder))
         self._batch_size, self._has_begun = spec.global_batch_size, True
@@ -468,7 +468,7 @@ class RankLoader(Positioned):
             pass
 
     def _take_in_one_share(self, spec: BatchSpec, moves: int) -> Generator[list[Any], None, bool]:
-        """Takes steps until the pass ends, the share changes or the position jumps; returns whether it has ended."""
+        """Yields batches until the pass ends, the share changes or the position jumps; returns whether it ended."""
         cursor, recorder, share = self._cursor, self._recorder, self._context.share
         plan = self._plan(spec.global_batch_size, spec.remainder)
         cursor.follow(plan)
@@ -517,14 +517,14 @@ class RankLoader(Positioned):
     def _agree(self, plan: Plan) -> None:
         """Makes the ranks compare the settings of their first passes, if they form one process group."""
         context = self._context
-        if context.is_elastic:  # ranks may be gone, so none waits for others
+        if context.is_elastic:  # ranks may be gone, so no rank waits for others
             self._agreement = None
             return
         store = agreement.store_of(context.world_size) if self._agreement is None and context.world_size > 1 else None
         if store is None:
             return
         same = {"global_batch_size": plan.global_batch_size, "remainder": plan.remainder}
-        if context.dp_size > 1:  # else each rank has all rows, independent of the others
+        if context.dp_size > 1:  # else each rank gets all rows, independent of the others
             state = self.state_dict()
             same |= {name: state[name] for name in ("rows", "fingerprint", "seed", "epoch", "position")}
         terms = agreement.Terms(
@@ -539,7 +539,7 @@ class RankLoader(Positioned):
 
     @contextlib.contextmanager
     def _counts_if_taken(self, handed: list[Any]) -> Iterator[None]:
-        """Restores the present position if the body ends before the batch was taken out of the list, because an
+        """Restores the present position if the body of the context ends before the batch was taken out of the list. An
         interrupt may come while the batch is handed out.
         """
         cursor = self._cursor
@@ -552,13 +552,13 @@ class RankLoader(Positioned):
                 self._ledger.load(cursor.epoch, cursor.position)
 
     def _consume(self, plan: Plan, begin: int, step: Step) -> None:
-        """Counts a step of a pass that began at position `begin`; at the end of an epoch, certifies the pass."""
+        """Counts a step of a pass that began at position `begin`. At the last step of the epoch, certifies the pass."""
         epoch, share = self._cursor.epoch, self._context.share
         self._ledger.add(epoch, step.before, step.after, step.digest, is_last=step.is_last, share=share)
         self._passed += step.digest
         if step.is_last and self.dp_size == 1 and plan.order.is_custom and not plan.order.repeats:
             handed = self._ledger.since(epoch, 0)
-            if handed is not None:  # this rank saw all of the epoch
+            if handed is not None:  # this rank was handed the whole epoch
                 check_permutation(plan, self._read_spec.source.load_selection(), epoch, step.after, handed)
         self._cursor.advance(step.after, is_last=step.is_last)
         if step.is_last:
@@ -566,7 +566,7 @@ class RankLoader(Positioned):
 
 
 class _LoaderBatches(Batches):
-    """The batches of a loader, whose passes go from its position to the end of the epoch."""
+    """The batches of a loader. A pass begins at the loader's position and ends with the epoch."""
 
     def __init__(self, loader: RankLoader, spec: BatchSpec, description: str) -> None:
         super().__init__(description)
@@ -590,10 +590,10 @@ class _LoaderBatches(Batches):
 
 
 def recorder_of(loader: RankLoader) -> Recorder:
-    """The recorder of a loader; for raylance's own modules only."""
+    """Returns the recorder of a loader; for raylance's own modules only."""
     return loader._recorder  # noqa: SLF001
 
 
 def reporting(loader: RankLoader, metrics: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """Records a report with a checkpoint, which the body makes; for raylance's own modules only."""
+    """Records a report with a checkpoint, made by the body of the context; for raylance's own modules only."""
     return loader._reporting(metrics)  # noqa: SLF001

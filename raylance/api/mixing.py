@@ -1,4 +1,4 @@
-"""Owns `mix()`, which makes one handle from several; never reads rows, and never starts an actor."""
+"""Owns `mix()`, which makes one handle of several datasets; never reads rows, and never starts an actor."""
 
 import dataclasses
 import math
@@ -28,19 +28,20 @@ def mix(
 ) -> Dataset:
     """Mixes datasets by weight, each in its own order.
 
-    Every stretch of up to 1,000 positions holds each dataset's quota, so every global batch is close to the weights. A
-    weight that fits such a stretch is kept exactly. Other weights are rounded to a thousandth of all rows, which is a
-    large change for a rare dataset: 0.0135 becomes 0.014. If a weight is less than a thousandth, a stretch has up to
-    1,000,000 positions and keeps each weight within about 1 %. `plan()` shows the resulting shares. With
-    `with_row_offset=True`, batches carry each row's offset in its own dataset, and under `_component` the number of
-    that dataset among the names.
+    The positions of an epoch are divided into stretches of up to 1,000. Each stretch has a fixed number of rows of each
+    dataset, so every global batch is close to the weights. If whole numbers of rows can give the weights exactly, the
+    weights are kept. Otherwise they are rounded to a thousandth of all rows. For a rare dataset, this can be a large
+    change, from 0.0135 to 0.014. If a weight is less than a thousandth, a stretch has up to 1,000,000 positions and
+    keeps each weight within about 1 %. `plan()` shows the resulting shares. With `with_row_offset=True`, batches hold
+    each row's offset in its own dataset, and in `_component` the index of that dataset in `parts`.
 
     Args:
-        parts: The dataset and its weight, a positive number, by name.
-        stop: "first_exhausted" ends an epoch before any dataset would repeat a row; "all_exhausted" ends it when every
-            dataset was seen whole, the shorter ones more than once; a number ends it after this number of rows.
-        window_bytes: As in `raylance.dataset`, for all datasets together; each gets its share. The datasets themselves
-            must not have one.
+        parts: For each name, a dataset and its weight, a positive number.
+        stop: "first_exhausted" ends an epoch before any dataset would repeat a row; "all_exhausted" ends it when all
+            rows of every dataset were handed out, which repeats shorter datasets; a number ends it after this number of
+            rows.
+        window_bytes: As in `raylance.dataset`, for all datasets together; each dataset gets its share. The datasets
+            themselves must not set it.
         remainder: How the rows after the last whole step are handled: "drop", "pad" or "ragged".
 
     Returns:
@@ -94,7 +95,7 @@ def mix(
 
 
 def _check_parts(parts: Any) -> None:
-    """Refuses anything but a dict of name to (dataset, weight)."""
+    """Raises if `parts` is not a dict of name to (dataset, weight)."""
     if not isinstance(parts, Mapping) or not parts:
         found = f"takes a dict, and got {type(parts).__name__}" if parts else "got no dataset"
         raise ConfigError(f"mix() {found}: give a dict of name to (dataset, weight).")
@@ -114,7 +115,7 @@ def _check_parts(parts: Any) -> None:
 def _check_alike(
     name: str, dataset: Dataset, schema: pa.Schema, first_name: str, first: Dataset, first_schema: pa.Schema
 ) -> None:
-    """Refuses a dataset whose rows cannot share a batch with those of the first."""
+    """Raises if the rows of a dataset cannot share a batch with the rows of the first dataset."""
     read_spec, spec = spec_of(dataset).read, spec_of(dataset).delivery
     first_read_spec, first_spec = spec_of(first).read, spec_of(first).delivery
     if not schema.equals(first_schema, check_metadata=False):

@@ -11,16 +11,16 @@ _naming = threading.Lock()  # loaders may begin in several threads
 
 
 def choose_name(loader: object, rank: int, data: tuple[str, str, str], others: Collection[str]) -> tuple[str, int]:
-    """Chooses a loader's name, and its number among the loaders of the same data that one rank iterates at one time.
+    """Chooses a loader's name, and its number among the loaders of the same data that one rank iterates concurrently.
 
-    Loaders of different data never share a name while the process lives. Nor do two loaders of the same data that one
-    rank iterates at one time, because their figures would be added up.
+    Loaders of different data never share a name while the process lives. Two loaders of the same data that one rank
+    iterates concurrently do not share a name either, because their figures would be added up.
 
     Args:
-        loader: The loader, which holds its number until `release_name`.
+        loader: The loader, which keeps its number until `release_name` is called.
         rank: Rank of the loader's worker.
         data: Folder of the records, stem of the name, and identity of the loader's data.
-        others: Names in use elsewhere.
+        others: Other names that are in use.
     """
     folder, stem, _ = data
     with _naming:

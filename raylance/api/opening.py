@@ -1,4 +1,4 @@
-"""Owns `dataset()`, which checks every input before anything starts; never starts an actor by itself."""
+"""Owns `dataset()`, which opens a dataset and checks every argument before anything starts; never starts an actor."""
 
 import dataclasses
 import logging
@@ -73,34 +73,36 @@ def dataset(
         decode: One decoder or a list of them: `raylance.Image`, or another `raylance.Decoder`.
         transform: A function that the decode actors run after decoding. It gets a dict of arrays by column, with
             `_rowoffset` (int64) and `_seed` (uint64, from row, epoch and seed, for `numpy.random.default_rng`). It may
-            change the arrays in place, and returns such a dict with as many rows. It sees pieces of batches, so its
-            result for a row must not depend on other rows.
-        pack: Packs documents of tokens into sequences, which are then the rows. Batches hold `input_ids` (n, length);
-            `doc_ids` (n, length), the row offset of each token's document; and the start of each sequence,
+            change the arrays in place, and returns such a dict with the same number of rows. It gets pieces of batches,
+            so its result for a row must not depend on other rows.
+        pack: Packs documents of tokens into sequences; each sequence is then a row. Batches hold `input_ids`
+            (n, length); `doc_ids` (n, length), the row offset of each token's document; and the start of each sequence,
             `first_row` and `first_token`.
         order: "window", "shard", "sequential" or "row", or an order with its parameters.
         seed: The only seed of all randomness: order and augmentation.
-        window_bytes: Memory for the windows of a shuffle, the current and the next one together, as if one rank held
-            them all. Sizes that `order` leaves to "auto" follow from it, the same on every rank. None for
-            `max_window_bytes` of the run's `DataConfig`, else 512 MiB. Recorded in checkpoints, and kept on resume.
+        window_bytes: Bytes of memory for the windows of a shuffle, the current and the next together, as if one rank
+            held the windows of all ranks. It determines the sizes that `order` leaves to "auto", the same on every
+            rank. None for `max_window_bytes` of the run's `DataConfig`, else 512 MiB. Checkpoints record it, and a
+            resume keeps it.
         remainder: How the rows after the last whole step are handled: "drop", "pad" or "ragged".
-        on_bad_row: "raise" stops at a row that cannot be decoded, or for which the transform fails on that row alone;
-            "mask" delivers zeros with `_valid` False.
+        on_bad_row: "raise" stops at a bad row: a row that cannot be decoded, or on which alone the transform fails.
+            "mask" delivers zeros with `_valid` False instead.
         max_bad_rows: With "mask", the limit of bad rows, beyond which there is an error: a number of different rows, or
             a fraction of the rows that a rank was handed since its start, checked from 1,000 rows on. None for no
             limit.
-        read: "range" or "take" sets the way of reading; "auto" chooses for each chunk by the density and size of its
-            rows. The plan shows the choice.
-        stale: For a dataset that jobs/materialize made from a source whose files have changed since: "warn" logs it
-            once, "refuse" is an error, "ignore" does not check. A source that cannot be reached is not an error.
+        read: Method of reading: "range" or "take"; "auto" chooses one for each chunk by the density and size of its
+            rows. `plan()` shows the choice.
+        stale: For a dataset that jobs/materialize made from a source: if files of the source have changed since, "warn"
+            logs a warning once, and "refuse" raises an error; "ignore" does not check. It is not an error if the source
+            cannot be reached.
         storage_options: Options of the object store, as Lance names them; or a picklable function that returns them,
             called in each process that opens the dataset. If the options have "expires_at_millis", the time at which
-            they expire in milliseconds since 1970, the function is called again a minute before, or
-            "refresh_offset_millis" before.
+            they expire in milliseconds since 1970, the function is called again a minute before that time, or
+            "refresh_offset_millis" before it.
         **unknown: Refused; the error names the right argument.
 
     Returns:
-        A handle for `TorchTrainer(datasets=…)`, which can be iterated in place as rank 0 of 1.
+        A handle for `TorchTrainer(datasets=…)`, which can also be iterated directly as rank 0 of 1.
 
     Raises:
         DatasetError: If the dataset, version, tag or a column is missing; if the filter does not parse or selects
@@ -234,7 +236,7 @@ def _check_decoders(decode: Decoder | Sequence[Decoder] | None) -> tuple[Decoder
 
 
 def _warn_of_unlike_crops(decoders: Sequence[Decoder]) -> None:
-    names = list(dict.fromkeys(each.column for each in decoders if each.is_random))  # views of one may differ
+    names = list(dict.fromkeys(each.column for each in decoders if each.is_random))  # views of one column may differ
     if len(names) > 1:
         logger.warning(
             "%s are augmented at random, each by itself: those of a row get different crops and flips. If they belong "
@@ -248,7 +250,7 @@ def _warn_of_unlike_crops(decoders: Sequence[Decoder]) -> None:
 
 
 def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str]) -> tuple[Decoding | None, pa.Table]:
-    """Resolves the decoders' open settings from a few rows; also returns these rows, decoded."""
+    """Resolves the decoders' open settings from a few rows; also returns these rows, decoded and transformed."""
     if not decoding.decoders and decoding.transform is None:
         return None, probe.select(names)
     decoders = {each.output_name: resolve_decoder(each, probe) for each in decoding.decoders if each.like is None}

@@ -1,5 +1,5 @@
 """Owns the passes over a handle, each with its own loader from the start of an epoch, and the warning that two passes
-had the same order; never keeps a position.
+had the same order; never keeps a position between passes.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from raylance.settings import Options
 
 logger = logging.getLogger(__name__)
 
-_COMPARED = 1024  # positions of an epoch that are compared with those of the next
+_COMPARED = 1024  # number of positions of an epoch that are compared with the next epoch
 _MOVES = (
     "Give the batches of a loader, which moves from epoch to epoch: loader = handle.loader(), then "
     "loader.batches(global_batch_size=…) in place of the handle's; or say which epoch: iter_torch_batches(epoch=…)."
@@ -29,25 +29,25 @@ _MOVES = (
 
 
 class HandlePasses:
-    """Passes over a whole epoch as rank 0 of 1. The helpers of a pass serve the next pass."""
+    """Makes passes over a whole epoch as rank 0 of 1. The next pass uses the helpers of the last one."""
 
     def __init__(self, spec: DatasetSpec) -> None:
         self._spec, self._context = spec, ShardContext()
-        self._idle: Session | None = None  # of the last pass, for the next one
+        self._idle: Session | None = None  # session of the last pass, for the next pass
         self._whole_passes = WholePasses()
-        self.running: set[RankLoader] = set()  # of the passes that have not ended
+        self.running: set[RankLoader] = set()  # loaders of the passes that have not ended
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return HandlePasses, (self._spec,)  # another process makes passes of its own
 
     def iterate(self, method: str, epoch: int, arguments: dict[str, Any], whose: str) -> Batches:
-        """Batches of a `RankLoader` method, with a new loader for each pass; `whose` names the handle in the repr."""
-        # Checks the arguments, and knows how many steps there are.
+        """Returns batches of a `RankLoader` method, with a new loader for each pass; `whose` is the handle's repr."""
+        # `first` checks the arguments, and has the number of steps.
         first: Batches = getattr(RankLoader(self._spec, Options()), method)(**arguments)
         return _HandleBatches(self, first, (method, epoch, arguments), f"{method}() of {whose}, epoch {epoch}")
 
     def whole_epoch(self, method: str, epoch: int, arguments: dict[str, Any]) -> Iterator[Any]:
-        """One pass over an epoch, with a loader of its own."""
+        """Yields the batches of one pass over an epoch, with a new loader."""
         session = self._take_idle() or Session(self._spec.read, Options())
         loader = RankLoader(self._spec, Options(), self._context, session=session, is_recorded=False)
         loader.set_epoch(epoch)
@@ -55,7 +55,7 @@ class HandlePasses:
         try:
             with contextlib.closing(iter(getattr(loader, method)(**arguments))) as batches:
                 for batch in batches:
-                    if loader.epoch != epoch:  # the last batch moves it to the next epoch
+                    if loader.epoch != epoch:  # the last batch has moved the loader to the next epoch
                         what = f"a handle of {self._spec.read.source.uri!r}, which has no position,"
                         self._whole_passes.add(epoch, self._spec.delivery, what, _MOVES)
                     yield batch
@@ -80,12 +80,12 @@ class HandlePasses:
 
 
 class _HandleBatches(Batches):
-    """The batches of a handle, whose passes are one whole epoch, the same each time."""
+    """The batches of a handle. Each pass is over one whole epoch, the same each time."""
 
     def __init__(
         self, passes: HandlePasses, first: Batches, asked: tuple[str, int, dict[str, Any]], description: str
     ) -> None:
-        """`first` are batches of the same arguments; `asked` are those of `HandlePasses.whole_epoch`."""
+        """Takes `first`, batches with the same arguments, and `asked`, the arguments of `HandlePasses.whole_epoch`."""
         super().__init__(description)
         self._passes, self._first, self._asked = passes, first, asked
 
@@ -97,22 +97,22 @@ class _HandleBatches(Batches):
 
 
 class WholePasses:
-    """Counts one process's whole passes over objects that have no position, so that each pass begins at the start.
+    """Counts the whole passes of one process over objects without a position, whose passes all begin at the start.
 
-    A program that trains this way sees the same shuffle in all epochs, and is warned once. A person at a prompt may
-    display a dataset twice, so passes count together only if the same top-level statement makes them: of a script, a
-    notebook cell or a line at a prompt.
+    A program that trains with such passes gets the same shuffle in all epochs, and is warned once. A person at a prompt
+    may display a dataset twice without a mistake. So passes count together only if the same top-level code makes them:
+    a script, a statement of a notebook cell, or a line at a prompt.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, int], CodeType | None] = {}  # by identity: a line may be typed twice at a prompt
+        self._seen: dict[tuple[int, int], CodeType | None] = {}  # by identity: a line may be typed twice
         self._has_warned = False
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return WholePasses, ()  # another process makes passes of its own
 
     def add(self, epoch: int, delivery_spec: DeliverySpec, what: str, fix: str) -> None:
-        """Counts a pass over `what` at its last batch; call it below the consumer's code, whose statement it finds."""
+        """Counts a pass over `what`; call it at the last batch. Finds the consumer's statement in the call stack."""
         statement = _statement()
         made = epoch, id(statement)
         if made in self._seen and not self._has_warned:
@@ -121,7 +121,7 @@ class WholePasses:
 
 
 def warn_of_one_order(epoch: int, delivery_spec: DeliverySpec, what: str, fix: str) -> bool:
-    """Warns, and returns True, unless the order is the same in every epoch, as for validation."""
+    """Warns and returns True; returns False if the order is the same in every epoch, as for validation."""
     order = delivery_spec.resolved_order
     positions = np.arange(min(order.epoch_rows, _COMPARED), dtype=np.int64)
     if np.array_equal(order.epoch(epoch).rows(positions), order.epoch(epoch + 1).rows(positions)):
@@ -138,7 +138,7 @@ def warn_of_one_order(epoch: int, delivery_spec: DeliverySpec, what: str, fix: s
 
 
 def _statement() -> CodeType | None:
-    """The innermost running code of the top level: a script, one statement of a cell, or a line at a prompt."""
+    """Returns the innermost running top-level code: a script, one statement of a cell, or a line at a prompt."""
     for frame, _ in traceback.walk_stack(None):
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             return frame.f_code

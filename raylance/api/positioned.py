@@ -1,4 +1,4 @@
-"""Owns the position that a loader shows and saves, under Ray Train and torch's DataLoader; never makes a batch."""
+"""Owns the position that a loader shows and saves, with Ray Train and with torch's DataLoader; never makes a batch."""
 
 import abc
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from raylance.read_spec import DatasetSpec
 
 
 class Positioned(abc.ABC):
-    """An epoch and a position, the same on every rank, because all ranks take the same steps."""
+    """Has an epoch and a position, which are the same on every rank, because all ranks take the same steps."""
 
     def __init__(self, spec: DatasetSpec) -> None:
         self._cursor = Cursor(spec.read.origin, spec.delivery)
@@ -22,16 +22,16 @@ class Positioned(abc.ABC):
 
     @property
     def step(self) -> int:
-        """Steps of this epoch that were handed out, also before a resume; 0 after the last one."""
+        """Number of steps of this epoch that were handed out, also before a resume; 0 after the last step."""
         return self._cursor.step
 
     @property
     def global_step(self) -> int:
-        """Steps handed out since the run began, over all epochs. A resume continues the count; `set_epoch` keeps it."""
+        """Number of steps handed out since the run began, in all epochs. A resume and `set_epoch` do not reset it."""
         return self._cursor.global_step
 
     def state_dict(self) -> dict[str, Any]:
-        """The consumed position and the data it refers to: JSON-able, the same on every rank."""
+        """Returns the consumed position, and the data to which it refers: JSON-able, the same on every rank."""
         return self._state().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

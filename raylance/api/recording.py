@@ -1,4 +1,4 @@
-"""Owns one loader's reports about itself: statistics, verdict and the facts of its record; never changes position or
+"""Owns the reports of one loader: its statistics, its verdict and the facts of its record; never changes position or
 ledger, and never writes a file itself.
 """
 
@@ -41,14 +41,14 @@ from raylance.settings import Options
 
 
 class Recorder:
-    """Statistics and record of one loader. Picklable until the loader is iterated.
+    """Keeps the statistics and the record of one loader. Picklable until the loader is iterated.
 
     Attributes:
         stats: Timings and counters of the loader.
-        context: The rank that it serves.
-        cursor: Its position.
-        stem: The dataset's name, before a number is added if several loaders have it.
-        recording: Writes the record and metrics; None if there is none now.
+        context: The rank that the loader serves.
+        cursor: The position of the loader.
+        stem: The dataset's name. Records add a number to it if several loaders have the same name.
+        recording: Writes the record and the metrics; None if there are neither now.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class Recorder:
         *,
         is_recorded: bool = True,
     ) -> None:
-        """Begins with empty counters and no record; a pass over a handle is not `is_recorded`, and never gets one. The
-        record shows `ledger`, the digests of the rows that the loader handed out.
+        """Begins with empty counters and no record. If `is_recorded` is False, as for a pass over a handle, there is
+        never a record. The record shows `ledger`, the digests of the rows that the loader handed out.
         """
         self.stats, self.context, self.cursor, self._ledger = Stats(), context, cursor, ledger
         self._read_spec, self._options, self._is_recorded = read_spec, options, is_recorded
         self.stem = context.name or options.name or dataset_stem(read_spec.source.uri)
         self._name, self._number = self.stem, 1  # name in the record; number among loaders of the same data
         self.recording: Recording | None = None
-        self._resharded: tuple[int, str] | None = None  # size and place before new shares, until their first batch
+        self._resharded: tuple[int, str] | None = None  # old size, and place; until the first batch in new shares
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
         self._enter_process()
 
@@ -98,7 +98,7 @@ class Recorder:
             self.recording.flush(may_wait=may_wait)
 
     def on_prepare(self) -> None:
-        """Notes when the user first called `prepare`, if no batch came before."""
+        """Notes the time of the user's first call of `prepare`, if it came before the first batch."""
         if not self.stats.batches and self._prepared_after_s is None:
             self._prepared_after_s = clock.now() - self._made_at_s
 
@@ -107,7 +107,7 @@ class Recorder:
         self.stats.record_event("resume", {"epoch": saved.epoch, "position": saved.position})
 
     def time(self, batches: Generator[list[Any], None, None]) -> Iterator[Any]:
-        """Takes each batch out of its list, hands it out, and counts how long the consumer waited for it and kept it.
+        """Takes each batch out of its list, hands it out, and counts how long the consumer waited for it and used it.
 
         The whole time from the request for a batch until it is handed out counts as waiting.
         """
@@ -130,7 +130,7 @@ class Recorder:
             batches.close()
 
     def on_reshard(self, context: ShardContext) -> None:
-        """Takes the loader's new context; records another share if batches were handed out before."""
+        """Sets the loader's new context. Notes a change of the share, if batches were handed out before."""
         changes = context.is_elastic and context.share != self.context.share
         if changes and self._resharded is None and self.stats.batches:
             since = f"from epoch {self.cursor.epoch}, position {self.cursor.position:,}"
@@ -138,7 +138,7 @@ class Recorder:
         self.context = context
 
     def _count_reshard(self, waited_s: float) -> None:
-        """Counts the wait for the first batch in a new share; rank 0 records that ranks came or went."""
+        """Counts the wait for the first batch in a new share; rank 0 also records that ranks joined or left."""
         if self._resharded is None:
             return
         (before, since), self._resharded = self._resharded, None
@@ -149,7 +149,7 @@ class Recorder:
             self.stats.record_event("fault", happened)
 
     def on_epoch(self, epoch: int, begin: int, end: int, passed: Digest) -> None:
-        """Certifies the pass that has handed out the last step of an epoch: rows `passed`, positions [begin, end)."""
+        """Certifies a pass that handed out the last step of an epoch: rows `passed`, and positions [begin, end)."""
         certificate = {
             "verdict": "the rows of this rank's plan, each exactly once",
             "epoch": epoch,
@@ -167,8 +167,8 @@ class Recorder:
 
     @contextlib.contextmanager
     def reporting(self, metrics: Mapping[str, Any], *, has_checkpoint: bool) -> Iterator[None]:
-        """Records a report to Ray Train, which the body makes, and counts its time as saving. Writes the record before
-        and after the report, because a run often ends with one.
+        """Records a report to Ray Train, and counts its time as saving; the body of the context makes the report.
+        Writes the record before and after the report, because a run often ends with a report.
         """
         begin = clock.now()
         self.cursor.settle()
@@ -181,7 +181,7 @@ class Recorder:
             self.flush()
 
     def begin_pass(self, plan: Plan, state: Callable[[], dict[str, Any]]) -> None:
-        """Begins record and metrics with the first pass, if the options ask for them."""
+        """Begins the record and the metrics at the first pass, if the options ask for them."""
         if self.recording is None and self._options.record is not False:
             self._begin_record(plan, state())
 
@@ -192,11 +192,11 @@ class Recorder:
             data = (folder.path, self.stem, f"{subject_of(state)} {self._is_whole}")
             others = {other.context.name or "" for other in assigned_recorders()}
             self._name, self._number = choose_name(self, rank, data, others)
-        # Not 0 if the loader was closed and continues. The wait for the first batch has begun already.
+        # The figures are not 0 if the loader was closed before. The wait for the first batch has begun already.
         before, waited_s = self.stats.sample(up_to_now=False), self.stats.timed_s("wait_s")
         publisher = Publisher(run, self._name, rank, before, peers=self.context.peers) if ray_session() else None
         if folder is None:
-            self.stats.first_rows = pa.table({})  # nothing shows them
+            self.stats.first_rows = pa.table({})  # nothing would show these rows
         if folder is None and publisher is None:
             return
         start = surroundings.placement_group() if process.train_rank() is not None else ""
@@ -252,13 +252,13 @@ class Recorder:
 
     @property
     def _worker(self) -> tuple[int, int]:
-        """Rank and world size to record. If every rank reads the whole dataset, each loader is rank 0 of 1, so the
-        worker's are used.
+        """Rank and world size to record. If every rank reads the whole dataset, each loader is rank 0 of 1, so rank and
+        world size of the worker are used.
         """
         return (process.train_rank() if self._is_whole else None) or (self.context.rank, self.context.world_size)
 
     def _facts(self) -> dict[str, Any]:
-        """Facts that identify the loader, and that the verdict needs in addition to the figures."""
+        """Returns facts that identify the loader, and facts that the verdict needs in addition to the figures."""
         source, decoding, record = self._read_spec.source, self._read_spec.decoding, self._options.record
         rank, ranks = self._worker
         decoders = decoding.decoders if decoding else ()
@@ -289,19 +289,19 @@ _entering = threading.Lock()  # loaders may be made in several threads
 
 
 def all_recorders() -> list[Recorder]:
-    """Recorders of the loaders that Ray Train gave to this process, or that have a record or metrics now."""
+    """Returns the recorders of loaders that Ray Train gave to this process, or that have a record or metrics now."""
     with _entering:
         return [recorder for recorder in _recorders if recorder.is_assigned or recorder.recording]
 
 
 def assigned_recorders() -> list[Recorder]:
-    """Recorders of the loaders that Ray Train gave to this process."""
+    """Returns the recorders of the loaders that Ray Train gave to this process."""
     with _entering:
         return [recorder for recorder in _recorders if recorder.is_assigned]
 
 
 def _folder_of(wanted: bool | str, *, is_recorded: bool) -> tuple[RecordFolder | None, str]:
-    """The folder of a record, and the name of the run."""
+    """Returns the folder of a record, None if there is none, and the name of the run."""
     if isinstance(wanted, str):
         filesystem, path = open_folder(wanted)
         return RecordFolder(filesystem, f"{path}/{FOLDER}"), os.path.basename(path)
@@ -313,7 +313,7 @@ def _folder_of(wanted: bool | str, *, is_recorded: bool) -> tuple[RecordFolder |
 
 
 def _rows_html(rows: pa.Table) -> str:
-    """HTML of some rows."""
+    """Returns HTML that shows rows."""
     columns = [name for name in rows.column_names if name not in (COMPONENT, VALID)]
     batch = {name: _values(rows.select([name]))[name] for name in columns}
     shown = {name: values for name, values in batch.items() if name != ROW_OFFSET} | {ROW_OFFSET: batch[ROW_OFFSET]}

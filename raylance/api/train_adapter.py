@@ -1,4 +1,4 @@
-"""Owns how a Ray Train run gets loaders from a dataset, by any DataConfig or in local mode; never reads rows."""
+"""Owns the methods with which Ray Train makes loaders of a dataset, also in local mode; never reads rows."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from raylance.read_spec import DatasetSpec
 from raylance.settings import Options
 
 RAY_DATA_NAMES = frozenset({"name", "context", "set_name", "copy", "streaming_split", "iterator"})
-"""Names of Ray Data that Ray's own DataConfig uses on a dataset."""
+"""Names of methods and attributes that Ray's own DataConfig uses on a dataset."""
 
 LOADER_NAMES = frozenset(
     {
@@ -26,7 +26,7 @@ LOADER_NAMES = frozenset(
 
 
 class TrainAdapter:
-    """A dataset as Ray Train sees it.
+    """Gives Ray Train the methods that it calls on a dataset.
 
     With `dataset_config=raylance.DataConfig()`, Ray Train only asks for loaders. Ray's own DataConfig treats every
     dataset like one of Ray Data: it names, copies and splits the dataset, and sets options in its context.
@@ -34,8 +34,8 @@ class TrainAdapter:
 
     def __init__(self, spec: DatasetSpec) -> None:
         self._spec = spec
-        self.name: str | None = None  # in the run, once Ray's own DataConfig has set it
-        self.context = SimpleNamespace(execution_options=None)  # Ray's own DataConfig sets it, and nothing reads it
+        self.name: str | None = None  # the name in the run, set by Ray's own DataConfig
+        self.context = SimpleNamespace(execution_options=None)  # Ray's own DataConfig sets it; nothing reads it
         self._local: tuple[object, RankLoader] | None = None  # a run in local mode, and its loader
 
     def __getstate__(self) -> dict[str, Any]:
@@ -46,13 +46,15 @@ class TrainAdapter:
         self.name = name
 
     def copy(self, dataset: Any) -> Any:
-        """Returns the dataset itself, because it is a value; Ray Data's `copy` takes it as an argument, too."""
+        """Returns the dataset itself, because it is a value. Ray Data's `copy` has the same argument."""
         return dataset
 
     def streaming_split(
         self, n: int, *, equal: bool = True, locality_hints: Sequence[str] | None = None
     ) -> list[RankLoader]:
-        """Makes loaders for n ranks on these nodes, which share the dataset in equal steps; `equal` is ignored."""
+        """Makes loaders for n ranks, which share the dataset in equal steps. `locality_hints` are the nodes of the
+        ranks; `equal` is ignored.
+        """
         from raylance.runtime.ray.decoders import options_of_ranks  # loads Ray
 
         assignment = Assignment(name=self.name, is_split=True)
@@ -74,13 +76,13 @@ class TrainAdapter:
         """Makes the loader of one rank of a run, at the start of epoch 0."""
         # The process that makes the loaders of a run outlives them, so it may own the shared values.
         spec = self._spec.map_shared(Shared.of_run)
-        if spec.delivery.window_bytes is None:  # the config's options are the same for all ranks
+        if spec.delivery.window_bytes is None:  # the options of the config, which are the same for all ranks
             spec = spec.with_delivery(window_bytes=options.max_window_bytes)
         context = ShardContext(rank=rank, world_size=world_size, data_parallel=data_parallel, assignment=assignment)
         return RankLoader(spec, options, context)
 
     def local_loader(self, handle: object) -> RankLoader | None:
-        """The loader of the run in local mode that handed out this handle, the same one each time; None elsewhere."""
+        """Returns the loader of the run in local mode that handed out this handle, the same each time; else None."""
         run = process.local_run(handle)
         if run is None:
             return None
@@ -89,10 +91,10 @@ class TrainAdapter:
         return self._local[1]
 
     def require_local_loader(self, handle: object) -> RankLoader:
-        """Returns the loader of `local_loader`.
+        """Returns the same loader as `local_loader`.
 
         Raises:
-            ConfigError: Outside of local mode, because a handle has no position.
+            ConfigError: If this is not local mode, because a handle has no position.
         """
         loader = self.local_loader(handle)
         if loader is None:

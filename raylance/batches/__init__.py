@@ -1,1 +1,1 @@
-"""Owns the batches of a consumer: assembled, converted, moved to the device; never decides which rows they have."""
+"""Owns the making of batches: assembly, conversion, move to the device; never decides which rows a batch has."""

@@ -1,4 +1,4 @@
-"""Owns the assembly of items to the table of a step, and its comparison with the plan; never waits."""
+"""Owns the assembly of work items to the table of a step, and the comparison of its rows with the plan; never waits."""
 
 import dataclasses
 from collections import deque
@@ -20,7 +20,7 @@ class Step:
 
     Attributes:
         rows: Rows of this rank, padding included.
-        nbytes: Bytes of the rows; the mean for steps that came in one item.
+        nbytes: Bytes of the rows; if several steps came in one item, their mean.
         masked: Offsets of the rows that could not be decoded, with component bits, int64.
     """
 
@@ -38,7 +38,7 @@ class Assembly:
 
     Attributes:
         epoch: Epoch of the pass.
-        is_decoded: Whether helpers decode columns of the rows.
+        is_decoded: Whether helpers decode or transform the rows.
     """
 
     def __init__(self, read_spec: ReadSpec, plan: Plan, dp_rank: int, epoch: int, position: int) -> None:
@@ -56,11 +56,11 @@ class Assembly:
 
         Args:
             item: The planned rows.
-            plain: The columns that need no decoding, and `_rowoffset`.
-            decoded: The decoded columns and `_valid`; None if helpers decode no column.
+            plain: The columns that helpers do not decode, and `_rowoffset`.
+            decoded: The decoded or transformed columns and `_valid`; None if helpers do neither.
 
         Raises:
-            CoverageError: If the rows are not those of the plan.
+            CoverageError: If the rows are not the planned rows.
         """
         offsets = self._selection.offsets(self._plan.item_rows(item))
         came = plain[ROW_OFFSET].to_numpy()
@@ -102,26 +102,26 @@ class Assembly:
 
     @property
     def repeats(self) -> bool:
-        """Whether a row may come more than once."""
+        """Whether a row may come more than once in an epoch."""
         return self._plan.order.repeats
 
     def positions(self, step: Step) -> Int64Array:
-        """Epoch positions of the rows of a step."""
+        """Returns the epoch positions of the rows of a step."""
         return self._plan.positions(step.before, *self._plan.rank_slice(step.before, self._dp_rank))
 
     def offsets(self, table: pa.Table) -> Int64Array:
-        """Row offsets of the rows of a step, with component bits."""
+        """Returns the row offsets of the rows of a step, with component bits."""
         return join_offsets(table[COMPONENT].to_numpy(), table[ROW_OFFSET].to_numpy())
 
     def describe(self, table: pa.Table) -> str:
-        """Names the rows of a step, for an error."""
+        """Names the rows of a step in an error text."""
         names = dataset_names(self._read_spec.source.uri)
         return describe_rows(self.offsets(table), names) if len(table) else f"no row of {', '.join(names)}"
 
     def _merge(
         self, offsets: Int64Array, real: BoolArray, plain: pa.Table, decoded: pa.Table | None
     ) -> tuple[pa.Table, BoolArray]:
-        """Joins the columns in the order of delivery; also returns which rows could not be decoded, bool (n,)."""
+        """Returns the columns in the order of delivery, and which rows could not be decoded, bool (n,)."""
         parts = [plain] if decoded is None else [plain, decoded]
         columns = {name: part[name] for part in parts for name in part.column_names}
         good = columns[VALID].to_numpy() if VALID in columns else np.ones(len(offsets), dtype=np.bool_)
@@ -132,7 +132,7 @@ class Assembly:
         return pa.table({name: columns[name] for name in names}), ~good
 
     def _other_rows(self, item: WorkItem) -> CoverageError:
-        """The error if helpers delivered other rows than planned."""
+        """Returns the error to raise if helpers delivered other rows than planned."""
         custom = sorted({type(part.settings).__name__ for part in self._plan.order.custom_parts()})
         fix = "This is a defect of raylance: please report it."
         if custom:

@@ -66,7 +66,7 @@ class BatchSpec:
 
 
 def hidden_columns(delivery_spec: DeliverySpec, remainder: Remainder, with_row_offset: bool) -> tuple[str, ...]:
-    """The columns that raylance adds between reader and batch, and that batches leave out.
+    """Returns the columns that raylance adds between reader and batch, and that batches leave out.
 
     Raises:
         ConfigError: If `with_row_offset` is not a bool.
@@ -90,7 +90,7 @@ def make_batch_spec(
     device: torch.device | None = None,
     pin_memory: bool = False,
 ) -> BatchSpec:
-    """Checks the arguments that all iterators have; see `RankLoader.iter_torch_batches`. The others are in `BatchSpec`.
+    """Checks the arguments that all iterators have; see `RankLoader.iter_torch_batches`, and `BatchSpec` for the rest.
 
     Raises:
         ConfigError: If an argument cannot be honoured.
@@ -147,11 +147,11 @@ def torch_converter(
 
 
 def _is_cut_off(given: Any, held: torch.Tensor) -> bool:
-    """Whether a number was clipped to the largest one of its dtype, as in dtypes without infinity."""
+    """Returns whether a number was clipped to the largest number of its dtype, as in dtypes without infinity."""
     if not held.is_floating_point() or math.isinf(given):
         return False
     limits = torch.finfo(held.dtype)
-    return bool(abs(given) > limits.max * (1 + limits.eps / 2))  # smaller numbers are rounded
+    return bool(abs(given) > limits.max * (1 + limits.eps / 2))  # a smaller number was only rounded
 
 
 def host_converter(read_spec: ReadSpec, batch_format: str, pad_lists: Paddings | None) -> Convert:
@@ -179,7 +179,7 @@ def host_converter(read_spec: ReadSpec, batch_format: str, pad_lists: Paddings |
 
 
 def in_order(read_spec: ReadSpec, batch: dict[str, Any], decoded: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds the columns decoded on the device to a batch, in the order of delivery."""
+    """Returns a batch with the columns that were decoded on the device, in the order of delivery."""
     if not decoded:
         return batch
     added = [name for name in batch if name not in read_spec.delivers]
@@ -187,7 +187,7 @@ def in_order(read_spec: ReadSpec, batch: dict[str, Any], decoded: Mapping[str, A
 
 
 def _dtypes(read_spec: ReadSpec, dtypes: Any, lists: Lists) -> Mapping[str, torch.dtype]:
-    """Dtypes by column. A single dtype leaves out the columns that raylance adds, so that offsets are not rounded."""
+    """Returns dtypes by column. A single dtype does not apply to columns that raylance adds, such as offsets."""
     if dtypes is None:
         return {}
     by_column = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(read_spec.delivers, dtypes)
@@ -205,7 +205,7 @@ def _adds_lengths(how: Pad | int | Jagged | None) -> bool:
 
 
 def _lists(read_spec: ReadSpec, pad_lists: Any, tensors: bool) -> Lists:
-    """How lists are converted; `tensors` says that batches are tensors, which cannot hold dates."""
+    """Returns how lists are converted. `tensors` is whether batches are tensors, which cannot hold dates."""
     if not isinstance(pad_lists, Mapping | None):
         raise ConfigError(f"pad_lists={pad_lists!r}: say which column to pad with what, as {{'tokens': 0}}.")
     chosen = {name: _how(read_spec, name, how) for name, how in (pad_lists or {}).items()}
@@ -227,7 +227,7 @@ def _lists(read_spec: ReadSpec, pad_lists: Any, tensors: bool) -> Lists:
 
 
 def _how(read_spec: ReadSpec, name: str, how: Any) -> Pad | Jagged | None:
-    """How to convert a column's lists; the value of a `Pad` is in their dtype, shape ()."""
+    """Returns how to convert a column's lists; the value of a `Pad` has the dtype of the lists, and shape ()."""
     if name not in read_spec.delivers:
         raise ConfigError(
             f"pad_lists names {name!r}, which no batch has; its columns are {', '.join(read_spec.delivers)}."
@@ -261,7 +261,7 @@ def _cannot_pad(name: str, value: Any, why: str) -> ConfigError:
 
 @functools.cache
 def _warn_of_ragged(uri: str, names: tuple[str, ...]) -> None:
-    """Warns once a process, not once a pass."""
+    """Warns once per process, because of the cache, not once per pass."""
     logger.warning(
         "%s of %s: the lists have different lengths, so batches hold Python lists. For tensors, pad them: "
         "pad_lists=%s; None in place of the number keeps lists, without this warning.",
@@ -280,11 +280,11 @@ def to_torch(
     join: Join = np.concatenate,
 ) -> dict[str, Any]:
     """Converts a table of n rows to tensors by column, with the shapes of `to_numpy`. Strings, bytes and unpadded lists
-    become Python lists, jagged lists `JaggedParts`. Columns in `channels_last`, (n, …, H, W, C), become
-    (n, …, C, H, W) views in channels-last memory; so do the arrays in their lists.
+    become Python lists, and jagged lists become `JaggedParts`. Columns in `channels_last`, (n, …, H, W, C), become
+    (n, …, C, H, W) views in channels-last memory; so do the arrays in lists of such columns.
 
     Raises:
-        DatasetError: If a column holds dates, and as `to_numpy`.
+        DatasetError: If a column holds dates; if `to_numpy` raises it.
     """
     batch: dict[str, Any] = {}
     arrays = to_numpy(table, lists, join)

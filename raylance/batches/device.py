@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def torch_device(device: str | torch.device) -> torch.device:
-    """Reads a device argument.
+    """Returns the device that a device argument names.
 
     Raises:
         ConfigError: If torch does not know the device, or finds no CUDA for it.
@@ -31,7 +31,7 @@ def torch_device(device: str | torch.device) -> torch.device:
 
 
 def can_pin(pin_memory: bool) -> bool:
-    """Whether to put batches on the CPU into pinned memory: only if there is a device that uses it."""
+    """Returns whether to put batches on the CPU into pinned memory: only if torch finds an accelerator."""
     if pin_memory and not torch.accelerator.is_available():
         _warn_of_no_pinning()
         return False
@@ -48,8 +48,8 @@ def _warn_of_no_pinning() -> None:
 
 
 class JaggedParts(NamedTuple):
-    """A column of lists of any length, before it reaches its device. The nested tensor is built last, because its parts
-    can be pinned and moved like any other tensor.
+    """The parts of a nested tensor, which holds lists of any length. The nested tensor is built after the move to the
+    device, because its parts can be pinned and moved like any other tensor.
     """
 
     values: torch.Tensor  # (sum of lengths, …)
@@ -108,7 +108,7 @@ class Sender:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
-        """Context in which work on the device must run that makes a batch."""
+        """Returns the context in which all device work that makes a batch must run."""
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def send(self, batch: Any) -> Any:
@@ -127,11 +127,11 @@ class Sender:
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._pins:
             return tensor.pin_memory()
-        # `to` releases the GIL even if it has nothing to do.
+        # `to` would release the GIL even if it has nothing to do.
         return tensor if tensor.device == self._device else tensor.to(self._device)
 
     def receive(self, sent: Any) -> Any:
-        """Returns the batch, ready for the caller's current stream."""
+        """Returns the batch, ready for work on the caller's current stream."""
         if self._stream is None:
             return build_jagged(sent)
         batch, done = sent

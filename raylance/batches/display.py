@@ -13,15 +13,15 @@ import PIL.Image
 
 from raylance.decode.arrays import OFFSETS
 
-_SIDE = 96  # pixels of a thumbnail
-_VALUES = 4  # values of a vector that are shown
-_TEXT = 60  # characters of a text that are shown
+_SIDE = 96  # maximum height and width of a thumbnail in pixels
+_VALUES = 4  # number of values of a vector that are shown
+_TEXT = 60  # number of characters of a text that are shown
 _CLASSES = 20
 _STYLE = "border-collapse:collapse;font-size:90%;text-align:left"
 
 
 class Display:
-    """A display: HTML in a notebook, text elsewhere."""
+    """Shows HTML in a notebook, and text elsewhere."""
 
     def __init__(self, markup: str, text: str) -> None:
         self._markup, self._text = markup, text
@@ -34,21 +34,21 @@ class Display:
 
 
 def by_row(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a batch with one value for each row; jagged columns become arrays of each row's length."""
+    """Returns the columns of a batch with one value for each row; a jagged column has one array for each row."""
     columns = dict(batch)
     for name, values in batch.items():
         offsets = batch.get(name + OFFSETS)
         if getattr(values, "is_nested", False):
             columns[name] = values.unbind()
-        elif offsets is not None and offsets[0] == 0 and offsets[-1] == len(values):  # NumPy's form
+        elif offsets is not None and offsets[0] == 0 and offsets[-1] == len(values):  # a jagged column of a NumPy batch
             columns[name] = [values[start:end] for start, end in itertools.pairwise(offsets)]
             del columns[name + OFFSETS]
     return columns
 
 
 def display_rows(batch: Mapping[str, Any], rows: int, title: str, label: str, classes: Sequence[str] | None) -> Display:
-    """Displays the first rows of a batch, whose images are uint8 (n, H, W, 3), or (n, 3, H, W) in tensors. If `classes`
-    are given, the column `label` holds their indices; it need not be in the batch.
+    """Displays the first rows of a batch. Images are uint8 (n, H, W, 3), or (n, 3, H, W) in tensors. If `classes` are
+    given, the column `label` holds indices of classes; the batch need not have this column.
     """
     columns = {name: [_plain(value) for value in values[:rows]] for name, values in batch.items()}
     named = dict(columns)
@@ -64,7 +64,7 @@ def display_rows(batch: Mapping[str, Any], rows: int, title: str, label: str, cl
 
 
 def facts_table(facts: Mapping[str, Any]) -> str:
-    """HTML of a table of names and values."""
+    """Returns HTML of a table of names and values."""
     lines = (
         f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in facts.items()
     )
@@ -97,7 +97,7 @@ def _named(value: Any, classes: Sequence[str]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as a NumPy array or Python object; images have their channels last."""
+    """Returns a value as a NumPy array or Python object; images get their channels last."""
     if hasattr(value, "detach"):  # a tensor
         value = value.detach().cpu().numpy()
         if value.dtype == np.uint8 and value.ndim == 3:

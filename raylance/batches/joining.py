@@ -1,5 +1,5 @@
-"""Owns the memory in which pieces of a batch are joined, and its reuse after the batch is gone; never converts or
-chooses the pieces.
+"""Owns the memory in which pieces of a batch are joined, and the reuse of this memory after the batch is gone; never
+converts or chooses the pieces.
 """
 
 from typing import Any
@@ -13,14 +13,14 @@ from raylance.source.lending import Lender
 Array = npt.NDArray[Any]
 
 _LEAST_BYTES = 1 << 20  # the allocator itself reuses smaller memory
-_BATCHES = 4  # batches whose memory is kept, in use or not
-_FADE = 0.9  # factor a call, so that memory of larger batches is released when they no longer come
+_BATCHES = 4  # number of batches whose memory is kept, in use or not
+_FADE = 0.9  # factor for each call, so that the memory of larger batches is released when these no longer come
 
 
 class Joiner:
     """Joins arrays along their first axis, in memory of earlier batches, because new memory costs more than the copy.
 
-    Several threads may use one joiner at once, as two passes of one iterator do.
+    Several threads may use one joiner at once, for example in two passes over the same batches.
     """
 
     def __init__(self, *, pins: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Owns single rows on demand, read and decoded in the calling thread; never plans or reads ahead."""
+"""Owns the reading of single rows on demand, decoded in the calling thread; never plans or reads ahead."""
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from raylance.source.reader import RowReader
 
 
 class Lookup:
-    """Reads rows by their offsets; opens the dataset on first use."""
+    """Reads and decodes rows by their offsets; opens the dataset at the first read."""
 
     def __init__(self, read_spec: ReadSpec) -> None:
         self._read_spec = read_spec
@@ -23,8 +23,9 @@ class Lookup:
         self.bad_rows: tuple[tuple[int, str, str], ...] = ()  # of the last read: offset, column, reason
 
     def read(self, offsets: Int64Array, epoch: int = 0, draws: Int64Array | None = None) -> pa.Table:
-        """Reads k rows in any order, duplicates included, each from storage once. Returns, in new memory, the delivered
-        columns, `_component`, `_rowoffset` and `_valid`. If rows may repeat, `draws` are their positions.
+        """Reads k rows in any order. Rows may be requested more than once; each is read from storage once. Returns, in
+        new memory, the delivered columns, `_component`, `_rowoffset` and `_valid`. If rows may repeat in an epoch,
+        `draws` are their positions.
 
         Raises:
             DatasetError: If the dataset cannot give these rows.

@@ -1,5 +1,5 @@
-"""Owns the count of masked rows that one rank was handed, and the error for too many; never masks a row, and never
-decides which row is bad.
+"""Owns the count of masked rows that one rank was handed, and the error for too many of them; never masks a row, and
+never decides which row is bad.
 """
 
 from collections.abc import Callable
@@ -23,15 +23,15 @@ class MaskedRows:
         self._most = decoding.max_bad_rows if decoding else None
         self._datasets = decoding.datasets if decoding else ()
         self._rows = self._masked = 0
-        self._different: set[int] = set()  # masked rows, if the limit is a count of them
+        self._different: set[int] = set()  # offsets of masked rows, if the limit is a number of rows
         self._first: dict[int, tuple[str, str]] = {}  # column and reason of the first masked rows, by offset
 
     def add(self, rows: int, masked: Int64Array, reason_of: Callable[[int], tuple[str, str] | None]) -> None:
-        """Counts rows that are about to be handed out. `masked` are the offsets of masked ones, with component bits;
-        `reason_of` returns column and reason of one.
+        """Counts rows that are about to be handed out. `masked` has the offsets of masked rows, with component bits;
+        `reason_of` returns the column and the reason of a masked row.
 
         Raises:
-            BadRowError: If `max_bad_rows` is exceeded; it names the first masked rows.
+            BadRowError: If there are more masked rows than `max_bad_rows`; the error names the first masked rows.
         """
         self._rows += rows
         self._masked += len(masked)

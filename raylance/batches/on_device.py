@@ -1,5 +1,5 @@
-"""Owns a step's columns that are decoded on the device of its batch: the rows sent there, and the masking of bad ones;
-never decodes itself.
+"""Owns the columns of a step that are decoded on the device of its batch: the rows that are decoded, and the masking of
+bad rows; never decodes itself.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ from raylance.decode.on_device import DeviceDecoding, OnDevice
 def decode_step(
     decoding: DeviceDecoding, assembly: Assembly, table: pa.Table, step: Step
 ) -> tuple[pa.Table, Step, OnDevice]:
-    """Decodes those columns of a step that belong on the device.
+    """Decodes those columns of a step whose decoders run on the device.
 
     Returns:
-        The table without these columns, and with `_valid` False for rows that could not be decoded; the step, whose
-        masked rows include these rows, and whose bytes include the decoded columns; and the decoded rows.
+        The table without the encoded columns, and with `_valid` False for rows that could not be decoded; the step,
+        with these rows among its masked rows, and with the bytes of the decoded columns; and the decoded rows.
 
     Raises:
         RaylanceError: As `DeviceDecoding.decode` raises.

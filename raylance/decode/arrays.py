@@ -1,7 +1,7 @@
 """Owns the conversion of Arrow columns to NumPy arrays and back, for transforms and batches; never decodes, never
 reorders rows.
 
-Arrays of numbers are views of the received memory if the data is in one piece.
+Arrays of numbers are views of the Arrow memory if the data is in one piece.
 """
 
 import dataclasses
@@ -24,18 +24,17 @@ Join = Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]]  # joins arrays (n, 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pad:
-    """Pads the lists of a column to one length; a column `…_length`, int64 (n,), holds their own lengths.
+    """Pads the lists of a column to one length; a column `…_length`, int64 (n,), holds the lengths before padding.
 
-    If `length` is given, the padded bytes are the same for every number of ranks; otherwise they depend on the rows of
+    If `length` is given, the padded arrays are the same for every number of ranks; otherwise they depend on the rows of
     a rank's batch.
 
     Attributes:
         value: The number to pad with; the dtype of the lists must hold it.
         length: The padded length; None for the longest list of the rank's batch.
-        multiple: Rounds the longest length up to a multiple of this, so that compilers and allocators see fewer shapes.
-        truncate: Whether lists longer than `length` are cut off, and have `length` as their length. Otherwise they are
-            an error.
-        lengths: Whether batches have the column of lengths.
+        multiple: The longest length is rounded up to a multiple of it, so that compilers and allocators see few shapes.
+        truncate: Whether lists longer than `length` are cut off, so that their length is `length`; else an error.
+        lengths: Whether batches have the column `…_length`.
     """
 
     value: float | npt.NDArray[Any] = 0
@@ -59,8 +58,8 @@ class Pad:
 
 Jagged = Literal["jagged"]
 Paddings = Mapping[str, Pad | int | float | Jagged | None]
-# How the lists of each column are converted: padded, with a value of shape () in their dtype (Pad); to arrays of one
-# length (int); to values and offsets ("jagged"); or not at all (None).
+# How the lists of each column are converted. Pad: they are padded with a value of shape () in their dtype. int: all
+# have this length and become one array. "jagged": they become values and offsets. None: they stay lists.
 Lists = Mapping[str, Pad | int | Jagged | None]
 
 AS_LISTS: Lists = {}
@@ -74,18 +73,18 @@ _INSIDE = " inside its lists"
 def to_numpy(table: pa.Table, lists: Lists = AS_LISTS, join: Join = np.concatenate) -> NumpyBatch:
     """Converts a table of n rows to arrays by column.
 
-    Numbers become (n,); fixed-size lists and lists of one length (n, k); fixed-shape tensors (n, …) with their axes in
-    logical order; strings, binary, other lists and structs object arrays (n,). Lists of tensors have the list's axis
-    before those of the tensors. Padded lists become (n, longest, …), followed by their lengths, int64 (n,), in a column
-    `…_length` if `Pad.lengths` is True. Jagged lists become the values of all rows (sum, …), and `…_offsets`, int64
-    (n + 1,).
+    Numbers become (n,). Fixed-size lists and lists of one length become (n, k). Fixed-shape tensors become (n, …) with
+    their axes in logical order. Strings, binary, other lists and structs become object arrays (n,). For lists of
+    tensors, the axis of the list comes before the axes of the tensors. Padded lists become (n, length, …), followed by
+    a column `…_length`, int64 (n,), if `Pad.lengths` is True. Jagged lists become the values of all rows (sum, …), and
+    a column `…_offsets`, int64 (n + 1,).
 
-    All arrays are writable. Numbers are views of the table's memory if it is in one piece, so the table must not have
-    another reader; `join` joins chunks.
+    All arrays are writable. Arrays of numbers are views of the table's memory if the column is in one piece, so the
+    table must not have another reader; `join` joins the chunks of other columns.
 
     Raises:
-        DatasetError: If there are nulls among numbers; if a list differs from the one length of its column, or is
-            longer than its padding allows.
+        DatasetError: If there are nulls among numbers; if the length of a list differs from the one length of its
+            column, or exceeds the length of its padding.
     """
     batch: NumpyBatch = {}
     for name, column in zip(table.schema.names, table.columns, strict=True):
@@ -118,7 +117,7 @@ def _numpy_column(name: str, column: pa.ChunkedArray, join: Join, where: str = "
 
 
 def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, join: Join) -> NumpyBatch:
-    """Converts lists of numbers or of tensors."""
+    """Converts a column of lists of numbers or of tensors."""
     if how is not None:
         _refuse_nulls(name, lists)
     flat = lists.flatten()
@@ -150,7 +149,7 @@ def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, joi
 
 
 def _padded(name: str, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64], pad: Pad) -> npt.NDArray[Any]:
-    """Pads the values of all rows (sum, …) to an array (n, length, …)."""
+    """Pads the lists of all rows, given by `values` (sum, …) and `lengths` (n,), to an array (n, length, …)."""
     longest = int(lengths.max(initial=0))
     if pad.length is None:
         length = -(-longest // pad.multiple) * pad.multiple
@@ -173,12 +172,12 @@ def _padded(name: str, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64],
 
 
 def is_dense_list(kind: pa.DataType) -> bool:
-    """Whether values of a type are lists of any length of numbers, or of tensors."""
+    """Returns whether values of a type are lists of any length, of numbers or of tensors."""
     return isinstance(kind, _LISTS) and (pa.types.is_primitive(kind.value_type) or is_dense(kind.value_type))
 
 
 def _layout(kind: pa.DataType) -> tuple[tuple[int, ...], tuple[int, ...], pa.DataType | None]:
-    """Stored shape of one value, its axes in logical order, and its number type; None if it is not an array."""
+    """Returns the stored shape of one value, its axes in logical order, and its number type, None if it has none."""
     if isinstance(kind, pa.FixedShapeTensorType):
         axes = range(len(kind.shape)) if kind.permutation is None else kind.permutation
         return tuple(kind.shape), tuple(axes), kind.value_type
@@ -192,7 +191,7 @@ def _layout(kind: pa.DataType) -> tuple[tuple[int, ...], tuple[int, ...], pa.Dat
 
 
 def _writable(flat: pa.Array) -> npt.NDArray[Any]:
-    """Numbers as a writable array, without a copy if Arrow's layout allows it."""
+    """Returns Arrow numbers as a writable array, without a copy if Arrow's layout allows it."""
     data = flat.buffers()[1]
     if data is not None and data.is_mutable and (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)):
         dtype = np.dtype(flat.type.to_pandas_dtype())  # unlike `to_numpy`, this does not release the GIL
@@ -219,8 +218,8 @@ def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
 
 
 def list_lengths(table: pa.Table, ragged: Collection[str] = ()) -> dict[str, int | None]:
-    """The length of all lists, by column of lists of numbers; None if lengths differ or are 0, and for columns in
-    `ragged`.
+    """Returns the length of all lists, for each column of lists of numbers; None if the lengths differ or are 0, and
+    for columns in `ragged`.
     """
     found: dict[str, int | None] = {}
     for field in table.schema:
@@ -231,7 +230,7 @@ def list_lengths(table: pa.Table, ragged: Collection[str] = ()) -> dict[str, int
 
 
 def list_dtypes(schema: pa.Schema) -> dict[str, np.dtype[Any]]:
-    """The dtype of the values, for each column of lists that can be padded."""
+    """Returns the dtype of the values, for each column of lists that can be padded."""
     lists = {field.name: field.type.value_type for field in schema if is_dense_list(field.type)}
     found = {name: _writable(pa.array([], _layout(kind)[2] or kind)).dtype for name, kind in lists.items()}
     return {name: dtype for name, dtype in found.items() if not dtype.hasobject}  # times of day are objects
@@ -240,7 +239,8 @@ def list_dtypes(schema: pa.Schema) -> dict[str, np.dtype[Any]]:
 def as_padding(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
     """Converts a number to a value of a dtype, shape (); None if the dtype cannot hold it.
 
-    Fractions may be rounded. A whole number must not change, and no number may become a bool, an infinity or a zero.
+    Fractions may be rounded. A whole number must not change, and a bool must not become a number. No other number may
+    turn into NaN, an infinity or zero.
     """
     try:
         with np.errstate(all="ignore"):
@@ -260,9 +260,9 @@ def as_padding(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
 
 
 def is_kept(given: Any, held: Any) -> bool:
-    """Whether another dtype holds a number: as the same number, or for fractions as the nearest float."""
+    """Returns whether `held` is `given` in another dtype: the same number, or, for a fraction, a rounded float."""
     number = given if isinstance(given, int) else float(given)
-    # A float beyond 2**53 has no fraction, but is not a count either: -1e30, for example.
+    # A float beyond 2**53, such as -1e30, has no fraction, but is not a count either, so it may be rounded.
     is_whole = isinstance(number, int) or (abs(number) < 2**53 and number.is_integer())
     if isinstance(held, float) and not is_whole:
         return all(test(number) == test(held) for test in (math.isnan, math.isinf, bool))
@@ -270,13 +270,13 @@ def is_kept(given: Any, held: Any) -> bool:
 
 
 def is_dense(kind: pa.DataType) -> bool:
-    """Whether all values of a type have one size."""
+    """Returns whether values of a type are numbers, or arrays of numbers of one shape."""
     return _layout(kind)[2] is not None
 
 
 def blank_row(table: pa.Table) -> pa.Table:
-    """One row of zeros, empty strings and None, with the schema of a table of at least one row; lists of numbers are as
-    long as in its first row.
+    """Returns one row of zeros, empty strings and None, with the schema of a table of at least one row. Its lists of
+    numbers are as long as those in the first row of the table.
     """
     return pa.Table.from_arrays([_blank(column[:1]) for column in table.columns], schema=table.schema)
 
@@ -293,7 +293,7 @@ def _blank(first: pa.ChunkedArray) -> pa.Array:
 
 
 def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
-    """Zeros of a dense type."""
+    """Returns `rows` zeros of a dense type."""
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, _zeros(kind.storage_type, rows))
     if pa.types.is_fixed_size_list(kind):
@@ -302,7 +302,7 @@ def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether values become Python bytes or strings."""
+    """Returns whether values of a type become Python bytes or strings."""
     return kind in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
 
 

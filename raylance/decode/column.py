@@ -22,16 +22,17 @@ Array = npt.NDArray[Any]
 
 
 class OpenColumn(abc.ABC):
-    """The decoders of one column that work together, usually only one.
+    """Decodes the rows of one column, with one or more decoders that work together.
 
     Attributes:
-        follows: Whether to skip rows already known to be bad, because the column they depend on may be missing.
+        follows: Whether all of these decoders follow another decoder. If so, rows already known to be bad are skipped,
+            because the column that is followed may be the bad one.
     """
 
-    method: ClassVar[str]  # the call that objects opened by decoders of this kind must have
+    method: ClassVar[str]  # the method that the opened object must have
 
     def __init__(self, decoders: Sequence[Decoder], like: str | None) -> None:
-        """If `like` is given, rows must fit this other encoded column."""
+        """Takes decoders of one class and column. If `like` is given, rows must fit the encoded column of this name."""
         self._decoders, self._like = decoders, like
         self.follows = all(decoder.like is not None for decoder in decoders)
         self._column, self._class = decoders[0].column, type(decoders[0]).__name__
@@ -42,24 +43,24 @@ class OpenColumn(abc.ABC):
     def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
         """Decodes rows in the threads of `executor`, or in this one; returns columns by the decoders' names.
 
-        Without `own_memory`, the next call overwrites the columns. A bad row becomes zeros, or an empty list.
+        Without `own_memory`, the next call overwrites the returned columns. A bad row becomes zeros, or an empty list.
         """
 
     def open(self) -> Any:
-        """Opens the decoders for one thread; fails with AttributeError if the opened object lacks its method."""
+        """Opens the decoders for one thread; raises AttributeError if the opened object lacks the required `method`."""
         return self._checked(self._decoders[0].open())
 
     def _checked(self, opened: Any) -> Any:
-        """The opened object, which must have the method that `method` names."""
+        """Returns the opened object; raises AttributeError if it lacks the required `method`."""
         getattr(opened, self.method.partition("(")[0])
         return opened
 
     @property
     def opened(self) -> Any:
-        """The opened object of this thread, opened at its first use there; it is dropped with the thread.
+        """The opened object of this thread. It is opened at its first use in the thread, and dropped with the thread.
 
         Raises:
-            ConfigError: If it cannot be opened.
+            ConfigError: If the decoders cannot be opened.
         """
         if not hasattr(self._local, "opened"):
             self._local.opened = self._try_to_open()
@@ -75,7 +76,7 @@ class OpenColumn(abc.ABC):
             ) from error
 
     def _lend(self, count: int, own_memory: bool) -> list[Array]:
-        """Memory for `count` rows of each decoder, (count, *shape)."""
+        """Returns memory for `count` rows of each decoder, (count, *shape)."""
         if own_memory:
             return [np.empty((count, *memory.shape[1:]), memory.dtype) for memory in self._memory]
         if len(self._memory[0]) < count:
@@ -83,7 +84,7 @@ class OpenColumn(abc.ABC):
         return [memory[:count] for memory in self._memory]
 
     def _attempt(self, rows: DecodedRows, row: int, work: Callable[[], None]) -> bool:
-        """Does the work of a row; returns whether the row is good, and notes it if it is bad."""
+        """Does the work of a row, and notes the row if it is bad; returns whether it is good."""
         try:
             work()
         except ConfigError as error:  # a good row that does not fit the settings
@@ -102,14 +103,14 @@ class OpenColumn(abc.ABC):
         decode: Callable[[int, Any, memoryview], None],
         clear: Callable[[int], None],
     ) -> None:
-        """Calls `decode` with each row, the opened object of the thread, and the row's bytes; `clear` for bad rows."""
+        """Calls `decode` with each row, the opened object of the thread, and the row's bytes; `clear` with bad rows."""
         encoded = read_only(rows.table[self._column])
         others = None if self._like is None else read_only(rows.table[self._like])
         skips = self.follows or rows.skips_bad
 
         def decode_row(row: int) -> int:
-            """Returns how often the row was left to a slow method."""
-            opened = self.opened  # an error of opening is not a row's fault
+            """Returns how often the fast method left the row to the slow method."""
+            opened = self.opened  # outside of `work`: an error of opening is not the fault of a row
             before = _fallbacks(opened)
 
             def work() -> None:
@@ -130,7 +131,7 @@ class OpenColumn(abc.ABC):
 
 
 class RowColumn(OpenColumn):
-    """Row decoders: each row is written into arrays of one shape."""
+    """Decodes with row decoders, which write each row into arrays of one shape."""
 
     method = "decode_into(encoded, draws, out)"
 
@@ -157,7 +158,7 @@ class RowColumn(OpenColumn):
 
 
 class RaggedColumn(OpenColumn):
-    """A ragged decoder: each row is an array of its own length."""
+    """Decodes with a ragged decoder, which makes of each row an array of any length."""
 
     method = "decode(encoded, draws)"
 
@@ -178,7 +179,7 @@ class RaggedColumn(OpenColumn):
 
 
 class BatchColumn(OpenColumn):
-    """A batch decoder: decodes all rows of a call at once."""
+    """Decodes with a batch decoder, which decodes all rows of a call at once."""
 
     method = "decode_batch(encoded, draws, out)"
 
@@ -195,10 +196,10 @@ class BatchColumn(OpenColumn):
     def decode_together(
         self, rows: DecodedRows, lend: Callable[[], Sequence[Any]], out: Any, make: Callable[[int], Any]
     ) -> None:
-        """Decodes rows into `out`, (n, *shape), an array or a tensor; `make` makes such memory for some of the rows.
+        """Decodes rows into `out`, an array or a tensor (n, *shape). `make` returns such memory for some of the rows.
 
-        `lend` returns the bytes of each row, None for a null. It is called again before rows are decoded alone, because
-        the decoder may have changed the bytes in the failed call.
+        `lend` returns the bytes of each row, None for a null. After a failed call, `lend` is called again, because
+        the decoder may have changed the bytes; then each row is decoded alone.
         """
         draws, opened, encoded = rows.draws(self._decoders[0]), self.opened, lend()
 
@@ -239,7 +240,7 @@ class BatchColumn(OpenColumn):
 
 
 class _Each:
-    """Row decoders of one column, for one thread, which do not share work."""
+    """Row decoders of one column that do not share work, opened for one thread."""
 
     def __init__(self, decoders: Sequence[RowDecoder]) -> None:
         self._opened = decoders
@@ -258,7 +259,7 @@ class _Each:
 
 
 def _fallbacks(opened: Any) -> int:
-    """Number of rows that a fast method left to a slow one."""
+    """Returns the number of rows that the fast method of an opened object left to its slow method."""
     return int(getattr(opened, "fallbacks", 0))
 
 
@@ -268,5 +269,5 @@ def _refuse_returned(made: Any, method: str) -> None:
 
 
 def read_only(column: pa.ChunkedArray) -> list[memoryview | None]:
-    """The bytes of each row, read-only, because Arrow's memory may be writable and rows may be decoded again."""
+    """Returns the bytes of each row, None for a null. They are read-only, because rows may be decoded again."""
     return [memoryview(value.as_buffer()).cast("B").toreadonly() if value.is_valid else None for value in column]

@@ -1,4 +1,4 @@
-"""Owns the choice of the box of an image that becomes the output, and the mapping of points and boxes to that output;
+"""Owns the choice of the part of an image that becomes the output, and the mapping of points and boxes to that output;
 never touches a pixel.
 """
 
@@ -15,7 +15,7 @@ from raylance.decode.pixels import Box
 from raylance.errors import ConfigError
 
 BOX_DRAWS = 40
-"""Number of uniform numbers that a box takes."""
+"""Number of uniform random numbers for one box."""
 
 _ATTEMPTS = 10
 
@@ -43,7 +43,8 @@ class CenterCrop:
     """Takes the middle of the image, as usual for validation.
 
     Attributes:
-        zoom: Shorter side of the resized image divided by that of the output; 256 / 224 cuts off an eighth of it.
+        zoom: Side of the largest box with the output's aspect ratio, divided by the side of the crop; 256 / 224 cuts
+            off an eighth of the side.
     """
 
     zoom: float = 256 / 224
@@ -62,18 +63,18 @@ class CenterCrop:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RandomResizedCrop:
-    """A box of random area and aspect ratio (Szegedy et al., "Going deeper with convolutions", 2014).
+    """Takes a box of random area and aspect ratio (Szegedy et al., "Going deeper with convolutions", 2014).
 
     Attributes:
-        scale: Least and greatest area, as a fraction of the source's.
-        ratio: Least and greatest aspect ratio, width over height; drawn log-uniformly.
+        scale: Smallest and largest area, as fractions of the source's area.
+        ratio: Smallest and largest aspect ratio, width over height; drawn log-uniformly.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
-        # No image is a million times as wide as high, and much larger numbers overflow.
+        # No image is a million times wider than high, and much larger numbers overflow.
         for name, (low, high), least, most in (("scale", self.scale, 0.0, 1.0), ("ratio", self.ratio, 1e-6, 1e6)):
             if not (0 < low <= high <= most and least <= low):
                 limit = "0 < low <= high <= 1" if name == "scale" else "1e-6 <= low <= high <= 1e6"
@@ -136,8 +137,8 @@ def map_boxes(
 
     Returns:
         The kept boxes, float64 (kept, 4), and whether each of the k boxes was kept, bool (k,). With several views, a
-        list of such arrays, one for each view, and bool (views, k). Never kept are boxes without a visible part, and
-        all boxes of a masked row, whose crop is all zeros.
+        list of such arrays, one for each view, and bool (views, k). Boxes without a visible part are never kept, nor
+        are the boxes of a masked row, whose crop is all zeros.
 
     Raises:
         ConfigError: If an array has another shape, or no image can have the size.
@@ -160,7 +161,7 @@ def whole_size(owner: str, size: Any) -> tuple[int, int]:
     """Checks a size argument, and returns it as (height, width); `owner` is the start of the call, for errors.
 
     Raises:
-        ConfigError: Unless it is one or two whole numbers of at least 1.
+        ConfigError: If the size is not one or two whole numbers of at least 1.
     """
     sides = list(size) if isinstance(size, tuple | list) else [size, size]
     whole = [isinstance(side, int | np.integer) and not isinstance(side, bool) and side >= 1 for side in sides]

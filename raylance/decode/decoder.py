@@ -1,5 +1,5 @@
-"""Owns the protocol of decoders: the setting that defines a decoded column, and the object it opens, which decodes;
-never decodes itself, and never uses a table.
+"""Owns the protocol of decoders: a setting that defines a decoded column, and the object that this setting opens, which
+decodes; never decodes itself, and never uses a table.
 """
 
 import abc
@@ -25,9 +25,9 @@ Draws = npt.NDArray[np.float64]
 class RowDecoder(Protocol):
     """Decodes rows, one after another; belongs to one thread, so it may keep scratch memory between rows.
 
-    A row decoder with a fast and a slow method may count the rows that took the slow one in an attribute `fallbacks`,
-    which `stats()` adds up. The row decoder of a decoder with `like` may have a method `check_like(encoded, other)`. It
-    gets the bytes of both columns, and raises if they do not fit together.
+    A row decoder with a fast and a slow method may count the rows that took the slow method in an attribute
+    `fallbacks`, which `stats()` adds up. The row decoder of a decoder with `like` may have a method
+    `check_like(encoded, other)`. It gets the bytes of both columns, and raises if they do not fit together.
     """
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
@@ -56,38 +56,39 @@ class RowDecoderGroup(Protocol):
     """
 
     def decode_all(self, encoded: memoryview, draws: Sequence[Draws], outs: Sequence[npt.NDArray[Any]]) -> None:
-        """Decodes one row for all decoders of the group; `draws` and `outs` have one array for each. Each output must
-        be what its decoder would write alone. Raises as `RowDecoder.decode_into`.
+        """Decodes one row for all decoders of the group. `draws` and `outs` have one array for each decoder. Each
+        decoder's output must be the same as if it decoded alone. Raises the errors of `RowDecoder.decode_into`.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decoder(abc.ABC):
-    """How a column of bytes becomes arrays of one shape; `raylance.Image` is one, and users may write others.
+    """Setting that decodes a column of bytes to arrays of one shape, such as `raylance.Image`. Users may write others.
 
-    A subclass is a frozen dataclass: a setting, which is compared, pickled, and written into checkpoints by its fields
-    (except those with `repr=False`). The attributes below may be fields, constants of the class, or properties.
+    A subclass is a frozen dataclass. Its fields are compared and pickled. Checkpoints hold the fields, except those
+    with `repr=False`. The attributes below may be fields, constants of the class, or properties.
 
     Attributes:
         column: The binary column to read.
         shape: Shape of one decoded row; () for a number.
         dtype: NumPy dtype of a decoded row: numbers or bool.
-        draws: Number of uniform random numbers that decoding a row takes, keyed by seed, epoch and row; 0 by default.
+        draws: Number of uniform random numbers for decoding a row, keyed by seed, epoch and row; 0 by default.
         channels_last: Whether the last axis of a `shape` (…, H, W, C) holds channels. If so, torch batches have them
             before height and width, (…, C, H, W), in channels-last memory; other formats keep the shape. False by
-            default; without effect on a shape with fewer than three axes.
-        content: The kind of data in such a column, for errors.
+            default; no effect on a shape with fewer than three axes.
+        content: Name of the kind of data in the column, for errors.
         name: Name of the decoded column; None for `column`. With names, several decoders may read one column.
-        like: Name of another decoder whose draws this one takes, so that both are augmented alike; None for own draws.
-        codec: The code that makes the values, with versions. Checkpoints record it, and a resume with another codec
-            warns. "" by default, which is not recorded.
+        like: Name of the decoded column whose draws this decoder also uses, so that both are augmented in the same way;
+            None for draws of its own.
+        codec: Names and versions of the libraries that make the values. Checkpoints record them, and a resume with
+            other codecs warns. "" by default, which is not recorded.
     """
 
     column: str
     channels_last, content = False, "encoded data"
     if TYPE_CHECKING:
-        # Not at run time, because a dataclass would take these properties for defaults of fields with their names.
+        # Not at run time: a dataclass would take these properties as the defaults of fields with the same names.
         @property
         def shape(self) -> tuple[int, ...]: ...  # noqa: D102
         @property
@@ -111,7 +112,7 @@ class Decoder(abc.ABC):
         """Opens one object for several decoders of this class and column, for one thread.
 
         Args:
-            others: The other decoders of the group. They all follow the same decoder, or none follows another column.
+            others: The other decoders of the group. All of them follow one other column, or none does so.
 
         Returns:
             An object that decodes a row for all of them; None, the default, if each decodes alone.
@@ -119,13 +120,13 @@ class Decoder(abc.ABC):
         return None
 
     def resolve(self, encoded: memoryview) -> Self:
-        """Fills the settings that are still open from a sampled row; called when a dataset is opened.
+        """Fills the settings that are still open, from a sampled row; called when a dataset is opened.
 
         Args:
             encoded: The row's bytes.
 
         Returns:
-            The decoder with `shape` and `dtype` known; by default the decoder as it is.
+            A decoder whose `shape` and `dtype` are known; by default this decoder.
 
         Raises:
             Exception: Any error, if the row is bad; then another row is tried.
@@ -136,7 +137,7 @@ class Decoder(abc.ABC):
         """Takes over settings of the decoder that `like` names; called when a dataset is opened.
 
         Returns:
-            The decoder with these settings; by default the decoder as it is.
+            A decoder with these settings; by default this decoder.
         """
         return self
 
@@ -181,11 +182,11 @@ class RaggedRowDecoder(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RaggedDecoder(Decoder):
-    """How a column of bytes becomes arrays whose first axis has a different length in each row: audio, text, event
-    streams, video.
+    """Setting that decodes a column of bytes to arrays whose first axis has a different length in each row: audio,
+    text, event streams, video.
 
-    Values and lengths travel as lists. The consumer chooses their form in a batch: see `pad_lists` of
-    `RankLoader.iter_torch_batches`. A masked row is empty.
+    The decoded column holds lists. The consumer chooses their form in a batch: see `pad_lists` of
+    `RankLoader.iter_torch_batches`. A masked row has an empty list.
 
     Attributes, in addition to those of `Decoder`:
         shape: Shape of one value along the ragged axis; () for a number.
@@ -202,14 +203,14 @@ class RaggedDecoder(Decoder):
 
 
 class OpenBatchDecoder(Protocol):
-    """Decodes rows together; belongs to one thread. It may have `fallbacks`."""
+    """Decodes rows together; belongs to one thread. Like a `RowDecoder`, it may have `fallbacks`."""
 
     def decode_batch(self, encoded: Sequence[Any], draws: npt.NDArray[np.float64], out: Any) -> None:
         """Decodes n rows, at least one.
 
         The result for a row must depend only on its bytes and draws, not on the other rows, because the number of ranks
-        and of decoders changes which rows come together. If this raises, each row is decoded alone, and rows that raise
-        again are bad rows.
+        and of decoders changes which rows are decoded together. If this method raises, it is called with each row
+        alone, and the rows for which it raises again are bad rows.
 
         Args:
             encoded: The bytes of each row, read-only, valid until this returns: memoryviews; on a device, uint8 tensors
@@ -226,8 +227,9 @@ class OpenBatchDecoder(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatchDecoder(Decoder):
-    """How several rows are decoded together, for codecs and models that are faster this way: the rows of an item in a
-    decode actor, or the rows of a batch on the trainer's device, to which their encoded bytes travel.
+    """Setting that decodes several rows together, for codecs and models that are faster this way. A decode actor
+    decodes the rows of an item together. With `on_device`, the trainer gets the encoded bytes, and its device decodes
+    the rows of a batch together.
 
     Attributes, in addition to those of `Decoder`:
         on_device: Whether the trainer decodes, on the device of its batches; False by default.
@@ -247,24 +249,24 @@ class BatchDecoder(Decoder):
     def open_on(self, device: "torch.device") -> OpenBatchDecoder:
         """Opens a batch decoder for a device, if `on_device` is True; by default `open()`.
 
-        It must also work on the CPU, which decodes the rows of a handle (`head`, `take`), of NumPy batches and of the
-        check at the opening.
+        It must also work for the CPU, which decodes the rows of a handle (`head`, `take`), the rows of NumPy batches,
+        and the rows that are sampled when the dataset is opened.
         """
         return self.open()
 
 
 def is_on_device(decoder: Decoder) -> TypeGuard[BatchDecoder]:
-    """Whether the trainer decodes, on the device of its batches."""
+    """Returns whether the trainer decodes, on the device of its batches."""
     return isinstance(decoder, BatchDecoder) and decoder.on_device
 
 
 def is_users(decoder: Decoder) -> bool:
-    """Whether the user's own code decodes, so that an error may come from it."""
+    """Returns whether the user's own code decodes, so that an error may come from that code."""
     return not type(decoder).__module__.startswith("raylance.") or getattr(decoder, "decode_fn", None) is not None
 
 
 def check_decoder_output(decoder: Decoder) -> None:
-    """Checks the shape, dtype and draws of a decoder.
+    """Raises if a decoder has no possible shape, dtype or draws.
 
     Raises:
         ConfigError: If no column can have the shape or dtype, or `draws` is not a count.
@@ -282,7 +284,7 @@ def check_decoder_output(decoder: Decoder) -> None:
 
 
 def wrong_ragged(decoder: Decoder, made: Any) -> str:
-    """The error in a ragged decoder's result, to follow the words "was decoded to"; "" if the result is right."""
+    """Returns the text that follows "was decoded to" if a ragged decoder's result is wrong; "" if it is right."""
     wanted = np.dtype(decoder.dtype)
     if isinstance(made, np.ndarray) and (made.dtype, made.shape[1:]) == (wanted, decoder.shape) and made.ndim:
         return ""

@@ -1,4 +1,4 @@
-"""Owns the settings of decoding, and the rows of one call with the notes on bad ones; never decodes."""
+"""Owns the settings of decoding, and the rows of one decoding call with the notes on bad rows; never decodes."""
 
 import dataclasses
 import math
@@ -16,23 +16,24 @@ from raylance.orders.permutation import UInt64Array, derive_key, mix64, subkeys,
 
 BadRows = list[tuple[int, str, str]]  # offset with component bits, column, reason
 
-_BAD_ROWS = 8  # most bad rows of one table that are named
-_REASON = 200  # most characters of the reason for each
+_BAD_ROWS = 8  # maximum number of bad rows of one table that are named
+_REASON = 200  # maximum length of the reason of each, in characters
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """Settings of decoding and transform; picklable, and opened in the process that decodes.
+    """Settings of decoding and of the transform; picklable. The process that decodes opens them.
 
     Attributes:
         mask_bad_rows: Whether a row that cannot be decoded becomes zeros with `_valid` False, instead of an error.
-        max_bad_rows: Most bad rows among those handed to a rank: a number of different rows, or a fraction. None for no
-            limit.
-        transform: As in `raylance.dataset`. A row on which it fails alone is a bad row.
-        blank: One row of zeros, with the schema that the transform returned at the opening. Every piece is cast to that
-            schema, and the row replaces each row on which the transform fails. The transform never gets an empty table.
+        max_bad_rows: Maximum of bad rows among the rows handed to a rank: a number of different rows, or a fraction.
+            None for no limit.
+        transform: As in `raylance.dataset`. A row is bad if the transform fails on this row alone.
+        blank: One row of zeros, with the schema that the transform returned when the dataset was opened. Every piece is
+            cast to this schema. The row replaces each row on which the transform fails, and its schema is that of an
+            empty piece, because the transform never gets an empty table.
         datasets: Name of the dataset for errors; in a mixture, names of the datasets by component.
-        ragged_bytes: Bytes of the ragged columns of one row, the mean over the rows sampled at the opening.
+        ragged_bytes: Mean bytes of the ragged columns of one row, over the rows sampled when the dataset was opened.
     """
 
     decoders: tuple[Decoder, ...]
@@ -56,18 +57,18 @@ class Decoding:
 
     @property
     def channels_last(self) -> frozenset[str]:
-        """Names of decoded columns whose channels come first in torch batches; they have three axes or more."""
+        """Names of decoded columns with three axes or more, whose channels come before height and width in torch."""
         return frozenset(each.output_name for each in self.decoders if each.channels_last and len(each.shape) > 2)
 
     @property
     def in_helpers(self) -> "Decoding | None":
-        """The part done in decode actors; None if there is none."""
+        """The decoders that decode actors run, and the transform; None if there are neither."""
         decoders = tuple(decoder for decoder in self.decoders if not is_on_device(decoder))
         return dataclasses.replace(self, decoders=decoders) if decoders or self.transform is not None else None
 
     @property
     def on_device(self) -> "Decoding | None":
-        """The part done on the trainer's device; None if there is none."""
+        """The decoders that run on the trainer's device; None if there are none."""
         decoders = tuple(decoder for decoder in self.decoders if is_on_device(decoder))
         return dataclasses.replace(self, decoders=decoders, transform=None, blank=None) if decoders else None
 
@@ -78,26 +79,26 @@ class Decoding:
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of one row's decoded columns."""
+        """Mean bytes of the decoded columns of one row."""
         fixed = [decoder for decoder in self.decoders if not isinstance(decoder, RaggedDecoder)]
         sizes = (math.prod(decoder.shape) * np.dtype(decoder.dtype).itemsize for decoder in fixed)
         return sum(sizes) + self.ragged_bytes
 
     def delivered(self, columns: Sequence[str]) -> list[str]:
-        """Names of the columns after decoding, in order; decoded columns take the place of their encoded column."""
+        """Returns the names of `columns` after decoding, in order; decoded columns replace their encoded column."""
         made = {name: [each.output_name for each in self.decoders if each.column == name] for name in self.columns}
         return [name for column in columns for name in made.get(column, [column])]
 
 
 class DecodedRows:
-    """The rows of one call, good and bad.
+    """The rows of one decoding call, and the notes on which of them are bad.
 
     Attributes:
         table: The columns before decoding.
         valid: Whether each row is good so far, bool (n,).
         bad_rows: The bad rows, in the order in which they were found.
-        fallbacks: Rows that a fast method left to a slow one, counted once for each column.
-        skips_bad: Whether decoders skip rows already known to be bad.
+        fallbacks: Number of rows that the fast method of a decoder left to a slow method, added up over the columns.
+        skips_bad: Whether all decoders skip the rows that are already known to be bad.
     """
 
     def __init__(self, decoding: Decoding, table: pa.Table, epoch: int) -> None:
@@ -107,15 +108,15 @@ class DecodedRows:
 
     @property
     def named_bad_rows(self) -> tuple[tuple[int, str, str], ...]:
-        """Some of the bad rows, for a receipt."""
+        """The first bad rows, for a receipt."""
         return tuple(self.bad_rows[:_BAD_ROWS])
 
     def part(self, table: pa.Table) -> "DecodedRows":
-        """Some of these rows, to be decoded again."""
+        """Returns `DecodedRows` of a table with some of these rows, so that they can be decoded again."""
         return DecodedRows(self._decoding, table, self._epoch)
 
     def keys(self, *purpose: str) -> UInt64Array:
-        """One key for each row; if rows repeat, one for each draw, so that copies of a row look different."""
+        """Returns one key for each row, uint64 (n,); if rows repeat, one for each draw, so that copies differ."""
         offsets = self.table[ROW_OFFSET].to_numpy()
         keys = subkeys(derive_key(self._decoding.seed, self._epoch, *purpose), offsets)
         if DRAW not in self.table.column_names:
@@ -123,16 +124,16 @@ class DecodedRows:
         return mix64(keys ^ subkeys(derive_key("draw"), self.table[DRAW].to_numpy()))
 
     def draws(self, decoder: Decoder) -> Draws:
-        """Uniform numbers of the rows, (n, decoder.draws)."""
+        """Returns the uniform random numbers of each row for a decoder, float64 (n, decoder.draws)."""
         return uniform(self.keys("augment", decoder.like or decoder.output_name), decoder.draws)
 
     def describe(self, rows: Sequence[int]) -> str:
-        """Names some of the rows, for an error."""
+        """Names some of the rows in an error text."""
         return describe_rows(self.table[ROW_OFFSET].to_numpy()[rows], self._decoding.datasets)
 
     def give_up(self, why: str) -> None:
-        """Marks all rows as bad, so that no decoder tries them. Names the first column, because the failing one is not
-        known.
+        """Marks all rows as bad, so that no decoder tries them. The notes name the first column, because the failing
+        column is not known.
 
         Raises:
             BadRowError: If bad rows are not masked.
@@ -142,7 +143,7 @@ class DecodedRows:
             self.add_bad(row, next(iter(self._decoding.columns), TRANSFORM), HelperError(why))
 
     def add_bad(self, row: int, column: str, error: Exception) -> None:
-        """Notes a bad row.
+        """Notes that a row is bad.
 
         Raises:
             BadRowError: If bad rows are not masked.

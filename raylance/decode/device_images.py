@@ -1,7 +1,7 @@
 """Owns the decoding of images on the trainer's device, by nvImageCodec; never reads storage, never chooses a crop.
 
-nvImageCodec decodes JPEGs, on CUDA by nvJPEG, on the CPU by libjpeg-turbo. It decodes other formats differently from
-Pillow, or not at all, so `raylance.Image` decodes these. Crop and flip are those of `Image`, from the same draws.
+nvImageCodec decodes JPEGs: on CUDA with nvJPEG, on the CPU with libjpeg-turbo. It decodes other formats differently
+from Pillow, or not at all, so `raylance.Image` decodes them. Crop and flip are those of `Image`, from the same draws.
 """
 
 import dataclasses
@@ -21,26 +21,27 @@ from raylance.decode.images import Image, box_of_view, flips_view
 from raylance.decode.pixels import CODEC, MAX_PIXELS, orientation_if_plain
 from raylance.planning.state import OMIT_DEFAULT
 
-_CODEC_OPTIONS = ":fancy_upsampling=1"  # interpolates colours as libjpeg-turbo does
+_CODEC_OPTIONS = ":fancy_upsampling=1"  # interpolates colours like libjpeg-turbo
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceImage(BatchDecoder):
-    """How JPEGs become uint8 (N, H, W, 3) on the device of the batches.
+    """Decodes a column of JPEGs to uint8 (N, H, W, 3) on the device of the batches.
 
-    The encoded bytes travel to the trainer, and its device decodes, crops, resizes and flips. The bytes are a third of
-    the pixels' size or less, and the CPU cores that would decode are free, but the GPU has more work during training.
+    The trainer gets the encoded bytes, and its device decodes, crops, resizes and flips. The bytes are a third of the
+    pixels' size or less, and the CPU cores that would decode stay free, but the GPU has more work during training.
     Every process that decodes needs `pip install raylance[nvjpeg]`. Without CUDA, one thread of the trainer decodes on
     the CPU.
 
-    Rows, bad rows, crops and flips are those of `raylance.Image` with the same arguments. `Image` itself decodes other
-    formats, JPEGs of other colours (CMYK), damaged images and those that the codec refuses, on the trainer's CPU;
-    `stats()` counts these as `fallback_rows`. Use `Image` if they are more than a few.
+    Rows, bad rows, crops and flips are the same as for `raylance.Image` with the same arguments. `Image` decodes some
+    images on the trainer's CPU: other formats, JPEGs in other colour spaces (CMYK), damaged images, and images that the
+    codec refuses. `stats()` counts them as `fallback_rows`. If there are more than a few of them, use `Image`.
 
-    Pixels depend on the codec and the device, which checkpoints name. On the CPU they are those of `Image`. Compared
-    byte for byte with nvImageCodec 0.9: JPEGs of each subsampling, baseline and progressive, grey, RGB, with restart
-    markers, of each EXIF orientation, followed by other bytes, truncated, with markers among the pixels; PNG, WebP,
-    GIF, AVIF, BMP, TGA, PPM, JPEG 2000 and TIFF of all modes that Pillow writes. On CUDA they were not compared.
+    The pixels depend on the codec and the device, which checkpoints name. On the CPU, they are equal to those of
+    `Image`. This was checked byte for byte with nvImageCodec 0.9, for JPEGs of each subsampling, baseline and
+    progressive, grey, RGB, with restart markers, of each EXIF orientation, followed by other bytes, truncated, with
+    markers among the pixels; and for PNG, WebP, GIF, AVIF, BMP, TGA, PPM, JPEG 2000 and TIFF of all modes that Pillow
+    writes. On CUDA, it was not checked.
 
     Attributes:
         column: Column of encoded images, binary.
@@ -76,7 +77,7 @@ class DeviceImage(BatchDecoder):
 
     @property
     def draws(self) -> int:
-        """Uniform numbers that a row takes, as many as for `Image`."""
+        """Number of uniform random numbers for each row, the same as for `Image`."""
         return self._image.draws
 
     @property
@@ -117,7 +118,7 @@ class _DeviceImages:
         except ImportError as error:
             raise ImportError("nvImageCodec is not installed here: pip install 'raylance[nvjpeg]'") from error
         self._image, self._device, self._codec = image, device, codec
-        # The codec reads orientation differently from Pillow, and two orientations in one file kill its process.
+        # The codec reads the orientation differently from Pillow, and a file with two orientations kills the process.
         self._as_stored = codec.DecodeParams(apply_exif_orientation=False)
         self.fallbacks, self._by_image, self._memory = 0, image.open(), np.empty(image.shape, np.uint8)
         if device.type == "cuda":
@@ -160,14 +161,14 @@ class _DeviceImages:
 
 
 def _turned(stored: torch.Tensor, orientation: int) -> torch.Tensor:
-    """Turns stored pixels (h, w, 3) as they are displayed."""
+    """Returns stored pixels (h, w, 3) turned and mirrored as they are displayed."""
     shown = stored.transpose(0, 1) if orientation > 4 else stored
     return shown.flip([axis for axis, turns in ((0, (3, 4, 7, 8)), (1, (2, 3, 6, 7))) if orientation in turns])
 
 
 def _resize(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Resizes uint8 (1, 3, h, w), bilinear and antialiased. On the CPU, torch has a kernel for integers; elsewhere
-    floats are rounded, and differ from it by one at most.
+    """Resizes uint8 (1, 3, h, w), bilinear and antialiased. On the CPU, torch has a kernel for integers. Elsewhere,
+    floats are resized and then rounded; the result differs from that of the kernel by one at most.
     """
     how: dict[str, Any] = {"size": size, "mode": "bilinear", "antialias": True}
     if pixels.device.type == "cpu":
@@ -176,6 +177,6 @@ def _resize(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 def _package() -> str | None:
-    """Name of the installed nvImageCodec package; each version of CUDA has its own."""
+    """Returns the name of the installed nvImageCodec package, which differs by CUDA version; None if there is none."""
     found = importlib.metadata.packages_distributions().get("nvidia", [])
     return next((name for name in sorted(set(found)) if name.startswith("nvidia-nvimgcodec")), None)

@@ -1,4 +1,4 @@
-"""Owns the decoding of an image column to uint8 pixels of one size; never reads storage, and never draws from a global
+"""Owns the decoding of an image column to uint8 pixels of one size; never reads storage, and never uses a global random
 generator.
 
 Every geometric augmentation cuts a box out of the source and resizes it to the output size. The box is keyed by
@@ -30,44 +30,46 @@ from raylance.decode.pixels import (
 from raylance.errors import ConfigError
 from raylance.planning.state import OMIT_DEFAULT
 
-_VIEW_DRAWS = BOX_DRAWS + 1  # those of the box, and one for the flip
+_VIEW_DRAWS = BOX_DRAWS + 1  # the draws of the box, and one for the flip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Image(Decoder):
-    """How an encoded column (JPEG, PNG, WebP, …) becomes uint8 (N, H, W, 3), or (N, H, W, 1); with several views
+    """Decodes a column of images (JPEG, PNG, WebP, …) to uint8 (N, H, W, 3), or (N, H, W, 1); with several views to
     (N, views, H, W, 3). Torch batches have the channels before height and width, in channels-last memory.
 
-    Grey, palette, CMYK and 16-bit images become RGB, alpha is dropped, and EXIF rotation is applied. Grey of 32 bits,
-    integers or floats, does not define white: raylance takes the least of 1 (floats only), 255 and 65,535 that no pixel
-    exceeds. If a pixel exceeds them all, or is negative, the image's least value becomes black and its greatest white.
-    Pixels that are not finite become black. If this scale would differ between your images, scale in `decode_fn`.
+    Grey, palette, CMYK and 16-bit images become RGB, alpha is dropped, and EXIF rotation is applied. A 32-bit grey
+    image (integers or floats) does not say which value is white. raylance takes the smallest of 1 (floats only), 255
+    and 65,535 that no pixel exceeds. If a pixel exceeds all three, or is negative, the smallest value of the image
+    becomes black and the largest white. Pixels that are not finite become black. If images would get different scales,
+    scale them in `decode_fn`.
 
     Attributes:
         column: Column of encoded images, binary.
         size: Output (height, width) in pixels, or one number for a square. None keeps the size of the images, which
             must all be the same.
-        augment: Chooses the part of the source to take; None takes all of it and stretches it to `size`.
+        augment: Chooses the part of the source to take; None takes the whole source and stretches it to `size`.
         hflip: Probability of a horizontal flip.
         decode_fn: Replaces decoding and resizing: a picklable function from bytes to uint8 (H, W, 3).
         draft: Whether libjpeg decodes a JPEG at half its size or less if the part to take is at least twice as large as
             the output. This takes about half the time. Pixels of 512 x 384 photographs then differ by 1 of 255 on
             average, by 5 in the worst hundredth, and by 40 at most.
-        keeps_size: Whether `size` was taken from the images, so that another size is an error and is not resized.
-        like: Name of another `Image` whose crops and flips this one gets, such as a mask. Leave out `augment`, `hflip`
-            and `views` here, and `size` too if it is the same. Both images of a row must have the same displayed size
-            and the same EXIF orientation (none is 1), unless their sizes prove that an image turned by a quarter fits
-            its upright mask; other rows are bad rows.
-        mode: "RGB", or "L" for one channel: grey as it is, the indices of a palette, the brightness of colours. "L"
-            refuses grey of more than 8 bits.
+        keeps_size: Whether `size` was taken from the images. If so, an image of another size is an error, and is not
+            resized.
+        like: Name of another `Image` whose crops and flips this one (such as a mask) gets. Leave out `augment`, `hflip`
+            and `views` here, and also `size` if it is the same. Both images of a row must have the same displayed size
+            and the same EXIF orientation (1 if an image has none). The orientations may differ only if the sizes prove
+            that an image turned by a quarter fits its upright mask. Rows that do not fit are bad rows.
+        mode: "RGB", or "L" for one channel, which holds grey as it is, the indices of a palette, or the brightness of
+            colours. "L" refuses grey of more than 8 bits.
         interpolation: How pixels are resized: "bilinear", or "nearest", which makes no new values.
-        views: How often the image is cropped and flipped, each time with new draws; the row is decoded once.
+        views: Number of times that the image is cropped and flipped, each time with new draws; the row is decoded once.
         name: Name of the decoded column; None for `column`. With names, one column can be decoded in several ways, at
             the cost of one decode.
-        follows: The setting of the image that `like` names, once the dataset is opened.
-        max_pixels: Most pixels, width times height, that an encoded image may have; None for no limit. An image with
-            more is a bad row, and none of its pixels are decoded. A limit above Pillow's also sets
-            `PIL.Image.MAX_IMAGE_PIXELS` in the processes that decode. Does not apply to `decode_fn`.
+        follows: The image that `like` names; set when the dataset is opened.
+        max_pixels: Maximum number of pixels, width times height, of an encoded image; None for no limit. An image with
+            more pixels is a bad row, and none of its pixels are decoded. A limit above Pillow's also sets
+            `PIL.Image.MAX_IMAGE_PIXELS` in the processes that decode. The limit does not apply to `decode_fn`.
     """
 
     size: tuple[int, int] | int | None = None
@@ -121,7 +123,7 @@ class Image(Decoder):
 
     @property
     def draws(self) -> int:
-        """Uniform numbers that a row takes: those for box and flip of each view."""
+        """Number of uniform random numbers for each row: those for the box and the flip of each view."""
         return self.views * _VIEW_DRAWS
 
     @property
@@ -136,10 +138,10 @@ class Image(Decoder):
         return self.like is None and (crops or 0 < self.hflip < 1)
 
     def follow(self, other: Decoder) -> Self:
-        """Takes over crops, flips and, if it has none, the size of the image that `like` names.
+        """Returns a copy with crops and flips of the image that `like` names, and with its size if this one has none.
 
         Raises:
-            ConfigError: If that column is not decoded by an `Image`, has a `decode_fn`, or another number of views.
+            ConfigError: If `other` is not an `Image` or has a `decode_fn`; if `views` is given here and differs.
         """
         leader = _leader(self, other)
         if self.views not in (1, leader.views):
@@ -159,7 +161,7 @@ class Image(Decoder):
         return self.open_group(())
 
     def open_group(self, others: Sequence[Self]) -> "_ImageRows":
-        """Opens a row decoder for several images of a column, which decodes each row once.
+        """Opens one row decoder for several images of a column, so that each row is decoded once.
 
         Raises:
             ConfigError: As `open`.
@@ -173,7 +175,7 @@ class Image(Decoder):
         return _ImageRows([self, *others])
 
     def resolve(self, encoded: bytes | memoryview) -> Self:
-        """Takes the size from an encoded image if none is given."""
+        """Returns a copy with the size of an encoded image, if no size was given."""
         if self.size is not None:
             return self
         decode_fn = self.decode_fn
@@ -187,19 +189,19 @@ class Image(Decoder):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ImageCrop(Decoder):
-    """The crop and flip that an `Image` of a row gets, as int32 (N, 7), or (N, views, 7).
+    """Delivers the crop and flip that an `Image` gets in each row, as int32 (N, 7), or (N, views, 7).
 
     The seven numbers are left, top, width and height of the box; width and height of the whole image as displayed; and
     1 if the result is flipped, else 0.
 
-    A transform can use them to map boxes and points that belong to the image: see `raylance.map_boxes` and
+    A transform can use these numbers to map boxes and points that belong to the image: see `raylance.map_boxes` and
     `raylance.map_points`. Only the header of the image is parsed; the image is not decoded again.
 
     Attributes:
         column: Column of encoded images, binary.
-        like: Name of the `Image`; None for the one named `column`.
+        like: Name of the `Image`; None for the `Image` named `column`.
         name: Name of the resulting column; None for the image's name followed by "_crop".
-        follows: The setting of that image, once the dataset is opened.
+        follows: That `Image`; set when the dataset is opened.
     """
 
     like: str | None = None
@@ -215,13 +217,13 @@ class ImageCrop(Decoder):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(7,), or (views, 7)."""
+        """Shape of one row: (7,), or (views, 7) if the image has several views."""
         views = 1 if self.follows is None else self.follows.views
         return (7,) if views == 1 else (views, 7)
 
     @property
     def draws(self) -> int:
-        """Uniform numbers that a row takes, as many as for the image."""
+        """Number of uniform random numbers for each row, the same as for the image."""
         return 0 if self.follows is None else self.follows.draws
 
     @property
@@ -230,10 +232,10 @@ class ImageCrop(Decoder):
         return False
 
     def follow(self, other: Decoder) -> Self:
-        """Takes over crops and flips of the image that `like` names.
+        """Returns a copy with the crops and flips of the image that `like` names.
 
         Raises:
-            ConfigError: If that column is not decoded by an `Image` of the same column, or has a `decode_fn`.
+            ConfigError: If `other` is not an `Image` of the same column, or has a `decode_fn`.
         """
         leader = _leader(self, other)
         if leader.column != self.column:
@@ -244,14 +246,14 @@ class ImageCrop(Decoder):
         return dataclasses.replace(self, follows=leader)
 
     def open(self) -> Self:
-        """Returns itself, because nothing is kept between rows."""
+        """Returns itself, because it keeps nothing between rows."""
         return self
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
         """Writes the crop and flip of one row; see `raylance.Decoder`.
 
         Raises:
-            ConfigError: If the image that it follows is not known yet.
+            ConfigError: If the image that `like` names is not known yet.
         """
         if self.follows is None:
             raise ConfigError(
@@ -284,7 +286,8 @@ class _ImageRows:
         wide, high, other_turn = shown_size(other, leader.max_pixels)
         if (width, height) != (wide, high):
             raise ValueError(f"is {width}x{height} pixels, and {like!r} is {wide}x{high}: one crop does not fit both")
-        # If only one is turned by a quarter, and it is not a square, equal displayed sizes prove that both are upright.
+        # If one image is stored upright (1), and the other is turned by a quarter and not a square, then equal
+        # displayed sizes prove that both are displayed upright.
         is_proven = width != height and (turn > 4) != (other_turn > 4) and 1 in (turn, other_turn)
         if turn != other_turn and not is_proven:
             raise ValueError(
@@ -360,7 +363,7 @@ class _View:
 
 
 def _leader(follower: Decoder, other: Decoder) -> Image:
-    """The image whose crops and flips a decoder takes over."""
+    """Returns the image whose crops and flips a decoder takes over; raises ConfigError if `other` has none."""
     if isinstance(other, Image) and other.decode_fn is None:
         return other
     raise ConfigError(
@@ -370,12 +373,12 @@ def _leader(follower: Decoder, other: Decoder) -> Image:
 
 
 def _by_view(image: Image, draws: Draws) -> Draws:
-    """The draws of each view, (views, 41)."""
+    """Returns the draws of each view, (views, 41)."""
     return draws.reshape(image.views, _VIEW_DRAWS)
 
 
 def box_of_view(image: Image, height: int, width: int, draws: Draws) -> Box:
-    """The part of the whole image that a view shows; all of it without `augment`."""
+    """Returns the part of the whole image that a view shows; without `augment`, the whole image."""
     leader = image.follows or image
     if leader.augment is None:
         return _whole(height, width)
@@ -384,7 +387,7 @@ def box_of_view(image: Image, height: int, width: int, draws: Draws) -> Box:
 
 
 def flips_view(image: Image, draws: Draws) -> bool:
-    """Whether a view is flipped."""
+    """Returns whether a view is flipped."""
     return bool((image.follows or image).hflip > draws[BOX_DRAWS])
 
 

@@ -22,7 +22,7 @@ class OnDevice:
     Attributes:
         columns: Tensors (n, …) by name.
         masked: Offsets of the rows that could not be decoded, with component bits, int64.
-        receipt: Figures of the decoding, such as bad rows with reasons.
+        receipt: Figures of the decoding, such as its time, and the bad rows with reasons.
     """
 
     columns: dict[str, torch.Tensor]
@@ -31,7 +31,7 @@ class OnDevice:
 
 
 class DeviceDecoding:
-    """Decodes batches on a device, in one thread at a time; keeps decoders open."""
+    """Decodes batches on a device, and keeps the decoders open. Only one thread may use it at a time."""
 
     def __init__(self, decoding: Decoding, device: torch.device) -> None:
         self._decoding = decoding
@@ -44,15 +44,15 @@ class DeviceDecoding:
         return self._decoding.columns
 
     def decode(self, table: pa.Table, epoch: int) -> OnDevice:
-        """Decodes the rows of a table with `_rowoffset`, which in a mixture has component bits; and with `_draw`, if
-        rows repeat.
+        """Decodes the rows of a table. The table has `_rowoffset`, in a mixture with component bits; if rows repeat, it
+        also has `_draw`.
 
         Raises:
             BadRowError: If a row is bad, unless bad rows are masked.
             ConfigError: If a good row does not fit the settings.
-            HelperError: If a decoder fails on rows together, but on none alone.
+            HelperError: If a decoder fails on several rows together, but on none of them alone.
         """
-        for column in self._columns:  # not timed as decoding: a model is loaded once
+        for column in self._columns:  # before the clock starts: loading a model is not decoding
             _ = column.opened
         begin, rows = clock.now(), DecodedRows(self._decoding, table, epoch)
         made: dict[str, torch.Tensor] = {}

@@ -1,9 +1,10 @@
 """Owns the decoding of images to the RGB pixels of a box, and their resizing; never chooses the box.
 
-libjpeg-turbo, called by simplejpeg, decodes JPEGs with Pillow's settings, so the pixels are Pillow's. Pillow decodes
-the images that simplejpeg refuses (CMYK, damage that can be decoded around, other formats), and exports its pixels
-through Arrow, four bytes each, without a copy. Torch's antialiased uint8 kernel resizes with Pillow's filter. Under 1 %
-of its pixels differ from Pillow's, by one grey level at most, and it takes a fraction of the time.
+simplejpeg calls libjpeg-turbo to decode JPEGs with Pillow's settings, so the pixels are equal to Pillow's. Pillow
+decodes the images that simplejpeg refuses: CMYK, damaged images of which a part can be decoded, other formats. It
+exports their pixels through Arrow, four bytes for each pixel, without a copy. Torch's antialiased uint8 kernel resizes
+with Pillow's filter. Under 1 % of the resized pixels differ from Pillow's, by one grey level at most, and the kernel
+takes a fraction of Pillow's time.
 """
 
 import importlib.metadata
@@ -24,12 +25,12 @@ Cut = Callable[[int, int], Box]  # from height and width of the whole image
 Cuts = Callable[[int, int], Sequence[Box]]
 
 MAX_PIXELS = 178_956_970
-"""Most pixels of an image by default. Pillow treats a larger one as a decompression bomb."""
+"""Default for the maximum number of pixels of an image. Pillow treats a larger image as a decompression bomb."""
 
 _ORIENTATION = 0x0112  # a tag of EXIF and of TIFF
 _TIFF = "TIFF"  # Pillow turns TIFFs itself when it loads them; images of other formats stay as they are stored
 _JPEG = b"\xff\xd8\xff"
-_COLOURS = ("YCbCr", "RGB", "Gray")  # of JPEGs; Pillow converts CMYK
+_COLOURS = ("YCbCr", "RGB", "Gray")  # colour spaces of JPEGs; Pillow converts CMYK
 _TORCH = importlib.metadata.version("torch").partition("+")[0]
 CODEC = f"simplejpeg {simplejpeg.__version__}, pillow {PIL.__version__}, torch {_TORCH}"
 """The codecs that make the pixels."""
@@ -43,7 +44,7 @@ class PixelDecoder:
     """
 
     def __init__(self, max_pixels: int | None = MAX_PIXELS) -> None:
-        """An image may have at most `max_pixels` pixels; None for no limit."""
+        """Takes the maximum number of pixels of an image; None for no limit."""
         self.fallbacks, self._max_pixels = 0, max_pixels
         self._memory = np.empty(0, dtype=np.uint8)
 
@@ -57,10 +58,10 @@ class PixelDecoder:
         self, encoded: bytes | memoryview, cut: Cuts, reduce_to: Sequence[tuple[int, int]] = ()
     ) -> list[Pixels]:
         """Decodes an image once, applies EXIF rotation, and cuts boxes out of it. Each box is uint8 (h, w, 3), or
-        (h, w, 4) with padding after the colours; it is valid until the next call, and may be read-only.
+        (h, w, 4) with padding after the colours. The boxes are valid until the next call, and may be read-only.
 
-        `reduce_to` has the (height, width) to which each box will be resized. If all boxes are at least twice as large,
-        a JPEG is decoded at half its size or less, with enough pixels for every box.
+        `reduce_to` has the (height, width) to which each box will be resized. If each box is at least twice as high and
+        wide, a JPEG is decoded at half its size or less, with enough pixels for every box.
 
         Raises:
             DecompressionBombError: If the image has too many pixels, before any of them is decoded.
@@ -83,7 +84,7 @@ class PixelDecoder:
         _check_pixels(wide, high, self._max_pixels)
         try:
             orientation = _orientation(_open(data, self._max_pixels)) if _may_have_exif(data) else 1
-            is_turned = orientation > 4  # by a quarter, so that stored rows are displayed as columns
+            is_turned = orientation > 4  # by a quarter, so that rows of stored pixels are displayed as columns
             shown_high, shown_wide = (wide, high) if is_turned else (high, wide)
             boxes = cut(shown_high, shown_wide)
             least: dict[str, Any] = {}
@@ -101,7 +102,7 @@ class PixelDecoder:
             if len(self._memory) < high * wide * 3:
                 self._memory = np.empty(high * wide * 3, dtype=np.uint8)
             stored = simplejpeg.decode_jpeg(data, "RGB", buffer=self._memory[: high * wide * 3], **least)
-        except ValueError:  # may be damage, which Pillow may decode around, or describe better
+        except ValueError:  # the data may be damaged; Pillow may decode a part of it, or describe the damage better
             return None
         pixels = _turned(stored, orientation)
         if least:
@@ -114,8 +115,8 @@ class PixelDecoder:
 
 
 def jpeg_size(data: memoryview) -> tuple[int, int] | None:
-    """Stored height and width of a JPEG that fast codecs decode as Pillow does; None for other formats, and for JPEGs
-    of other colours.
+    """Returns the stored height and width of a JPEG that fast codecs decode like Pillow; None for other formats, and
+    for JPEGs in other colour spaces.
     """
     if data[: len(_JPEG)] != _JPEG:
         return None
@@ -127,9 +128,8 @@ def jpeg_size(data: memoryview) -> tuple[int, int] | None:
 
 
 def orientation_if_plain(data: memoryview, max_pixels: int | None) -> int | None:
-    """Orientation, 1 to 8, of a JPEG whose stored pixels are the same by any codec as by Pillow; None for other data,
-    and for too many pixels. If there are wrong markers among the pixels, some codecs stop, and others decode around
-    them.
+    """Returns the orientation, 1 to 8, of a JPEG that every codec decodes to the same stored pixels as Pillow; None for
+    other data, and for too many pixels. Codecs differ if there are wrong markers among the pixels: some stop there.
     """
     if (size := jpeg_size(data)) is None or not _has_plain_scans(np.frombuffer(data, np.uint8)):
         return None
@@ -141,8 +141,8 @@ def orientation_if_plain(data: memoryview, max_pixels: int | None) -> int | None
 
 
 def _has_plain_scans(data: npt.NDArray[np.uint8]) -> bool:
-    """Whether a JPEG is baseline or progressive and, from its first pixels to its end, has no markers but restart
-    markers in turn and, if progressive, tables and further scans.
+    """Returns whether a JPEG is sequential or progressive, and its pixels contain only allowed markers. Restart markers
+    in sequence are allowed; in a progressive JPEG, Huffman tables and further scans are also allowed.
     """
     at, is_progressive = 2, False
     marks = np.flatnonzero(data[:-1] == 0xFF)
@@ -179,15 +179,15 @@ def _part(pixels: Pixels, box: Box) -> Pixels:
 
 
 def _orientation(image: PIL.Image.Image) -> int:
-    """Display orientation, 1 to 8, of an image that is not loaded yet: from EXIF, or a TIFF's own tag."""
+    """Returns the display orientation, 1 to 8, of an image that is not loaded yet: from EXIF, or a TIFF's own tag."""
     has_one = "exif" in image.info or image.format == _TIFF
     found = image.getexif().get(_ORIENTATION, 1) if has_one else 1
     return next((number for number in range(1, 9) if found == number), 1)  # `found` may be a fraction, as in Pillow
 
 
 def _may_have_exif(data: memoryview) -> bool:
-    """Whether a segment before the pixels is EXIF, or the segments cannot be parsed. It avoids Pillow's own parsing,
-    which takes a twentieth of the time of decoding.
+    """Returns whether a segment before the pixels is EXIF, or the segments cannot be parsed. If not, Pillow need not
+    parse the image, which would take a twentieth of the time of decoding.
     """
     at = 2
     while at + 10 <= len(data) and data[at] == 0xFF and data[at + 1] >= 0xC0:
@@ -200,19 +200,19 @@ def _may_have_exif(data: memoryview) -> bool:
 
 
 def _turned(stored: Pixels, orientation: int) -> Pixels:
-    """Turns stored pixels (h, w, 3) as they are displayed; returns a view."""
+    """Returns a view of stored pixels (h, w, 3), turned and mirrored as they are displayed."""
     shown = stored.transpose(1, 0, 2) if orientation > 4 else stored
     return shown[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
 
 def _open(encoded: bytes | memoryview, max_pixels: int | None) -> PIL.Image.Image:
-    """Opens an image, and decodes none of its pixels.
+    """Opens an image without decoding its pixels.
 
     Raises:
         DecompressionBombError: If its header names too many pixels.
         ValueError, OSError, …: As Pillow raises for data that is not an image.
     """
-    allowed = PIL.Image.MAX_IMAGE_PIXELS  # Pillow checks this limit of the process in many places
+    allowed = PIL.Image.MAX_IMAGE_PIXELS  # a limit of the process, which Pillow checks in many places
     if allowed is not None and (max_pixels is None or 2 * allowed < max_pixels):
         PIL.Image.MAX_IMAGE_PIXELS = max_pixels
     try:
@@ -236,9 +236,9 @@ def _too_many(what: str, max_pixels: int | None) -> Exception:
 
 
 def _by_pillow(encoded: memoryview, max_pixels: int | None) -> Pixels:
-    """Decodes to uint8 (H, W, 4) and applies EXIF rotation; the fourth channel is padding. May be read-only."""
+    """Decodes to uint8 (H, W, 4) with EXIF rotation; the fourth channel is padding. The array may be read-only."""
     image = _shown(_open(encoded, max_pixels))
-    if image.mode in ("I", "F") and image.format != "PPM":  # PPM's 16 bits come as 32
+    if image.mode in ("I", "F") and image.format != "PPM":  # Pillow gives the 16 bits of PPM as 32 bits
         image = PIL.Image.fromarray(_grey_of_32_bits(np.asarray(image)))
     elif image.mode.startswith("I"):  # 16-bit grey: convert() would clip it to white
         high = np.asarray(image).astype(np.uint32) >> 8
@@ -249,14 +249,14 @@ def _by_pillow(encoded: memoryview, max_pixels: int | None) -> Pixels:
         image.load()
     try:
         packed = pa.array(image)
-    except ValueError:  # images of more than 16 MB are in several blocks, which Arrow cannot import
+    except ValueError:  # an image of more than 16 MB is in several blocks, which Arrow cannot import
         return np.asarray(image.convert("RGBX"))
     return np.asarray(packed.values.to_numpy(zero_copy_only=True).reshape(image.height, image.width, 4))
 
 
 def decode_grey(encoded: bytes | memoryview, cut: Cuts, max_pixels: int | None) -> list[Pixels]:
-    """Decodes the boxes of an image to one channel, uint8 (h, w, 1), with EXIF rotation applied: 8-bit grey as it is,
-    grey of fewer bits scaled to 0 … 255, the indices of a palette, the brightness of colours.
+    """Decodes the boxes of an image to one channel, uint8 (h, w, 1), with EXIF rotation applied. The channel holds
+    8-bit grey as it is, grey of fewer bits scaled to 0 … 255, the indices of a palette, or the brightness of colours.
 
     Raises:
         DecompressionBombError: As `PixelDecoder.decode_parts`.
@@ -273,7 +273,7 @@ def decode_grey(encoded: bytes | memoryview, cut: Cuts, max_pixels: int | None) 
 
 
 def shown_size(encoded: bytes | memoryview, max_pixels: int | None) -> tuple[int, int, int]:
-    """Displayed width and height of an image, and its orientation, 1 to 8, without decoding its pixels.
+    """Returns the displayed width and height of an image, and its orientation, 1 to 8, without decoding its pixels.
 
     Raises:
         DecompressionBombError: As `PixelDecoder.decode_parts`.
@@ -287,7 +287,7 @@ def shown_size(encoded: bytes | memoryview, max_pixels: int | None) -> tuple[int
 
 
 def _shown(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Turns an image as it is displayed; a TIFF is turned when it is loaded."""
+    """Returns an image turned as it is displayed. Pillow itself turns a TIFF when it loads the pixels."""
     is_turned = image.format != _TIFF and _orientation(image) != 1
     return PIL.ImageOps.exif_transpose(image) if is_turned else image
 
@@ -303,16 +303,16 @@ def _grey_of_32_bits(grey: npt.NDArray[Any]) -> Pixels:
         white = max(white, 255.0)
     scale = (
         1 / 256 if (black, white) == (0.0, 65535.0) else 255 / (white - black) if white > black else 0.0
-    )  # 16 bits: the upper 8
+    )  # the upper 8 of 16 bits
     scaled = (np.where(np.isfinite(grey), grey, black).astype(np.float64) - black) * scale
     return np.asarray(scaled.astype(np.uint8))
 
 
 def resize_into(pixels: Pixels, out: Pixels) -> None:
     """Resizes uint8 (h, w, 3 or 4) into (height, width, 3), or one channel into one, bilinear and antialiased."""
-    import torch.utils.dlpack  # imported here: a shard actor that only reads starts a second sooner without torch
+    import torch.utils.dlpack  # imported here, because a shard actor that only reads starts a second faster without it
 
-    # DLPack takes read-only memory without a copy; from_numpy would warn. Nothing here writes to it.
+    # DLPack takes read-only memory without a copy; from_numpy would warn. Nothing here writes to the memory.
     source = torch.utils.dlpack.from_dlpack(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)  # channels last
     made = torch.nn.functional.interpolate(source, size=out.shape[:2], mode="bilinear", antialias=True)
     copy_pixels(made[0].permute(1, 2, 0).numpy(), out)
@@ -328,6 +328,6 @@ def copy_pixels(pixels: Pixels, out: Pixels) -> None:
     """Copies uint8 (h, w, 3 or 4) to (h, w, 3), or one channel to one."""
     if pixels.strides[1:] == out.strides[1:]:
         out[:] = pixels
-    else:  # plane by plane: three strided copies are several times faster than one of ragged triples
+    else:  # three strided copies, one for each channel, are several times faster than one copy of all channels
         for channel in range(out.shape[2]):
             out[:, :, channel] = pixels[:, :, channel]

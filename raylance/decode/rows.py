@@ -45,8 +45,8 @@ class OpenDecoding:
 
         The table has the encoded columns and `_rowoffset`; with a transform, all columns; if rows repeat, also `_draw`.
         The result has `_valid` (bool) in place of `_rowoffset` and `_draw`. Without `own_memory`, the next call
-        overwrites the result, so copy it before (sending it through Ray copies it). If `given_up` gives a reason, all
-        rows count as bad and are not tried, because trying them has ended a process.
+        overwrites the result, so copy it before (sending it through Ray copies it). If `given_up` gives a reason, the
+        rows count as bad and are not decoded, because an attempt to decode them has ended a process.
 
         Raises:
             BadRowError: If a row is bad, unless bad rows are masked.
@@ -54,8 +54,8 @@ class OpenDecoding:
             HelperError: If the transform or a batch decoder fails on rows together, but on none alone.
         """
         if executor is None and table.num_rows:
-            for column in self._columns:  # not timed as decoding: a model is loaded once
-                with contextlib.suppress(ConfigError):  # decoding a row raises it again, and names the row
+            for column in self._columns:  # before the clock starts: loading a model is not decoding
+                with contextlib.suppress(ConfigError):  # decoding raises this error again, and names the row
                     _ = column.opened
         begin, rows = clock.now(), DecodedRows(self._decoding, table, epoch)
         if given_up:
@@ -76,9 +76,9 @@ class OpenDecoding:
         )
 
     def _decode(self, rows: DecodedRows, executor: Executor | None = None, *, own_memory: bool = True) -> pa.Table:
-        """Decodes columns, and notes bad rows.
+        """Decodes columns, and notes bad rows in `rows`.
 
-        A transform may change its input in place, but not `rows.table`, whose rows may have to be decoded again.
+        A transform may change the result in place, but not `rows.table`, whose rows may have to be decoded again.
         """
         made: dict[str, pa.Array] = {}
         for column in self._columns:
@@ -88,7 +88,7 @@ class OpenDecoding:
         return table if self._decoding.transform is None else self._copy_plain(table)
 
     def _copy_plain(self, table: pa.Table) -> pa.Table:
-        """Copies the columns that are not decoded and that a transform could change in place."""
+        """Copies the columns that were not decoded and that a transform could change in place."""
         kept = {*self._decoding.names, ROW_OFFSET, DRAW}
         names = [field.name for field in table.schema if field.name not in kept and not is_bytes(field.type)]
         copied = own_memory(table.select(names))
@@ -106,7 +106,7 @@ class OpenDecoding:
             failed = error
         encoded, errors = rows.table, self._errors_of_rows(rows, failed)
         for row, why in errors.items():
-            if rows.valid[row]:  # else decoding has added it
+            if rows.valid[row]:  # else decoding has noted it
                 rows.add_bad(row, TRANSFORM, why)
         good, blank = np.setdiff1d(np.arange(len(encoded)), list(errors)), self._decoding.blank
         if not len(good):
@@ -134,7 +134,7 @@ class OpenDecoding:
         return take_rows(pa.concat_tables([made, blank_row(made) if blank is None else blank]), places)
 
     def _errors_of_rows(self, rows: DecodedRows, failed: TransformError) -> dict[int, Exception]:
-        """Tries the transform on each row alone, after it failed on all together; returns errors by row."""
+        """Calls the transform with each row alone, after it failed on all rows together; returns the errors by row."""
         if len(rows.table) == 1:
             return {0: failed.error}
         errors = {}
@@ -153,9 +153,9 @@ class OpenDecoding:
 
 
 def open_columns(decoders: Sequence[Decoder], device: "torch.device | None" = None) -> list[OpenColumn]:
-    """Groups decoders into columns, in the order of decoding: leaders come first, so that a damaged image is not blamed
-    on the mask that follows it. Row decoders of one class and column may share their work. `device` is that of
-    decoders that decode on a device; None for the CPU.
+    """Groups decoders into columns, in the order of decoding. Decoders that follow another decoder come last, so that a
+    damaged image is not blamed on its mask. Row decoders of one class and column may share their work. `device` is the
+    device for decoders with `on_device`; None for the CPU.
 
     Raises:
         ConfigError: If no column can have a decoder's shape, dtype or draws.
@@ -165,7 +165,7 @@ def open_columns(decoders: Sequence[Decoder], device: "torch.device | None" = No
     for number, decoder in enumerate(decoders):
         check_decoder_output(decoder)
         like = None if decoder.like is None else columns.get(decoder.like, decoder.like)
-        if like == decoder.column:  # the row does not depend on another column
+        if like == decoder.column:  # both decoders read the same bytes
             like = None
         alone = number if isinstance(decoder, RaggedDecoder | BatchDecoder) else None
         groups.setdefault((type(decoder), decoder.column, like, alone), (like, []))[1].append(decoder)
@@ -186,14 +186,15 @@ def _open_column(group: Sequence[Decoder], like: str | None, device: "torch.devi
 
 
 def resolve_decoder(decoder: Decoder, probe: pa.Table, leader: Decoder | None = None) -> Decoder:
-    """Fills a decoder's open settings from a few rows with `_rowoffset`; `leader` is the decoder that `like` names.
+    """Returns a decoder whose open settings are filled from one of a few sampled rows; `leader` is the decoder that
+    `like` names. `probe` has the rows, with `_rowoffset`.
 
-    One good row is enough; damaged rows are left to `on_bad_row`.
+    One good row is enough; `on_bad_row` decides later about damaged rows.
 
     Raises:
         ConfigError: If a decoder does not fit good rows, or its `resolve` does not return a decoder of its column.
         DatasetError: If none of the rows can be decoded.
-        HelperError: If this machine has too little memory for it.
+        HelperError: If this machine has too little memory for decoding.
     """
     failures: list[Exception] = []
     for row in range(probe.num_rows):

@@ -1,5 +1,5 @@
-"""Owns the call of the user's transform: its input, and the check that its result has the schema of the opening; never
-decodes, and never decides what happens to a row on which it fails.
+"""Owns the call of the user's transform: its input, and the check that its result has the schema found at the opening
+of the dataset; never decodes, and never decides what happens to a row on which the transform fails.
 """
 
 import os
@@ -32,19 +32,19 @@ class TransformError(Exception):
 
 
 class Transformer:
-    """Calls a transform."""
+    """Calls a transform, and checks its result."""
 
     def __init__(self, transform: Transform | None, blank: pa.Table | None, datasets: tuple[str, ...]) -> None:
         self._transform, self._blank, self._datasets = transform, blank, datasets
 
     def __call__(self, table: pa.Table, seeds: UInt64Array) -> pa.Table:
-        """Transforms decoded rows, which it may change in place, to as many rows with the schema of the opening.
-        `seeds` has one number for each row, uint64.
+        """Transforms decoded rows; returns the same number of rows, with the schema found at the opening. The transform
+        may change the memory of `table` in place. `seeds` has one number for each row, uint64.
 
         Raises:
-            TransformError: If the transform fails; an error of Ray's is raised as it is.
-            ConfigError: If the transform does not return a batch, or raises a `ConfigError` or an `ImportError`.
-            HelperError: If this machine has too little memory for it.
+            TransformError: If the transform fails; an error of Ray is raised as it is.
+            ConfigError: If the transform returns no batch that fits, or raises a `ConfigError` or an `ImportError`.
+            HelperError: If this machine has too little memory for the transform.
         """
         arrays = to_numpy(table)
         arrays.pop(DRAW, None)
@@ -63,7 +63,7 @@ class Transformer:
         return self._to_table(made, table)
 
     def _to_table(self, made: Any, given: pa.Table) -> pa.Table:
-        """Checks and converts the transform's result; at the opening, any columns and types are allowed."""
+        """Checks and converts the transform's result. At the opening of the dataset, any columns and types may come."""
         schema = None if self._blank is None else self._blank.schema
         if not isinstance(made, dict) or not made:
             raise ConfigError(
@@ -123,12 +123,12 @@ class Transformer:
             ) from error
 
     def describe(self, table: pa.Table) -> str:
-        """Names the rows of a table, for an error."""
+        """Names the rows of a table in an error text."""
         return describe_rows(table[ROW_OFFSET].to_numpy(), self._datasets)
 
 
 def describe_exception(error: BaseException) -> str:
-    """The class and the text of an error."""
+    """Returns the class and the text of an error."""
     try:
         text = _OBJECT.sub("", str(error))
     except Exception as failure:  # an error's own __str__ may raise anything
@@ -137,7 +137,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The place where an error was raised, to add to its description; "" if no Python code raised it."""
+    """Returns the place where an error was raised, to add to its description; "" if no Python code raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return ""
@@ -145,7 +145,7 @@ def place_of(error: BaseException) -> str:
 
 
 def error_of_no_row(what: str, error: ImportError | MemoryError) -> RaylanceError:
-    """The error if this machine cannot decode any row, good or bad."""
+    """Returns the error to raise if this machine cannot decode any row, good or bad."""
     cause = f"{what} on {socket.gethostname()} ({describe_exception(error)}). The epoch stops here: no row is bad."
     if isinstance(error, ImportError):
         return ConfigError(f"{cause} Install the module on all nodes with helpers.")
@@ -156,7 +156,7 @@ def error_of_no_row(what: str, error: ImportError | MemoryError) -> RaylanceErro
 
 
 def _length(values: Any) -> int | None:
-    """Number of rows of a column; None if `values` is not a column."""
+    """Returns the number of rows of a column; None if `values` is not a column."""
     try:
         return None if isinstance(values, str | bytes) else len(values)
     except TypeError:
@@ -164,12 +164,12 @@ def _length(values: Any) -> int | None:
 
 
 def _is_open_type(kind: pa.DataType) -> bool:
-    """Whether a type, or one nested in it, was inferred only from None or empty lists."""
+    """Returns whether a type, or a type nested in it, was inferred only from None or empty lists."""
     return pa.types.is_null(kind) or any(_is_open_type(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Casts an array, or raises if a value would change; tensors of the same shape are cast by their numbers."""
+    """Casts an array; raises if a value would change. Between tensors of the same shape, the numbers are cast."""
     if array.type == kind:
         return array
     tensors = isinstance(kind, pa.FixedShapeTensorType) and isinstance(array.type, pa.FixedShapeTensorType)
