@@ -51,7 +51,7 @@ class Follower:
         cursor.seek(plan, number + 1)
 
     def step_rows(self, number: int) -> int:
-        """Returns the number of rows of a step over all ranks, padding included."""
+        """Goes to a step, and returns its number of rows over all ranks, padding included."""
         self._go_to(number)
         return self._plan.step_size(self._cursor.position)
 

@@ -1,4 +1,4 @@
-"""Owns the names that records give to the loaders of this process; never the records' contents."""
+"""Owns the names under which this process's loaders appear in the run's records; never the records' contents."""
 
 import itertools
 import threading

@@ -131,7 +131,7 @@ class OpenColumn(abc.ABC):
 
 
 class RowColumn(OpenColumn):
-    """Decodes with row decoders, which write each row into arrays of one shape."""
+    """Decodes with row decoders. Each decoder writes its value of a row into memory of the decoder's shape."""
 
     method = "decode_into(encoded, draws, out)"
 

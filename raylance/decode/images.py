@@ -329,7 +329,7 @@ class _ImageRows:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _View:
-    """One output of a row: its draws (41,) and its memory, uint8 (H, W, 3 or 1)."""
+    """One view of an image: the setting, the view's random numbers, and memory for its pixels, uint8 (H, W, 3 or 1)."""
 
     image: Image
     draws: Draws

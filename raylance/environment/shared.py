@@ -27,7 +27,7 @@ class _Value(NamedTuple):
 
 
 class _Reference(NamedTuple):
-    """A reference to the copy in the object store of a session."""
+    """A reference to a shared value's copy in the object store of a Ray session."""
 
     ref: Any  # as bytes while it is pickled
     session: str

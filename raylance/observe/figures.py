@@ -24,8 +24,8 @@ class RankFigures:
         facts: The facts of the rank's record: rank, world_size, row_bytes, decodes, order, options, cpus.
         presence: Share of the period in which the rank was there, in [0, 1]; below 1 if the world size changed.
         starts: How often the rank was started in this period.
-        peers: Number of ranks that got the same rows, this one included; each counts an equal part of them. Over
-            several starts: the rank's rows, divided by the rows that count for this rank.
+        peers: Number of ranks that got the same rows, this one included; each counts an equal part of them. If the
+            number changed between starts, it is a mean: all rows that the rank got, divided by the sum of its parts.
     """
 
     figures: Mapping[str, float]

@@ -23,14 +23,14 @@ class Receipt:
         nbytes: Bytes of the table that the helper made.
         read_bytes: Bytes read from storage since the last receipt, reading ahead included.
         storage_s: Seconds in which storage was being read since the last receipt, reading ahead included.
-        read_s: Seconds that the call waited for data from storage.
+        read_s: Seconds of the call until its rows were gathered: waiting for storage, and copying.
         decode_s: Seconds of decoding by the wall clock of the call, not summed over its threads.
         device_decode_s: Part of `decode_s` that the device of the trainer's process took, if it decodes.
         raw_bytes: Bytes of the raw rows.
-        held_bytes: Most bytes of raw rows that the shard actor has held at once so far.
-        window_bytes: Bytes of raw rows that the shard actor holds now.
+        held_bytes: Peak of `window_bytes` so far.
+        window_bytes: Bytes of raw rows that the shard actor, which reads, holds now.
         fallback_rows: Rows that the fast codec left to the slow one.
-        bad_rows: Some of the masked rows: row offset (with the component of a mixture), column and reason.
+        bad_rows: Some of the masked rows: row offset (in a mixture, with component bits), column and reason.
         too_large_bytes: Approximate bytes of rows that were not sent because they exceed the limit; else 0.
     """
 

@@ -145,7 +145,7 @@ class _Piece:
 
     @property
     def forgotten(self) -> Place | None:
-        """Intervals before this place are forgotten, in this piece and earlier ones."""
+        """The place before which the loader's intervals are forgotten, if this is the loader's first piece; else None."""
         return self.account.forgotten if self.is_first else None
 
     @property

@@ -86,7 +86,7 @@ class ShardContext:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether ranks come and go."""
+        """Whether ranks may join and leave during the run."""
         return self.replica_ranks is not None
 
     @property

@@ -71,7 +71,7 @@ class RowMemory:
 
     @property
     def is_even(self) -> bool:
-        """Whether all rows have the same number of bytes; False before the first row."""
+        """Whether all columns have a fixed width, so that all rows have the same number of bytes; False without columns."""
         return len(self._columns) > 0 and all(isinstance(column, _Fixed) for column in self._columns.values())
 
     def size_of(self, table: pa.Table) -> int:
@@ -199,7 +199,7 @@ class _Column(abc.ABC):
 
     @abc.abstractmethod
     def append(self, chunk: pa.Array, room: _Room) -> bool:
-        """Copies a chunk; returns False if this column cannot hold it."""
+        """Adds a chunk, as a copy if the column has memory of its own; returns False if this column cannot hold it."""
 
     @abc.abstractmethod
     def cut(self, rows: int) -> None:

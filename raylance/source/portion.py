@@ -138,8 +138,8 @@ class Portion:
         self.add(kept, kept.nbytes, frozenset())
 
     def gather(self, low: int, high: int, lend: Lend, *, own: bool) -> pa.Table:
-        """Returns the rows of lines [low, high): with `own` as copies, else as views if possible. `lend` gives the
-        memory for copies.
+        """Returns the rows of lines [low, high); see `Plan.line`. If `own`, they are copies, else views if possible.
+        `lend` gives memory for large values that are taken by index.
         """
         first, last = low - self.begin, high - self.begin
         by_line, table = self.memory.by_line(first, last), self.memory.stored()

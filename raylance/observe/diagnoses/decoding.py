@@ -1,6 +1,6 @@
-"""Owns the diagnosis that decoding is the limit: decoders are too slow; never judges whether it applies.
+"""Owns the text of the diagnosis that decoders are too slow; never decides whether decoding is the limit.
 
-It advises more decoders only if there is room for them: decoders need CPUs that no trainer holds.
+The text advises more decoders only if there is room for them: decoders need CPUs that no trainer holds.
 """
 
 import math
