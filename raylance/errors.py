@@ -75,7 +75,7 @@ class CoverageError(RaylanceError):
 
 
 class HelperError(RaylanceError):
-    """Raised if helpers cannot do their work: work on the same rows was lost repeatedly, a helper cannot start or has no
-    memory for the rows, an error of a helper cannot be pickled, or the Ray session of the helpers ended. Also raised if
-    user code fails on several rows together but on none alone, or raises StopIteration.
+    """Raised if helpers cannot do their work: work on the same rows was lost repeatedly, a helper cannot start or has
+    no memory for the rows, an error of a helper cannot be pickled, or the Ray session of the helpers ended. Also raised
+    if user code fails on several rows together but on none alone, or raises StopIteration.
     """

@@ -226,8 +226,8 @@ class Ledger:
             self.restored.pop(step.jump, None)
 
     def since(self, epoch: int, position: int) -> Digest | None:
-        """Returns the digest of all rows that this loader handed out since a place. None if the loader jumped since then,
-        if no interval begins there, or if this rank's share was not the whole epoch.
+        """Returns the digest of all rows that this loader handed out since a place. None if the loader jumped since
+        then, if no interval begins there, or if this rank's share was not the whole epoch.
         """
         total = Digest()
         for interval in reversed(self._intervals):

@@ -145,7 +145,7 @@ class _Piece:
 
     @property
     def forgotten(self) -> Place | None:
-        """The place before which the loader's intervals are forgotten, if this is the loader's first piece; else None."""
+        """The place before which the loader's intervals are forgotten, if this is its first piece; else None."""
         return self.account.forgotten if self.is_first else None
 
     @property

@@ -71,7 +71,7 @@ class RowMemory:
 
     @property
     def is_even(self) -> bool:
-        """Whether all columns have a fixed width, so that all rows have the same number of bytes; False without columns."""
+        """Whether all columns have a fixed width, so that all rows have the same size; False without columns."""
         return len(self._columns) > 0 and all(isinstance(column, _Fixed) for column in self._columns.values())
 
     def size_of(self, table: pa.Table) -> int:

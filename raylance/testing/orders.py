@@ -165,8 +165,8 @@ def _check_settings(order: Order, facts: Facts) -> Resolved:
 
 
 def _check_epoch(epoch: Epoch) -> None:
-    """Checks that every row comes once, unless the order repeats rows; that rows are int64 in range and do not depend on
-    how they are requested; and that `completed_shards` names exactly the complete shards.
+    """Checks that every row comes once, unless the order repeats rows; that rows are int64 in range and do not depend
+    on how they are requested; and that `completed_shards` names exactly the complete shards.
     """
     order, every = epoch.order, np.arange(epoch.order.epoch_rows, dtype=np.int64)
     promise, wanted = functools.partial(_promise, order), every.copy()

@@ -1,4 +1,4 @@
-"""Owns the text of the diagnosis that decoders are too slow; never decides whether decoding is the limit.
+"""Owns the text of the diagnosis that decoding is the limit, as decoders are too slow; never decides whether it is.
 
 The text advises more decoders only if there is room for them: decoders need CPUs that no trainer holds.
 """

@@ -1,4 +1,4 @@
-"""Owns the diagnosis that reading is the limit: storage is too slow; never judges whether it applies."""
+"""Owns the text of the diagnosis that reading is the limit, as storage is too slow; never decides whether it is."""
 
 import math
 

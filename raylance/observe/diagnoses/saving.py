@@ -1,4 +1,4 @@
-"""Owns the diagnosis that saving is the limit: raylance.report takes too long; never judges whether it applies."""
+"""Owns the text of the diagnosis that saving is the limit, as raylance.report takes too long; never decides whether it is."""
 
 from raylance.observe.diagnoses.diagnosis import UPLOADS, Diagnosis, rate, waited
 from raylance.observe.figures import RunFigures, saving_share

@@ -1,4 +1,4 @@
-"""Owns the diagnosis that starting is the limit: the first batch takes long; never judges whether it applies."""
+"""Owns the text of the diagnosis that starting is the limit, as the first batch takes long; never decides whether it is."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Owns the diagnosis that training is the limit: the loader keeps up; never judges whether it applies."""
+"""Owns the text of the diagnosis that training is the limit, as the loader keeps up; never decides whether it is."""
 
 import math
 
