@@ -1,4 +1,4 @@
-"""Owns the text of the diagnosis that decoding is the limit, as decoders are too slow; never decides whether it is.
+"""Owns the text of the diagnosis that decoding is the limit, as decoders are too slow; never the decision.
 
 The text advises more decoders only if there is room for them: decoders need CPUs that no trainer holds.
 """

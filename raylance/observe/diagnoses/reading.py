@@ -1,4 +1,4 @@
-"""Owns the text of the diagnosis that reading is the limit, as storage is too slow; never decides whether it is."""
+"""Owns the text of the diagnosis that reading is the limit, as storage is too slow; never the decision."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Owns the text of the diagnosis that saving is the limit, as raylance.report takes too long; never decides whether it is."""
+"""Owns the text of the diagnosis that saving is the limit, as raylance.report takes too long; never the decision."""
 
 from raylance.observe.diagnoses.diagnosis import UPLOADS, Diagnosis, rate, waited
 from raylance.observe.figures import RunFigures, saving_share

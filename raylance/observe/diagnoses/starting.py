@@ -1,4 +1,4 @@
-"""Owns the text of the diagnosis that starting is the limit, as the first batch takes long; never decides whether it is."""
+"""Owns the text of the diagnosis that starting is the limit, as the first batch takes long; never the decision."""
 
 from collections.abc import Mapping, Sequence
 
