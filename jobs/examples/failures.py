@@ -4,7 +4,7 @@ goes.
 `FailureConfig` starts all ranks again; `restore` puts the loader at the row after the checkpoint. If the cloud
 announces that it takes a node away, `report_if_preempted` makes a checkpoint at that moment, and no step is lost.
 
-    python -m jobs.examples.failures --data digits.lance --rows seen --die-at-step 15
+    python -m jobs.examples.failures --data digits.lance
 """
 
 import sys
