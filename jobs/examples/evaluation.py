@@ -33,8 +33,7 @@ def train_fn(config: dict[str, Any]) -> dict[str, Any]:
     mine = torch.zeros(2, dtype=torch.int64, device=device)
     total = mine.clone() if saved is None else saved["counts"].to(device)
     if loader.epoch == 0:  # else it had ended when it was killed
-        batches = loader.batches(global_batch_size=config["global_batch_size"])
-        for step, batch in enumerate(batches, 1):
+        for step, batch in enumerate(loader.batches(global_batch_size=config["global_batch_size"]), 1):
             with torch.inference_mode():
                 correct = model(batch["image"].float() / 255).argmax(1) == batch["label"]
             mine += torch.stack([correct.sum(), torch.tensor(len(correct), device=device)])

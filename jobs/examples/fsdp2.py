@@ -49,8 +49,7 @@ def train(config: dict[str, Any], loader: raylance.RankLoader, model: torch.nn.M
 
     raylance.restore(loader, load=load)
     for epoch in range(loader.epoch, config["epochs"]):
-        batches = loader.iter_torch_batches(global_batch_size=config["global_batch_size"])
-        for step, batch in enumerate(batches, 1):
+        for step, batch in enumerate(loader.iter_torch_batches(global_batch_size=config["global_batch_size"]), 1):
             loss = common.train_step(model, optimizer, batch)
             if step % config["checkpoint_every_steps"] == 0 or loader.epoch > epoch:
                 weights, moments = get_state_dict(model, optimizer)

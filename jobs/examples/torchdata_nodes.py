@@ -6,6 +6,7 @@ other half of torchdata, `StatefulDataLoader`, takes `raylance.torch_data.Iterab
     python -m jobs.examples.torchdata_nodes --data digits.lance
 """
 
+import itertools
 import sys
 
 import torch
@@ -30,23 +31,18 @@ def pipeline(batches: raylance.Batches) -> torchdata.nodes.Loader[dict[str, torc
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Goes through an epoch, with a new pipeline after some steps that continues from the state of the first."""
+    """Goes through half an epoch, and through the rest with a new pipeline, from the state of the first."""
     args = common.parser(__file__, __doc__).parse_args(argv)
     train = common.open_data(args)["train"]
-    rows, state = 0, None
+    with train.loader() as loader:
+        batches = loader.batches(global_batch_size=args.global_batch_size)
+        nodes = pipeline(batches)
+        rows = sum(len(batch["label"]) for batch in itertools.islice(nodes, len(batches) // 2))
+        state = nodes.state_dict()
     with train.loader() as loader:
         nodes = pipeline(loader.batches(global_batch_size=args.global_batch_size))
-        for step, batch in enumerate(nodes, 1):
-            rows += len(batch["label"])
-            if step == args.checkpoint_every_steps:
-                state = nodes.state_dict()
-                break
-    if state is not None:
-        with train.loader() as loader:
-            nodes = pipeline(loader.batches(global_batch_size=args.global_batch_size))
-            nodes.load_state_dict(state)
-            for batch in nodes:
-                rows += len(batch["label"])
+        nodes.load_state_dict(state)
+        rows += sum(len(batch["label"]) for batch in nodes)
     print(f"{rows:,} rows, of {len(train):,}")
     return 0
 

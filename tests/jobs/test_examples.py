@@ -69,13 +69,9 @@ def each_row_once(rows: Path, epochs: int = 2, expected: Iterable[int] = range(T
 
 
 LOCALLY = """
-import sys
-from pathlib import Path
-from jobs.examples import local_mode
-from tests.helpers.witness import watched
-
-with watched(Path(sys.argv.pop(1))):
-    sys.exit(local_mode.main(sys.argv[1:]))
+import pathlib, sys, tests.helpers.witness, jobs.examples.local_mode as example
+with tests.helpers.witness.watched(pathlib.Path(sys.argv.pop(1))):
+    sys.exit(example.main(sys.argv[1:]))
 """
 
 
@@ -91,13 +87,13 @@ def test_local_mode(labelled_uri: str, tmp_path: Path) -> None:
 
 def test_rows_that_come_twice_or_not_are_noticed(tmp_path: Path) -> None:
     """The witness itself: a step that was made twice counts once, a row that is missing shows."""
-    line = '{{"epoch": {}, "position": {}, "rows": {}, "dp_rank": {}, "dp_size": {}}}\n'
+    line = '{{"epoch": 0, "step": {}, "rows": {}, "dp_rank": {}, "dp_size": {}}}\n'
     first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
-    first.write_text(line.format(0, 2, "[0, 1]", 0, 1) + line.format(0, 4, "[2, 3]", 0, 1))
-    second.write_text(line.format(0, 4, "[2, 3]", 0, 1) + line.format(1, 0, "[4]", 0, 1))
+    first.write_text(line.format(1, "[0, 1]", 0, 1) + line.format(2, "[2, 3]", 0, 1))
+    second.write_text(line.format(2, "[2, 3]", 0, 1) + line.format(3, "[4]", 0, 1))
     assert rows_by_epoch(tmp_path) == {0: [0, 1, 2, 3, 4]}
-    second.write_text(line.format(0, 4, "[2]", 1, 2) + line.format(1, 0, "[4]", 0, 1))
-    with pytest.raises(RuntimeError, match="epoch 0, position 4: 1 of 2 ranks were seen"):
+    second.write_text(line.format(2, "[2]", 1, 2) + line.format(3, "[4]", 0, 1))
+    with pytest.raises(RuntimeError, match="step 2: 1 of 2 ranks were seen"):
         rows_by_epoch(tmp_path)
 
 
@@ -118,25 +114,20 @@ def test_trials_are_kept_where_their_runs_are(monkeypatch: pytest.MonkeyPatch) -
         tuning.main(["--data", "x", "--storage-path", "s3://bucket/runs"])
 
 
-def test_torchdata_nodes(
-    labelled_uri: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchdata_nodes(labelled_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes out of the pipelines is counted, since a node prefetches."""
-    nodes = pytest.importorskip("torchdata.nodes")
-    iterate, rows = nodes.Loader.__iter__, []
+    nodes, seen = pytest.importorskip("torchdata.nodes"), []
 
-    def note(loader: Any) -> Iterator[Any]:
+    def keep(loader: Any, iterate: Any = nodes.Loader.__iter__) -> Iterator[Any]:
         for batch in iterate(loader):
-            rows.extend(batch["_rowoffset"].tolist())
+            seen.append(batch["_rowoffset"])
             yield batch
 
-    monkeypatch.setattr(nodes.Loader, "__iter__", note)
     batches = functools.partialmethod(raylance.RankLoader.batches, with_row_offset=True)
     monkeypatch.setattr(raylance.RankLoader, "batches", batches)
-    arguments = "--data", labelled_uri, "--global-batch-size", 32, "--checkpoint-every-steps", 3
-    assert run("torchdata_nodes", *arguments) == 0
-    assert "250 rows, of 250" in capsys.readouterr().out
-    assert sorted(rows) == list(range(TRAIN))
+    monkeypatch.setattr(nodes.Loader, "__iter__", keep)
+    assert run("torchdata_nodes", "--data", labelled_uri, "--global-batch-size", 32) == 0
+    assert sorted(torch.cat(seen).tolist()) == list(range(TRAIN))
 
 
 def test_torchtitan(tokens_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,14 +176,9 @@ KILLED: list[Any] = [
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize(("name", "package", "arguments"), KILLED)
+@pytest.mark.parametrize(("name", "package", "more"), KILLED)
 def test_each_row_comes_once_when_a_rank_is_killed(
-    name: str,
-    package: str | None,
-    arguments: list[str],
-    labelled_uri: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, package: str | None, more: list[str], labelled_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last rank dies in the second epoch's third step, two steps after a checkpoint."""
     if package is not None:
@@ -201,7 +187,7 @@ def test_each_row_comes_once_when_a_rank_is_killed(
     rows = tmp_path / "rows"
     given = ["--data", labelled_uri, "--storage-path", tmp_path / "runs", "--global-batch-size", 32]
     with watched(rows, die_at=STEPS + 5):
-        assert run(name, *given, "--checkpoint-every-steps", 3, *arguments) == 0
+        assert run(name, *given, "--checkpoint-every-steps", 3, *more) == 0
     assert (rows / "killed").exists()
     assert each_row_once(rows)
 
@@ -226,7 +212,7 @@ def test_peers_get_the_same_rows_when_replicas_and_their_ranks_change(
     assert each_row_once(rows)
     seen: dict[tuple[int, ...], list[list[int]]] = {}
     for line in (json.loads(line) for file in rows.glob("*.jsonl") for line in file.read_text().splitlines()):
-        at = line["dp_size"], line["epoch"], line["position"], line["dp_rank"]
+        at = line["dp_size"], line["step"], line["dp_rank"]
         seen.setdefault(at, []).append(line["rows"])
     of_two = [found for at, found in seen.items() if at[0] < 4 and len(found) == 2]
     assert len(of_two) >= 2 * 3 + 3, "steps up to the last checkpoints, of each data-parallel rank"
@@ -359,10 +345,8 @@ def test_trials_share_a_selection(labelled_uri: str, tmp_path: Path, capsys: pyt
 
 
 SLOWLY = """
-import sys, time
-from pathlib import Path
+import pathlib, sys, time, tests.helpers.witness
 from jobs.examples import elastic
-from tests.helpers.witness import watched
 
 def train(config):  # runs in a process where the module is as it was
     from jobs.examples import common
@@ -371,7 +355,7 @@ def train(config):  # runs in a process where the module is as it was
     return common.train(config)
 
 elastic.common.train = train
-with watched(Path(sys.argv.pop(1))):
+with tests.helpers.witness.watched(pathlib.Path(sys.argv.pop(1))):
     sys.exit(elastic.main(sys.argv[1:]))
 """
 NODES = """
