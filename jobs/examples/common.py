@@ -26,9 +26,7 @@ def parser(file: str, doc: str | None) -> argparse.ArgumentParser:
     add, name = made.add_argument, Path(file).stem
     add("--data", required=True, metavar="URI", help="a dataset of `jobs/create_dataset.py demo`, or alike")
     add("--storage-path", default="~/raylance-runs", metavar="URI", help="where runs are kept")
-    add(
-        "--run-name", default=f"example-{name}", metavar="NAME", help="one that exists continues, unless it is finished"
-    )
+    add("--run-name", default=f"example-{name}", metavar="NAME", help="one that exists and has not finished continues")
     add("--num-workers", type=int, default=2, metavar="N", help="ranks; 0 is Ray Train's local mode")
     add("--epochs", type=int, default=2, metavar="N", help="passes over the training rows")
     add("--global-batch-size", type=int, default=64, metavar="N", help="rows of a step, over all ranks")

@@ -3,13 +3,13 @@
 With torchft, the ranks that live make the next step, and Ray Train replaces the one that died, which takes the
 weights over from another. `raylance.torchft.batches` deals each step's rows out to those who take part in it, so that
 each row is trained on once, in the same global batches as in an undisturbed run. Only if all ranks die, the run starts
-again from its newest checkpoint.
+again from its newest checkpoint. docs/frameworks.md says how to kill a rank by hand, and how to prove the run.
 
 The dataset is passed in the training function's configuration and not as `datasets=`: for a rank that is replaced,
 Ray Train 2.60 waits in `get_dataset_shard` until rank 0 asks, which has asked before.
 
     pip install 'raylance[torchft]'
-    python -m jobs.examples.torchft_ddp --data digits.lance
+    python -m jobs.examples.torchft_ddp --data digits.lance --epochs 50
 """
 
 import sys

@@ -51,8 +51,7 @@ def _train(train_fn: Callable[..., Any], directory: Path, die_at: int | None, co
         line |= {"dp_rank": loader.dp_rank, "dp_size": loader.dp_size, "rows": rows.tolist()}
         with open(file, "a", encoding="utf-8") as opened:
             opened.write(json.dumps(line) + "\n")
-        is_last_rank = context.get_world_rank() == context.get_world_size() - 1
-        if next(steps) == die_at and is_last_rank and not killed.exists():
+        if next(steps) == die_at and context.get_world_rank() + 1 == context.get_world_size() and not killed.exists():
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -74,6 +73,12 @@ def _train(train_fn: Callable[..., Any], directory: Path, die_at: int | None, co
         return train_fn(config)
 
 
+def steps_seen(directory: Path) -> Iterator[dict[str, Any]]:
+    """What ranks were handed, step by step: later attempts after earlier ones."""
+    for path in sorted(directory.glob("*.jsonl")):
+        yield from map(json.loads, path.read_text().splitlines())
+
+
 def rows_by_epoch(directory: Path) -> dict[int, list[int]]:
     """The rows that each epoch's steps had, over all ranks; those of peers count once.
 
@@ -81,12 +86,11 @@ def rows_by_epoch(directory: Path) -> dict[int, list[int]]:
     of a step is missing, it raises.
     """
     steps: dict[int, dict[int, Any]] = {}
-    for path in sorted(directory.glob("*.jsonl")):  # by time: later attempts overwrite earlier ones
-        for line in map(json.loads, path.read_text().splitlines()):
-            ranks = steps.setdefault(line["step"], {})
-            if any(other["dp_size"] != line["dp_size"] for other in ranks.values()):
-                ranks.clear()
-            ranks[line["dp_rank"]] = line
+    for line in steps_seen(directory):
+        ranks = steps.setdefault(line["step"], {})
+        if any(other["dp_size"] != line["dp_size"] for other in ranks.values()):
+            ranks.clear()
+        ranks[line["dp_rank"]] = line
     epochs: dict[int, list[int]] = {}
     for step, ranks in sorted(steps.items()):
         for line in ranks.values():

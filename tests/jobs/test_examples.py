@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import importlib
-import json
 import os
 import re
 import subprocess
@@ -22,7 +21,7 @@ import torch
 import raylance
 from jobs.examples import common
 from tests.helpers.images import make_images
-from tests.helpers.witness import rows_by_epoch, watched
+from tests.helpers.witness import rows_by_epoch, steps_seen, watched
 
 ROOT = Path(__file__).parents[2]
 TRAIN, VAL = 250, 40
@@ -68,18 +67,15 @@ def each_row_once(rows: Path, epochs: int = 2, expected: Iterable[int] = range(T
     return list(seen) == list(range(epochs)) and all(sorted(epoch) == [*expected] for epoch in seen.values())
 
 
-LOCALLY = """
-import pathlib, sys, tests.helpers.witness, jobs.examples.local_mode as example
-with tests.helpers.witness.watched(pathlib.Path(sys.argv.pop(1))):
-    sys.exit(example.main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.slow
 def test_local_mode(labelled_uri: str, tmp_path: Path) -> None:
     """In a process of its own: Ray Train takes one that was in local mode once for one that still is."""
     rows = tmp_path / "rows"
-    words = ["-c", LOCALLY, rows, "--data", labelled_uri, "--global-batch-size", "32"]
+    script = (
+        "import pathlib, sys, tests.helpers.witness, jobs.examples.local_mode as example\n"
+        "with tests.helpers.witness.watched(pathlib.Path(sys.argv.pop(1))): sys.exit(example.main(sys.argv[1:]))"
+    )
+    words = ["-c", script, rows, "--data", labelled_uri, "--global-batch-size", "32"]
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert each_row_once(rows)
@@ -180,16 +176,18 @@ KILLED: list[Any] = [
 def test_each_row_comes_once_when_a_rank_is_killed(
     name: str, package: str | None, more: list[str], labelled_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last rank dies in the second epoch's third step, two steps after a checkpoint."""
+    """The last rank dies in the second epoch's fifth step, two steps after a checkpoint."""
     if package is not None:
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     rows = tmp_path / "rows"
-    given = ["--data", labelled_uri, "--storage-path", tmp_path / "runs", "--global-batch-size", 32]
+    given = "--data", labelled_uri, "--storage-path", tmp_path, "--global-batch-size", 32, "--checkpoint-every-steps", 3
     with watched(rows, die_at=STEPS + 5):
-        assert run(name, *given, "--checkpoint-every-steps", 3, *more) == 0
+        assert run(name, *given, *more) == 0
     assert (rows / "killed").exists()
     assert each_row_once(rows)
+    began = [line["dp_rank"] for line in steps_seen(rows) if line["step"] == 1]
+    assert len(began) == len(set(began)), "it began again"
 
 
 @pytest.mark.slow
@@ -201,8 +199,7 @@ def test_peers_get_the_same_rows_when_replicas_and_their_ranks_change(
     once = common.run_config
     monkeypatch.setattr(common, "run_config", lambda args: once(args, max_failures=0))
     rows = tmp_path / "rows"
-    given = ["--data", labelled_uri, "--storage-path", tmp_path / "runs", "--global-batch-size", 32]
-    given += ["--checkpoint-every-steps", 3]
+    given = "--data", labelled_uri, "--storage-path", tmp_path, "--global-batch-size", 32, "--checkpoint-every-steps", 3
     for replicas, peers in ((2, 2), (1, 2)):
         with watched(rows, die_at=5), pytest.raises(ray.train.TrainingFailedError):
             run("tensor_parallel", *given, "--num-workers", replicas * peers, "--tensor-parallel", peers)
@@ -211,7 +208,7 @@ def test_peers_get_the_same_rows_when_replicas_and_their_ranks_change(
         assert run("tensor_parallel", *given, "--num-workers", 4, "--tensor-parallel", 1) == 0
     assert each_row_once(rows)
     seen: dict[tuple[int, ...], list[list[int]]] = {}
-    for line in (json.loads(line) for file in rows.glob("*.jsonl") for line in file.read_text().splitlines()):
+    for line in steps_seen(rows):
         at = line["dp_size"], line["step"], line["dp_rank"]
         seen.setdefault(at, []).append(line["rows"])
     of_two = [found for at, found in seen.items() if at[0] < 4 and len(found) == 2]
