@@ -80,10 +80,8 @@ def steps_seen(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def rows_by_epoch(directory: Path) -> dict[int, list[int]]:
-    """The rows that each epoch's steps had, over all ranks; those of peers count once.
-
-    Of a step that was made twice, the later one counts, since the model continues from the checkpoint. If a rank's part
-    of a step is missing, it raises.
+    """The rows that each epoch's steps had, over all ranks; an error if a rank's part of a step is missing. Of a step
+    that was made twice, the later one counts, since the model continues from the checkpoint.
     """
     steps: dict[int, dict[int, Any]] = {}
     for line in steps_seen(directory):
