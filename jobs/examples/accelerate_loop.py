@@ -26,16 +26,14 @@ def train_fn(config: dict[str, Any]) -> None:
     """Trains with Accelerate's loop."""
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     loader = ray.train.get_dataset_shard("train")
-    batches = loader.batches(global_batch_size=config["global_batch_size"], with_row_offset=True)
+    batches = loader.batches(global_batch_size=config["global_batch_size"])
     model = common.build_model(config["image_size"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
     accelerator.register_for_checkpointing(batches)
     raylance.restore(batches, load=lambda directory: accelerator.load_state(str(directory / "accelerate")))
-    witness = common.Witness(config, batches)
     for epoch in range(batches.epoch, config["epochs"]):
         for step, batch in enumerate(batches, 1):
-            witness.saw(batch)
             optimizer.zero_grad()
             loss = common.loss_of(model, batch)
             accelerator.backward(loss)

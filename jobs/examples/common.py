@@ -1,13 +1,6 @@
-"""Owns what the examples share: arguments, data, a small network, and the rows that were trained on; never how a
-framework is used.
-"""
+"""Owns what the examples share: arguments, data, a small network and the plainest loop; never a framework's use."""
 
 import argparse
-import json
-import math
-import os
-import signal
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,25 +26,13 @@ def parser(file: str, doc: str | None) -> argparse.ArgumentParser:
     add, name = made.add_argument, Path(file).stem
     add("--data", required=True, metavar="URI", help="a dataset of `jobs/create_dataset.py demo`, or alike")
     add("--storage-path", default="~/raylance-runs", metavar="URI", help="where runs are kept")
-    add(
-        "--run-name", default=f"example-{name}", metavar="NAME", help="one that exists continues, unless it is finished"
-    )
+    add("--run-name", default=f"example-{name}", metavar="NAME", help="one that exists and has not finished continues")
     add("--num-workers", type=int, default=2, metavar="N", help="ranks; 0 is Ray Train's local mode")
     add("--epochs", type=int, default=2, metavar="N", help="passes over the training rows")
     add("--global-batch-size", type=int, default=64, metavar="N", help="rows of a step, over all ranks")
     add("--checkpoint-every-steps", type=int, default=10, metavar="N", help="besides one at the end of each epoch")
     add("--image-size", type=int, default=16, metavar="PIXELS", help="side of the square that images become")
-    add("--rows", metavar="DIR", help="write down there which rows were trained on, and count them at the end")
-    add("--die-at-step", type=int, metavar="N", help="kill the last rank after this step, once; needs --rows")
     return made
-
-
-def config(args: argparse.Namespace) -> dict[str, Any]:
-    """What training functions are given."""
-    if args.rows is None:
-        return vars(args)
-    os.makedirs(args.rows, exist_ok=True)
-    return vars(args) | {"rows": os.path.abspath(args.rows)}
 
 
 def open_data(args: argparse.Namespace) -> dict[str, raylance.Dataset]:
@@ -107,64 +88,6 @@ def train_step(
     return loss.detach()
 
 
-class Witness:
-    """Writes down which rows a rank was given, as it is given them: a killed process leaves what it had seen."""
-
-    def __init__(
-        self, config: Mapping[str, Any], loader: raylance.RankLoader | raylance.Batches | raylance.Dataset
-    ) -> None:
-        """Each has a file of its own in the directory that --rows names; without one, nothing is written."""
-        self._directory = None if config["rows"] is None else Path(config["rows"])
-        self._die_at, self._loader, self._steps = config["die_at_step"], loader, 0
-        context = ray.train.get_context()
-        self._rank, self._world_size = context.get_world_rank(), context.get_world_size()
-        # Ray Train restarts all ranks for an attempt, so the newest attempt is the one with the newest files.
-        self._name = f"{time.time_ns():020d}-{os.getpid()}-{self._rank}.jsonl"
-
-    def saw(self, batch: Mapping[str, Any]) -> None:
-        """Notes a batch that has `_rowoffset`; call it when the batch is handed out."""
-        self._steps += 1
-        if self._directory is None:
-            return
-        loader = self._loader.loader if isinstance(self._loader, raylance.Batches) else self._loader
-        state = loader.state_dict()
-        line = {"epoch": state["epoch"], "position": state["position"], "rows": batch["_rowoffset"].tolist()}
-        with open(self._directory / self._name, "a", encoding="utf-8") as file:  # of peers, one line counts
-            file.write(json.dumps(line | {"rank": loader.dp_rank, "world_size": loader.dp_size}) + "\n")
-        killed = self._directory / "killed"
-        if self._steps == self._die_at and self._rank == self._world_size - 1 and not killed.exists():
-            killed.write_text(f"rank {self._rank} was killed after its step {self._steps}, by --die-at-step")
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def rows_by_epoch(directory: str) -> dict[int, list[int]]:
-    """The rows that each epoch's steps had, over all ranks.
-
-    Steps of a killed attempt after its last checkpoint do not count: of a step that was made twice, the later one
-    does, since the model continues from the checkpoint.
-
-    Raises:
-        RuntimeError: If a rank's part of a step is missing.
-    """
-    steps: dict[tuple[float, float], dict[int, dict[str, Any]]] = {}
-    for path in sorted(Path(directory).glob("*.jsonl")):  # by time: later attempts overwrite earlier ones
-        for line in map(json.loads, path.read_text().splitlines()):
-            # After the last step, the position is the start of the next epoch.
-            ended = line["position"] == 0
-            at = (line["epoch"] - ended, math.inf if ended else line["position"])
-            ranks = steps.setdefault(at, {})
-            if any(other["world_size"] != line["world_size"] for other in ranks.values()):
-                ranks.clear()
-            ranks[line["rank"]] = line
-    epochs: dict[int, list[int]] = {}
-    for (epoch, position), ranks in sorted(steps.items()):
-        world_size = next(iter(ranks.values()))["world_size"]
-        if len(ranks) < world_size:
-            raise RuntimeError(f"epoch {epoch}, position {position}: {len(ranks)} of {world_size} ranks were seen")
-        epochs.setdefault(int(epoch), []).extend(row for line in ranks.values() for row in line["rows"])
-    return epochs
-
-
 def fit(
     args: argparse.Namespace,
     train_fn: Callable[[dict[str, Any]], Any],
@@ -173,7 +96,7 @@ def fit(
     train_data: raylance.Dataset | None = None,
     **changes: Any,
 ) -> int:
-    """Runs a training function under a trainer, and prints how it ended.
+    """Runs a training function under a trainer, and prints how it ended; a run that fails raises.
 
     `train_data` replaces the datasets of `open_data`; `changes` are the trainer's arguments.
     """
@@ -181,7 +104,7 @@ def fit(
         start_ray()
     datasets = open_data(args) if train_data is None else {"train": train_data}
     arguments = {
-        "train_loop_config": config(args),
+        "train_loop_config": vars(args),
         "datasets": datasets,
         "dataset_config": raylance.DataConfig(["train"]),
         "scaling_config": ray.train.ScalingConfig(num_workers=args.num_workers),
@@ -189,20 +112,7 @@ def fit(
     }
     result = trainer(train_fn, **(arguments | changes)).fit()
     print(f"run {args.run_name}: {result.return_value or result.metrics}")
-    return 0 if args.rows is None else count_rows(args.rows, len(datasets["train"]))
-
-
-def count_rows(directory: str, expected: int) -> int:
-    """Prints whether every row came once in each epoch; returns the exit status."""
-    for killed in Path(directory).glob("killed"):
-        print(f"{killed.read_text()}; the run continued from the previous checkpoint")
-    status = 0
-    for epoch, rows in rows_by_epoch(directory).items():
-        once = len(rows) == len(set(rows)) == expected
-        status |= not once
-        found = "each row once" if once else f"NOT each row once: {len(rows):,} rows, {len(set(rows)):,} different ones"
-        print(f"epoch {epoch}: {found}, of {expected:,}")
-    return status
+    return 0
 
 
 def train(
@@ -217,7 +127,7 @@ def train(
     """The plainest training function, for the guides that are not about the loop; returns the last metrics.
 
     Args:
-        config: What `config` makes of the arguments.
+        config: The arguments of `parser`, by name.
         ask_every: Steps after which to ask Ray if a node will be taken away; then there is one more checkpoint.
         model: A network other than `build_model`'s, with the same weights on all ranks.
         loss_fn: A loss other than `loss_of`.
@@ -225,7 +135,7 @@ def train(
         **reporting: Those of `raylance.report`.
     """
     loader = ray.train.get_dataset_shard("train")
-    batches = loader.prepare(global_batch_size=config["global_batch_size"], with_row_offset=True, **(batching or {}))
+    batches = loader.prepare(global_batch_size=config["global_batch_size"], **(batching or {}))
     inner = build_model(config["image_size"]) if model is None else model
     optimizer = torch.optim.AdamW(inner.parameters(), lr=config.get("learning_rate", 3e-3))
     saved = raylance.restore(loader)
@@ -233,14 +143,13 @@ def train(
         inner.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
     parallel = ray.train.torch.prepare_model(inner)
-    witness, metrics = Witness(config, loader), {}
+    metrics: dict[str, float] = {}
 
     def state() -> dict[str, Any]:
         return {"model": inner.state_dict(), "optimizer": optimizer.state_dict()}
 
     for epoch in range(loader.epoch, config["epochs"]):
         for step, batch in enumerate(batches, 1):
-            witness.saw(batch)
             loss = train_step(parallel, optimizer, batch, loss_fn)
             if step % config["checkpoint_every_steps"] == 0 or loader.epoch > epoch:
                 metrics = {"loss": loss.item(), "epoch": loader.epoch}

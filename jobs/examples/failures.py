@@ -3,8 +3,9 @@ goes.
 
 `FailureConfig` starts all ranks again; `restore` puts the loader at the row after the checkpoint. If the cloud
 announces that it takes a node away, `report_if_preempted` makes a checkpoint at that moment, and no step is lost.
+docs/frameworks.md says how to kill a worker by hand, and how to prove that each row was trained on once.
 
-    python -m jobs.examples.failures --data digits.lance --rows seen --die-at-step 15
+    python -m jobs.examples.failures --data digits.lance --epochs 50
 """
 
 import sys

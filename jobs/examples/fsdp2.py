@@ -48,11 +48,8 @@ def train(config: dict[str, Any], loader: raylance.RankLoader, model: torch.nn.M
         set_state_dict(model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
 
     raylance.restore(loader, load=load)
-    witness = common.Witness(config, loader)
     for epoch in range(loader.epoch, config["epochs"]):
-        batches = loader.iter_torch_batches(global_batch_size=config["global_batch_size"], with_row_offset=True)
-        for step, batch in enumerate(batches, 1):
-            witness.saw(batch)
+        for step, batch in enumerate(loader.iter_torch_batches(global_batch_size=config["global_batch_size"]), 1):
             loss = common.train_step(model, optimizer, batch)
             if step % config["checkpoint_every_steps"] == 0 or loader.epoch > epoch:
                 weights, moments = get_state_dict(model, optimizer)

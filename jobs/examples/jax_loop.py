@@ -50,11 +50,8 @@ def train_fn(config: dict[str, Any]) -> None:
     saved = raylance.restore(loader)
     if saved is not None:
         weights = {name: jnp.asarray(weight.numpy()) for name, weight in saved["weights"].items()}
-    witness = common.Witness(config, loader)
     for epoch in range(loader.epoch, config["epochs"]):
-        batches = loader.iter_batches(global_batch_size=config["global_batch_size"], with_row_offset=True)
-        for step, batch in enumerate(batches, 1):
-            witness.saw(batch)
+        for step, batch in enumerate(loader.iter_batches(global_batch_size=config["global_batch_size"]), 1):
             weights, loss = step_of(weights, jax.device_put(batch["image"]), jax.device_put(batch["label"]))
             if step % config["checkpoint_every_steps"] == 0 or loader.epoch > epoch:
                 state = {"weights": {name: torch.from_numpy(np.array(weight)) for name, weight in weights.items()}}

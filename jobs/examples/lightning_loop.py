@@ -31,13 +31,12 @@ FILE = "lightning.ckpt"
 class Classifier(pl.LightningModule):
     """The network, and how it is trained."""
 
-    def __init__(self, image_size: int, witness: common.Witness) -> None:
+    def __init__(self, image_size: int) -> None:
         super().__init__()
-        self.model, self.witness = common.build_model(image_size), witness
+        self.model = common.build_model(image_size)
 
     def training_step(self, batch: Mapping[str, Any], index: int) -> torch.Tensor:
         """One step."""
-        self.witness.saw(batch)
         loss = common.loss_of(self.model, batch)
         self.log("loss", loss)
         return loss
@@ -66,7 +65,7 @@ class Report(pl.Callback):
 def train_fn(config: dict[str, Any]) -> None:
     """Trains with Lightning's loop."""
     loader = ray.train.get_dataset_shard("train")
-    batches = loader.batches(global_batch_size=config["global_batch_size"], with_row_offset=True)
+    batches = loader.batches(global_batch_size=config["global_batch_size"])
     trainer = pl.Trainer(
         max_epochs=config["epochs"],
         accelerator="auto",
@@ -80,7 +79,7 @@ def train_fn(config: dict[str, Any]) -> None:
         logger=False,
     )
     trainer = ray.train.lightning.prepare_trainer(trainer)
-    model = Classifier(config["image_size"], common.Witness(config, batches))
+    model = Classifier(config["image_size"])
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
         trainer.fit(model, train_dataloaders=batches)

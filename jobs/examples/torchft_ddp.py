@@ -3,13 +3,13 @@
 With torchft, the ranks that live make the next step, and Ray Train replaces the one that died, which takes the
 weights over from another. `raylance.torchft.batches` deals each step's rows out to those who take part in it, so that
 each row is trained on once, in the same global batches as in an undisturbed run. Only if all ranks die, the run starts
-again from its newest checkpoint.
+again from its newest checkpoint. docs/frameworks.md says how to kill a rank by hand, and how to prove the run.
 
 The dataset is passed in the training function's configuration and not as `datasets=`: for a rank that is replaced,
 Ray Train 2.60 waits in `get_dataset_shard` until rank 0 asks, which has asked before.
 
     pip install 'raylance[torchft]'
-    python -m jobs.examples.torchft_ddp --data digits.lance --rows seen --die-at-step 15
+    python -m jobs.examples.torchft_ddp --data digits.lance --epochs 50
 """
 
 import sys
@@ -70,9 +70,9 @@ def train_fn(config: dict[str, Any]) -> dict[str, float]:
         world_size=1,
         replica_id=f"replica-{rank}",
     )
-    optimizer, witness, metrics = torchft.Optimizer(manager, inner), common.Witness(config, loader), {}
+    optimizer, metrics = torchft.Optimizer(manager, inner), {}
     sizes = {"global_batch_size": config["global_batch_size"], "epochs": config["epochs"]}
-    for batch in raylance.torchft.batches(loader, manager, **sizes, with_row_offset=True):
+    for batch in raylance.torchft.batches(loader, manager, **sizes):
         step = manager.current_step()
         optimizer.zero_grad()
         loss = common.loss_of(model, batch)
@@ -81,7 +81,6 @@ def train_fn(config: dict[str, Any]) -> dict[str, float]:
         optimizer.step()
         if manager.current_step() == step:  # it was not committed, and comes again
             continue
-        witness.saw(batch)
         metrics = {"loss": loss.item(), "step": step}
         if manager.current_step() % config["checkpoint_every_steps"] == 0:
             raylance.torchft.report_if_all(metrics, loader, manager, state=state())
@@ -98,13 +97,13 @@ def main(argv: list[str] | None = None) -> int:
     data = common.open_data(args)["train"]
     trainer = ray.train.torch.TorchTrainer(
         train_fn,
-        train_loop_config=common.config(args) | {"train": data},
+        train_loop_config=vars(args) | {"train": data},
         torch_config=TorchftConfig(lighthouse_kwargs={"min_replicas": 1}, backend="gloo"),
         scaling_config=ray.train.ScalingConfig(num_workers=args.num_workers),
         run_config=common.run_config(args, max_failures=20),
     )
     print(f"run {args.run_name}: {trainer.fit().return_value}")
-    return 0 if args.rows is None else common.count_rows(args.rows, len(data))
+    return 0
 
 
 if __name__ == "__main__":

@@ -33,12 +33,10 @@ def train_fn(config: dict[str, Any]) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["step"]
     parallel = ray.train.torch.prepare_model(model)
-    witness = common.Witness(config, loader)
     # Points after the checkpoint, from an attempt that died, are dropped when the curve is read: purge_step.
     writer = SummaryWriter(config["log_dir"], purge_step=step + 1) if loader.rank == 0 else None
     for epoch in range(loader.epoch, config["epochs"]):
-        for batch in loader.iter_torch_batches(global_batch_size=config["global_batch_size"], with_row_offset=True):
-            witness.saw(batch)
+        for batch in loader.iter_torch_batches(global_batch_size=config["global_batch_size"]):
             step += 1
             loss = common.train_step(parallel, optimizer, batch)
             if writer is not None:

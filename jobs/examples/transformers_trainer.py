@@ -28,13 +28,12 @@ with bringing("raylance[examples]", __name__):
 class Epochs:
     """What the Trainer needs of a loader: one epoch each time that it is iterated, and its length."""
 
-    def __init__(self, batches: raylance.Batches, witness: common.Witness) -> None:
-        self.batches, self.witness = batches, witness
+    def __init__(self, batches: raylance.Batches) -> None:
+        self.batches = batches
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """The rest of the epoch."""
         for batch in self.batches:
-            self.witness.saw(batch)
             yield {"image": batch["image"], "labels": batch["label"]}
 
     def __len__(self) -> int:
@@ -78,7 +77,7 @@ class Report(transformers.TrainerCallback):
 def train_fn(config: dict[str, Any]) -> None:
     """Trains with Transformers' loop."""
     loader = ray.train.get_dataset_shard("train")
-    batches = loader.batches(global_batch_size=config["global_batch_size"], with_row_offset=True)
+    batches = loader.batches(global_batch_size=config["global_batch_size"])
     with tempfile.TemporaryDirectory() as directory:
         resumed = Path(directory, "resumed")
         saved = raylance.restore(batches, load=lambda checkpoint: shutil.copytree(checkpoint, resumed))
@@ -98,7 +97,7 @@ def train_fn(config: dict[str, Any]) -> None:
         trainer = Trainer(
             model=Network(config["image_size"]),
             args=arguments,
-            train_dataset=Epochs(batches, common.Witness(config, batches)),
+            train_dataset=Epochs(batches),
             callbacks=[Report(batches)],
         )
         trainer.train(resume_from_checkpoint=None if saved is None else str(resumed))

@@ -27,7 +27,7 @@ def drive(space: dict[str, Any], args: argparse.Namespace, data: dict[str, rayla
     name = f"{args.run_name}-{tune.get_context().get_trial_id()}"
     ray.train.torch.TorchTrainer(
         common.train,
-        train_loop_config=common.config(args) | space,
+        train_loop_config=vars(args) | space,
         datasets=data,
         dataset_config=raylance.DataConfig(["train"], num_decoders=0),
         scaling_config=ray.train.ScalingConfig(num_workers=args.num_workers),
