@@ -139,3 +139,18 @@ def test_a_step_is_taken_back_once(data: raylance.Dataset) -> None:
         loader.set_epoch(0)
         with pytest.raises(raylance.ConfigError, match="without a step to repeat"):
             loader.repeat()
+
+
+def test_a_step_that_is_taken_back_after_a_seek_to_the_same_place_counts_once(
+    data: raylance.Dataset, tmp_path: Path
+) -> None:
+    """The state did not count it, and the proof did: `seek` forgot the step for the proof alone."""
+    with data.loader(runtime="threads", num_decoders=0, record=str(tmp_path)) as loader:
+        made = loader.iter_batches(global_batch_size=BATCH)
+        next(made)
+        loader.seek(loader.global_step)
+        loader.repeat()
+        assert (loader.state_dict()["position"], loader.global_step) == (0, 0)
+        list(made)
+    proof = raylance.prove_run(str(tmp_path))
+    assert proof.ok, str(proof)
