@@ -53,7 +53,8 @@ def batches(
     among the replicas that take part in the step.
 
     A step is handed out again until it is committed. So each row of an epoch is in one committed step, even if replicas
-    die. The global batch of each step has the same rows as in an undisturbed run. The manager's step is the position.
+    die. The global batch of each step has the same rows as in an undisturbed run. The manager's step number says which
+    step comes next.
     If the manager's `load_state_dict` set the step, the loader goes to that step. If the loader was restored, a manager
     that is still at step 0 takes the loader's step.
 
@@ -61,13 +62,13 @@ def batches(
     `manager.should_commit()`. The quorum is requested before the batch is made. In the body, `zero_grad()` of torchft's
     optimizer does not request another quorum.
 
-    A replica that is healing, or is a spare, has no rows of its own in a step. It still gets a batch, so that it takes
-    part in the reduction of the gradients, but its rows do not count: torchft adds zeros instead of its gradients. The
-    batch stays the same until the replica has rows of its own.
+    A replica that is healing, or is a spare, still gets a batch, so that it takes part in the reduction of the
+    gradients, but the batch does not count: torchft adds zeros instead of its gradients. The batch stays the same until
+    the replica has a share of the step.
 
-    Each step costs one reduction of four numbers; the first step costs one more. The reduction gives every replica the
-    digest of the rows of all replicas. So the record of one replica proves the rows of the step, even if other replicas
-    died before they wrote their records.
+    Each step costs one reduction of four numbers; the first step costs one more reduction. The reduction gives every
+    replica the digest of the rows of all replicas. So the record of one replica proves the rows of the step, even if
+    other replicas died before they wrote their records.
 
     Args:
         loader: The loader of this rank.

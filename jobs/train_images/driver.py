@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         trackers = tracking.resolve(args, at)
         plan = train.plan(args.global_batch_size, args.num_workers)
         user.show(f"{train!r}; {len(val):,} rows to validate, {classes:,} classes")
-        left = f" ({plan.rows_dropped} rows left out of each, others each time)" if plan.rows_dropped else ""
+        left = f" ({plan.rows_dropped} rows left out of each, different ones each time)" if plan.rows_dropped else ""
         user.show(f"run {at.name}: {args.epochs} epochs of {plan.steps} steps{left}, {workers(args)}")
         user.show(*tracking.describe(trackers), f"what Ray and its workers print: {args.log}")
         if standing is not None:

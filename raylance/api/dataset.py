@@ -66,7 +66,9 @@ class Dataset:
         return sorted({*super().__dir__(), *(LOADER_NAMES if is_loader else ())})
 
     def __len__(self) -> int:
-        """Number of selected rows, which `dataset[…]` counts. An epoch of a mixture or of draws may differ from it."""
+        """Number of selected rows; `dataset[i]` takes each i below it. An epoch of a mixture, or of an order that draws
+        rows, may have another length.
+        """
         return self._spec.delivery.rows
 
     def __repr__(self) -> str:

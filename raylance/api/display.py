@@ -143,7 +143,9 @@ def _label_and_classes(data: _Displayed) -> tuple[str, list[str] | None]:
 
 
 def _read_labels(source: RowSource, label: str) -> Any:
-    """Returns the labels of rows spread over the selection; None if the column is missing or holds no classes."""
+    """Returns the labels of rows spread over the selection, without nulls; None if the column is missing or holds no
+    classes, or if the source is a mixture or packed.
+    """
     if not isinstance(source, TableRows):
         return None
     opened, selection = source.pinned.open(), source.load_selection()

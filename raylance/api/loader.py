@@ -144,8 +144,8 @@ class RankLoader(Positioned):
         self._is_resharded = True
 
     def repeat(self) -> None:
-        """Takes back the last step, because it was not committed. The next batch is this step again, in the shares that
-        are set then. State and proof do not count the step that was taken back.
+        """Takes back the last step, for trainers that may reject a step, such as torchft. The next batch is this step
+        again; if `reshard` was called in between, in the new shares. State and proof do not count the rejected step.
 
         Call it on every rank that was handed the step, before another batch is taken or a state is saved.
 

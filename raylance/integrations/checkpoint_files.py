@@ -269,7 +269,7 @@ def _dump(state: dict[str, Any], file: Any) -> None:
     """Writes a state to an open file.
 
     Raises:
-        OSError: If the file raised it. torch itself raises a RuntimeError about a wrong position in the file instead.
+        OSError: If writing to the file failed. torch hides it behind a RuntimeError, which is undone here.
         ConfigError: If the state cannot be saved.
     """
     with _refusing():

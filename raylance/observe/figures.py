@@ -73,8 +73,9 @@ class RankFigures:
 
     @property
     def decode_rate(self) -> float:
-        """Rows a second of the rank's decoders while they have work, or of the device that decodes its batches: the
-        lower rate of the two. At least `rate`, because decoders also work while the rank starts, saves and validates.
+        """Rows a second that decoding can sustain: the rate of the rank's decoders while they have work or, if lower,
+        of the device that decodes its batches. At least `rate`, because rows that were decoded while the rank starts,
+        saves or validates reach the trainer, too. Infinite if nothing was decoded.
         """
         figures = self.figures
         helpers, on_device_s = figures["decoders"] or max(1.0, figures["readers"]), figures["device_decode_s"]
@@ -168,7 +169,7 @@ class RunFigures:
 
     @property
     def cpus(self) -> float:
-        """CPUs of the cluster, or of this machine if Ray does not run; infinite if unknown."""
+        """CPUs of the cluster, else those of the first rank's node; infinite if unknown."""
         return float(self.facts.get("cluster_cpus") or self.facts.get("cpus") or math.inf)
 
     @property
@@ -183,7 +184,7 @@ class RunFigures:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the data come over a network."""
+        """Whether the URI of a source looks like one of an object store."""
         return any("://" in name and "file://" not in name for name in self.facts.get("sources", ()))
 
     def most(self, name: str) -> float:

@@ -40,7 +40,7 @@ class Digest:
 
     @classmethod
     def of(cls, offsets: Int64Array, real: BoolArray | None = None) -> Self:
-        """Returns the digest of some rows. Rows that are not real are padding."""
+        """Returns the digest of some rows. Rows that are not `real` count as padding only; None if all are real."""
         [found] = cls.of_steps(offsets, np.ones(len(offsets), dtype=np.bool_) if real is None else real, 1)
         return found
 

@@ -118,7 +118,7 @@ class EpochLine:
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """Intervals that one loader handed out without a jump between them, at least one."""
+    """Consecutive intervals that one loader handed out: no jump lies between them."""
 
     start: "_Start"
     account: Account
@@ -325,9 +325,8 @@ def _resumed_start(starts: Sequence[_Start], place: Place) -> int | None:
 
 
 def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: Place) -> EpochLine:
-    """Adds up the rows of an epoch that the ranks of all starts were handed. `runs` holds the runs of each start
-    together, later starts first. `furthest` is the furthest place of any rank; intervals before `forgotten` are
-    forgotten.
+    """Adds up the rows of an epoch over all ranks and starts. `runs` are the pieces of this epoch, grouped by start,
+    later starts first. `furthest` is the furthest place of any rank; before `forgotten`, records keep no intervals.
     """
     spans_of_starts, besides, hulls, doubt = [], list[Interval](), [], ""
     for start, of_start in itertools.groupby(runs, key=lambda run: run.start):

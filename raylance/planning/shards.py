@@ -1,7 +1,8 @@
 """Owns the list of complete shards in a checkpoint, and writes and reads it; never changes a position.
 
-A list holds ranges of places in the epoch's sequence of shards. All shards of a lane are next to each other in it. So
-there are few ranges, and the number of rows has no effect. Seed and epoch determine the ID of the shard at each place.
+A list holds ranges of places in the epoch's sequence of shards, which has all shards of a lane next to each other. So
+there are few ranges, however many rows there are. Order, seed and epoch determine the ID of the shard at each place. If
+there is no such sequence, or if there are too many ranges, the list says that it is made on request.
 """
 
 from collections.abc import Mapping

@@ -92,7 +92,7 @@ def _recent(record: LoaderRecord) -> RankFigures:
 
 
 def _pace(record: LoaderRecord) -> float:
-    """Returns the rows a second by the wall clock, since the first batch but over at most `_PACE_S`."""
+    """Returns the rows a second by the wall clock: of the last `_PACE_S` seconds, or since the first batch if later."""
     begin = max(record.started + record.latest("wait_start_s"), record.last - _PACE_S)
     rows = record.rank_figures(begin).figures["rows"]
     return rows / (record.last - begin) if record.last - begin > 1.0 else 0.0

@@ -9,7 +9,7 @@ STARTS = 0.1  # of the time: a longer start is worth hiding
 
 
 def describe_start(run: RunFigures) -> str:
-    """Returns a phrase that says how long each rank waited for its first batch."""
+    """Returns a phrase that says how long the ranks waited for the first batches of their starts, as a mean."""
     starts = max(rank.starts for rank in run.ranks)
     batch = "its first batch" if starts == 1 else f"the first batches of {starts} starts"
     return f"each rank waited {run.seconds['starting'] / len(run.ranks):.1f} s for {batch}"
