@@ -80,13 +80,12 @@ def dataset(
             `first_row` and `first_token`.
         order: "window", "shard", "sequential" or "row", or an order with its parameters.
         seed: The only seed of all randomness: order and augmentation.
-        window_bytes: Bytes of memory for the windows of a shuffle, the current and the next together, as if one rank
-            held the windows of all ranks. It determines the sizes that `order` leaves to "auto", the same on every
-            rank. None for `max_window_bytes` of the run's `DataConfig`, else 512 MiB. Checkpoints record it, and a
-            resume keeps it.
+        window_bytes: Bytes of memory for the windows of a shuffle, in total over all ranks: the current and the next
+            window of each lane. It determines the sizes that `order` leaves to "auto", the same on every rank. None for
+            `max_window_bytes` of the run's `DataConfig`, else 512 MiB. Checkpoints record it, and a resume keeps it.
         remainder: How the rows after the last whole step are handled: "drop", "pad" or "ragged".
-        on_bad_row: "raise" stops at a bad row: a row that cannot be decoded, or on which alone the transform fails.
-            "mask" delivers zeros with `_valid` False instead.
+        on_bad_row: "raise" stops at a bad row: a row that cannot be decoded, or on which the transform fails even if it
+            gets this row alone. "mask" delivers zeros with `_valid` False instead.
         max_bad_rows: With "mask", the limit of bad rows, beyond which there is an error: a number of different rows, or
             a fraction of the rows that a rank was handed since its start, checked from 1,000 rows on. None for no
             limit.
@@ -236,7 +235,8 @@ def _check_decoders(decode: Decoder | Sequence[Decoder] | None) -> tuple[Decoder
 
 
 def _warn_of_unlike_crops(decoders: Sequence[Decoder]) -> None:
-    names = list(dict.fromkeys(each.column for each in decoders if each.is_random))  # views of one column may differ
+    # Views of one column may differ.
+    names = list(dict.fromkeys(each.column for each in decoders if each.is_random and each.like is None))
     if len(names) > 1:
         logger.warning(
             "%s are augmented at random, each by itself: those of a row get different crops and flips. If they belong "
@@ -250,7 +250,7 @@ def _warn_of_unlike_crops(decoders: Sequence[Decoder]) -> None:
 
 
 def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str]) -> tuple[Decoding | None, pa.Table]:
-    """Resolves the decoders' open settings from a few rows; also returns these rows, decoded and transformed."""
+    """Fills settings that decoders leave open, such as `size`, from a few rows; also returns the rows as delivered."""
     if not decoding.decoders and decoding.transform is None:
         return None, probe.select(names)
     decoders = {each.output_name: resolve_decoder(each, probe) for each in decoding.decoders if each.like is None}

@@ -780,3 +780,31 @@ def test_each_thread_opens_its_own() -> None:
     assert both[2].equals(alone)
     assert both[1].equals(both[3])
     assert not both[1].equals(alone)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Jittered(raylance.Decoder):
+    """A number and a draw, which may be those of another column."""
+
+    like: str | None = None
+    shape, dtype, draws = (), np.float64, 1
+
+    def open(self) -> "Jittered":
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        out[...] = encoded[0] + draws[0]
+
+
+def test_a_users_decoder_that_follows_another_one_is_not_warned_of(
+    write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was called augmented by itself, although `like` gives it the draws of the other column."""
+    uri = write_dataset(pa.table({name: pa.array([bytes([row]) for row in range(9)]) for name in ("a", "b")}))
+    with caplog.at_level(logging.WARNING, logger="raylance"):
+        followed = raylance.dataset(uri, decode=[Jittered("a"), Jittered("b", like="a")])
+        assert not caplog.records
+        raylance.dataset(uri, decode=[Jittered("a"), Jittered("b")])
+    assert len(caplog.records) == 1
+    batch = followed.take(range(9))
+    assert np.array_equal(batch["a"], batch["b"])
