@@ -43,7 +43,7 @@ def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) 
 
 
 def check_flag(what: str, value: Any) -> bool:
-    """Returns a bool, also NumPy's, as a bool. Refuses other values, because a string such as "no" would be true.
+    """Returns a Python or NumPy bool as a bool. Refuses other values, because a string such as "no" would be true.
 
     Raises:
         ConfigError: If the value is not a bool.
@@ -64,7 +64,7 @@ def check_word(what: str, value: Any, allowed: Sequence[str]) -> None:
 
 
 def check_integer(what: str, value: Any, least: int | None) -> int:
-    """Returns an integer, also NumPy's, as an int. It must be `least` to 2⁶³ - 1; if `least` is None, any integer.
+    """Returns a Python or NumPy integer as an int. It must be below 2⁶³, and at least `least` unless this is None.
 
     Raises:
         ConfigError: If the value is not an integer, or is out of range.

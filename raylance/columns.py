@@ -31,17 +31,19 @@ Offsets = TypeVar("Offsets", int, npt.NDArray[np.int64])
 
 
 def split_offsets(offsets: Offsets) -> tuple[Offsets, Offsets]:
-    """Splits row offsets of a mixture: returns the index of each row's dataset, and the offset in it, both int64."""
+    """Splits the joined offsets of `join_offsets`: returns the index of each row's dataset, and its offset there."""
     return offsets >> _SHIFT, offsets & _OWN
 
 
 def join_offsets(components: int | npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Adds the index of its dataset, or one index for all, to each row offset; `split_offsets` is the inverse."""
+    """Joins row offsets with the index of each row's dataset in a mixture, or with one index for all, in bits 48 and
+    up. So one integer, a joined offset, names a row of a mixture. Without a mixture, the index is 0.
+    """
     return components << _SHIFT | offsets
 
 
 def dataset_of(offset: int, datasets: Sequence[str]) -> str | None:
-    """Returns the name of the dataset to which a row offset of a mixture belongs; None if it has no name."""
+    """Returns the name of the dataset of a joined offset, see `join_offsets`; None if `datasets` does not have it."""
     component, _ = split_offsets(offset)
     return datasets[component] if component < len(datasets) else None
 
@@ -57,7 +59,7 @@ def dataset_stem(uri: Any) -> str:
 
 
 def describe_rows(offsets: npt.NDArray[np.int64], datasets: tuple[str, ...]) -> str:
-    """Names rows in an error text: the range of the offsets in each dataset. The given offsets have component bits."""
+    """Names rows in an error text: the range in each dataset. `offsets` are joined, see `join_offsets`."""
     which, own_offsets = split_offsets(offsets)
     ranges = []
     for component in np.unique(which):

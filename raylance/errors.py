@@ -6,7 +6,7 @@
     ├── StateError       a checkpoint is damaged, or belongs to other data, another order or another raylance
     ├── PlacementError   helper actors were not placed, or did not start, before the deadline
     ├── BadRowError      a row, named by its offset, cannot be decoded or transformed; or too many rows cannot be
-    ├── CoverageError    rows were not delivered as planned, an order is not a permutation, or rows have no value
+    ├── CoverageError    rows were not delivered as planned, an order is not a permutation, or rows lack a value
     └── HelperError      work on the same rows was lost repeatedly, user code fails on several rows together but on none
                          alone, an error of a helper cannot be pickled, or the Ray session of the helpers ended
 
@@ -71,7 +71,9 @@ class BadRowError(RaylanceError):
 
 
 class CoverageError(RaylanceError):
-    """Raised if rows are not delivered as planned, so that the epoch would not cover the selection exactly once."""
+    """Raised if rows are not delivered as planned, or an order is not a permutation, so that the epoch would not cover
+    the selection exactly once; by `raylance.read_values`, if the number of rows with a computed value is wrong.
+    """
 
 
 class HelperError(RaylanceError):

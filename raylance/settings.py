@@ -38,9 +38,9 @@ class Options:
             a single row that does not fit is an error. The block that is being read needs more memory: about an eighth
             of the limit and at most 32 MiB, or more if rows suddenly get larger. With runtime "threads", columns that
             nobody decodes are views of a window, so a kept batch keeps its whole window in memory. While kept batches
-            hold more than one window, new batches are copies, so the kept windows need at most this number of bytes in
+            hold more than one window, new batches are copies. So kept windows need at most `max_window_bytes` in
             addition. The size of windows follows from `window_bytes` of `raylance.dataset`, the same for all ranks.
-        max_inflight_bytes: Maximum bytes of raw and decoded tables on their way to a rank, or one row that is larger.
+        max_inflight_bytes: Maximum bytes of raw and decoded tables on their way to a rank. A single row may be larger.
             The step that is being assembled needs memory in addition.
         placement_timeout_s: Seconds that helpers may take to be placed and to start.
         read_timeout_s: Seconds for which a failed read is tried again before the failure is an error; also the seconds
@@ -106,7 +106,7 @@ class Options:
 
     @property
     def decoder_range(self) -> tuple[int, int]:
-        """Least and most decoders to request; "auto" is resolved later, when the free CPUs are known."""
+        """Least and most decoders to request; (0, 0) for "auto", which is resolved when the free CPUs are known."""
         return _as_range(0 if self.num_decoders == "auto" else self.num_decoders)
 
     @property

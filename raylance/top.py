@@ -18,7 +18,8 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def show(run: Run, now: float) -> str:
-    """Returns the text of the page: the progress of the run, the table of loaders, and the verdict on the last seconds.
+    """Returns the text of the page: the progress of the run, the table of loaders, and the verdict on the last seconds,
+    or on the whole run if it has ended.
 
     Args:
         run: The run.

@@ -1,7 +1,7 @@
 """Owns raylance under `torch.utils.data.DataLoader`, for training without Ray; never starts Ray or an actor.
 
 `MapDataset` with its `RowSampler`, or `IterableDataset`, gives the batches of `raylance.RankLoader`. `Loader` is a
-DataLoader for either. It counts the batches that it hands out, because prefetched batches are not consumed. With a
+DataLoader for either, and counts the batches that it hands out, because prefetched batches are not consumed. With a
 plain DataLoader, the caller must call `set_epoch()` before each epoch, and `consumed()` for each batch. torchdata's
 StatefulDataLoader keeps the position of each worker in its own state, so the caller only needs `set_epoch()`.
 """
@@ -24,7 +24,7 @@ __all__ = ["IterableDataset", "Loader", "MapDataset", "RowSampler", "find_place"
 
 
 class Loader(torch.utils.data.DataLoader[Any]):
-    """A DataLoader that counts the batches that it hands out. `steps`, its sampler or dataset, has epoch and state."""
+    """A DataLoader that counts the batches that it hands out. `steps`, its sampler or dataset, keeps the position."""
 
     def __init__(self, dataset: Any, batch_sampler: RowSampler | None = None, **options: Any) -> None:
         """Takes an `IterableDataset`, or a `MapDataset` and its sampler, and options of DataLoader.

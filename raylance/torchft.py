@@ -190,22 +190,22 @@ class _Steps:
         own: tuple[int, int],
         device: torch.device,
     ) -> None:
-        """Takes in `own` this rank's number in its replica, and the number of ranks of the replica."""
+        """Takes `made`, the loader's batches, and `own`: this rank's number in its replica, and the number of ranks."""
         self._follower = Follower(loader, global_batch_size, self.settle)
         self._manager, self._made, self._own, self._device = manager, made, own, device
         self._peers = _peers_of(manager, loader, self._follower)
-        self._open: tuple[int, Digest] | None = None  # number and rows of the step in hand
+        self._open: tuple[int, Digest] | None = None  # number of the present step, and digest for `count`
         self._stand_in: Any = None  # the batch for a rank without rows
         self._batch: Any = None
 
     def end_of(self, epochs: int) -> int:
-        """Returns the number of the first step after this number of epochs."""
+        """See `Follower.end_of`."""
         return self._follower.end_of(epochs)
 
     def begin(self) -> bool:
-        """Takes this rank's batch of the manager's step, and compares the rows of all replicas that take part. Returns
-        False if an error of the manager prevents it: the step cannot be committed, and DistributedDataParallel of
-        torchft would raise.
+        """Takes this rank's batch of the manager's step, and adds up the rows of all replicas that take part. Returns
+        False if the manager has an error. Then do not train on the batch: the step cannot be committed, and torchft's
+        DistributedDataParallel would raise.
 
         Raises:
             CoverageError: If rows of the step are missing.
@@ -263,8 +263,8 @@ class _Steps:
         place = manager.participating_rank() if manager.is_participating() else None
         if manager.current_step():
             return place, count
-        # Before the first step, a manager may make all replicas but one take over the weights of that replica. They
-        # count as participants, but add zeros to all sums. So only a sum over all replicas shows which ones do so.
+        # Before the first step, a manager may make all replicas but one take over the weights of that replica. Those
+        # replicas count as participants, but add zeros to all sums. So only a sum over all replicas shows which do so.
         numbers = self._sum([int(place == each) for each in range(count)])
         present = [each for each, is_there in enumerate(numbers) if is_there]
         return (present.index(place) if place in present else None), len(present)

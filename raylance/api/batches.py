@@ -14,8 +14,8 @@ class Batches(abc.ABC):
     """The batches that a call such as `iter_torch_batches` returns. They can be iterated repeatedly.
 
     Each `for` makes one pass. A pass of a loader goes from its position to the end of the epoch; a pass of a handle is
-    one whole epoch, the same each time. `len()` is the number of steps of a whole epoch. `next()` takes batches from a
-    separate pass, and begins another pass after the end of this one.
+    one whole epoch, the same each time. `len()` is the number of steps of a whole epoch. `next()` has its own pass,
+    and begins another one when that has ended.
 
     `state_dict`, `load_state_dict`, `set_epoch` and `epoch` are those of the loader, so that a framework can use this
     object as a stateful DataLoader. For batches of a handle, which have no position, they raise `ConfigError`.

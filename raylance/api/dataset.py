@@ -101,7 +101,9 @@ class Dataset:
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of delivered rows, with the dataset's metadata; decoded columns have their `Decoder.arrow_type`."""
+        """Schema of delivered rows; decoded columns have their `Decoder.arrow_type`. Has the dataset's metadata, except
+        for mixtures and packed rows.
+        """
         if self._spec.read.schema is not None:
             return self._spec.read.schema
         delivered = self._read(np.empty(0, dtype=np.int64)).select(list(self._spec.read.delivers))
@@ -120,8 +122,8 @@ class Dataset:
 
         Args:
             offsets: Integers of shape (k,), in any order, also with duplicates; the rows need not be selected.
-            component: For a mixture, the dataset to which the offsets belong: its name, or its number as under
-                `_component`.
+            component: For a mixture, the dataset to which the offsets belong: its name, or its index, which batches
+                have in the column `_component`.
 
         Returns:
             The columns that `iter_batches` gives, k rows in the order of `offsets`, and `_rowoffset`. With
@@ -353,5 +355,5 @@ def adapter_of(handle: Dataset) -> TrainAdapter:
 
 
 def _to_numpy(table: pa.Table) -> NumpyBatch:
-    """Converts a table as `iter_batches` does, but lists become one array if all of them have one length here."""
+    """Converts a table as `iter_batches` does, but lists become one array if they have one length in this table."""
     return to_numpy(table, list_lengths(table))

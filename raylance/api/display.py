@@ -103,7 +103,7 @@ def display_batch(data: _Displayed, batch: Mapping[str, Any]) -> Display:
 
 
 def how_read(source: RowSource, plan: Plan) -> str:
-    """Describes how the first window of rank 0 is read: method, needed share of the stored rows, number of reads."""
+    """Describes how the first window of rank 0 is read: the method, how many of the stored rows it needs, the reads."""
     chunk = plan.chunk_at(0, 0)
     if chunk is None:
         return "nothing: the epoch has no step"
@@ -132,7 +132,7 @@ def _spread(selected: int, rows: int) -> Int64Array:
 
 
 def _label_and_classes(data: _Displayed) -> tuple[str, list[str] | None]:
-    """Returns the column of labels, and the names of its classes or None, from the metadata of jobs/create_dataset."""
+    """Returns the column of labels, and its class names or None, from the metadata that jobs/create_dataset writes."""
     metadata = data.schema.metadata or {}
     try:
         names = json.loads(metadata.get(b"classes", b"null"))
@@ -143,8 +143,8 @@ def _label_and_classes(data: _Displayed) -> tuple[str, list[str] | None]:
 
 
 def _read_labels(source: RowSource, label: str) -> Any:
-    """Returns the labels of rows spread over the selection, without nulls; None if the column is missing or holds no
-    classes, or if the source is a mixture or packed.
+    """Returns the labels of rows spread over the selection, without nulls; None if the column is missing or has a
+    type that cannot be classes, such as floats, or if the source is a mixture or packed.
     """
     if not isinstance(source, TableRows):
         return None

@@ -11,10 +11,10 @@ from raylance.planning.plan import Plan
 
 
 class Follower:
-    """Makes a loader follow a trainer's count of steps. A step that was handed out counts only after `count`."""
+    """Makes a loader follow a trainer's count of steps. A step that was handed out counts when `count` is called."""
 
     def __init__(self, loader: RankLoader, global_batch_size: int, settle: Callable[[], None]) -> None:
-        """Takes `settle`, called before the loader's state is read: it calls `count` if the last step was committed."""
+        """Takes `settle`, which is called before a state is read, and calls `count` if the last step was committed."""
         self._loader, self._size = loader, global_batch_size
         self._cursor, self._ledger = loader._cursor, loader._ledger  # noqa: SLF001
         self._cursor.settle = settle
@@ -24,11 +24,11 @@ class Follower:
         return self._loader._plan(self._size)  # noqa: SLF001
 
     def end_of(self, epochs: int) -> int:
-        """Returns the number of the first step after this number of epochs."""
+        """Returns the global number of the first step of epoch `epochs`, before which training ends."""
         return self._cursor.global_step + self._cursor.steps_until(self._plan, epochs)
 
     def hand_out(self, made: Iterator[Any], number: int, share: tuple[int, int]) -> tuple[Any, Digest]:
-        """Returns the batch of a step in a share, and the digest of its rows. Does not count the step."""
+        """Returns the batch of a step for a share, (dp_rank, dp_size), and its digest. Does not count the step."""
         context = self._loader._context  # noqa: SLF001
         if share != context.share or not context.is_elastic:
             self._loader.reshard(*share, elastic=True)
@@ -42,7 +42,9 @@ class Follower:
         return batch, digest
 
     def count(self, number: int, digest: Digest, share: tuple[int, int]) -> None:
-        """Counts a step as committed. `digest` adds up the rows of this share in all replicas that took part."""
+        """Counts a step as committed. `share` is this rank's number in its replica, and the replica's number of ranks;
+        `digest` adds up the rows that the ranks with this number got in all replicas.
+        """
         plan, cursor = self._plan, self._cursor
         self._go_to(number)
         epoch, before = cursor.epoch, cursor.position
@@ -60,10 +62,10 @@ class Follower:
         return json.dumps({"state": self._loader.state_dict(), "ledger": self._ledger.to_dict()})
 
     def join(self, known: str) -> None:
-        """Takes over the state and the digests of another rank, from which the model was taken over.
+        """Takes over the state and the digests of the rank from which this rank took over the model.
 
         Raises:
-            StateError: If the other rank trains on other data, or sent no state of this version.
+            StateError: If the other rank trains on other data, or has another version of raylance.
         """
         try:
             found = json.loads(known)

@@ -97,7 +97,7 @@ class RankLoader(Positioned):
         self, mesh: "DeviceMesh | ProcessGroup | int", dp_size: int | None = None, *, elastic: bool = False
     ) -> None:
         """Sets the data-parallel rank of this rank, which decides its rows. Call it if the training function arranges
-        the ranks. Ranks with the same data-parallel rank are peers: they get the same rows.
+        the ranks itself, as in a mesh. Ranks with the same data-parallel rank are peers: they get the same rows.
 
         Call it on every rank before the first batch; before or after `restore`. If the default group of
         torch.distributed has all ranks of the run, the first batch waits up to 30 s until every rank asks for its
@@ -111,13 +111,14 @@ class RankLoader(Positioned):
             mesh: The data-parallel dimensions of a `DeviceMesh`: `mesh["dp"]`, or `mesh["replicate", "shard"]` for
                 HSDP. Or a process group in which each rank gets different rows. Or the data-parallel rank.
             dp_size: With a data-parallel rank, the number of data-parallel ranks.
-            elastic: Whether ranks come and go from the start. If True, the size of the first shares need not divide the
+            elastic: Whether ranks come and go from the start. If True, the data-parallel size need not divide the
                 world, and the first batch waits for no other rank. A call after the first batch is always elastic.
 
         Raises:
-            ConfigError: If batches were bound by `batch_size=` or prepared; if every rank sees the whole dataset; if
-                this rank is not in the mesh or the group; if the data-parallel size does not divide the world. The
-                first batch raises it if the settings of the ranks differ, or if a rank did not call `reshard`.
+            ConfigError: If batches were bound by `batch_size=`; if every rank sees the whole dataset; if this rank is
+                not in the mesh or the group; unless elastic, if batches were prepared, or if the data-parallel size
+                does not divide the world. The first batch raises it if the settings of the ranks differ, or if a rank
+                did not call `reshard`.
         """
         context = self._context
         is_elastic = check_flag("elastic", elastic) or self._has_begun or context.is_elastic
@@ -168,7 +169,8 @@ class RankLoader(Positioned):
 
         Args:
             global_step: Number of the step.
-            global_batch_size: Rows of each step in between; None for the size of the last pass or the loaded state.
+            global_batch_size: Rows of each step from here to there; None for the size of the last pass or the loaded
+                state.
 
         Raises:
             ConfigError: If the size is not known, or no step begins there.
@@ -187,9 +189,9 @@ class RankLoader(Positioned):
     def completed_shards(self) -> Int64Array:
         """IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).
 
-        Checkpoints list shards by their numbers in the epoch's sequence; this method expands that list. Its cost grows
-        with the number of shards: some seconds at 10⁸ rows in an order that completes its shards at the end. An order
-        that repeats rows has no shards.
+        A checkpoint holds ranges of places in the epoch's sequence of shards instead of IDs. The cost of this method
+        grows with the number of shards. In an order that completes most shards near the end of the epoch, it takes some
+        seconds at 10⁸ rows. An order that repeats rows has no shards.
         """
         return self._cursor.completed_shards()
 
@@ -460,7 +462,9 @@ class RankLoader(Positioned):
             self._session.prepare(plan, self.dp_rank, **where, observer=self._recorder.stats)
 
     def _take_all(self, spec: BatchSpec) -> Generator[list[Any], None, None]:
-        """Yields the rest of the epoch. Each batch, in a list, moves the cursor; the last one to the next epoch."""
+        """Yields each batch of the rest of the epoch, in a list from which the caller takes it. A batch moves the
+        cursor to the next step; the last batch moves it to the next epoch.
+        """
         process.check_context(self._context)
         self._agree(self._plan(spec.global_batch_size, spec.remainder))
         self._batch_size, self._has_begun = spec.global_batch_size, True
@@ -470,7 +474,9 @@ class RankLoader(Positioned):
             pass
 
     def _take_in_one_share(self, spec: BatchSpec, moves: int) -> Generator[list[Any], None, bool]:
-        """Yields batches until the pass ends, the share changes or the position jumps; returns whether it ended."""
+        """Yields batches until the pass ends, the share changes or the position jumps; returns whether the pass ended.
+        Raises RaylanceError if another call has changed `cursor.moves` from `moves`.
+        """
         cursor, recorder, share = self._cursor, self._recorder, self._context.share
         plan = self._plan(spec.global_batch_size, spec.remainder)
         cursor.follow(plan)
@@ -541,8 +547,8 @@ class RankLoader(Positioned):
 
     @contextlib.contextmanager
     def _counts_if_taken(self, handed: list[Any]) -> Iterator[None]:
-        """Restores the present position if the body of the context ends before the batch was taken out of the list. An
-        interrupt may come while the batch is handed out.
+        """Restores the position from before the body if the batch was not taken out of the list when the body ends, as
+        after an interrupt while the batch is handed out.
         """
         cursor = self._cursor
         place, moves = cursor.place, cursor.moves
@@ -554,7 +560,9 @@ class RankLoader(Positioned):
                 self._ledger.load(cursor.epoch, cursor.position)
 
     def _consume(self, plan: Plan, begin: int, step: Step) -> None:
-        """Counts a step of a pass that began at position `begin`. At the last step of the epoch, certifies the pass."""
+        """Counts a step of a pass that began at position `begin`. At the last step of the epoch, checks a custom order
+        if this rank was handed the whole epoch, and records the pass, see `Recorder.on_epoch`.
+        """
         epoch, share = self._cursor.epoch, self._context.share
         self._ledger.add(epoch, step.before, step.after, step.digest, is_last=step.is_last, share=share)
         self._passed += step.digest

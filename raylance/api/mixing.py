@@ -29,10 +29,10 @@ def mix(
     """Mixes datasets by weight, each in its own order.
 
     The positions of an epoch are divided into stretches of up to 1,000. Each stretch has a fixed number of rows of each
-    dataset, so every global batch is close to the weights. If whole numbers of rows can give the weights exactly, the
-    weights are kept. Otherwise they are rounded to a thousandth of all rows. For a rare dataset, this can be a large
-    change, from 0.0135 to 0.014. If a weight is less than a thousandth, a stretch has up to 1,000,000 positions and
-    keeps each weight within about 1 %. `plan()` shows the resulting shares. With `with_row_offset=True`, batches hold
+    dataset, so every global batch is close to the weights. If whole numbers of rows can match the weights exactly, they
+    do. Otherwise each dataset's share is rounded to a thousandth of all rows, which changes small shares most, such as
+    0.0135 to 0.014. If a share is less than a thousandth, a stretch has up to 1,000,000 positions, and each share is
+    exact or within 1 % of its weight. `plan()` shows the resulting shares. With `with_row_offset=True`, batches hold
     each row's offset in its own dataset, and in `_component` the index of that dataset in `parts`.
 
     Args:
@@ -40,7 +40,7 @@ def mix(
         stop: "first_exhausted" ends an epoch before any dataset would repeat a row; "all_exhausted" ends it when all
             rows of every dataset were handed out, which repeats shorter datasets; a number ends it after this number of
             rows.
-        window_bytes: As in `raylance.dataset`, for all datasets together; each dataset gets its share. The datasets
+        window_bytes: As in `raylance.dataset`, for all datasets together, divided among them by weight. The datasets
             themselves must not set it.
         remainder: How the rows after the last whole step are handled: "drop", "pad" or "ragged".
 

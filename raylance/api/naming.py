@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections.abc import Collection
 
-_given: dict[tuple[str, str, str, int], str] = {}  # names in this process, by folder, stem, subject and number
+_given: dict[tuple[str, str, str, int], str] = {}  # names by `data` of choose_name() and number
 _held: "weakref.WeakKeyDictionary[object, tuple[int, tuple[str, str, str], int]]" = weakref.WeakKeyDictionary()
 _naming = threading.Lock()  # loaders may begin in several threads
 
@@ -19,8 +19,9 @@ def choose_name(loader: object, rank: int, data: tuple[str, str, str], others: C
     Args:
         loader: The loader, which keeps its number until `release_name` is called.
         rank: Rank of the loader's worker.
-        data: Folder of the records, stem of the name, and identity of the loader's data.
-        others: Other names that are in use.
+        data: Folder of the records, name of the dataset, and identity of the loader's data. If loaders would share the
+            name of the dataset, a number is added to it.
+        others: Names of other loaders of this process, which Ray Train gave them.
     """
     folder, stem, _ = data
     with _naming:

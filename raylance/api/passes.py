@@ -29,7 +29,7 @@ _MOVES = (
 
 
 class HandlePasses:
-    """Makes passes over a whole epoch as rank 0 of 1. The next pass uses the helpers of the last one."""
+    """Makes passes over a whole epoch as rank 0 of 1. Each pass uses the helpers of the pass before."""
 
     def __init__(self, spec: DatasetSpec) -> None:
         self._spec, self._context = spec, ShardContext()
@@ -85,7 +85,7 @@ class _HandleBatches(Batches):
     def __init__(
         self, passes: HandlePasses, first: Batches, asked: tuple[str, int, dict[str, Any]], description: str
     ) -> None:
-        """Takes `first`, batches with the same arguments, and `asked`, the arguments of `HandlePasses.whole_epoch`."""
+        """Takes `first`, which only gives the number of steps, and `asked`, arguments of `HandlePasses.whole_epoch`."""
         super().__init__(description)
         self._passes, self._first, self._asked = passes, first, asked
 
@@ -105,14 +105,16 @@ class WholePasses:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, int], CodeType | None] = {}  # by identity: a line may be typed twice
+        self._seen: dict[tuple[int, int], CodeType | None] = {}  # by epoch and id(): equal lines may be typed twice
         self._has_warned = False
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return WholePasses, ()  # another process makes passes of its own
 
     def add(self, epoch: int, delivery_spec: DeliverySpec, what: str, fix: str) -> None:
-        """Counts a pass over `what`; call it at the last batch. Finds the consumer's statement in the call stack."""
+        """Counts a whole pass by the top-level code that runs now, so call it at the last batch. Warns once, at a
+        second pass over the same epoch; the warning names the object, `what`, and the remedy, `fix`.
+        """
         statement = _statement()
         made = epoch, id(statement)
         if made in self._seen and not self._has_warned:
@@ -121,7 +123,7 @@ class WholePasses:
 
 
 def warn_of_one_order(epoch: int, delivery_spec: DeliverySpec, what: str, fix: str) -> bool:
-    """Warns and returns True; returns False if the order is the same in every epoch, as for validation."""
+    """Warns of a second pass in one order, and returns True; False if all epochs have one order, as for validation."""
     order = delivery_spec.resolved_order
     positions = np.arange(min(order.epoch_rows, _COMPARED), dtype=np.int64)
     if np.array_equal(order.epoch(epoch).rows(positions), order.epoch(epoch + 1).rows(positions)):

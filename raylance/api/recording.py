@@ -69,7 +69,7 @@ class Recorder:
         self.stem = context.name or options.name or dataset_stem(read_spec.source.uri)
         self._name, self._number = self.stem, 1  # name in the record; number among loaders of the same data
         self.recording: Recording | None = None
-        self._resharded: tuple[int, str] | None = None  # old size, and place; until the first batch in new shares
+        self._resharded: tuple[int, str] | None = None  # old dp_size, and where; until the next batch
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
         self._enter_process()
 
@@ -149,7 +149,7 @@ class Recorder:
             self.stats.record_event("fault", happened)
 
     def on_epoch(self, epoch: int, begin: int, end: int, passed: Digest) -> None:
-        """Certifies a pass that handed out the last step of an epoch: rows `passed`, and positions [begin, end)."""
+        """Records a certificate of a pass to the end of an epoch: its positions [begin, end), and its rows' digest."""
         certificate = {
             "verdict": "the rows of this rank's plan, each exactly once",
             "epoch": epoch,

@@ -82,7 +82,7 @@ class TrainAdapter:
         return RankLoader(spec, options, context)
 
     def local_loader(self, handle: object) -> RankLoader | None:
-        """Returns the loader of the run in local mode that handed out this handle, the same each time; else None."""
+        """Returns the handle's loader in the present run in local mode, one for each run; None without such a run."""
         run = process.local_run(handle)
         if run is None:
             return None

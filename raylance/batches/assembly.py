@@ -21,7 +21,7 @@ class Step:
     Attributes:
         rows: Rows of this rank, padding included.
         nbytes: Bytes of the rows; if several steps came in one item, their mean.
-        masked: Offsets of the rows that could not be decoded, with component bits, int64.
+        masked: Offsets of the rows that could not be decoded, joined as by `join_offsets`, int64.
     """
 
     before: int
@@ -110,7 +110,7 @@ class Assembly:
         return self._plan.positions(step.before, *self._plan.rank_slice(step.before, self._dp_rank))
 
     def offsets(self, table: pa.Table) -> Int64Array:
-        """Returns the row offsets of the rows of a step, with component bits."""
+        """Returns the row offsets of the rows of a step, as `join_offsets` joins them."""
         return join_offsets(table[COMPONENT].to_numpy(), table[ROW_OFFSET].to_numpy())
 
     def describe(self, table: pa.Table) -> str:

@@ -261,7 +261,7 @@ def _cannot_pad(name: str, value: Any, why: str) -> ConfigError:
 
 @functools.cache
 def _warn_of_ragged(uri: str, names: tuple[str, ...]) -> None:
-    """Warns once per process, because of the cache, not once per pass."""
+    """Warns that batches hold Python lists; because of the cache, once per process and not once per pass."""
     logger.warning(
         "%s of %s: the lists have different lengths, so batches hold Python lists. For tensors, pad them: "
         "pad_lists=%s; None in place of the number keeps lists, without this warning.",

@@ -24,8 +24,8 @@ class Lookup:
 
     def read(self, offsets: Int64Array, epoch: int = 0, draws: Int64Array | None = None) -> pa.Table:
         """Reads k rows in any order. Rows may be requested more than once; each is read from storage once. Returns, in
-        new memory, the delivered columns, `_component`, `_rowoffset` and `_valid`. If rows may repeat in an epoch,
-        `draws` are their positions.
+        new memory, the delivered columns, `_component`, `_rowoffset` and `_valid`. `offsets` are joined, see
+        `join_offsets`. If rows may repeat in an epoch, `draws` are their positions in the epoch.
 
         Raises:
             DatasetError: If the dataset cannot give these rows.

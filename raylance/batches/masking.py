@@ -27,8 +27,8 @@ class MaskedRows:
         self._first: dict[int, tuple[str, str]] = {}  # column and reason of the first masked rows, by offset
 
     def add(self, rows: int, masked: Int64Array, reason_of: Callable[[int], tuple[str, str] | None]) -> None:
-        """Counts rows that are about to be handed out. `masked` has the offsets of masked rows, with component bits;
-        `reason_of` returns the column and the reason of a masked row.
+        """Counts rows that are about to be handed out. `masked` has the offsets of the masked ones, joined as by
+        `join_offsets`. `reason_of` returns the column and the reason of a masked row; None if they were not kept.
 
         Raises:
             BadRowError: If there are more masked rows than `max_bad_rows`; the error names the first masked rows.

@@ -32,8 +32,9 @@ class Pad:
     Attributes:
         value: The number to pad with; the dtype of the lists must hold it.
         length: The padded length; None for the longest list of the rank's batch.
-        multiple: The longest length is rounded up to a multiple of it, so that compilers and allocators see few shapes.
-        truncate: Whether lists longer than `length` are cut off, so that their length is `length`; else an error.
+        multiple: Without `length`, the longest length is rounded up to a multiple of this number, so that compilers and
+            allocators see few shapes.
+        truncate: Whether lists longer than `length` are cut off to this length. If False, such a list is an error.
         lengths: Whether batches have the column `…_length`.
     """
 
@@ -79,12 +80,12 @@ def to_numpy(table: pa.Table, lists: Lists = AS_LISTS, join: Join = np.concatena
     a column `…_length`, int64 (n,), if `Pad.lengths` is True. Jagged lists become the values of all rows (sum, …), and
     a column `…_offsets`, int64 (n + 1,).
 
-    All arrays are writable. Arrays of numbers are views of the table's memory if the column is in one piece, so the
-    table must not have another reader; `join` joins the chunks of other columns.
+    All arrays are writable. Arrays of numbers are views of the table's memory if the column is in one piece, so
+    nothing else may read the table; `join` joins the chunks of other columns.
 
     Raises:
-        DatasetError: If there are nulls among numbers; if the length of a list differs from the one length of its
-            column, or exceeds the length of its padding.
+        DatasetError: If there are nulls among numbers; if a list does not have the length that `lists` gives for
+            its column, or is longer than `Pad.length`, unless `Pad.truncate` is True.
     """
     batch: NumpyBatch = {}
     for name, column in zip(table.schema.names, table.columns, strict=True):
@@ -218,8 +219,8 @@ def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
 
 
 def list_lengths(table: pa.Table, ragged: Collection[str] = ()) -> dict[str, int | None]:
-    """Returns the length of all lists, for each column of lists of numbers; None if the lengths differ or are 0, and
-    for columns in `ragged`.
+    """Returns, for each column of lists of numbers or tensors, the one length that its lists have. None if the lengths
+    differ or are 0, or if the column is in `ragged`.
     """
     found: dict[str, int | None] = {}
     for field in table.schema:
@@ -239,8 +240,8 @@ def list_dtypes(schema: pa.Schema) -> dict[str, np.dtype[Any]]:
 def as_padding(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
     """Converts a number to a value of a dtype, shape (); None if the dtype cannot hold it.
 
-    Fractions may be rounded. A whole number must not change, and a bool must not become a number. No other number may
-    turn into NaN, an infinity or zero.
+    Fractions may be rounded. A whole number must not change, and a bool must not become a number. NaN, infinities and
+    zero must stay the same, and no other number may become one of them.
     """
     try:
         with np.errstate(all="ignore"):

@@ -32,7 +32,7 @@ class OpenColumn(abc.ABC):
     method: ClassVar[str]  # the method that the opened object must have
 
     def __init__(self, decoders: Sequence[Decoder], like: str | None) -> None:
-        """Takes decoders of one class and column. If `like` is given, rows must fit the encoded column of this name."""
+        """Takes decoders of one class and column. If `like` is given, `check_like` compares rows with that column."""
         self._decoders, self._like = decoders, like
         self.follows = all(decoder.like is not None for decoder in decoders)
         self._column, self._class = decoders[0].column, type(decoders[0]).__name__
@@ -84,7 +84,7 @@ class OpenColumn(abc.ABC):
         return [memory[:count] for memory in self._memory]
 
     def _attempt(self, rows: DecodedRows, row: int, work: Callable[[], None]) -> bool:
-        """Does the work of a row, and notes the row if it is bad; returns whether it is good."""
+        """Calls `work` for a row, and notes the row in `rows` if it is bad; returns whether it is good."""
         try:
             work()
         except ConfigError as error:  # a good row that does not fit the settings
@@ -109,7 +109,7 @@ class OpenColumn(abc.ABC):
         skips = self.follows or rows.skips_bad
 
         def decode_row(row: int) -> int:
-            """Returns how often the fast method left the row to the slow method."""
+            """Decodes a row; returns how often a fast method left the row to the slow method."""
             opened = self.opened  # outside of `work`: an error of opening is not the fault of a row
             before = _fallbacks(opened)
 
@@ -196,10 +196,14 @@ class BatchColumn(OpenColumn):
     def decode_together(
         self, rows: DecodedRows, lend: Callable[[], Sequence[Any]], out: Any, make: Callable[[int], Any]
     ) -> None:
-        """Decodes rows into `out`, an array or a tensor (n, *shape). `make` returns such memory for some of the rows.
+        """Decodes rows into `out`, an array or a tensor (n, *shape). If only some of the rows are decoded, this is
+        first done into memory for their number, which `make` returns.
 
         `lend` returns the bytes of each row, None for a null. After a failed call, `lend` is called again, because
         the decoder may have changed the bytes; then each row is decoded alone.
+
+        Raises:
+            HelperError: If the decoder fails on rows together, but on none alone.
         """
         draws, opened, encoded = rows.draws(self._decoders[0]), self.opened, lend()
 

@@ -30,7 +30,8 @@ class Crop(Protocol):
             width: Width of the source in pixels.
             height: Height of the source in pixels.
             size: (height, width) of the output.
-            draws: Uniform numbers in [0, 1) of this row and epoch, float64, shape (40,).
+            draws: Uniform numbers in [0, 1) of this row and epoch, float64, shape (40,), which is the number that
+                `RandomResizedCrop` needs: ten attempts of four numbers.
 
         Returns:
             (left, top, width, height) in pixels, within the source.
@@ -43,8 +44,8 @@ class CenterCrop:
     """Takes the middle of the image, as usual for validation.
 
     Attributes:
-        zoom: Side of the largest box with the output's aspect ratio, divided by the side of the crop; 256 / 224 cuts
-            off an eighth of the side.
+        zoom: Width of the largest box with the output's aspect ratio, divided by the width of the crop. 256 / 224
+            leaves seven eighths of the width and of the height of that box.
     """
 
     zoom: float = 256 / 224

@@ -112,7 +112,8 @@ class Decoder(abc.ABC):
         """Opens one object for several decoders of this class and column, for one thread.
 
         Args:
-            others: The other decoders of the group. All of them follow one other column, or none does so.
+            others: The other decoders of the group. Either all decoders of the group follow decoders of one other
+                column, or none follows another column.
 
         Returns:
             An object that decodes a row for all of them; None, the default, if each decodes alone.
@@ -148,7 +149,9 @@ class Decoder(abc.ABC):
 
     @property
     def is_random(self) -> bool:
-        """Whether the draws change the decoded values."""
+        """Whether draws of its own change the decoded values; by default, whether `draws` is positive. If this holds
+        for several columns, `raylance.dataset` warns that a row gets a different crop and flip in each.
+        """
         return self.draws > 0
 
     @property
@@ -249,8 +252,8 @@ class BatchDecoder(Decoder):
     def open_on(self, device: "torch.device") -> OpenBatchDecoder:
         """Opens a batch decoder for a device, if `on_device` is True; by default `open()`.
 
-        It must also work for the CPU, which decodes the rows of a handle (`head`, `take`), the rows of NumPy batches,
-        and the rows that are sampled when the dataset is opened.
+        It must accept the CPU, too, which decodes the rows of a handle (`head`, `take`) and of NumPy batches, and the
+        rows that are sampled when the dataset is opened.
         """
         return self.open()
 

@@ -14,7 +14,7 @@ from raylance.decode.transforms import Transform, describe_exception
 from raylance.errors import BadRowError, HelperError
 from raylance.orders.permutation import UInt64Array, derive_key, mix64, subkeys, uniform
 
-BadRows = list[tuple[int, str, str]]  # offset with component bits, column, reason
+BadRows = list[tuple[int, str, str]]  # offset as `join_offsets` joins it, column, reason
 
 _BAD_ROWS = 8  # maximum number of bad rows of one table that are named
 _REASON = 200  # maximum length of the reason of each, in characters
@@ -29,9 +29,9 @@ class Decoding:
         max_bad_rows: Maximum of bad rows among the rows handed to a rank: a number of different rows, or a fraction.
             None for no limit.
         transform: As in `raylance.dataset`. A row is bad if the transform fails on this row alone.
-        blank: One row of zeros, with the schema that the transform returned when the dataset was opened. Every piece is
-            cast to this schema. The row replaces each row on which the transform fails, and its schema is that of an
-            empty piece, because the transform never gets an empty table.
+        blank: One row of zeros, with the schema that the transform returned when the dataset was opened; None before,
+            and without a transform. Each result of the transform is cast to this schema. The row replaces each row on
+            which the transform fails. The result for an empty table has this schema without a call of the transform.
         datasets: Name of the dataset for errors; in a mixture, names of the datasets by component.
         ragged_bytes: Mean bytes of the ragged columns of one row, over the rows sampled when the dataset was opened.
     """
@@ -116,7 +116,9 @@ class DecodedRows:
         return DecodedRows(self._decoding, table, self._epoch)
 
     def keys(self, *purpose: str) -> UInt64Array:
-        """Returns one key for each row, uint64 (n,); if rows repeat, one for each draw, so that copies differ."""
+        """Returns one key for each row, uint64 (n,), from seed, epoch, `purpose` and row offset. If the order repeats
+        rows, also from the row's position in the epoch, so that each repetition is augmented differently.
+        """
         offsets = self.table[ROW_OFFSET].to_numpy()
         keys = subkeys(derive_key(self._decoding.seed, self._epoch, *purpose), offsets)
         if DRAW not in self.table.column_names:

@@ -152,7 +152,7 @@ class _DeviceImages:
             self._write(_turned(pixels.to(self._device), turns[row]), numbers, made)
 
     def _write(self, pixels: torch.Tensor, draws: npt.NDArray[np.float64], out: torch.Tensor) -> None:
-        """Crops, resizes and flips the pixels of an image, uint8 (h, w, 3), into its memory (H, W, 3)."""
+        """Crops, resizes and flips the pixels of an image, uint8 (h, w, 3), into `out`, (H, W, 3)."""
         left, top, width, height = box_of_view(self._image, pixels.shape[0], pixels.shape[1], draws)
         part = pixels[top : top + height, left : left + width].permute(2, 0, 1)[None]
         if part.shape[2:] != out.shape[:2]:

@@ -53,13 +53,14 @@ class Image(Decoder):
         decode_fn: Replaces decoding and resizing: a picklable function from bytes to uint8 (H, W, 3).
         draft: Whether libjpeg decodes a JPEG at half its size or less if the part to take is at least twice as large as
             the output. This takes about half the time. Pixels of 512 x 384 photographs then differ by 1 of 255 on
-            average, by 5 in the worst hundredth, and by 40 at most.
+            average, by 5 in the worst hundredth of the pixels, and by 40 at most.
         keeps_size: Whether `size` was taken from the images. If so, an image of another size is an error, and is not
             resized.
-        like: Name of another `Image` whose crops and flips this one (such as a mask) gets. Leave out `augment`, `hflip`
-            and `views` here, and also `size` if it is the same. Both images of a row must have the same displayed size
-            and the same EXIF orientation (1 if an image has none). The orientations may differ only if the sizes prove
-            that an image turned by a quarter fits its upright mask. Rows that do not fit are bad rows.
+        like: Name of another `Image` whose crops and flips this one (such as a mask) gets. Leave out `augment`,
+            `hflip`, `decode_fn` and `views` here, and also `size` if it is the same. Both images of a row must have the
+            same displayed size and the same EXIF orientation (1 if an image has none), else the row is bad. Exception:
+            one may be stored upright and the other turned by a quarter, unless they are square, because then the equal
+            size proves that both are displayed upright.
         mode: "RGB", or "L" for one channel, which holds grey as it is, the indices of a palette, or the brightness of
             colours. "L" refuses grey of more than 8 bits.
         interpolation: How pixels are resized: "bilinear", or "nearest", which makes no new values.
@@ -133,7 +134,7 @@ class Image(Decoder):
 
     @property
     def is_random(self) -> bool:
-        """Whether the draws change the pixels."""
+        """Whether draws of its own change the pixels; False with `like`."""
         crops = self.augment is not None and not isinstance(self.augment, CenterCrop)
         return self.like is None and (crops or 0 < self.hflip < 1)
 
@@ -228,7 +229,7 @@ class ImageCrop(Decoder):
 
     @property
     def is_random(self) -> bool:
-        """False, because it follows another decoder; see `Decoder.is_random`."""
+        """False, because it has no draws of its own, but those of the image; see `Decoder.is_random`."""
         return False
 
     def follow(self, other: Decoder) -> Self:
@@ -279,7 +280,7 @@ class _ImageRows:
         return self._pixels.fallbacks
 
     def check_like(self, encoded: memoryview, other: memoryview) -> None:
-        """Refuses an image whose displayed size or orientation differs from that of the image whose crop it gets."""
+        """Raises ValueError if the image does not fit `other`, the image whose crop it gets; see `like` of `Image`."""
         first = self._images[0]
         like, leader = first.like, first.follows or first
         width, height, turn = shown_size(encoded, self._max_pixels)
@@ -373,7 +374,7 @@ def _leader(follower: Decoder, other: Decoder) -> Image:
 
 
 def _by_view(image: Image, draws: Draws) -> Draws:
-    """Returns the draws of each view, (views, 41)."""
+    """Returns the draws of each view, (views, 41): 40 for the box, and one for the flip."""
     return draws.reshape(image.views, _VIEW_DRAWS)
 
 

@@ -21,7 +21,7 @@ class OnDevice:
 
     Attributes:
         columns: Tensors (n, …) by name.
-        masked: Offsets of the rows that could not be decoded, with component bits, int64.
+        masked: Offsets of the rows that could not be decoded, joined as by `join_offsets`, int64.
         receipt: Figures of the decoding, such as its time, and the bad rows with reasons.
     """
 
@@ -44,8 +44,8 @@ class DeviceDecoding:
         return self._decoding.columns
 
     def decode(self, table: pa.Table, epoch: int) -> OnDevice:
-        """Decodes the rows of a table. The table has `_rowoffset`, in a mixture with component bits; if rows repeat, it
-        also has `_draw`.
+        """Decodes the rows of a table. The table has `_rowoffset`, joined as by `join_offsets`; if rows repeat, it also
+        has `_draw`.
 
         Raises:
             BadRowError: If a row is bad, unless bad rows are masked.

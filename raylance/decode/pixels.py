@@ -260,7 +260,8 @@ def decode_grey(encoded: bytes | memoryview, cut: Cuts, max_pixels: int | None) 
 
     Raises:
         DecompressionBombError: As `PixelDecoder.decode_parts`.
-        ValueError: If grey has more than 8 bits and no alpha, because scaling would change the classes of a mask.
+        ValueError: If grey has more than 8 bits, because scaling would change the classes of a mask. Grey with alpha is
+            not refused, because Pillow itself scales it to 8 bits.
         OSError, …: As Pillow raises for data that is not an image.
     """
     image = _shown(_open(encoded, max_pixels))

@@ -63,7 +63,7 @@ class Transformer:
         return self._to_table(made, table)
 
     def _to_table(self, made: Any, given: pa.Table) -> pa.Table:
-        """Checks and converts the transform's result. At the opening of the dataset, any columns and types may come."""
+        """Checks and converts the transform's result. When the dataset is opened, any columns and types are allowed."""
         schema = None if self._blank is None else self._blank.schema
         if not isinstance(made, dict) or not made:
             raise ConfigError(

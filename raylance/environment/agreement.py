@@ -68,7 +68,7 @@ class Agreement:
         Args:
             store: A store of torch.distributed, which the ranks share.
             context: The rank of this process.
-            name: The dataset's name in the run.
+            name: The loader's name, by which the ranks find each other's terms.
             terms: The terms of this rank.
         """
         self._store, self._name, self._terms, self._ranks = store, name, terms, range(context.world_size)
@@ -136,7 +136,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def _tolerating(self) -> Iterator[None]:
-        """Ends the comparison, not the run, if the store fails, as that of torch's backend "fake" does."""
+        """Ends the comparison, not the run, if the store fails; the store of torch's backend "fake" always fails."""
         try:
             yield
         except RuntimeError as error:

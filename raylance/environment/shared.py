@@ -63,6 +63,7 @@ class Shared(Generic[T]):
 
         Raises:
             HelperError: If the Ray session that has the value has ended, and no recipe was given.
+            RayError: If Ray has lost the value, or does not return it in 120 seconds, and no recipe was given.
             RaylanceError: If the recipe raises it.
         """
         session = ray_session()
@@ -108,7 +109,9 @@ class Shared(Generic[T]):
         return copy
 
     def here(self) -> "Shared[T]":
-        """Returns a copy that is pickled as the value itself, for processes without Ray; the recipe would take long."""
+        """Returns a copy that is pickled as the value itself. A process without Ray, such as a worker of DataLoader,
+        cannot use a reference, and the recipe would take long.
+        """
         return Shared(self._what, self.get(), 0)
 
     def _is_shared_in(self, session: str) -> bool:

@@ -140,13 +140,13 @@ def _epoch_rows(quotas: tuple[int, ...], rows: tuple[int, ...], stop: str) -> in
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixOrder(Order):
-    """Gives each position to a component. After its last row, a component begins its next epoch, in another order.
+    """Gives each position to a component. After its last row, a component begins its next epoch, in that epoch's order.
 
     Attributes:
         stop: "first_exhausted" ends the epoch before any component begins its next epoch; "all_exhausted" ends it when
             each component was delivered whole; a number is the epoch's number of rows.
-        chunk_positions: Number of positions to read together; "auto" takes the longest window of a component, up to
-            half of `window_bytes`.
+        chunk_positions: Number of positions to read together. "auto": enough for at least one window of each component,
+            but at most the number of rows that fit half of `window_bytes`.
     """
 
     name: ClassVar[str] = "mix"

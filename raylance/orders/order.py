@@ -67,8 +67,8 @@ class Facts:
         tables: The tables that `Order.bind` looked up in the selection.
         row_bytes: Bytes of one row as it is read.
         global_batch_size: Number of rows of one step over all ranks.
-        window_bytes: Most bytes of the current and the next windows together, as if one rank held those of all ranks.
-            It is a setting of the dataset or the run, never of a rank, because all ranks must have the same order.
+        window_bytes: Most bytes of the current and the next windows together, as if one rank held the windows of all
+            ranks. A setting of the dataset or the run, never of a rank, because all ranks must have the same order.
     """
 
     rows: int
@@ -172,7 +172,7 @@ class Resolved:
         rows: Number of rows of the selection, n.
         seed: Seed of the run.
         tables: The tables that were looked up in the selection. No other field grows with n.
-        epoch_rows: Number of positions of an epoch; n, unless the order samples.
+        epoch_rows: Number of positions of an epoch; n, unless the order repeats rows.
         shard_rows: Number of rows of one shard; the mean if shards differ in size.
         lane_count: Number of lanes. The rows of a step are arranged by lane, so that each rank gets contiguous lanes.
         read_positions: Number of positions after which all lanes begin another window: the natural unit of reading.
@@ -270,7 +270,7 @@ class Epoch:
 
 
 def check_count(order: Order, field: str, *words: str, most: int = 1 << 40) -> None:
-    """Raises ConfigError unless a field is one of `words`, or an integer up to `most`; products then fit 128 bits."""
+    """Raises ConfigError unless a field of an order is one of `words`, or an integer from 1 to `most`."""
     value = getattr(order, field)
     if value not in words and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
         allowed = " or ".join([*(f'"{word}"' for word in words), f"an integer of at least 1 and at most {most}"])

@@ -24,7 +24,7 @@ _MAX_NUMBERS = 1 << 18  # random numbers that are drawn together: 2 MiB, which f
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Sampled(Order):
-    """The base class of both orders. `bind` sets the number of draws of an epoch and the fingerprint of the tables."""
+    """The base class of the orders below. `bind` sets the number of draws of an epoch, and the tables' fingerprint."""
 
     repeats: ClassVar[bool] = True
     rows_per_epoch: int | Auto = "auto"
@@ -201,8 +201,8 @@ def _first(numbers: Float64Array, weights: Float64Array, count: int) -> Int64Arr
     """Draws `count` classes by weight, without replacement, for each row of `numbers`.
 
     `numbers` are uniform in [0, 1), shape (samples, classes). They become exponential numbers whose rates are the
-    weights. The classes with the smallest ones are the sample (Efraimidis, Spirakis: "Weighted random sampling with a
-    reservoir", 2006). Returns indices among the classes of positive weight, as drawn; shape (samples, count).
+    weights. The classes with the smallest numbers are the sample (Efraimidis, Spirakis: "Weighted random sampling with
+    a reservoir", 2006). Returns indices among the classes of positive weight, as drawn; shape (samples, count).
     """
     drawable = weights > 0
     times = -np.log1p(-numbers[:, drawable]) / weights[drawable]

@@ -91,7 +91,9 @@ class _Laned(Order):
 
 
 def _some_mebibytes(facts: Facts, lane_step: int, lane_bytes: float, lane_rows: int) -> int:
-    """Returns the "auto" number of rows of a shard, which one read gets. A step takes `lane_step` rows of a lane."""
+    """Returns the "auto" number of rows of a shard, up to 4 MiB: one read gets a whole shard. A lane has `lane_rows`
+    rows, a window of it may have `lane_bytes`, and a step takes `lane_step` rows of it.
+    """
     wanted = min(SHARD_BYTES, lane_bytes) / max(facts.row_bytes, 1)
     # Small datasets still get several shards a lane. Otherwise checkpoints could list no shard as complete.
     rows = max(1, min(int(wanted), -(-lane_rows // 4)))
@@ -265,7 +267,7 @@ def _to_sequence(sizes: _Sizes, positions: Int64Array, key: int | UInt64Array | 
 
 
 def _to_places(sizes: _Sizes, sequence: Int64Array) -> Int64Array:
-    """Maps indices in the sequence to the places of their shards, one of which may be short."""
+    """Maps indices in the sequence to the places of their shards. The shard at `sizes.short_place` may be short."""
     is_after = sequence >= sizes.short_place * sizes.shard_rows + sizes.short_rows
     return np.where(is_after, (sequence - sizes.short_rows) // sizes.shard_rows + 1, sequence // sizes.shard_rows)
 

@@ -33,7 +33,8 @@ class Cursor:
         step: Number of steps of this epoch that were consumed, including those before a resume.
         global_step: Number of steps since the run began, over all epochs.
         moves: Number of events that end a running pass, such as `set_epoch`. A pass stops if this number changes.
-        settle: Called before the position is saved or reported; counts the last step if it is known to be committed.
+        settle: Called before the position is saved or reported. With torchft, a step counts only once it is committed;
+            there, this function counts the last step if it was committed. By default, it does nothing.
     """
 
     def __init__(self, origin: Mapping[str, Any], delivery_spec: DeliverySpec) -> None:
@@ -48,7 +49,8 @@ class Cursor:
         return self.__dict__ | {"_plan": None}
 
     def set_epoch(self, epoch: int) -> int:
-        """Goes to the start of an epoch; returns the position that the cursor already had in this epoch, else 0.
+        """Goes to the start of an epoch. Returns how many positions of this epoch were consumed and come again; 0 if
+        the cursor was in another epoch.
 
         Raises:
             ConfigError: If `epoch` is not an integer from 0 to 2⁶³ - 1.
@@ -83,10 +85,12 @@ class Cursor:
         self.epoch, self.position, self.step = self.epoch + 1, 0, 0
 
     def seek(self, plan: Plan, global_step: int) -> None:
-        """Goes to the step before which `global_step` has this value. All steps between are steps of the plan.
+        """Goes to the beginning of the step with the number `global_step`. Assumes that all steps in between have the
+        plan's global batch size.
 
         Raises:
-            ConfigError: If the step lies before the run's first one, or if steps of another size lie between.
+            ConfigError: If the step lies before the run's first one; or if it lies in an earlier epoch, and the present
+                position is not a multiple of the global batch size.
         """
         if global_step == self.global_step:
             return
@@ -111,7 +115,7 @@ class Cursor:
             self.place = epoch, step * size, step, global_step
 
     def take_back(self) -> bool:
-        """Moves back to the place before the last step; returns False if it is unknown."""
+        """Moves back to the place before the last step. Returns False if this place is unknown, as after a jump."""
         if self._before is None:
             return False
         self.place, self._before = self._before, None
@@ -198,12 +202,12 @@ class Cursor:
 
     @property
     def has_moved(self) -> bool:
-        """Whether this cursor continues with other rows than those with which a new cursor would begin."""
+        """Whether a new cursor would begin with other rows than those with which this one continues."""
         return self.position > 0 or (self.epoch > 0 and not isinstance(self.delivery_spec.order, Sequential))
 
 
 def _nothing() -> None:
-    """Does nothing, because steps count when they are handed out."""
+    """Does nothing: the default of `Cursor.settle`, because steps count as soon as they are handed out."""
 
 
 def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:

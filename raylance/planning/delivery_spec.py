@@ -18,10 +18,10 @@ _CHUNK_BYTES = 32 << 20  # bytes of a chunk of one rank, if the order has no win
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverySpec:
-    """The rows to deliver and their order: the part of a loader that a checkpoint must agree with.
+    """The rows to deliver and their order, which must agree with a checkpoint; and how last and bad rows are treated.
 
     Attributes:
-        uri: In a mixture, this and the next two fields are dicts by component.
+        uri: Path or URI of the dataset. In a mixture, `uri`, `filter` and `split` are dicts by component.
         split: The `repr` of the split, or None.
         rows: Number of selected rows.
         row_bytes: Bytes of a raw row, as measured when the dataset was opened.
@@ -108,7 +108,7 @@ def make_plan(
 
 @functools.cache
 def _warn_of_parts(uri: str, order: str, window_bytes: int, max_window_bytes: int) -> None:
-    """Warns once per process, although each loader makes a plan."""
+    """Warns that windows are read in parts; only once per process, although each loader makes a plan."""
     logger.warning(
         "%s: a window of %s has %s MiB of raw rows on each rank, and max_window_bytes=%d has room for two of %s MiB. "
         "Each window is read in parts, whose rows lie scattered over it: the same batches, more slowly. Raise "

@@ -24,9 +24,9 @@ Place = tuple[int, int]
 class Digest:
     """A multiset of rows, as a count and a hash that does not depend on their order.
 
-    The hash is the sum modulo 2**64 of `mix64` of each row offset, including the bits of its component. For packed
-    documents, the sequence's number takes the place of the offset. Equal multisets have equal digests. Different ones
-    have the same digest in one of 2**64 cases.
+    The hash is the sum modulo 2**64 of `mix64` of each row offset. In a mixture, the high bits of an offset hold the
+    number of its dataset. For packed documents, the sequence's number takes the place of the offset. Equal multisets
+    have equal digests. Different ones have the same digest with a probability of 2**-64.
 
     Attributes:
         rows: Number of rows without padding. A masked row, which cannot be decoded, was delivered, so it counts.
@@ -74,8 +74,8 @@ class Interval:
     """The rows that one rank was handed between two positions of an epoch.
 
     Attributes:
-        jump: Number of jumps between the loader's first interval and this one. Intervals with the same number follow
-            one another without a gap.
+        jump: How often the loader jumped, to a loaded state or by hand, between its first interval and this one.
+            Intervals with the same number follow one another without a gap.
         low: Position before its first step.
         high: Position after its last step.
         is_last: Whether the epoch ends at `high`. The plan leaves out any rows after that.
@@ -94,12 +94,12 @@ class Interval:
 
     @property
     def begin(self) -> Place:
-        """The place before its first step."""
+        """The (epoch, position) before its first step."""
         return self.epoch, self.low
 
     @property
     def end(self) -> Place:
-        """The place after its last step."""
+        """The (epoch, position) after its last step: the start of the next epoch if this epoch ends there."""
         return (self.epoch + 1, 0) if self.is_last else (self.epoch, self.high)
 
     def joined(self, after: "Interval") -> "Interval":
@@ -129,15 +129,15 @@ class Interval:
 class Ledger:
     """The intervals that one loader has handed out since it was made, in bounded memory.
 
-    A ledger is cut at each place from which a run may resume: at each report and each end of an epoch. So the rows
-    delivered before such a place are known. A ledger keeps only the last cuts. Before them, each epoch is one interval,
-    and the oldest epochs are forgotten.
+    A ledger is cut at each place, (epoch, position), from which a run may resume: at each report and each end of an
+    epoch. So the rows delivered before such a place are known. A ledger keeps only the last cuts. Before them, each
+    epoch is one interval, and the oldest epochs are forgotten.
 
     Attributes:
         name: A unique name. A loader that was sent to several processes has a ledger in each.
-        restored: Places of loaded states, by the number of the jump to that place. Other jumps were made by hand and
-            rolled no row back.
-        forgotten: Intervals before this place are forgotten; None if no interval is.
+        restored: By `Interval.jump`, the place of the state that was loaded just before the first interval with this
+            number. A jump that is not listed was made by hand, and rolled no row back.
+        forgotten: The furthest end of an interval that was dropped to save memory; None if none was dropped.
         last: The rows of the last step.
     """
 
@@ -171,11 +171,11 @@ class Ledger:
             self.add(epoch, 0, 0, Digest(), is_last=False)
 
     def join(self, known: Mapping[str, Any] | None = None) -> None:
-        """Records that the loader moved to the place of other loaders: they were handed the rows before that place, and
-        no row was rolled back.
+        """Records that the loader moved to the place of other ranks, by `seek` or by taking over their model. Those
+        ranks were handed the rows before that place, and no row was rolled back.
 
         Args:
-            known: The `to_dict` of one of their ledgers; its intervals replace those of this one.
+            known: The `to_dict` of the ledger of one of those ranks; its intervals replace those of this ledger.
 
         Raises:
             ValueError: If `known` is damaged.
@@ -251,8 +251,8 @@ class Ledger:
 
 
 def fold(intervals: Sequence[Interval], recent: int, most: int) -> tuple[list[Interval], list[Interval]]:
-    """Joins the intervals of each epoch and share, except for the `recent` last ones. Returns the oldest intervals
-    beyond `most`, which must be forgotten, and the intervals to keep.
+    """Joins adjacent intervals of the same epoch and share, except for the `recent` last intervals. Returns the
+    intervals to forget, which are the oldest of the joined ones if these are more than `most`; and those to keep.
     """
     folded: list[Interval] = []
     for interval in intervals[:-recent]:

@@ -67,8 +67,8 @@ class EpochLine:
         epochs: Number of epochs.
         spans: Intervals that all ranks together were handed, ascending.
         reach: The furthest position of any rank if the run is in this epoch; None for earlier epochs.
-        besides: Rows that were handed out in addition to the spans and not rolled back.
-        came_again: Whether positions were handed out in addition to the spans; their rows may be unknown.
+        besides: Number of rows that were handed out in addition to the spans and not rolled back.
+        came_again: Whether positions were handed out once more. If records do not show the rows, `besides` lacks them.
         doubt: Why the epoch cannot be proven; "" if there is no such reason.
         plan: Names the plan that the rows are compared with.
     """
@@ -188,7 +188,7 @@ class _Walk:
     handed: list[_Piece] = dataclasses.field(default_factory=list)  # later ones first
     origin: Place | None = None  # the place at which the start resumed, as far as this rank shows
     is_new: bool = False  # whether no state was loaded there
-    forgotten: Place = (0, 0)  # intervals before this place are forgotten
+    forgotten: Place = (0, 0)  # the records may lack intervals before this place
 
 
 def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
@@ -231,7 +231,7 @@ def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
 
 
 def _with_unknown_epochs(lines: Sequence[EpochLine], least: int) -> Iterator[EpochLine]:
-    """Yields the lines and, between them, lines of unknown epochs; at least `least` epochs in all."""
+    """Yields the lines and, for the epochs that lack one before the last line or before `least`, unknown epochs."""
     at = 0
     for line in lines:
         if line.epoch > at:
@@ -376,8 +376,8 @@ def _doubt(runs: Sequence[_Piece], *, is_forgotten: bool) -> str:
 
 
 def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[Interval]]:
-    """Splits the intervals of several runs of one epoch into those that do not overlap, sorted by position, and the
-    others. Intervals of longer runs are preferred.
+    """Chooses intervals of one epoch that do not overlap; returns them, sorted by position, and the others. Each of
+    `runs` is a sequence of intervals. If two overlap, the interval of the longer sequence is chosen.
     """
     if len(runs) == 1:
         return list(runs[0]), []
@@ -399,8 +399,8 @@ def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[
 def _add_shares(
     chains: Mapping[RankAndSize, Sequence[Sequence[Interval]]],
 ) -> tuple[list[Interval], str, list[Interval]]:
-    """Adds up the shares of a start whose ranks came and went: for each position, one rank of each share is enough.
-    Also returns why the shares cannot be added, or "", and the intervals that overlap with the sums.
+    """Adds up the rows of a start whose ranks came and went. For each position, one rank of each share is enough.
+    Returns the sums as intervals; why the shares cannot be added, or ""; and the intervals that overlap with the sums.
     """
     worlds: dict[int, dict[int, list[list[Interval]]]] = {}
     for (dp_rank, dp_size), of_share in chains.items():
@@ -425,8 +425,9 @@ def _furthest(intervals: Sequence[Interval]) -> list[Interval]:
 
 
 def _add_ranks(chains: Mapping[int, Sequence[Sequence[Interval]]], world_size: int) -> tuple[list[Interval], str]:
-    """Adds up all ranks between consecutive places at which all of them were cut. `chains` holds the chains of all
-    ranks by data-parallel rank; only one of several peers counts. Also returns why the ranks cannot be added, or "".
+    """Adds up the rows of all ranks between consecutive places at which all of them were cut. `chains` has, by
+    data-parallel rank, the intervals of each of its ranks; only one of several peers counts. Returns the sums as
+    intervals; and why the ranks cannot be added, or "".
     """
     every = [chain for peers in chains.values() for chain in peers]
     if len(every) < world_size:

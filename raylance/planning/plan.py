@@ -22,7 +22,7 @@ Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
 _MOST_KEPT = 1 << 16  # most rows of a slice whose arrangement is kept
 _KEPT_CHUNKS, _KEPT_ROWS = 4, 1 << 18  # rows are kept for the last four chunks, and for more up to this number of rows
-_FEW_ROWS = 1 << 13  # a chunk of at most this size is planned whole for its first item: 2 ms instead of 1 ms
+_FEW_ROWS = 1 << 13  # the first item of a chunk of up to this number of rows computes all of them: 2 ms instead of 1 ms
 _GROWTH = 1.25  # factor by which the rows of an item grow from one round to the next
 _WHOLE = 0.75  # a window of up to this share of the limit is not cut, so that one a little above half stays whole
 
@@ -70,8 +70,8 @@ class Plan:
         global_batch_size: Rows of one step over all ranks, G.
         remainder: What happens to the rows after the last whole step: "drop" leaves them out, "pad" fills the step with
             the epoch's first rows, "ragged" makes a smaller last step, in which a rank may get no row.
-        chunk_positions: Number of positions that are read together. Steps that begin in the same unit of this size form
-            a chunk.
+        chunk_positions: Number of positions that are read together. An epoch is cut into ranges of this size, and the
+            steps that begin in the same range form a chunk.
         every: Distance in steps between two steps of this plan; 1 for all steps. If k workers share a rank, each of
             them has k here, and worker w begins w steps after the first one.
     """
@@ -106,7 +106,7 @@ class Plan:
 
     @property
     def epoch_rows(self) -> int:
-        """Number of positions of an epoch; n, unless the order samples."""
+        """Number of positions of an epoch; n, unless the order repeats rows."""
         return self.order.epoch_rows
 
     @property
@@ -174,7 +174,7 @@ class Plan:
         """Returns the selected rows of a rank's slices of all steps of a chunk in the order of delivery, int64.
 
         The rows of the following chunks are computed in the same call, up to `ahead_rows` in all, and kept for later
-        calls. For several small chunks, this takes 0.6 of the time.
+        calls. For several small chunks, this takes 0.6 of the time of separate calls.
         """
         if (kept := self._kept.get((chunk, dp_rank))) is not None:
             return kept
@@ -208,7 +208,9 @@ class Plan:
                 over -= size
 
     def item_rows(self, item: WorkItem) -> Int64Array:
-        """Returns an item's selected rows in the order of delivery, int64; from its chunk's rows if few or kept."""
+        """Returns an item's selected rows in the order of delivery, int64. If the rows of its chunk are kept from an
+        earlier call, or few enough to compute all of them, the item's rows are taken from these.
+        """
         rows = self._kept.get((item.chunk, item.dp_rank))
         if rows is None and self.chunk_size(item.chunk, item.dp_rank) <= _FEW_ROWS:
             rows = self.chunk_rows(item.chunk, item.dp_rank)
@@ -225,8 +227,8 @@ class Plan:
         return self.item_positions(item) < self.epoch_rows
 
     def line(self, position: int, dp_rank: int) -> int:
-        """Returns the index of the first row of a rank's slice of a step. It counts the rank's rows of all steps that
-        lie whole strides before this step.
+        """Returns the line of the first row of a rank's slice of a step. Lines number, from 0, the rank's rows in the
+        order of delivery: all of an epoch, or with `every` only those of steps that lie whole strides apart.
         """
         return position // self.stride * self._slice_rows(dp_rank)
 
@@ -281,11 +283,12 @@ class Plan:
 
         An item should have about `item_rows` rows. Up to `max_steps` smaller slices are joined; larger slices are cut.
 
-        With `first_rows`, each item of the first step has about this number of rows, one item for each helper, so that
-        the first batch comes early. In each further round of as many items, each has a quarter more rows. So the rows
-        of a round last while the next is made, even if the consumer is almost as fast as the helpers. Near the end of
-        the epoch, an item has half of a helper's share of the rest, but at least `first_rows` (Polychronopoulos, Kuck:
-        "Guided self-scheduling", 1987). Otherwise one helper would still work when the others are done.
+        If `first_rows` is not 0, items of the first step have about this number of rows. The caller chooses it so that
+        each helper gets one of them, and the first batch comes early. Then come rounds of as many items, and the items
+        of each round have a quarter more rows than before. So the rows of a round last while helpers make the next one,
+        even if the consumer is almost as fast as they are. Near the end of the epoch, an item has half of a helper's
+        share of the remaining rows, but at least `first_rows` (Polychronopoulos, Kuck: "Guided self-scheduling", 1987).
+        Otherwise one helper would still work when the others are done.
         """
         chunk, rows = self.chunk_at(epoch, position), first_rows or item_rows
         low, high = self.rank_slice(position, dp_rank)
@@ -313,7 +316,7 @@ class Plan:
 @functools.lru_cache(maxsize=8)
 def _arranged(lanes: int, first: int, size: int, low: int, high: int) -> Int64Array:
     """Returns the positions of rows [low, high) of a step of `size` rows that begins in lane `first`, relative to the
-    step's position. If the number of lanes divides the global batch, they are equal for all steps of an epoch.
+    step's position. If the number of lanes divides the global batch, the result is the same for all whole steps.
     """
     offset = (np.arange(lanes, dtype=np.int64) - first) % lanes  # position of each lane's first row in the step
     count = np.maximum(0, -(-(size - offset) // lanes))
@@ -334,9 +337,10 @@ def no_step_left(plan: Plan, epoch: int, position: int) -> str:
 
 
 def portion_rows(rows: int, row_bytes: float, limit_bytes: int) -> int:
-    """Returns how many of `rows`, which are best read at once, to read and hold together.
+    """Returns how many of the `rows` of a chunk to read and hold together, within `limit_bytes`.
 
-    These are all rows if they leave room for the next rows; else one of several equal parts, two of which fit.
+    These are all rows if the limit leaves room for the next chunk's rows; else one of several equal parts, of which the
+    limit has room for two. Fewer and larger reads are faster.
     """
     nbytes = rows * row_bytes
     if nbytes <= _WHOLE * limit_bytes:

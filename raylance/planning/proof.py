@@ -78,8 +78,8 @@ class Expected:
         selection: The selected rows.
         order: The order; None if it is not known. Then an epoch is compared only if its records reach as many positions
             as there are selected rows.
-        most_rows: How many more rows of the plan may be computed; 50 rows of the selection count as one. None for any
-            number.
+        most_rows: How many more rows of the plan may be computed; None for any number. 50 rows of the selection count
+            as one, because they take as long.
     """
 
     selection: Selected
@@ -195,9 +195,9 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
 
 
 def _differs(line: EpochLine, expected: Expected, left_out: int) -> bool:
-    """Whether other rows were handed out than planned. If the order draws rows, they are compared with the plan.
-    Otherwise they are compared with the selection, without the rows that the plan leaves out; or with the plan, if that
-    needs fewer rows.
+    """Whether other rows were handed out than planned. If the order repeats rows, the rows handed out are compared with
+    the plan. Otherwise they are compared with the selection, without the rows that the plan leaves out; or with the
+    plan, if fewer rows must be computed for that.
     """
     order, handed = expected.order, line.digest
     if order is None:

@@ -69,7 +69,7 @@ class ShuffleQuality:
             is the index of Clark and Evans ("Distance to nearest neighbor …", Ecology 35, 1954): below 1 the batch is
             clumped.
         spread: Number of blocks that a batch touches, if storage is cut into as many equal blocks as the batch has
-            rows. At a ratio of 0.25 a batch comes from a quarter of the places of a random one.
+            rows. At a ratio of 0.25 a batch touches a quarter of the blocks that a random batch touches.
         close_pairs: Share of a batch's pairs of rows with a distance of at most a thousandth of the selection. At a
             ratio of 3, near-duplicates stored together meet in one batch three times as often as by chance.
         divergences: By kind of classes, the mean Jensen-Shannon divergence (Lin, 1991), in bits from 0 to 1, between
@@ -154,14 +154,14 @@ def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_s
 
 
 def compare_windows(plan: Plan, labels: Labels = None) -> dict[int, dict[int, float]]:
-    """Measures the class divergence, as a ratio to a row shuffle, for other windows and lanes.
+    """Measures the class divergence, as a ratio to a row shuffle, for the plan's windows and lanes and for others.
 
     Args:
         plan: The plan of a `WindowShuffle`. Other orders have no windows to compare.
         labels: See `shuffle_quality`.
 
     Returns:
-        Ratios by `window_shards`, then by `lanes`.
+        Ratios by `window_shards`, then by `lanes`; empty for another order than `WindowShuffle`.
     """
     settings, size = plan.order.settings, plan.global_batch_size
     if not isinstance(settings, WindowShuffle):
@@ -258,7 +258,7 @@ def _divergence(classes: Int64Array, shares: Floats) -> float:
 
 
 def _correlation(plan: Plan, epoch: int) -> float:
-    """Returns the rank correlation of the rows at the same positions of two epochs. Rows are their own ranks."""
+    """Returns the rank correlation of the rows at the same positions of two epochs. Row numbers serve as ranks."""
     count = min(plan.epoch_rows, _PAIRED_ROWS)
     if count < 2:
         return float("nan")

@@ -145,11 +145,11 @@ def arrange_replicas(
 ) -> list[RankAndSize | None]:
     """Returns the data-parallel rank and size of each rank, or None for each if every rank gets rows of its own. Groups
     of `ranks_per_replica` contiguous ranks are peers: the ranks of one replica of the model under tensor, pipeline or
-    context parallelism.
+    context parallelism. If there is a `function`, from `take_function`, it gives rank and size instead.
 
     Raises:
-        ConfigError: If `ranks_per_replica` is not a positive integer, or does not divide the world size; if a
-            `function` of `take_function` is given as well, fails, or returns pairs that `check_pairs` refuses.
+        ConfigError: If `ranks_per_replica` is not a positive integer, does not divide the world size, or is not 1
+            although there is a `function`; if the `function` fails, or returns pairs that `check_pairs` refuses.
     """
     peers = check_integer("ranks_per_replica", ranks_per_replica, 1)
     if function is not None:
@@ -180,7 +180,7 @@ def _call(function: Callable[[int, int], Any], rank: int, world_size: int) -> An
 
 
 def check_pairs(given: Sequence[Any], source: str) -> list[RankAndSize]:
-    """Checks the data-parallel rank and size of each rank of a world. Errors name their `source`.
+    """Checks the data-parallel rank and size of each rank of a world, and returns them. Errors name the `source`.
 
     Raises:
         ConfigError: If they are not pairs of integers, if ranks have different sizes, if a data-parallel rank is not

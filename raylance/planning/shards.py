@@ -1,8 +1,8 @@
 """Owns the list of complete shards in a checkpoint, and writes and reads it; never changes a position.
 
-A list holds ranges of places in the epoch's sequence of shards, which has all shards of a lane next to each other. So
-there are few ranges, however many rows there are. Order, seed and epoch determine the ID of the shard at each place. If
-there is no such sequence, or if there are too many ranges, the list says that it is made on request.
+An epoch puts its shards in a sequence, in which all shards of a lane are next to each other. A list holds ranges of
+places in this sequence: few ranges, however many rows there are. Order, seed and epoch determine the ID of the shard at
+each place. If there is no such sequence, or too many ranges, the list only says that it is made on request.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,8 @@ def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
 
 
 def read_shards(listed: Mapping[str, Any], epoch: Epoch) -> BoolArray | None:
-    """Reads a list of `list_shards`: bools by shard ID, shape (shards,); None if it is empty or "on_request".
+    """Returns for each shard ID whether a list of `list_shards` names it, bool, shape (shards,); None if the list is
+    empty or "on_request".
 
     Raises:
         StateError: If the list is damaged.

@@ -35,7 +35,7 @@ OMIT_DEFAULT = {_OMITTED: True}
 out, so that the description is equal to that of earlier versions.
 """
 
-_OMITTED_IF_ALL = ".epoch_rows"  # of a component: left out if its epoch has all its selected rows
+_OMITTED_IF_ALL = ".epoch_rows"  # a component's field, left out if the component's epoch has all its selected rows
 
 _IDENTITY = (
     "uri", "version", "branch", "filter", "split", "rows", "fingerprint", "identity", "order", "seed", "columns",

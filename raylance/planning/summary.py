@@ -92,8 +92,9 @@ class PlanSummary:
         rows_dropped: Number of rows after the last whole step, which no rank gets with remainder="drop".
         rows_repeated: Number of rows of padding, which come twice.
         shards: Number of shards of the selection.
-        reads: How rows are read, in words: mostly "range" (stretches of stored rows) or "take" (single rows), and for
-            the first window of rank 0 the share of the stored rows that it needs, and the number and size of its reads.
+        reads: How rows are read, in words: by "range" (stretches of stored rows) or by "take" (single rows). For the
+            first window of rank 0, unless it is large: the number and size of its reads, and which share it needs of
+            the rows that are stored from its first row to its last.
         window_bytes: Approximate bytes of raw rows that one rank reads together.
         held_bytes: Approximate bytes of raw rows that one rank holds: those in use and those that are read ahead, at
             most `max_window_bytes`. While rows are read, the block in progress comes on top; see `Options`.
@@ -181,7 +182,7 @@ class PlanSummary:
         plan, settings = self.plan, self.plan.order.settings
         if self.sources:
             return f"{plan.epoch_rows:,} rows an epoch, of {plan.rows:,} in {counted(len(self.sources), 'dataset')}"
-        if settings.repeats:  # it has no shards
+        if settings.repeats:  # such an order has no shards
             return f"{plan.epoch_rows:,} rows an epoch, drawn from {plan.rows:,}"
         return f"{plan.rows:,} rows in {counted(self.shards, 'shard')} of {settings.shard_rows}"
 
