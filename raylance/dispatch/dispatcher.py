@@ -2,8 +2,9 @@
 wait; never does the work. It is a state machine without Ray, threads, log or clock: it takes events and times, and
 returns outputs.
 
-The reader to which its chunk is assigned reads an item, and a free decoder decodes it. Then it is fetched, and
-delivered in the order of the plan. Helpers may finish in any order, die, hang, or answer calls of an earlier pass.
+Each chunk is assigned to a reader, which reads the items of the chunk. A free decoder decodes each item. Then the item
+is fetched, and delivered in the order of the plan. Helpers may finish in any order, die, hang, or answer calls of an
+earlier pass.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -51,7 +52,7 @@ class Dispatcher:
     """Makes the decisions for one pass of one rank: call `handle` for each event, and at `deadline` if no event came.
 
     Bytes in flight: An item is sent only if there is room: the item, all items in progress and all whole steps not yet
-    taken may together reserve at most the `limit_bytes` of `Sizes`. While no whole step waits to be taken, the next
+    taken may together reserve at most `Sizes.limit_bytes`. While no whole step waits to be taken, the next
     item to deliver may always be sent, because otherwise nothing would be delivered.
     """
 
@@ -246,7 +247,7 @@ class Dispatcher:
                 self._again(entry, Stage.WAITING)
 
     def _end_now(self, error: BaseException | None) -> None:
-        """Ends the pass at the next item to deliver, even if that item may succeed."""
+        """Fails the next item to deliver with an error, although it might succeed, so that the pass ends before it."""
         head = self._inflight.head
         if head is not None:
             head.error = error
@@ -256,7 +257,7 @@ class Dispatcher:
             self._again(head, Stage.FAILED)
 
     def _has_others(self) -> bool:
-        """Returns whether other rows may still show that decoders work; failed rows will not be tried again."""
+        """Returns whether rows are left with which decoders may show that they work; failed rows do not come again."""
         return any(
             entry.item.rows and not entry.waits and entry.stage is not Stage.FAILED for entry in self._inflight.entries
         )
@@ -285,7 +286,7 @@ class Dispatcher:
     # Consequences for one item.
 
     def _again(self, entry: InFlightItem, stage: Stage) -> None:
-        """Moves an item to a stage in which it awaits no call. Only the stage READ keeps the rows that were read."""
+        """Moves an item to WAITING, READ or FAILED; it awaits no call then. Only READ keeps the rows that were read."""
         entry.call, entry.stage = None, stage
         if stage is not Stage.READ:
             self._drop_results(entry)

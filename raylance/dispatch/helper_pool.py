@@ -224,7 +224,7 @@ class HelperPool:
                 self._want_missing("reader", now)
 
     def not_placed(self, helper: int, fault: Fault, permanent: bool, now: float) -> list[Output]:
-        """Replaces a helper that died during its start, unless that is pointless or too late."""
+        """Replaces a helper that died during its start, unless another would die, too (`permanent`), or time is up."""
         found = self._helpers.pop(helper, None)
         if found is None:
             return []

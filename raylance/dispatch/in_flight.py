@@ -61,7 +61,7 @@ class InFlightItem:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the item is one row that may have ended two or more helpers, so that a fresh one must try it."""
+        """Whether the item is one row that may have ended two or more helpers, so that a fresh decoder must try it."""
         return self.item.rows == 1 and self.deaths >= SUSPECT_DEATHS and not self.given_up
 
     def drop_results(self) -> tuple[int, ...]:
@@ -166,7 +166,9 @@ class InFlight:
         return is_next or (head.waits and not used) or used + entry.reserved_bytes <= self._sizes.limit_bytes
 
     def deliver(self) -> None:
-        """Moves the head to the delivered items. Its bytes count until the consumer takes its last step."""
+        """Moves the head to the delivered items. Until the step in which it ends is whole, its bytes do not count; then
+        they count until the consumer has taken that step.
+        """
         entry = self.entries.popleft()
         item = entry.item
         self._open = (self._open[0] + entry.reserved_bytes, self._open[1] + 1)

@@ -52,9 +52,10 @@ class Ping:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Read:
-    """Read an item whose raw rows have at most `allowed_bytes`; if `decodes`, also decode it in the same helper.
+    """Read an item; if `decodes`, also decode it in the same helper. If its raw rows have more bytes than
+    `allowed_bytes`, the result has no rows, and the receipt in `Done` has the number of bytes.
 
-    After its chunk, read the chunk `following` ahead; None for the next chunk of the plan. `given_up`: see `Decode`.
+    After the item's chunk, read the chunk `following` ahead; None for the plan's next chunk. `given_up`: see `Decode`.
     """
 
     call: int
@@ -77,7 +78,9 @@ class Prefetch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode the result of the call `source`. If `given_up` gives a reason, its only row is bad, and is not decoded."""
+    """Decode the result of the call `source`. If `given_up` is not empty, it says why the item's only
+    row is bad; then the row is not decoded.
+    """
 
     call: int
     helper: int

@@ -34,7 +34,7 @@ class ReadSchedule:
 
     def begin_at(self, plan: Plan, chunk: Chunk) -> None:
         """Drops the assignments before a chunk, because those chunks will not be read any more. Drops all assignments
-        if the chunk has none, or if they belong to another plan, as after a change of the ranks' shares.
+        if the chunk has none, or if they belong to another plan, as after a change of the number of ranks.
         """
         if self._plan not in (None, plan):
             self.assignments.clear()

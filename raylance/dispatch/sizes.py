@@ -18,7 +18,7 @@ _FADE = 0.9  # factor for each item: the estimate rises at once and falls slowly
 
 
 class Sizes:
-    """Estimates the bytes of rows in flight. An estimate is close to the largest mean of the last items."""
+    """Estimates the bytes of rows in flight. A row's estimate rises at once to an item's mean, and falls slowly."""
 
     def __init__(self, *, raw_bytes: float, decoded_bytes: float, limit_bytes: int, items: int) -> None:
         """Begins with an estimate of a row's bytes as read, and of the bytes that decoding adds. All items in flight
@@ -37,7 +37,7 @@ class Sizes:
         return rows * (self._raw_bytes * _MARGIN + self._decoded_bytes)
 
     def allowed(self, rows: int) -> float:
-        """Returns the bytes that raw rows may have together; if they have more, they are cut."""
+        """Returns the most bytes that this number of raw rows may have; an item with more is cut."""
         return max(_LEAST_BYTES, rows * self._raw_bytes * _MARGIN)
 
     def parts(self, item: WorkItem) -> int:

@@ -84,8 +84,8 @@ def newest_checkpoint(path: str | os.PathLike[str], storage_filesystem: Any = No
     empty. Start a run with a new name that calls
     `restore(loader, ray.train.get_checkpoint() or newest_checkpoint(folder))`.
 
-    A checkpoint is whole if `raylance_state.json` can be read, and also `state.pt`, which may only be missing if there
-    are files of your own, reported with `checkpoint=`. raylance does not know which of your files should be there.
+    A checkpoint is whole if `raylance_state.json` and `state.pt` can be read. If it holds files of your own, reported
+    with `checkpoint=`, `state.pt` may be missing. raylance does not know which of your files should be there.
 
     Args:
         path: The run's folder: the storage path, followed by the run's name.
@@ -183,7 +183,7 @@ def load_state_file(path: Path) -> dict[str, Any] | None:
 
 
 def _check_size(path: Path) -> None:
-    """Raises ValueError if a file's parts are larger than the file. torch writes no such file: it does not compress."""
+    """Raises ValueError if a file unpacks to more bytes than it has and so might fill the memory. torch writes none."""
     with zipfile.ZipFile(path) as file:
         if sum(info.file_size for info in file.infolist()) > path.stat().st_size:
             raise ValueError("its parts are compressed, or overlap")
@@ -210,7 +210,7 @@ def write_files(checkpoint: ray.train.Checkpoint, position: Mapping[str, Any], s
 
 
 def _check_name(checkpoint: ray.train.Checkpoint, *, has_state: bool) -> None:
-    """Raises ConfigError if a state.pt that is there would be overwritten, or restored as if it were reported now."""
+    """Raises ConfigError if a report would overwrite a user's state.pt, or if `restore` would return an older one."""
     names = [f"{checkpoint.path}/{name}" for name in (FILE_NAME, STATE_FILE)]
     filesystem: Any = checkpoint.filesystem
     is_used, has_file = (info.is_file for info in filesystem.get_file_info(names))
@@ -269,7 +269,7 @@ def _dump(state: dict[str, Any], file: Any) -> None:
     """Writes a state to an open file.
 
     Raises:
-        OSError: If writing to the file failed. torch hides it behind a RuntimeError, which is undone here.
+        OSError: If writing to the file failed, although torch raises a RuntimeError then.
         ConfigError: If the state cannot be saved.
     """
     with _refusing():

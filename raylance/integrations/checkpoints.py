@@ -45,8 +45,8 @@ def report(
 ) -> None:
     """Reports metrics with a checkpoint that says which rows were consumed. Every rank must call it at the same step.
 
-    Ray Train's report is a barrier that completes about once in two seconds, so call it every few hundred steps, not
-    every step.
+    A report waits for all ranks, and until Ray Train has taken the report before, which it does about every
+    two seconds. So call it every few hundred steps, not every step.
 
     Args:
         metrics: Metrics for Ray Train.

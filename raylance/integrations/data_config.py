@@ -31,8 +31,8 @@ class DataConfig(ray.train.DataConfig):
                 replica of the model, under tensor, pipeline or context parallelism. `batch_size` counts the rows of a
                 replica. For any other arrangement, call `reshard` in the training function.
             **options: Fields of `raylance.Options`, such as `num_decoders=2`, for the loaders of all datasets and
-                ranks. `num_decoders="auto"` takes the CPUs that the trainer leaves free; `max_window_bytes` is also
-                the `window_bytes` of datasets without one.
+                ranks. `num_decoders="auto"` takes the CPUs that the trainer leaves free. A dataset without
+                `window_bytes` takes `max_window_bytes` for it.
 
         Raises:
             ConfigError: If an option is unknown, or a value is not allowed.

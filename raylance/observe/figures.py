@@ -24,8 +24,8 @@ class RankFigures:
         facts: The facts of the rank's record: rank, world_size, row_bytes, decodes, order, options, cpus.
         presence: Share of the period in which the rank was there, in [0, 1]; below 1 if the world size changed.
         starts: How often the rank was started in this period.
-        peers: Number of ranks that got the same rows, this one included; each counts an equal part of them. If the
-            number changed between starts, it is a mean: all rows that the rank got, divided by the sum of its parts.
+        peers: Number of ranks that got the same rows, this one included. Figures of the run count the rows of each
+            peer divided by this number. If the number changed between starts, it is the mean that gives the same rows.
     """
 
     figures: Mapping[str, float]
@@ -105,8 +105,8 @@ def training_rate(ranks: Sequence[RankFigures]) -> float:
     """Returns the rows a second over all ranks if no trainer ever waited for its loader.
 
     While one rank waits for its loader, the other ranks wait for that rank in collective operations, which counts as
-    training. So a step takes the time of the rank that trains shortest, among the ranks whose steps are as long as
-    those of the slowest rank.
+    training. So only ranks whose whole steps are as long as those of the slowest rank are compared. Among them, the
+    rank that trains shortest waits least for other ranks: its training time is taken as the time of a step.
     """
     counted = _counted(ranks)
     slowest_s = max((rank.step_s for rank in counted), default=0.0)
@@ -115,13 +115,13 @@ def training_rate(ranks: Sequence[RankFigures]) -> float:
 
 
 def _counted(ranks: Sequence[RankFigures]) -> list[RankFigures]:
-    """Returns the ranks that represent the run: with batches, and there most of the time; if none, all with batches."""
+    """Returns the ranks that got batches and were there most of the time; if there are none, all that got batches."""
     there = [rank for rank in ranks if rank.presence and rank.figures["batches"]]
     return [rank for rank in there if rank.presence >= MOSTLY] or there
 
 
 def _over_all(ranks: Sequence[RankFigures], step_s: float, at_once: float) -> float:
-    """Returns the rows a second if each step takes `step_s`; `at_once` if a step takes no time."""
+    """Returns the rows a second over all ranks if each step takes `step_s`; if `step_s` is 0, returns `at_once`."""
     rows = sum(rank.share * rank.figures["rows"] / max(1.0, rank.figures["batches"]) for rank in ranks)
     return rows / step_s if step_s else at_once
 

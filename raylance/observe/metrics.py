@@ -102,7 +102,7 @@ class Publisher:
     def __init__(
         self, run: str, dataset: str, rank: int, before: Mapping[str, float] | None = None, *, peers: int = 1
     ) -> None:
-        """Publishes nothing yet. `before` holds figures that are published already; `peers` ranks get the same rows."""
+        """Publishes nothing yet. `before` holds figures already published; `peers` ranks get its rows."""
         self._peers = peers
         self._labels = dict(zip(LABELS, (run, dataset, str(rank)), strict=True))
         self._before: dict[str, float] = dict(before or {})
@@ -123,7 +123,7 @@ class Publisher:
                 self._before[metric.field] = value
 
     def end(self) -> None:
-        """Sets all gauges to 0; otherwise Ray keeps publishing their last values."""
+        """Sets the gauges in `GAUGES`, such as `decoders`, to 0; otherwise Ray keeps publishing their last values."""
         self.publish(dict.fromkeys(GAUGES, 0.0))
 
 

@@ -30,7 +30,7 @@ class Receipt:
         held_bytes: Peak of `window_bytes` so far.
         window_bytes: Bytes of raw rows that the shard actor, which reads, holds now.
         fallback_rows: Rows that the fast codec left to the slow one.
-        bad_rows: Some of the masked rows: row offset (in a mixture, with component bits), column and reason.
+        bad_rows: Some of the masked rows: row offset (in a mixture, see `reason_of`), column and reason.
         too_large_bytes: Approximate bytes of rows that were not sent because they exceed the limit; else 0.
     """
 
@@ -114,4 +114,6 @@ class Observer(Protocol):
         """Adds the seconds that the body takes to a field of `Stats`."""
 
     def reason_of(self, offset: int) -> tuple[str, str] | None:
-        """Returns column and reason of a bad row by its offset, with component bits; None if they were not kept."""
+        """Returns column and reason of a bad row by its row offset; None if they were not kept. In a mixture, the high
+        bits of the row offset hold the number of the component.
+        """

@@ -85,7 +85,9 @@ def public_uri(uri: str) -> str:
 
 
 def holds_secret(uri: str) -> bool:
-    """Returns whether a URI holds a password, or a key in its query. In abfss://, a user alone is a container."""
+    """Returns whether a URI holds a password, or a key in its query. A name without a password is not a secret: in
+    abfss:// URIs, the name of a container comes before the @.
+    """
     return "://" in uri and bool(_PASSWORD.search(uri) or _SECRET.search(uri))
 
 

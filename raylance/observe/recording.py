@@ -76,9 +76,9 @@ class Recording:
             return self._answered < self._asked or 0 < self._failures <= _LAST_TRIES
 
     def flush(self, *, may_wait: bool = True) -> None:
-        """Samples now and has the writing thread write, because the process may end soon. Waits until the record is
-        written, but not if the storage hangs, and not long if it failed before. Without `may_wait`, waits only for a
-        local storage, and only while all such waits together took little time.
+        """Samples now and has the writing thread write, because the process may end soon. Waits for the write at most
+        10 s, 1 s if the write before failed; does not wait if the storage hangs. Without `may_wait`, asks for the
+        write only while such calls took little time so far, and waits only for a local storage.
         """
         if self._pid != os.getpid():  # a forked child: the record belongs to its parent
             return

@@ -41,7 +41,7 @@ class Stats(WaitClock):
         nbytes: Bytes handed out, decoded.
         fallback_rows: Rows that a slow decoder had to decode in place of a fast one: JPEGs that the fast codec left to
             Pillow, such as CMYK or damaged ones (other formats, which Pillow always decodes, do not count); images that
-            `DeviceImage` left to `Image`; rows on which a batch decoder failed together.
+            `DeviceImage` left to `Image`; rows decoded one by one after a batch decoder failed on them together.
         read_bytes: Bytes of rows read from storage, including rows read ahead.
         decoded_rows: Rows that were decoded, including rows decoded ahead.
         wait_s: Seconds that the trainer waited for the next batch, or for the end of a pass.
@@ -52,7 +52,7 @@ class Stats(WaitClock):
         wait_decode_s: Part of `wait_s` in which the awaited rows were being decoded, or waited for a decoder.
         wait_finish_s: Part of `wait_s` in which the awaited rows were brought to this process and made a batch.
         storage_s: Seconds in which storage was being read, also ahead of time, all shard actors together.
-        read_s: Seconds that shard actors waited for storage (reading ahead hides the rest).
+        read_s: Seconds that shard actors waited for storage and copied rows (reading ahead hides the rest).
         decode_s: Seconds of decoding, all decoders together.
         device_decode_s: Part of `decode_s` in which this process decoded on the device of its batches. On CUDA, work
             that the device finishes later is not counted.
@@ -71,14 +71,14 @@ class Stats(WaitClock):
         decoders_wanted: Decoders that there should be.
         decoders_busy: Decoders that have work now.
         inflight_items: Items of work that are in flight now.
-        inflight_bytes: Estimated bytes in flight now: of these items, and of steps that were delivered but not taken
-            yet.
+        inflight_bytes: Estimated bytes in flight now: of the items whose work has begun, and of whole steps that the
+            trainer has not taken yet.
         ready_batches: Batches that wait for the trainer now.
         window_bytes: Bytes of raw rows in the shard actor that answered last.
-        held_bytes: Most bytes of raw rows that one shard actor held at one time, including the block being read.
-        epoch_certificate: Count and hash of this rank's rows in the last pass that reached the end of an epoch, all of
-            them in its own plan; None before such a pass. `raylance.prove_run` proves whether the ranks together
-            delivered every selected row once.
+        held_bytes: Most bytes of raw rows that one shard actor held at any time, including rows that were being read.
+        epoch_certificate: Positions, count and hash of the rows that this rank was handed in its last pass that reached
+            the end of an epoch: those of its own plan, each once. None before such a pass. `raylance.prove_run` proves
+            whether the ranks together were handed every selected row once.
     """
 
     batches: int = 0

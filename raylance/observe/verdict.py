@@ -29,15 +29,15 @@ class Verdict:
 
     Attributes:
         limit: "training" if the loader keeps up; "starting" if the start took more than half as long as all training
-            and waiting after it; "saving" if `raylance.report` takes more time than waiting; "reading", "decoding" or
-            "finishing" (bringing rows to the trainer's process and making batches of them) if the trainer waits for
-            that; "unknown" while there are too few batches.
+            and waiting after it; "saving" if `raylance.report` takes more than a quarter of the time, and more than
+            waiting; "reading", "decoding" or "finishing" (bringing rows to the trainer's process and making batches of
+            them) if the trainer waits mostly for that; "unknown" while there are too few batches.
         summary: The limit in a sentence, with the numbers.
         advice: Changes that would help, the most useful first; may be empty.
         waiting: Share of the trainer's time that it waited, in [0, 1]; the start and saving are excluded.
         rates: Rows a second over all ranks: "delivered", and the rate of each stage alone: "training", "reading",
-            "decoding"; infinite if it took no time. Ranks take the same number of steps, so "delivered" and "training"
-            follow the slowest one.
+            "decoding"; infinite if the stage took no time. Ranks take the same number of steps, so "delivered" and
+            "training" follow the slowest rank.
         seconds: Seconds of all ranks: "training", "saving", and waiting by cause.
         rows: For a whole run: whether its ranks were handed every selected row once, in the words of
             `raylance.prove_run`.
@@ -73,7 +73,7 @@ def judge(ranks: Sequence[RankFigures]) -> Verdict:
 
 
 def judge_beside(dataset: str, by_dataset: Mapping[str, Sequence[RankFigures]]) -> Verdict:
-    """Judges a run by one of the datasets that it iterates side by side; adds advice on others that it waits for."""
+    """Judges a run by one of the datasets that it iterates side by side; adds advice on other awaited ones."""
     judged = {name: judge(ranks) for name, ranks in by_dataset.items()}
     verdict = judged.pop(dataset)
     if not judged:

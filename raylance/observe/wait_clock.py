@@ -30,7 +30,7 @@ class WaitClock:
 
     The consumer of a loader waits for a batch ("wait_s"), keeps it ("user_s"), and waits again. Each second of waiting
     has one cause. If the consumer iterates another loader while it keeps a batch of this one, as in a validation pass,
-    the seconds in which it waits for or keeps the other's batches count here as `user_s` and `other_s`.
+    the seconds in which it waits for or keeps batches of that other loader count here as `user_s` and `other_s`.
 
     Attributes:
         has_begun: Whether the loader has handed out a batch.
@@ -92,7 +92,7 @@ class WaitClock:
         return seconds
 
     def _explain_wait(self, now: float) -> None:
-        """Adds the waiting that has no cause to the field `_here`, so that each second has a cause."""
+        """Adds the seconds of waiting without a reported cause to the field `_here`, so that all seconds have one."""
         self.awaits(None, now)
         rest = self.wait_s - self._there_s - sum(getattr(self, name) for name in WAITS.values())
         if rest > 0:
@@ -108,7 +108,7 @@ class WaitClock:
         self._going["other_s"] = now
 
     def resume(self, seconds: float) -> None:
-        """Ends the timing of `other_s`, and adds the seconds that belong to the other loader."""
+        """Ends the timing of `other_s`, and adds `seconds`: the other loader's wait or step, without saving."""
         self._going.pop("other_s", None)
         self.other_s += seconds
 
@@ -170,7 +170,7 @@ class WaitClock:
                 setattr(self, name, getattr(self, name) + now - since)
 
     def split_there(self, read_s: float, decode_s: float) -> None:
-        """Splits the waits with the cause "there" by the seconds of the helper that both read and decoded the rows."""
+        """Splits the waits with the cause "there" into reading and decoding, in the ratio of the helper's two times."""
         if self._there_s and read_s + decode_s > 0:
             reading_s = self._there_s * read_s / (read_s + decode_s)
             self.wait_read_s += reading_s

@@ -103,7 +103,7 @@ def draw_rate(found: Timeline) -> str:
 
 
 def draw_rates(rates: Mapping[str, float], limit: str) -> str:
-    """Draws bars of the delivered rate, and of the rate of each part alone."""
+    """Draws a bar for each of `Verdict.rates`; the bars of the delivered rate and of `limit` stand out."""
     known = {name: rate for name, rate in rates.items() if rate < 1e7}
     figure, axes = _figure(0.7 + 0.34 * len(rates))
     most = max(known.values(), default=1.0)

@@ -183,7 +183,7 @@ def _failed(run: Run, errors: Sequence[tuple[float, LoaderRecord, Any]]) -> str:
 
 
 def _spent(run: Run, verdict: Verdict) -> dict[str, float]:
-    """Returns the seconds of all ranks by use, including seconds for the other datasets."""
+    """Returns the seconds of all ranks by use; the time that went to other datasets is one more use."""
     others = [record for record in run.records if record.dataset != run.main]
     spent = sum(record.latest("wait_s") for record in others)
     within = [record for record in others if record.dataset not in run.trained_on]  # in steps of the main dataset
@@ -192,7 +192,9 @@ def _spent(run: Run, verdict: Verdict) -> dict[str, float]:
 
 
 def _describe_masked(run: Run) -> str:
-    """Says how often rows were masked, and how many rows are named. Rows are decoded ahead of training."""
+    """Says how often a masked row was handed out, and how many masked rows the records name. These may be more, because
+    rows are decoded before they are handed out.
+    """
     times = int(sum(record.latest("masked_rows") for record in run.records))
     rows = {(record.dataset, *row[:2]) for record in run.records for row in record.bad_rows}
     ahead = ", some of what was decoded and not handed out yet" * (len(rows) > times)
@@ -238,7 +240,7 @@ def _dataset_row(name: str, parts: Sequence[RankFigures], verdict: Verdict) -> t
 
 
 def _longest(verdict: Verdict) -> str:
-    """Returns the part that took the most time."""
+    """Returns the use that took the most time: a key of `Verdict.seconds`."""
     return max(verdict.seconds, key=lambda part: verdict.seconds[part])
 
 
@@ -350,7 +352,10 @@ def _describe_quality(ratio: float) -> str:
 
 
 def _remains_of(data: Any, offset: int, column: str) -> str:
-    """Returns HTML of a damaged row: the part of the picture that can be decoded, else its first bytes."""
+    """Returns HTML of a damaged row: the part of the picture that can be decoded, else its first bytes.
+
+    Returns "" if no single stored value is damaged: in a mixture, in packed rows, or if a transform failed.
+    """
     source = spec_of(data).read.source
     if not isinstance(source, TableRows) or split_offsets(offset)[0] or column == TRANSFORM:
         return ""

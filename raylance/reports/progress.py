@@ -12,7 +12,7 @@ _RECENT_S = 15.0  # rates and shares of a running run are taken over this time
 _STEPS = 3  # but over at least this number of steps, even if they take longer
 _SAVES = 0.1  # of the time: less saving is not shown
 _PACE_S = 600.0  # the pace is taken over this time
-_NOW_S = 3.0  # a dataset that was iterated in this last time is iterated now
+_NOW_S = 3.0  # a dataset counts as iterated now if it was iterated within this time
 _SILENT_S = 60.0  # after this time without a sample, the process is gone
 _CAUSES = {"making batches" if cause == "finishing" else cause: field for cause, field in WAITS.items()}
 
@@ -44,7 +44,7 @@ class Progress:
     beside: str = ""
 
     def left_s(self, epochs: int | None = None) -> float | None:
-        """Returns the seconds to the end of the epoch, or of `epochs` if given, at this pace; None if unknown."""
+        """Returns the seconds left in this epoch or, if given, in all `epochs`, at `pace`; None if it is unknown."""
         left = self.epoch_rows * ((self.epoch + 1 if epochs is None else epochs) - self.epoch) - self.rows
         return max(0, left) / self.pace if self.pace else None
 
@@ -169,7 +169,7 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
 
 
 def _decoders(record: LoaderRecord, now: Mapping[str, float]) -> tuple[str, str]:
-    """Returns decoders that run and are wanted, and decoders at work; without decoders, the place that decodes."""
+    """Returns two cells: "<running>/<wanted>" decoders, and those at work; without decoders, what decodes and "-"."""
     if not record.has_decoders:
         is_on_device = record.latest("device_decode_s") > 0
         return "on device" if is_on_device else "in readers" if record.latest("decoded_rows") else "-", "-"

@@ -26,7 +26,7 @@ from raylance.source.storage_options import StorageOptions
 logger = logging.getLogger(__name__)
 
 _LINES = 3  # most lines of a verdict
-FEW_ROWS = 10**7  # most rows of plans to compute if the proof is only part of the work: ten seconds
+FEW_ROWS = 10**7  # most rows of plans to compute, in about ten seconds, if the proof is only a part of the work
 _UNKNOWN_ROWS = "its records do not hold which rows were handed out: a raylance before 0.8 wrote them"
 _LACKING = "Records hold no storage_options=, pack=, order=, or new place of moved data (uri=): give them to prove_run."
 
@@ -37,7 +37,8 @@ class Proof:
 
     Attributes:
         dataset: Its name in the run.
-        who: "" for all ranks together; else the ranks, each of which sees the whole dataset and has its own proof.
+        who: "" if the ranks share the rows: the proof is about all ranks together. If each rank sees the whole dataset,
+            the rank or ranks that the proof is about: "rank <n>" or "each of <n> ranks".
         epochs: The proofs by epoch; consecutive epochs with the same result share one.
     """
 
@@ -58,11 +59,11 @@ class RunProof:
     The ranks counted and hashed the rows that their training functions took, with each report and at each epoch's end.
     For each start, only the rows before the place at which the next start resumed count; the others were rolled back
     and came again. New processes that loaded no state also count as a start: their model is new, or was restored by
-    other means. All rows that one process was handed count, unless it loaded a state. If `set_epoch` or a second loader
-    made rows come more than once, the epochs are unproven.
+    other means. Within a process, rows are rolled back only if it loads a state. If `set_epoch` or a second loader made
+    rows come more than once, the epochs are unproven.
 
     It proves which rows came, but not their steps or bytes. Two different sets of rows have the same 64-bit hash in one
-    of 2**64 cases. Rows that the plan leaves out (remainder="drop") appear as planned.
+    of 2**64 cases. Rows that the plan leaves out (remainder="drop") are taken from the plan: no record holds them.
 
     Attributes:
         datasets: The proofs, at least one for each dataset of the run.
@@ -162,7 +163,7 @@ def explain_run(
     storage_options: StorageOptions | None = None,
 ) -> Verdict:
     """Says in words which stage limits a run, over all ranks and starts, and what to change; see `Verdict`. Also says
-    whether the run was trained on every selected row once; `prove_run` also compares epochs for which this takes long.
+    whether the run was trained on every selected row once. Epochs that take long to compare are left to `prove_run`.
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI.
@@ -178,7 +179,7 @@ def explain_run(
 
 
 def storage_argument(storage_options: StorageOptions | None) -> dict[str, Any]:
-    """Returns the argument of `raylance.dataset`, {} if none was given: then a dataset is opened as its state says."""
+    """Returns `storage_options` as a keyword argument for opening a dataset; {} if none were given."""
     return {"storage_options": storage_options} if storage_options else {}
 
 
@@ -207,8 +208,8 @@ def of_epochs(one: EpochProof) -> str:
 
 
 def _accounts(records: Sequence[LoaderRecord]) -> dict[str, list[Account]]:
-    """Returns the accounts of the loaders: under "" if the ranks share the rows, under "rank <n>" if each rank sees the
-    whole dataset. Records with a damaged digest are left out.
+    """Returns the accounts of the loaders, which say what each was handed: under "" if the ranks share the rows, under
+    "rank <n>" if each rank sees the whole dataset. Records with a damaged digest are left out.
     """
     found: dict[str, list[Account]] = {}
     for record in records:
@@ -283,7 +284,7 @@ def _joined(by_who: Mapping[str, list[EpochProof]]) -> dict[str, list[EpochProof
 
 
 class _Plans:
-    """The plans that the epochs of a dataset are compared with, each with the selection of its own start."""
+    """The plans of a dataset's epochs. Starts may differ in plan and selection, so each plan is opened by itself."""
 
     def __init__(self, records: Sequence[LoaderRecord], changes: dict[str, Any], most_rows: int | None) -> None:
         self._records = {_plan_of(record): record for record in records}
@@ -303,7 +304,7 @@ class _Plans:
 
 
 def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | None) -> Expected:
-    """Returns the rows that a dataset selects, and their order."""
+    """Returns the rows that a dataset selects, and their order: None if only the code of a custom order is missing."""
     state, remainder = record.facts["state"], record.facts["remainder"]
     has_order = True
     try:

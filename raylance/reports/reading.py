@@ -58,8 +58,8 @@ class LoaderRecord:
         series: By name, float64 (samples,): counters since the loader was made, and `time_s`, seconds since 1970.
         written_s: When its file was last written, by the clock of the storage.
         digest: The digest of the rows handed out, made by `Ledger.to_dict`; None in records of an older raylance.
-        shared_s: By another dataset: seconds in which both were iterated side by side; empty in records of an older
-            raylance.
+        shared_s: By the name of another dataset: seconds in which both were iterated side by side; empty in records of
+            an older raylance.
     """
 
     name: str
@@ -140,7 +140,7 @@ class LoaderRecord:
         return float(values[-1]) if len(values) else 0.0
 
     def rank_figures(self, begin: float = -np.inf) -> RankFigures:
-        """Returns the figures for verdicts: counts from a time on, and the last values of gauges."""
+        """Returns the figures for verdicts: the growth of counters since `begin`, and the last values of gauges."""
         figures = {name: self.latest(name) for name in NUMBERS}
         if begin >= self.started:  # nothing was counted before the start
             figures |= {name: figures[name] - float(self.at(name, begin)) for name in figures.keys() - GAUGES}
@@ -176,7 +176,7 @@ class Run:
 
     @cached_property
     def trained_on(self) -> list[str]:
-        """The dataset between whose batches most time passes, and the datasets that are iterated side by side with it,
+        """The dataset whose steps take the most time in total, and the datasets that are iterated side by side with it,
         as by zip(). The dataset that the trainers wait for most comes first.
         """
         spent: dict[str, float] = {}
@@ -195,13 +195,13 @@ class Run:
         return [record for record in self.records if record.dataset == dataset]
 
     def newest(self, dataset: str) -> list[LoaderRecord]:
-        """Returns the newest record of each rank of a dataset, for the ranks of the last world size; by rank."""
+        """Returns the newest record of each rank of a dataset, by rank; leaves out ranks beyond the last world size."""
         by_rank = {record.rank: record for record in self.of(dataset)}
         ranks = self.of(dataset)[-1].facts["world_size"]
         return [by_rank[rank] for rank in sorted(by_rank) if rank < ranks]
 
     def verdict(self, dataset: str, last_s: float | None = None) -> Verdict:
-        """Judges a dataset's ranks: over the last seconds of each rank, by its own clock, or over the whole run."""
+        """Judges a dataset's ranks over the last `last_s` seconds of each by its own clock; None: the whole run."""
         trained_on = self.trained_on if dataset in self.trained_on else [dataset]
         if last_s is not None:
             latest = {name: [r.rank_figures(r.last - last_s) for r in self.newest(name)] for name in trained_on}

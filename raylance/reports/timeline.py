@@ -21,7 +21,7 @@ _GAP_S = 20.0  # a longer time without any record: the run did not run
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """A run divided into bins of time. Times without any record are left out.
+    """A run divided into bins of time. Times of 20 s or more without any record are left out.
 
     Attributes:
         edges: Edges of the bins, in seconds since the run began, (bins + 1,).
@@ -49,7 +49,7 @@ def timeline(run: Run, bins: int = 160) -> Timeline:
     spans = _spans(run.records)
     known = np.array([point for span in spans for point in span])  # seconds since 1970
     lengths = np.array([[0.0, end - begin] for begin, end in spans])
-    lengths[:, 0] = 1e-6  # a gap gets almost no length, but some: each time needs a single place
+    lengths[:, 0] = 1e-6  # the lengths of the gaps; not 0, because np.interp needs increasing values
     walked = np.cumsum(lengths.ravel()) - lengths[0, 0]
     edges = np.linspace(0.0, walked[-1], bins + 1)
     times = np.interp(edges, walked, known)

@@ -51,7 +51,7 @@ def watch(
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI; it need not exist yet.
-        epochs: Number of epochs of the run, numbered from 0, for the time left of the run; None for that of the epoch.
+        epochs: Number of epochs of the run, to show the time left of the run; None shows the time left of the epoch.
         storage_filesystem: A file system of pyarrow, as for `ray.train.RunConfig`; `path` is then a path in it.
         tell: Makes a line from the metrics of a report, "" for no line; None shows the numbers of the report.
         file: The stream to write to; None for stderr.
@@ -139,7 +139,7 @@ class _Watcher:
             return
         self._has_seen = True
         for when, record, kind, what in events(run):
-            # Each event is remembered, not a last time: records arrive at different times, and clocks differ.
+            # All events are remembered. The time of the last one is not enough: records come late, and clocks differ.
             event = _key(when, record, kind, what)
             if event in self._happened:
                 continue

@@ -1,1 +1,1 @@
-"""Owns the execution of one rank's work, which the dispatcher decides and a runtime does; never knows orders."""
+"""Owns the execution of the work that the dispatcher decides, for one rank, by helpers; never knows orders."""

@@ -153,7 +153,7 @@ class Feeder:
             return True
         if not self._is_awaited:
             self._is_awaited = True
-            self._awaits_here()  # holds until the dispatcher reports the cause: the thread may be making batches
+            self._awaits_here()  # a guess until the dispatcher reports the cause: the thread may be making batches
             self._say(Awaited())
         return False
 

@@ -100,7 +100,7 @@ class ThreadRuntime(Runtime):
         self._submit(command, decode)
 
     def _submit(self, command: Read | Decode, work: Callable[[], tuple[tuple[pa.Table, ...], Receipt]]) -> None:
-        call, inbox, results, lock = command.call, self._inbox, self._results, self._lock  # else `run` keeps `self`
+        call, inbox, results, lock = command.call, self._inbox, self._results, self._lock  # `run` must not hold `self`
         results[call] = None
 
         def run() -> None:

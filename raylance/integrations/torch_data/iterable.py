@@ -44,7 +44,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         self._idle: Session | None = None  # session of the last pass, which the next pass uses again
 
     def __getstate__(self) -> dict[str, Any]:
-        with contextlib.suppress(ConfigError):  # keeps the rank for DataLoader workers; others find their own
+        with contextlib.suppress(ConfigError):  # sends the rank to DataLoader workers; any other process finds its own
             self.begin()
         return self.__dict__ | {"_idle": None}
 

@@ -17,11 +17,11 @@ from raylance.integrations.torch_data.steps import Opened, Pass, Steps
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.plan import Plan
 
-Keys = tuple[int, BoolArray, Int64Array | None]  # epoch; whether each row is real; if rows repeat, positions
+Keys = tuple[int, BoolArray, Int64Array | None]  # epoch; False for rows of padding; positions if rows repeat
 
 
 class _Indices(list[int]):
-    """Indices of one batch, with the other values that reading needs."""
+    """The indices of one batch, as a list that also carries the `Keys` by which `MapDataset` reads them."""
 
     keys: Keys
 
@@ -59,7 +59,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
         Raises:
             IndexError: If an index is outside the selection.
-            RaylanceError: In a forked process. As `BadRowError` if a row cannot be decoded, or too many are masked.
+            RaylanceError: In a forked process.
+            BadRowError: If a row cannot be decoded, or too many rows were masked.
         """
         if not all(-len(self) <= index < len(self) for index in indices):
             raise IndexError(f"indices from {min(indices)} to {max(indices)} lie outside of {len(self)} rows")

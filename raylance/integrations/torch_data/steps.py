@@ -27,7 +27,7 @@ _MOVES = "Call set_epoch() before each epoch, or take raylance.torch_data.Loader
 
 
 class Opened:
-    """A handle's specification, with its shared values in this process: DataLoader workers cannot read Ray's store."""
+    """A handle's specification with copies of its shared values, because DataLoader workers cannot read Ray's store."""
 
     def __init__(self, handle: Dataset) -> None:
         if not isinstance(handle, Dataset):
@@ -45,7 +45,7 @@ class Opened:
 
 
 class Steps(Positioned):
-    """One rank's steps: its rank and world size, the plan, and the consumed position in `epoch`."""
+    """The steps of one rank. Makes the plan from rank and world size; keeps the epoch and the consumed position."""
 
     def __init__(
         self,
@@ -65,14 +65,15 @@ class Steps(Positioned):
             handle: The handle that `raylance.dataset` returned.
             global_batch_size: Rows of one step over all ranks.
             batch_size: Rows of one step on each data-parallel rank; replaces `global_batch_size`.
-            dist_info: Source of rank and world size, see `find_place`. The main process asks it at each iteration, so
-                shares may change between two iterations, even in the middle of an epoch. Or a `DeviceMesh` or process
-                group, which gives the data-parallel rank and size, as in `RankLoader.reshard`.
+            dist_info: Source of rank and world size, see `find_place`. The main process asks this source at each
+                iteration, so both may change between two iterations, even in the middle of an epoch. Or a `DeviceMesh`
+                or process group, which gives the data-parallel rank and size once, as in `RankLoader.reshard`.
             ranks_per_replica: Number of contiguous ranks that get the same rows; see `raylance.DataConfig`.
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
             max_window_bytes: Most bytes of raw rows that a process holds; see `raylance.Options`. It does not change
                 batches.
-            **unknown: Refused with an error that suggests a known argument, except for `data_parallel` of 0.10.
+            **unknown: Refused with an error that suggests a known argument. Only `data_parallel`, of raylance 0.10, is
+                still taken, with a warning.
         """
         self._function = take_function(unknown)
         refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, Steps.__init__.__kwdefaults__ or ())
@@ -99,7 +100,7 @@ class Steps(Positioned):
         )
         self._whole_passes = WholePasses()
         self._start, self._writer = torch.zeros(4, dtype=torch.int64), os.getpid()
-        self._workers_passed = torch.zeros(2, dtype=torch.int64)  # last whole epoch, from 1; 1 after a warning
+        self._workers_passed = torch.zeros(2, dtype=torch.int64)  # last whole epoch plus 1; whether it has warned
 
     @property
     def position(self) -> int:
@@ -108,7 +109,7 @@ class Steps(Positioned):
 
     @property
     def moves(self) -> int:
-        """Number of moves of the position that were not caused by a batch."""
+        """Number of moves by `set_epoch`, a loaded state or a new iteration, each of which ends a running iteration."""
         return self._cursor.moves
 
     def set_epoch(self, epoch: int) -> None:
@@ -117,8 +118,8 @@ class Steps(Positioned):
         self._send_start()
 
     def _send_start(self) -> None:
-        """Writes epoch, position and share of the next pass into a tensor. torch shares its memory with workers, so
-        persistent workers see the new values.
+        """Writes epoch, position, data-parallel rank and size of the next pass into a tensor. torch shares the tensor's
+        memory with DataLoader workers, so persistent workers see the new values.
         """
         share = (int(self._start[2]), int(self._start[3]))
         try:
@@ -131,7 +132,9 @@ class Steps(Positioned):
         self._start.copy_(torch.tensor([self.epoch, self.position, *share]))
 
     def _has_passed(self, epoch: int) -> None:
-        """Counts a whole epoch that was handed out. A worker counts in memory that workers of later epochs see, too."""
+        """Counts a whole epoch that was handed out; warns if it was handed out before. DataLoader workers count in a
+        shared tensor, because each epoch may have new workers.
+        """
         what = f"torch_data of {self._opened.spec.read.source.uri!r}"
         if torch.utils.data.get_worker_info() is None:
             self._whole_passes.add(epoch, self._cursor.delivery_spec, what, _MOVES)
@@ -142,7 +145,7 @@ class Steps(Positioned):
         self._workers_passed[0] = epoch + 1
 
     def count_move(self) -> int:
-        """Counts a move that no batch caused, and returns the count. An older iteration then raises an error."""
+        """Counts a new iteration of `Loader` as a move; returns `moves`. An older iteration then raises an error."""
         self._cursor.moves += 1
         return self._cursor.moves
 
@@ -190,9 +193,9 @@ class Steps(Positioned):
 class Pass(Iterator[Any]):
     """An iterator over one pass. It has a state, because torchdata's StatefulDataLoader asks iterators for one.
 
-    The state has the epoch and a position, to which a worker adds its own offset: its number times the global batch. So
-    a state is valid only for the same worker among the same number of workers. The state of the dataset or the sampler,
-    which identifies the rows, is saved and checked separately.
+    The state has the epoch and a position. Worker w begins w global batches after that position, so a state is valid
+    only for the same worker among the same number of workers. The state of the dataset or the sampler, which identifies
+    the rows, is saved and checked separately.
     """
 
     def __init__(self, begin: Callable[[int, int], Iterator[Any]], epoch: int, position: int, rows: int) -> None:
@@ -208,7 +211,7 @@ class Pass(Iterator[Any]):
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Returns the epoch, and the position of the next batch without the worker's offset."""
+        """Returns the epoch, and the position from which worker 0 would continue; see `Pass`."""
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

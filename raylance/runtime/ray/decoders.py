@@ -83,7 +83,7 @@ def hold(holder: str, cpus: float) -> HeldActor:
 
 
 def let_go(holder: str, actor: HeldActor, *, is_dead: bool) -> None:
-    """Records that a holder no longer needs an actor; a dead actor is not given to another holder."""
+    """Records that a holder no longer needs an actor. Ends the actor if it is dead or has no other holder."""
     with current_session() as session, _lock:
         actor.holders.discard(holder)
         ends = is_dead or not actor.holders
@@ -103,14 +103,17 @@ def count_here(cpus: float) -> int:
 
 
 def auto_decoders(world_size: int, decoder_cpus: float, ours: int = 0) -> int:
-    """Returns how many decode actors fit each rank, in the CPUs that are free now or that `ours` hold already."""
+    """Returns the number of decode actors for each rank that fit into the CPUs that are free now, or held by `ours`,
+    the number of actors that this process already has; at most 32.
+    """
     free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
     return min(int((free / max(decoder_cpus, 1e-9) + ours) / world_size), _MAX_AUTO_DECODERS)
 
 
 def supply(cpus: float) -> tuple[float, float, int | None]:
-    """Returns the CPUs of the cluster; the free CPUs; and the number of actors and tasks, of any owner, that wait for a
-    node with `cpus` free CPUs, None if Ray does not say. An actor that neither waits nor runs has CPUs and is starting.
+    """Returns the CPUs of the cluster; the free CPUs; and the number of actors and tasks, of any owner, that ask for
+    `cpus` CPUs and wait for a node that has them, None if Ray does not say. An actor that neither runs nor waits has
+    its CPUs and is starting.
     """
     total = float(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
     free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
