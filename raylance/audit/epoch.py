@@ -36,14 +36,15 @@ Ranks = Sequence[Step | None]
 class AuditReport:
     """The result of an audit: the delivered rows, compared with the steps of the plan and with the selected rows.
 
-    Every row that Lance selects is expected once in an epoch. In a mixture, a row of a dataset may come again after all
-    other rows of that dataset. If an order draws rows with replacement, every draw is expected.
+    Every row that Lance selects is expected once in an epoch. In a mixture, a dataset may be read several times or in
+    part: its rows are expected n times, some of them n + 1 times. If an order draws with replacement, every draw is.
 
     Attributes:
-        counts: Numbers of rows by name. "expected": rows of an epoch. "delivered", "padding", "masked". "aside": rows
-            before the start of the audit, or left out by remainder="drop". "missing" and "twice": rows that were
+        counts: Numbers of rows by name. "expected": rows of an epoch. "delivered": rows handed out, without padding.
+            "padding": rows that fill up the last step. "masked": delivered rows that could not be decoded. "aside":
+            rows before the start of the audit, or left out by remainder="drop". "missing" and "twice": rows that were
             delivered less or more often than expected. "foreign": rows that were delivered but not selected.
-        steps: Number of steps of each rank.
+        steps: Number of steps that each rank had.
         faults: A line for each kind of fault.
         verdict: The result in one line.
     """
@@ -91,8 +92,8 @@ class EpochAudit:
             epoch: The epoch; 0 by default.
             position: Position in the epoch at which to begin.
             state: The content of a `raylance_state.json` of the run. It gives the sizes of the order, and the values of
-                `global_batch_size`, `world_size` and `epoch` if they are left out. The dataset may lie elsewhere now,
-                and may deliver other columns.
+                `global_batch_size`, `world_size` and `epoch` if they are left out, but not `position`. The dataset may
+                lie elsewhere now, and may deliver other columns.
 
         Raises:
             ConfigError: If a number is missing or out of range.
@@ -215,7 +216,7 @@ class EpochAudit:
         """Returns a table of a step's rows in the order of the global batch, for example to examine a loss spike.
 
         Args:
-            step: The number of the step, counted from `position`.
+            step: The number of the step, from 0 for the step at the audit's `position`.
             rank: The rank whose rows are shown; None for all.
             columns: Columns to show as they are stored; batches need not have them.
 
@@ -224,7 +225,7 @@ class EpochAudit:
             `row_offset`, `padding`, and the columns.
 
         Raises:
-            ConfigError: If there is no such step or rank.
+            ConfigError: If there is no such step or rank, or for `columns` of packed documents.
             DatasetError: If there is no such column.
         """
         plan = self.plan

@@ -42,7 +42,7 @@ class _Scalars(ast.NodeTransformer):
 
 
 def read_setting(text: str) -> Any:
-    """Makes a split, an order or a packing from its repr, as checkpoints and errors hold it; runs no code of the text.
+    """Makes a split, an order or a packing from its repr, which checkpoints and errors hold; runs no code of the text.
 
     Args:
         text: The repr, such as "FractionSplit(fractions={'train': 0.9, 'val': 0.1}, part='train', by='key')".

@@ -43,7 +43,7 @@ class Step:
 
     @property
     def rows(self) -> Int64Array:
-        """Offsets with the component in the high bits."""
+        """The offsets; in a mixture, with the number of the dataset in the high bits."""
         return self.offsets if self.components is None else join_offsets(self.components, self.offsets)
 
 
@@ -56,7 +56,7 @@ class Tally:
         self.foreign = 0
 
     def add(self, rows: Int64Array) -> None:
-        """Counts rows: offsets with the component in the high bits. Rows that are not selected count as foreign."""
+        """Counts rows, given like `Step.rows`. Rows that are not selected count as foreign."""
         which, offsets = split_offsets(rows)
         for number in np.unique(which).tolist():
             mine = offsets[which == number]
@@ -93,7 +93,7 @@ class Part:
         return mask
 
     def scan(self, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-        """Yields batches of the selected rows, in storage order: SQL expressions by name, and `_rowoffset`."""
+        """Yields the selected rows in storage order, in batches of `columns` (SQL by name) and `_rowoffset`."""
         split: Split | None = None if self.split is None else read_setting(self.split)
         keys = {f"key {name}": f"`{name}`" for name in (split.columns if split else [])}
         wanted = {**columns, **keys, ROW_OFFSET: ROW_OFFSET}
@@ -107,7 +107,9 @@ class Part:
             yield batch.filter(pa.array(kept))
 
     def take(self, offsets: Int64Array, columns: Sequence[str]) -> dict[str, list[Any]]:
-        """Returns the stored values of rows by column, in the given order. Sequences of packed documents have none."""
+        """Returns the stored values of rows by column, in the given order. Sequences of packed documents have none, and
+        are refused with a ConfigError.
+        """
         opened = self.table.pinned.open()
         if self.pack is not None and columns:
             raise ConfigError(
@@ -155,6 +157,7 @@ def label_codes(data: Dataset, column: str) -> Int64Array:
         int64, shape (n,), in storage order.
 
     Raises:
+        ConfigError: If the rows are sequences of packed documents.
         DatasetError: If there is no such column.
     """
     batches: list[pa.RecordBatch] = []

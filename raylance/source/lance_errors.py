@@ -115,7 +115,7 @@ def readable_text(error: BaseException) -> str:
 
 
 def describe_odd_option(uri: str, options: Mapping[str, str] | None) -> str:
-    """Returns a sentence about a storage option that may prevent the opening; "" if all options look right."""
+    """Returns a sentence about an option of S3 that may prevent the opening; "" if all look right, or without S3."""
     if not uri.startswith("s3"):
         return ""
     names = {key.lower().removeprefix("aws_"): key for key in options or {}}

@@ -1,8 +1,8 @@
 """Owns the time limits of calls into Lance, which cannot be interrupted; never repeats a call, and never reads.
 
 There are two limits. Lance applies the first one to each request. The caller applies the second one: it stops waiting
-for a call that does not return. The thread of this call ends when the call ends. It does not delay later calls, and it
-delays the end of the process by a few seconds at most.
+for a call that does not return. The thread of this call ends when the call ends. Until then, the thread delays no later
+calls, and it delays the end of the process by a few seconds at most.
 """
 
 import atexit
@@ -33,10 +33,11 @@ _running: set[Future[Any]] = set()
 
 
 def with_limits(uri: str, options: Mapping[str, str] | None, limit_s: float) -> dict[str, str] | None:
-    """Adds time limits for requests to the options, so that at least two requests fit into `limit_s`. Adds none if the
-    user has set one, as an option or in the environment, or if the store may not know them.
+    """Returns the options with time limits for requests, so that two requests fit into a `limit_s` of 2 s or more. Adds
+    none if the user has set one, as an option or in the environment, or if the store may not know them.
 
-    Lance's own defaults are 30 s for a request, four attempts by its client, and four calls of the client.
+    Lance's own defaults let one call take minutes: 30 s for a request, four attempts by its client, and four calls of
+    the client.
     """
     given = dict(options) if options else None
     scheme, found, _ = uri.partition("://")
@@ -52,7 +53,7 @@ def with_limits(uri: str, options: Mapping[str, str] | None, limit_s: float) -> 
 
 
 def _bare(name: str) -> str:
-    """Returns the name of an option, or of an environment variable that Lance reads as one, without its prefix."""
+    """Returns the name of an option, or of an environment variable that Lance reads as an option, without prefix."""
     name = name.lower()
     return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
 

@@ -1,5 +1,7 @@
-"""Owns the memory of a portion's rows: each row is copied once, if possible to the line from which it is delivered;
+"""Owns the memory of a portion's rows: each row is copied once, if possible to its place in the order of delivery;
 never reads storage, and never decides which rows it holds.
+
+Here a line is a row's number in the portion's order of delivery, from 0.
 """
 
 import abc
@@ -39,7 +41,7 @@ class RowMemory:
     """Holds rows by column. A column of numbers, bytes or lists of numbers, without nulls, is copied into one piece.
 
     Other columns are kept as they come, and joined when they are read. With `lines`, columns whose values have one size
-    are stored line by line (in the order of delivery) if all rows fit. So they need not be gathered later.
+    are stored line by line (in the order of delivery) if all rows fit. So an item's rows need not be gathered later.
 
     Attributes:
         rows: Number of rows that are here.
@@ -54,7 +56,8 @@ class RowMemory:
         Args:
             most_bytes: Most bytes to reserve for rows that are still to come.
             expected: Number of rows to expect.
-            lines: The line of each row, int64, shape (expected,), a permutation; None stores rows as they come.
+            lines: The line of each row, in the order in which rows are appended: int64, shape (expected,), a
+                permutation of 0 … expected-1. None stores rows as they come.
             lend: Returns memory, which must last as long as the arrays that this object returns: they are views of it.
         """
         self._most_bytes, self._expected, self._lines, self._lend = most_bytes, expected, lines, lend
@@ -86,9 +89,9 @@ class RowMemory:
             yield from column.parts
 
     def place(self, at: int, table: pa.Table) -> frozenset[str]:
-        """Copies rows to their lines before they are appended; the table's first row has the number `at`.
+        """Copies rows to their lines before they are appended; `at` is the number of rows to append before them.
 
-        Several threads may do so at once, in any order, and again with the same rows.
+        Several threads may call this at once, in any order, and again with the same rows.
 
         Returns:
             The names of the copied columns, for `append`.
@@ -269,7 +272,7 @@ class _Fixed(_Column):
 
 
 class _Variable(_Column):
-    """A column of bytes, strings, or lists of any length, whose values have a fixed width."""
+    """A column of bytes, of strings, or of lists of any length whose elements have a fixed width."""
 
     def __init__(self, kind: pa.DataType, offset: Any, width: int, lend: Lend) -> None:
         self._kind, self._width, self._data, self._ends = kind, width, _Bytes(lend), _Bytes(lend)
@@ -291,8 +294,8 @@ class _Variable(_Column):
         return True
 
     def take(self, array: pa.Array, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | None:
-        """Takes rows of an array of this type by their places. None if the array is empty or has a null, or if the rows
-        have more values than the offsets of this type can count.
+        """Returns the rows of an array of this type at the indices `places`. None if the array is empty or has a null,
+        or if the rows have more bytes or elements than the offsets of this type can count.
         """
         if array.null_count or not len(array):
             return None
@@ -444,8 +447,8 @@ def keep_freed_memory() -> bool:
     """Makes this process keep some freed memory for later; returns False if the C library is not glibc or refuses.
 
     Lance frees the pieces that it read, and glibc returns them to the system. Then each page of the next piece costs a
-    fault, together up to half of the CPU time of reading. Both thresholds are set: if only one is set, glibc no longer
-    adjusts the other, which costs more than it saves.
+    page fault, and all faults up to half of the CPU time of reading. Both thresholds are set: if only one is set, glibc
+    no longer adjusts the other, which costs more than it saves.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -466,7 +469,7 @@ def long_runs(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
 
 
 def slice_runs(table: pa.Table, places: npt.NDArray[np.int64]) -> list[pa.Table] | None:
-    """Returns rows by their places, int64, shape (k,), as slices of a table; None if there are no long runs."""
+    """Returns the rows at the indices `places`, int64, shape (k,), as slices of a table; None if runs are too short."""
     starts = long_runs(places)
     if starts is None:
         return None
@@ -475,7 +478,7 @@ def slice_runs(table: pa.Table, places: npt.NDArray[np.int64]) -> list[pa.Table]
 
 
 def take_rows(table: pa.Table, places: npt.NDArray[np.int64], lend: Lend = _fresh) -> pa.Table:
-    """Takes rows by their places, int64, shape (k,), into new memory; `lend` gives the memory of large values."""
+    """Copies the rows at the indices `places`, int64, shape (k,); `lend` gives the memory of large values."""
     return pa.Table.from_arrays([_take(column, places, lend) for column in table.columns], schema=table.schema)
 
 
@@ -491,8 +494,8 @@ def _take(column: pa.ChunkedArray, places: npt.NDArray[np.int64], lend: Lend) ->
 
 
 def _take_as_bytes(array: pa.Array, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | None:
-    """Takes values of many bytes as bytes, because Arrow takes lists value by value, and bytes into memory that grows.
-    Returns None for arrays of other types, and if a value is null.
+    """Copies the values at the indices `places` as bytes, which is faster: Arrow copies lists element by element, and
+    bytes into memory that grows. Returns None for arrays of other types, and if a value is null.
     """
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):

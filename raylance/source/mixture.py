@@ -1,4 +1,5 @@
-"""Owns the reading of a mixture, by one selection and one reader for all components; never chooses a row's component.
+"""Owns the reading of a mixture, by one selection and one reader for all components, which are the datasets of the
+mixture; never chooses a row's component.
 
 A row offset of a mixture has the number of its component in the high bits.
 """

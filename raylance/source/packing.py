@@ -30,13 +30,13 @@ _FIRST_ROWS = 4  # documents in the first read, because their size is unknown
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackTokens:
-    """How documents become sequences.
+    """Joins documents, which are lists of tokens, and cuts the tokens into sequences of one length; for `pack=`.
 
     Attributes:
         column: Column of lists of integers, one document per row.
         length: Number of tokens of a sequence.
         eos_id: Token to put after each document; None for no token.
-        pad_id: Token that fills up the sequence at the end of the tokens.
+        pad_id: Token that fills up the last sequence.
     """
 
     column: str
@@ -49,14 +49,14 @@ class PackTokens:
             raise ConfigError(f"PackTokens(column={self.column!r}): give the name of the column of tokens.")
         object.__setattr__(self, "length", check_integer("PackTokens: length", self.length, 1))
         tokens = {"pad_id": self.pad_id} | ({} if self.eos_id is None else {"eos_id": self.eos_id})
-        for name, token in tokens.items():  # not replaced, because the fingerprint includes its repr
+        for name, token in tokens.items():  # only checked, because the fingerprint includes the repr
             if not -(2**63) <= check_integer(f"PackTokens: {name}", token, None) < 2**63:
                 raise ConfigError(f"PackTokens: {name}={token}: sequences are of int64, which cannot hold it.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """The ends of a selection's documents in the string of tokens; they define a selection of sequences.
+    """The sequences as selected rows, computed from the ends of the selected documents in the string of tokens.
 
     Attributes:
         ends: Number of tokens up to the end of each document, end-of-sequence tokens included; int64, shape

@@ -1,5 +1,8 @@
 """Owns rows that are read and held together, from the first block to the items that are gathered from them; never reads
 storage, and never decides how many rows are held.
+
+A track is all rows of a rank in an epoch, in the order of delivery; with a stride, those of every n-th step. A line is
+the number of a row in its track, from 0; see `Plan.line`.
 """
 
 from collections.abc import Callable
@@ -25,18 +28,18 @@ class Portion:
         memory: The memory of the rows; set by `open`.
         rows: Selected rows in the order of delivery, int64, shape (n,); empty until `open`.
         nbytes: Bytes of the rows that are here.
-        is_held: Whether it counts as held. The rows of an item that is read on request count as in flight instead.
-        is_cold: Whether its reading began only when an item needed it.
+        is_held: Whether its bytes count as held. The rows of an item that is read on request count as in flight.
+        is_cold: Whether the reading of the portion began only when an item needed it.
         is_whole: Whether all rows are here.
-        is_stuck: Whether the rest has no room while the portion before is held.
-        is_dropped: Whether its reading must stop.
+        is_stuck: Whether the rest has no room while the previous portion is held.
+        is_dropped: Whether the reading of the portion must stop.
     """
 
     filling: Future[None]
     memory: RowMemory
 
     def __init__(self, plan: Plan, track: Track, chunk: Chunk, begin: int, chunk_end: int, *, once: bool) -> None:
-        """Creates a portion without rows. With `once`, a line belongs to it only until the line is handed out."""
+        """Creates a portion without rows. With `once`, it hands out each of its rows only once."""
         self.plan, self.track, self.chunk = plan, track, chunk
         self.begin, self.chunk_end = begin, chunk_end
         self.is_held, self.is_cold, self.is_whole, self.is_dropped, self.is_stuck = True, False, False, False, False
@@ -51,9 +54,10 @@ class Portion:
         remember: Callable[[int, Int64Array | None], RowMemory],
         lines: Int64Array | None = None,
     ) -> None:
-        """Sets the rows, at least one, in the order of delivery. `lines`, if known, sorts them into storage order.
+        """Sets the rows, at least one, in the order of delivery.
 
-        `remember` makes the memory for a number of rows. It also gets their lines if they are stored line by line.
+        `remember` makes the memory for a number of rows. If they are stored line by line, it also gets `lines`.
+        `lines` are the indices that sort the rows into storage order; None computes them.
         """
         lines = np.argsort(rows) if lines is None else lines
         stored = rows[lines]
@@ -69,22 +73,22 @@ class Portion:
 
     @property
     def end(self) -> int:
-        """The line after the last row, after all rows were read; before that, the highest possible line."""
+        """The line after the last row. Until all rows are read, it is `chunk_end`, and may still become lower."""
         return self.begin + len(self.rows) if self.is_whole else self.chunk_end
 
     def has(self, track: Track, line: int) -> bool:
-        """Whether a line of a track belongs to this portion, as far as is known."""
+        """Whether this portion can hand out a line of a track; while it is being read, it may be cut before."""
         first = self.begin + self._handed_out * self._once
         return self.track == track and first <= line < self.end
 
     def was_handed_out_lately(self, line: int) -> bool:
-        """Whether a line was handed out lately: from it on, at most half of the portion's rows were handed out."""
+        """With `once`: whether a line was handed out, and from it on at most half of the portion's rows. Else False."""
         left = self.begin + self._handed_out - line
         return self._once and 0 < left <= min(self._handed_out, len(self.rows) // 2)
 
     @property
     def stored_rows(self) -> int:
-        """Number of rows to read; 0 until `open`."""
+        """Number of rows to read, each row that occurs several times counted once; 0 until `open`."""
         return len(self._stored)
 
     @property
@@ -138,8 +142,8 @@ class Portion:
         self.add(kept, kept.nbytes, frozenset())
 
     def gather(self, low: int, high: int, lend: Lend, *, own: bool) -> pa.Table:
-        """Returns the rows of lines [low, high); see `Plan.line`. If `own`, they are copies, else views if possible.
-        `lend` gives memory for large values that are taken by index.
+        """Returns the rows of lines [low, high): as a copy if `own`, else as views if possible. `lend` gives memory for
+        large values that are taken by index.
         """
         first, last = low - self.begin, high - self.begin
         by_line, table = self.memory.by_line(first, last), self.memory.stored()
@@ -152,7 +156,7 @@ class Portion:
         return own_memory(whole) if own else whole
 
     def _take(self, table: pa.Table, places: Int64Array, lend: Lend, own: bool) -> pa.Table:
-        """Takes rows by their places: long runs as slices, others by index."""
+        """Returns the rows of a table at the indices `places`: long runs as slices, others taken by index."""
         runs = slice_runs(table, places)
         if runs is None:
             return take_rows(table, places, lend)

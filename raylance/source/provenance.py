@@ -1,4 +1,4 @@
-"""Owns the record of a materialised dataset's source, and the check for a newer source; never reads a row."""
+"""Owns the record of the dataset from which another one was made, and the check for changes; never reads a row."""
 
 import dataclasses
 import json
@@ -27,7 +27,8 @@ _REACH_S = 10.0  # Lance itself tries for minutes if an object store does not an
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """The source of a materialised dataset: JSON under `raylance:provenance` in its schema metadata.
+    """Records from which dataset (the source), and how, `jobs/materialize` made a dataset. It is stored as JSON under
+    `raylance:provenance` in the schema metadata of the dataset that was made.
 
     Attributes:
         uri: URI of the source, as given to `raylance.dataset`.
@@ -38,7 +39,7 @@ class Provenance:
         columns: Columns that were copied.
         rows: Number of selected rows.
         fingerprint: Hash of their row offsets, as in checkpoints.
-        seed: Seed of the order.
+        seed: Seed of the order in which the rows were written.
         order: "shuffled", or "grouped" by `group_by` and shuffled within each group.
         group_by: Column of the groups, or None.
         transform: Changes that were made to values, JSON-able; None for no change.
@@ -61,10 +62,10 @@ class Provenance:
 
     @classmethod
     def read(cls, schema: pa.Schema) -> Self | None:
-        """Reads the provenance from a schema; None if it has none.
+        """Reads the provenance from a schema; None if the schema has none.
 
         Raises:
-            DatasetError: If the provenance cannot be read.
+            DatasetError: If the provenance is damaged, or was written by a newer raylance.
         """
         text = (schema.metadata or {}).get(KEY)
         if text is None:
@@ -87,10 +88,11 @@ class Provenance:
 
 
 def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: StorageOptions | None) -> None:
-    """Warns about a dataset whose source has changed since the dataset was made, or refuses it.
+    """Warns about a dataset whose source has changed since the dataset was made, or refuses it; with "ignore", checks
+    nothing.
 
     The source's newest version is opened once, with the storage options of the dataset. If the source cannot be
-    reached, that is not an error.
+    opened, that is not an error, but is logged.
 
     Raises:
         DatasetError: With "refuse", if the source has changed, or the provenance cannot be read.

@@ -3,7 +3,7 @@ bytes that were really read; never decides which rows are delivered, and never u
 
 A portion has as many rows of a chunk, in the order of delivery, as the limit allows: the whole chunk if it fits, else a
 part of it, at least one row. Portions change how rows are read, never which rows are delivered or in which order. The
-memory of a finished portion is used for a later one.
+memory of a finished portion is used for a later one. For "track" and "line", see `portion.py`.
 """
 
 import contextlib
@@ -38,8 +38,9 @@ T = TypeVar("T")
 _BLOCK_BYTES = 32 << 20  # most bytes of a block; enough for Lance to read and decode in parallel
 _BLOCKS = 16  # least number of blocks in the limit, so that a block larger than estimated exceeds it only a little
 _FIRST_SHARE = 0.125  # share of a portion that is read as soon as the portion before it is in use
-# If a portion was not read ahead, its first items, up to this share of it, are read one by one while it is read: half
-# if items are decoded, which takes that long; else few, because reading one by one costs several times as much.
+# If a portion was not read ahead, its first items, up to this share of the portion, are read one by one while the
+# portion is read: half if items are decoded, because the decoders need that time anyway; else few, because reading one
+# by one costs several times as much.
 _HALF, _FEW = 0.5, 1 / 16
 _PLANNED_ROWS = 1 << 16  # rows to plan at once: the rows of several small windows
 _FASTER = 2.0  # the rest of a portion is read this many times as fast as the portion before it is handed out
@@ -55,7 +56,7 @@ class TooLargeError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Request:
-    """An item that is being gathered. Its rows are the lines of the track (see `Plan.line`) before line `end`."""
+    """An item that is being gathered. Its last row is the one before line `end` of the track."""
 
     plan: Plan
     track: Track
@@ -66,7 +67,7 @@ class _Request:
 
 
 class _Gate:
-    """Keeps a read that was given up, but still runs, from writing into rows that were handed out meanwhile."""
+    """Keeps a read that timed out, but still runs, from writing into memory whose rows were handed out meanwhile."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -74,7 +75,7 @@ class _Gate:
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[bool]:
-        """Yields whether the gate is open. If it is, `close` returns only after the body has ended."""
+        """Yields whether the gate is open. If it is, `close` waits until the body of the `with` statement has ended."""
         with self._changed:
             is_open = self._is_open
             self._inside += is_open
@@ -114,8 +115,9 @@ class ReadAhead:
             source: The rows to read.
             limit_bytes: Most bytes of both portions together; the block being read comes on top.
             read_timeout_s: See `retry_s` of `RowSource.open_reader`.
-            lends: Whether the caller keeps tables of `gather` and may write to them. The tables may be views. So each
-                line is handed out once, and tables that are kept for long hold up to `limit_bytes` more memory.
+            lends: Whether the caller keeps tables of `gather` and may write to them. The tables may be views of a
+                portion. So a portion hands out each of its rows once, and tables that are kept for long hold up to
+                `limit_bytes` more memory.
             at_once: Whether the next portion is read as soon as it has room, or in steps as the used one is handed out.
         """
         self._source, self._limit, self._read_timeout_s = source, limit_bytes, read_timeout_s
@@ -150,7 +152,8 @@ class ReadAhead:
     ) -> pa.Table:
         """Returns the rows of an item, in the order of delivery.
 
-        `following` is the chunk to read after the item's chunk; None for the next one of the plan.
+        `plan_key` identifies the plan. `following` is the chunk to read after the item's chunk; None for the chunk that
+        follows in the plan.
 
         Raises:
             TooLargeError: If the rows have more bytes together than allowed.
@@ -176,14 +179,16 @@ class ReadAhead:
         return pa.concat_tables(tables).combine_chunks()
 
     def begin(self, plan_key: str, plan: Plan, rank: int, chunk: Chunk) -> None:
-        """Drops the held portions and starts to read a chunk that will be needed; does nothing if the chunk is held."""
+        """Drops the held portions and starts to read a chunk that will be needed. Does nothing if a held portion has
+        the first row of the chunk.
+        """
         track, line = (plan_key, rank, chunk.epoch, chunk.position % plan.stride), plan.line(chunk.position, rank)
         if not any(portion.has(track, line) for portion in self._held):
             self._release(*self._held)
             self._used, self._next = None, self._start(plan, track, chunk, line)
 
     def close(self) -> None:
-        """Stops reading ahead after the current block. Takes no lock; see `ThreadRuntime`."""
+        """Stops reading ahead after the current block. Takes no lock: garbage collection may call it in any thread."""
         for portion in self._held:
             portion.is_dropped = True
 
@@ -243,9 +248,8 @@ class ReadAhead:
         return used if used.has(track, at) else self._find_portion(request, at)
 
     def _advance(self, request: _Request, at: int) -> Portion | None:
-        """Returns the portion with line `at` and makes it the portion in use: it is the present, the next or a new one.
-
-        Returns None if the rows of the item should be read on their own.
+        """Makes the portion with line `at` the portion in use, and returns it. If neither portion that is held has the
+        line, a new one is started. Returns None if the rows of the item should be read by themselves instead.
         """
         used, following, track = self._used, self._next, request.track
         if used is not None and used.has(track, at):
@@ -327,9 +331,9 @@ class ReadAhead:
         return RowMemory(self._limit // 2, rows, lines, self._lender.lend)  # so that two portions fit
 
     def _fill(self, portion: Portion, room: float = math.inf, share: float = 1.0, most_bytes: float = math.inf) -> None:
-        """Reads the rest of a portion: for now, at most `room` bytes and this `share` of its rows.
+        """Reads the rest of a portion: for now, this `share` of its rows, up to `room` bytes.
 
-        If the rows do not fit into the limit, or into `most_bytes`, the portion is halved until they do.
+        If the rows have more bytes than the limit or `most_bytes`, the portion is halved until they fit, or to one row.
         """
         if not portion.stored_rows:
             first = portion.begin - portion.plan.line(portion.chunk.position, portion.track[1])
@@ -347,7 +351,8 @@ class ReadAhead:
             raise self._too_large_row(portion)
         portion.is_whole = portion.memory.rows == portion.stored_rows
         if portion.is_whole and portion.is_held:
-            # Raised at once, lowered slowly: small portions cost some speed, but too many rows would be read in vain.
+            # Raised at once, lowered slowly: a portion that is too small costs some speed, and half of one that is too
+            # large is read in vain.
             self._row_bytes = max(self._row_bytes / 2, portion.nbytes / len(portion.rows))
 
     def _read_portion(self, portion: Portion, room: float, share: float, most_bytes: float) -> None:

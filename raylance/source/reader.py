@@ -66,7 +66,7 @@ class Pace:
 
 
 def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> float:
-    """Returns the mean stored bytes of a row of these columns over all rows, with rare large rows that a sample misses.
+    """Returns the mean stored bytes of a row of these columns, over all rows: a sample may miss rare large rows.
 
     Raises:
         DatasetError: If the files cannot be read.
@@ -94,9 +94,9 @@ class RowReader(abc.ABC):
 
     @abc.abstractmethod
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
-        """Reads rows, offsets strictly ascending, and passes them to `add` in order, in one or more tables.
+        """Reads the rows at `offsets`, strictly ascending, and passes them to `add` in order, in one or more tables.
 
-        The tables have the columns, and `_rowoffset` (int64). Blob columns hold their bytes.
+        The tables have the columns of the reader, and `_rowoffset` (int64). Blob columns hold their bytes.
 
         Raises:
             DatasetError: If the dataset no longer has these rows, or its storage failed for too long. The tables
@@ -152,11 +152,11 @@ class Reader(RowReader):
             time to time while reads succeed.
         columns: Columns to read.
         row_bytes: Estimated bytes of a row of these columns; decides between range and take.
-        dataset: The open dataset; None before the first read.
+        dataset: The open dataset; None if the next read must open it: at first, and after a read that failed.
         mode: "range" and "take" read all rows in that way; "auto" chooses, see `choose`.
         retry_s: Seconds for which a read is repeated if the storage fails, and which one attempt may take without an
-            answer. In this time after a read gave up, other reads get only one attempt, with less time, so that an
-            outage costs one deadline.
+            answer. For `retry_s` after a read gave up, each read gets only one attempt, with less time: else each one
+            would wait for the same outage in full.
         missing: Whether a read is also repeated if a file is missing, because the file was there and may come back.
     """
 

@@ -30,7 +30,7 @@ class Outage:
     Attributes:
         since_s: Time of the last answer or, if there was none, of the first attempt; by `time.monotonic`.
         attempts: Number of attempts since then.
-        until_s: Time at which a read gave up, by the same clock.
+        until_s: Time at which a read gave up, by the same clock; -inf if none gave up.
     """
 
     since_s: float = dataclasses.field(default_factory=time.monotonic)
@@ -43,7 +43,9 @@ class Outage:
 
 
 def answer_limit_s(patience_s: float, *, again: bool) -> float:
-    """Returns the seconds within which the storage must answer; `again` means after a failure, and gives fewer."""
+    """Returns the seconds within which the storage must answer one attempt, if the caller waits `patience_s` in all:
+    `patience_s`, or a quarter of it after a failure (`again`); at least 5 s, or 3 s after a failure.
+    """
     return max(patience_s / 4, _LEAST_ANSWER_AGAIN_S) if again else max(patience_s, _LEAST_ANSWER_S)
 
 
@@ -51,11 +53,11 @@ def retrying(retry_s: float, *, missing: bool, attempts: int = 1, outage: Outage
     """Returns a retrier, which repeats a call after failures that may pass, with random pauses that grow.
 
     Args:
-        retry_s: Seconds after the begin of the outage. After that, no further attempt begins.
+        retry_s: Seconds from the begin of the outage, after which no further attempt begins.
         missing: Whether the call is also repeated if a file is missing. A file that was there before may come back, but
             a wrong path must be an error at once.
         attempts: Least number of attempts, however long they take.
-        outage: Counts the attempts; None begins a new one.
+        outage: The outage to which the attempts belong, which counts them; None begins a new outage.
     """
     outage = outage or Outage()
     waited_for = (Failure.PASSING, Failure.MISSING) if missing else (Failure.PASSING,)
@@ -97,7 +99,8 @@ def _error_of(state: tenacity.RetryCallState) -> BaseException | None:
 
 
 def patiently(ask: Callable[[], T], progress: Callable[[], object] = lambda: None) -> T:
-    """Returns the result of `ask`; calls it again if the storage fails. A missing file is an error at once.
+    """Returns the result of `ask`, a call into Lance; repeats the call for about `OPENING_S` if the storage fails. The
+    error of the last attempt is raised. A missing file is an error at once.
 
     Raises:
         TimeoutError: If the storage did not answer in time, and `progress` did not change.

@@ -33,7 +33,7 @@ class RowSource(abc.ABC):
     """Selected rows of pinned data; picklable.
 
     Attributes:
-        uri: URI of the data, JSON-able. In a mixture, this and the next three fields are dicts by component.
+        uri: URI of the data, JSON-able. In a mixture, this and the next three fields are dicts by name of a dataset.
         branch: Branch in which the version is counted; None for the branch that the URI opens.
         version: The pinned version.
         identity: Hash of the version's files.
@@ -62,7 +62,7 @@ class RowSource(abc.ABC):
 
         Args:
             retry_s: Seconds for which a read is repeated if the storage fails, or if files are missing that were there
-                before. None is for a few rows on request: a missing file is then an error at once.
+                before. None, for a few rows on request, is `OPENING_S`, and a missing file is an error at once.
         """
 
     @abc.abstractmethod
@@ -72,7 +72,7 @@ class RowSource(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TableRows(RowSource):
-    """The selected rows of one dataset, which are read in the mode `read`; see `Reader.choose`."""
+    """The selected rows of one dataset; `read` is the `mode` of their `Reader`."""
 
     pinned: Source
     selection: Shared[Selection]

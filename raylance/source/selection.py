@@ -28,7 +28,7 @@ class Selection:
     """The selected rows in storage order, as row offsets of the pinned version.
 
     The offsets are stored as runs of consecutive offsets if that is smaller, else one by one: at most 8 bytes for each
-    row, a few bytes for a whole dataset. Processes read the arrays from the object store without a copy.
+    row, a few bytes for a whole dataset. Processes read the arrays from Ray's object store without a copy.
 
     Attributes:
         rows: Number of selected rows, N.
@@ -106,7 +106,8 @@ class Selection:
 def select(
     source: Source, filter: str | None, split: Split | None = None, opened: lance.LanceDataset | None = None
 ) -> Selection:
-    """Selects the live rows that satisfy a filter and belong to a split. Lance uses a scalar index if there is one.
+    """Selects the live (not deleted) rows that satisfy a filter and belong to a split; with a scalar index if there is
+    one.
 
     `opened` is the open dataset; None if it must be opened.
 

@@ -1,7 +1,7 @@
 """Owns the division of a selection into parts, such as training and validation; never applies a filter.
 
-A row's part is a pure function of its key (or its offset) and a seed. It is the same in every process, and appended
-rows do not change it.
+Whether a row is in a part follows from its offset or from a value of the row, and from settings. So it is the same in
+every process, and appended rows do not change it.
 """
 
 import dataclasses
@@ -16,14 +16,14 @@ from raylance.orders.permutation import BoolArray, Int64Array, derive_key, subke
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FractionSplit:
-    """A random part of the rows: the hash of a row's key lies in [0, 1), and each part has an interval of hashes.
+    """A random part of the rows. Each row's value in `by` is hashed to [0, 1), and each part has an interval of hashes.
 
     Attributes:
-        fractions: Size of each part by name; they add up to 1, and the order of the names matters.
+        fractions: Size of each part by name; they add up to 1. The intervals follow each other in this order.
         part: The selected part.
-        by: Column of integers, strings or bytes whose values are hashed. Rows of one value stay together, and deletions
-            and rewrites do not change the split. Rows without a value are refused, because they would all be in one
-            part. None hashes the row offset. Then the split is stable only as long as rows are only appended.
+        by: Column of integers, strings or bytes whose values are hashed. Rows with equal values are in one part, and
+            deletions and rewrites do not change the split. Rows without a value are refused, because they would all be
+            in one part. None hashes the row offset. Then the split stays the same only if rows are only appended.
         seed: Seed of the split, independent of the order's seed.
     """
 
@@ -54,7 +54,7 @@ class FractionSplit:
 
         Args:
             offsets: Row offsets, int64, shape (k,).
-            values: The k values of the column `by`, if there is one.
+            values: The k values of the column in `columns`; None if there is none.
 
         Returns:
             bool, shape (k,).
@@ -80,7 +80,7 @@ class FractionSplit:
 
 @dataclasses.dataclass(frozen=True)
 class RangeSplit:
-    """The rows whose offsets lie in given ranges, like annbatch's masks.
+    """The rows whose offsets lie in given ranges, like the masks of the library annbatch.
 
     Attributes:
         ranges: Half-open ranges [start, stop) of row offsets.
@@ -107,11 +107,11 @@ class RangeSplit:
 
 @dataclasses.dataclass(frozen=True)
 class ValueSplit:
-    """The rows with this value in a column, like a filter, for datasets that store their split.
+    """The rows that have a given value in a column, for datasets with a column that says to which split a row belongs.
 
     Attributes:
         column: The column.
-        value: Its value, a string or an integer.
+        value: Value of the rows to keep, a string or an integer.
     """
 
     column: str

@@ -65,7 +65,9 @@ def check_options(options: object) -> None:
 def open_dataset(
     uri: str, options: StorageOptions | None, limit_s: float, version: int | str | None = None
 ) -> lance.LanceDataset:
-    """Opens a dataset. Its requests get time limits that fit into `limit_s`. Lance renews options from a function."""
+    """Opens a dataset. Its requests get time limits that fit into `limit_s`. If a function gives the options, Lance
+    calls it again before they expire.
+    """
     if callable(options):
         from raylance.source.renewing import Renewing  # its imports take a second, which other runs save
 

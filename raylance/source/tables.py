@@ -93,11 +93,13 @@ class SelectionRows:
 
 
 def share_tables(order: Order, tables: Tables, source: Source, selection: Shared[Selection]) -> Tables:
-    """Returns an order's tables as a value that all processes of a run share. `order` is the user's, before `bind`."""
+    """Returns an order's tables as a value that all processes of a run share. `order` is the order before `bind`, which
+    can look the tables up again.
+    """
     if not tables:
         return tables
     make = functools.partial(_look_up_again, order, source, selection)
-    # If the settings hold arrays, there is no recipe, because it would be as large as the tables.
+    # If the order's fields hold arrays, there is no `make`, because it would be as large as the tables.
     is_large = any(isinstance(getattr(order, field.name), np.ndarray) for field in dataclasses.fields(order))
     nbytes = sum(array.nbytes for array in tables.values())
     return SharedTables(Shared(f"tables of {order.name}", dict(tables), nbytes, None if is_large else make))

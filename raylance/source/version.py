@@ -44,8 +44,8 @@ class Source:
             opens.
         identity: Hash of the names of the version's data and deletion files. Lance gives files random names, so a
             dataset that is written again in the same place has another identity, even with equal rows.
-        written: Time and size of the version, from its manifest. If it is equal, the identity is equal too, and need
-            not be computed, which takes longer.
+        written: Time and size of the version, from its manifest. An opening compares this first: if it is equal, so is
+            the identity, which takes longer to compute.
         storage_options: Options of the object store (credentials, endpoint), or a function that returns them; never
             shown.
     """
@@ -69,7 +69,7 @@ class Source:
             raise self._unavailable(error) from error
 
     def open_once(self, limit_s: float = OPENING_S) -> lance.LanceDataset:
-        """Opens like `open`, with one attempt; `failure_of` an error says whether another attempt may succeed.
+        """Opens like `open`, with one attempt. `failure_of(error)` says whether another attempt may succeed.
 
         Args:
             limit_s: Seconds for an answer. Lance's own limits, now and in later reads, follow from this. The call may
@@ -236,7 +236,9 @@ def _pin(uri: str, version: Version | None, storage_options: StorageOptions | No
 
 
 def _no_version(uri: str, version: Version, storage_options: StorageOptions | None, missing: Exception) -> DatasetError:
-    """Returns the error for a dataset without this version; raises Lance's own error if there is no dataset."""
+    """Returns the error for a dataset without this version. Raises Lance's own error if there is no dataset, and a
+    ConnectionError, so that the opening is repeated, if the version is listed after all.
+    """
     newest = _open(uri, None, storage_options)
     numbers, tags, branches = _numbers(newest), sorted(newest.tags.list()), sorted(newest.branches.list())
     listed = version in tags if isinstance(version, str) else version in numbers
@@ -306,7 +308,7 @@ def _identity(dataset: lance.LanceDataset) -> str:
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """Warns once per process, because training and validation rows are often parts of one dataset."""
+    """Logs a warning once per process and text: training and validation rows are often parts of one dataset."""
     logger.warning("%s", text)
 
 

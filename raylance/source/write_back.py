@@ -77,8 +77,8 @@ def write_values(
         type: Arrow type of the column.
 
     Raises:
-        ConfigError: If the offsets are not integers (n,), if there are not n values, or if the type cannot hold the
-            values.
+        ConfigError: If the offsets are not integers (n,), if there are not n values, if the type cannot hold the
+            values, or if the URI of the folder cannot be opened.
     """
     rows = np.asarray(offsets.detach() if hasattr(offsets, "detach") else offsets)
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
@@ -109,6 +109,7 @@ def read_values(folder: str | os.PathLike[str], rows: int) -> pa.Table:
         A table of `_rowoffset`, int64 in ascending order, and `value`. A row that was computed twice occurs once.
 
     Raises:
+        ConfigError: If the URI of the folder cannot be opened.
         CoverageError: If the number of rows with a value is not `rows`.
         DatasetError: If the values are pickled objects.
     """
@@ -213,7 +214,7 @@ def _write(pinned: Source, column: str, values: pa.Table) -> int:
 
 
 def _files(fragment: LanceFragment) -> set[str]:
-    """Returns the names of a fragment's data files; an overwritten dataset uses the numbers of old fragments again."""
+    """Returns the names of a fragment's data files, which identify it: its number is used again after an overwrite."""
     return {file.path for file in fragment.data_files()}
 
 

@@ -23,28 +23,28 @@ from raylance.orders.permutation import derive_key, subkeys, uniform
 from raylance.planning.state import describe
 
 _KEY = derive_key("raylance.testing")
-_THREADS, _ROUNDS = 2, 3  # each thread decodes all samples this many times
+_THREADS, _ROUNDS = 2, 3  # each of 2 threads decodes all samples 3 times
 
 
 def check_decoder(decoder: Decoder, samples: Sequence[bytes], *, bad: Sequence[bytes] | None = None) -> None:
     """Checks that a decoder keeps the promises that raylance relies on.
 
     - The decoder is a frozen dataclass. Pickling changes neither the decoder nor its description in a checkpoint.
-    - The opened decoder writes the whole output array, or returns an array, with the decoder's shape and dtype.
-    - The array depends only on the row's bytes and draws. It does not depend on rows that were decoded before, in the
-      same batch, or in other threads.
-    - The opened decoder neither keeps nor changes the bytes.
+    - The object that `open` returns writes the whole output array, or returns an array, with the decoder's shape and
+      dtype. It neither keeps nor changes the bytes.
+    - The array depends only on the row's bytes and draws (its random numbers). It does not depend on rows that were
+      decoded before, in the same batch, or in other threads.
     - Bad bytes raise an error, and the rows after them decode as before.
 
     Args:
-        decoder: The decoder, of any kind. The first sample resolves fields that it leaves open.
+        decoder: The decoder, of any kind. Fields that the user left open are taken from the first sample.
         samples: Bytes of good rows, at least two of which decode to different arrays.
         bad: Bytes that must raise an error. None takes an empty row, halves of the samples, and random bytes. Give
             other bytes if some of these are valid in the format, and () if all bytes are valid.
 
     Raises:
         AssertionError: If a promise is broken; the message has the first broken promise.
-        ConfigError: If opening a dataset with it would raise one, e.g. for a shape or dtype that no column can have.
+        ConfigError: If opening a dataset with the decoder would raise one, e.g. for a shape that no column can have.
     """
     if not isinstance(decoder, Decoder):
         raise AssertionError(f"{decoder!r} is not a raylance.Decoder: give an object of a subclass of it.")
@@ -80,7 +80,7 @@ def _sent(decoder: Decoder) -> Any:
 
 
 def _check_setting(decoder: Decoder) -> str:
-    """Checks that a decoder is frozen and equals its copy, and that its description survives pickling. Returns that."""
+    """Checks that a decoder is frozen and equals its copy, and that pickling keeps its description; returns this."""
     for field in dataclasses.fields(decoder):
         with contextlib.suppress(dataclasses.FrozenInstanceError):
             setattr(decoder, field.name, getattr(decoder, field.name))

@@ -48,7 +48,7 @@ class _Column:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRows:
-    """A selection in memory, which an order can look up; see `raylance.orders.order.Rows`.
+    """A selection in memory, whose columns an order can look up; see `raylance.orders.order.Rows`.
 
     Attributes:
         count: Number of rows, n.
@@ -80,7 +80,8 @@ def check_order(
     - Its settings can be saved and loaded, and do not change once they are resolved.
     - An epoch has every row exactly once, unless the order `repeats` rows.
     - The row at a position depends only on settings, selection, seed and epoch, in this process and in another.
-    - Rows at the end of an epoch cost as little as rows at its start.
+    - A step has the same rows for every number of ranks.
+    - Rows at the end of a long epoch take little memory. This is not checked with `columns`.
     - A shard is reported as complete when all of its rows are consumed, and not before.
 
     Args:
@@ -92,6 +93,7 @@ def check_order(
 
     Raises:
         AssertionError: If a promise is broken; the message has the promise, the values, and the fix.
+        ConfigError: If `order` is not an order, has no name or no `rows_of`.
     """
     make_order(order)
     resolved = None
@@ -250,7 +252,7 @@ def _check_global_batches(order: Resolved, batch: int) -> None:
 
 
 def _check_seeking(order: Order, other_process: bool) -> None:
-    """Checks that rows at the end of a large epoch take little memory, and that an order can be sent."""
+    """Checks that rows at the end of a large epoch take little memory, and that the order can be sent to a process."""
     bound, tables = order.bind(SampleRows(count=_MANY_ROWS))
     resolved = bound.resolve(Facts(rows=_MANY_ROWS, seed=0, tables=tables, row_bytes=1e4, global_batch_size=256))
     if other_process:
