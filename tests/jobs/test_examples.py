@@ -249,9 +249,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_recipes_are_killed_and_continue(
     name: str, kind: str, arguments: list[Any], made: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """256 rows; the last rank dies in the first epoch's sixth step, two steps after the second checkpoint: a kill may
-    undo the newest one, and no other.
-    """
+    """256 rows; the last rank dies in the sixth step, after two checkpoints, of which a kill may undo the newest."""
     rows = tmp_path / "rows"
     given = ["--data", made[kind], "--storage-path", tmp_path / "runs", "--global-batch-size", 32]
     with watched(rows, die_at=6):
