@@ -605,5 +605,5 @@ def recorder_of(loader: RankLoader) -> Recorder:
 
 
 def reporting(loader: RankLoader, metrics: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """Records a report with a checkpoint, made by the body of the context; for raylance's own modules only."""
+    """Records a report that has a checkpoint, which the body of the context makes; for raylance's own modules only."""
     return loader._reporting(metrics)  # noqa: SLF001

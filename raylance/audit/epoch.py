@@ -37,7 +37,8 @@ class AuditReport:
     """The result of an audit: the delivered rows, compared with the steps of the plan and with the selected rows.
 
     Every row that Lance selects is expected once in an epoch. In a mixture, a dataset may be read several times or in
-    part: its rows are expected n times, some of them n + 1 times. If an order draws with replacement, every draw is.
+    part: its rows are expected n times, some of them n + 1 times. If an order draws with replacement, a row is
+    expected as often as it was drawn.
 
     Attributes:
         counts: Numbers of rows by name. "expected": rows of an epoch. "delivered": rows handed out, without padding.

@@ -179,7 +179,9 @@ def host_converter(read_spec: ReadSpec, batch_format: str, pad_lists: Paddings |
 
 
 def in_order(read_spec: ReadSpec, batch: dict[str, Any], decoded: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a batch with the columns that were decoded on the device, in the order of delivery."""
+    """Puts the columns that were decoded on the device into a batch. Returns it with its columns in the order of
+    `read_spec.delivers`, added ones last.
+    """
     if not decoded:
         return batch
     added = [name for name in batch if name not in read_spec.delivers]

@@ -118,7 +118,9 @@ def _numpy_column(name: str, column: pa.ChunkedArray, join: Join, where: str = "
 
 
 def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, join: Join) -> NumpyBatch:
-    """Converts a column of lists of numbers or of tensors."""
+    """Converts a column of lists to arrays by column name. `how` says whether to pad, to join (jagged), to expect one
+    length, or to keep lists (None).
+    """
     if how is not None:
         _refuse_nulls(name, lists)
     flat = lists.flatten()

@@ -247,7 +247,9 @@ class Dispatcher:
                 self._again(entry, Stage.WAITING)
 
     def _end_now(self, error: BaseException | None) -> None:
-        """Fails the next item to deliver with an error, although it might succeed, so that the pass ends before it."""
+        """Marks the next item to deliver as failed with `error`, even if its work might still succeed, so that the pass
+        ends now, before this item is delivered.
+        """
         head = self._inflight.head
         if head is not None:
             head.error = error

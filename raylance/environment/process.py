@@ -1,4 +1,6 @@
-"""Owns the facts of this process: its rank and device, its run of Ray Train, torch's DataLoader; never starts a run."""
+"""Owns the facts of this process: its rank and device, the Ray Train run that it belongs to, and whether it is a worker
+of torch's DataLoader; never starts a run.
+"""
 
 import importlib
 import os

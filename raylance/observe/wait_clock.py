@@ -108,7 +108,9 @@ class WaitClock:
         self._going["other_s"] = now
 
     def resume(self, seconds: float) -> None:
-        """Ends the timing of `other_s`, and adds `seconds`: the other loader's wait or step, without saving."""
+        """Ends the timing of `other_s`, and adds `seconds` to it: the length of the other loader's wait or step, less
+        the time of saving in it.
+        """
         self._going.pop("other_s", None)
         self.other_s += seconds
 

@@ -156,7 +156,9 @@ class _Piece:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Start:
-    """A start of the run: the pieces of processes that ran together. The pieces of a rank are in the order of time."""
+    """One start of the run: the pieces that loaders of processes which ran together handed out. The pieces of a rank
+    are in the order of time.
+    """
 
     pieces: list[_Piece] = dataclasses.field(default_factory=list)
     previous: int | None = None  # index of an earlier start with a process of this start: the model is not new

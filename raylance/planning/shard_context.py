@@ -183,8 +183,8 @@ def check_pairs(given: Sequence[Any], source: str) -> list[RankAndSize]:
     """Checks the data-parallel rank and size of each rank of a world, and returns them. Errors name the `source`.
 
     Raises:
-        ConfigError: If they are not pairs of integers, if ranks have different sizes, if a data-parallel rank is not
-            less than the size, or if data-parallel ranks have different numbers of ranks.
+        ConfigError: If an element of `given` is not a pair of integers, if sizes differ, if a data-parallel rank is
+            not in [0, size), or if one data-parallel rank is given to more ranks than another.
     """
     pairs = [_as_pair(pair, f"{source} gave rank {rank} of {len(given)} {pair!r}") for rank, pair in enumerate(given)]
     sizes: dict[int, list[int]] = {}

@@ -69,7 +69,7 @@ class State:
         global_batch_size: For information. The next run may use another one.
         dp_size: Number of data-parallel ranks; for information. The next run may use another one.
         checksum: Checksum of `order` and `window_bytes`. It shows whether they were changed after the state was
-            written. A loader whose sizes are "auto" has no sizes of its own to compare with them.
+            written. A loader with "auto" sizes could not notice that otherwise, because it takes them from the state.
     """
 
     uri: Any

@@ -148,7 +148,9 @@ def _describe_events(events: Sequence[tuple[float, LoaderRecord, Any]]) -> list[
 
 
 def _restarts(run: Run) -> list[tuple[str, str, str]]:
-    """Returns the starts that followed an abnormal end: the time, the start, and the row at which it continued."""
+    """Returns a line for each start that followed an abnormal end: its time, its name, and a text: after
+    how many rows the start before it ended, how many seconds later the run continued, and with which row.
+    """
     by_start: dict[str, list[LoaderRecord]] = {}
     for record in run.of(run.main):
         by_start.setdefault(record.start or record.name, []).append(record)

@@ -133,7 +133,9 @@ def _names_parents(file: Any) -> bool:
 
 
 def _ids(field: Any, file: Any) -> list[int]:
-    """Returns the ids of a field and of the fields in it, as a data file lists them."""
+    """Returns the ids by which `file` lists a field: those of its innermost fields and, before format 2.1, also its own
+    and those of the fields between.
+    """
     children = [id for child in field.children() for id in _ids(child, file)]
     return [int(field.id()), *children] if _names_parents(file) or not children else children
 
