@@ -181,9 +181,8 @@ class RankLoader(Positioned):
                 f"seek({global_step}) before the first batch: how many rows a step has is not known. Give "
                 "global_batch_size=."
             )
-        place = self._cursor.place
-        self._cursor.seek(self._plan(size, self._remainder), check_integer("seek(): global_step", global_step, 0))
-        if self._cursor.place != place:  # else the step before may still be taken back
+        plan, number = self._plan(size, self._remainder), check_integer("seek(): global_step", global_step, 0)
+        if self._cursor.seek(plan, number):  # else the step before may still be taken back
             self._ledger.join()
 
     def completed_shards(self) -> Int64Array:

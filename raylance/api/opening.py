@@ -235,8 +235,7 @@ def _check_decoders(decode: Decoder | Sequence[Decoder] | None) -> tuple[Decoder
 
 
 def _warn_of_unlike_crops(decoders: Sequence[Decoder]) -> None:
-    # Views of one column may differ.
-    names = list(dict.fromkeys(each.column for each in decoders if each.is_random and each.like is None))
+    names = list(dict.fromkeys(each.column for each in decoders if each.is_random))  # views of one column may differ
     if len(names) > 1:
         logger.warning(
             "%s are augmented at random, each by itself: those of a row get different crops and flips. If they belong "

@@ -149,10 +149,11 @@ class Decoder(abc.ABC):
 
     @property
     def is_random(self) -> bool:
-        """Whether draws of its own change the decoded values; by default, whether `draws` is positive. If this holds
-        for several columns, `raylance.dataset` warns that a row gets a different crop and flip in each.
+        """Whether draws of its own change the decoded values; by default, whether `draws` is positive and `like` is
+        None. If this holds for several columns, `raylance.dataset` warns that a row gets a different crop and flip in
+        each.
         """
-        return self.draws > 0
+        return self.draws > 0 and self.like is None
 
     @property
     def arrow_type(self) -> pa.DataType:

@@ -84,19 +84,18 @@ class Cursor:
         """Moves to the start of the next epoch, because this one has no step left."""
         self.epoch, self.position, self.step = self.epoch + 1, 0, 0
 
-    def seek(self, plan: Plan, global_step: int) -> None:
+    def seek(self, plan: Plan, global_step: int) -> bool:
         """Goes to the beginning of the step with the number `global_step`. Assumes that all steps in between have the
-        plan's global batch size.
+        plan's global batch size. Returns False if the cursor was there already.
 
         Raises:
             ConfigError: If the step lies before the run's first one; or if it lies in an earlier epoch, and the present
                 position is not a multiple of the global batch size.
         """
         if global_step == self.global_step:
-            return
+            return False
         if self._before is not None and self._before[3] == global_step:
-            self.take_back()
-            return
+            return self.take_back()
         size, whole, left = plan.global_batch_size, plan.steps(), plan.steps(self.position)
         ahead, self._before = global_step - self.global_step, None
         if ahead >= left:
@@ -113,6 +112,7 @@ class Cursor:
                     "load a state of that step."
                 )
             self.place = epoch, step * size, step, global_step
+        return True
 
     def take_back(self) -> bool:
         """Moves back to the place before the last step. Returns False if this place is unknown, as after a jump."""
