@@ -450,12 +450,10 @@ class TimedRank(World):
         super()._forget(calls)
 
     def _bytes_of(self, result: Result | None) -> int:
+        if result is None:
+            return 0
         setting = self.fleet.setting
-        return (
-            0
-            if result is None
-            else result.item.rows * (setting.decoded_bytes if result.is_decoded else setting.raw_bytes)
-        )
+        return result.item.rows * (setting.decoded_bytes if result.is_decoded else setting.raw_bytes)
 
     def _count(self, nbytes: int) -> None:
         self.bytes += nbytes

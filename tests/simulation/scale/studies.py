@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import logging
+import math
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -44,14 +45,13 @@ BASE = Setting(
 # Shards of 5.4 MB, and windows that hold a whole number of the rows that a rank takes of a lane in a step.
 EVEN = raylance.WindowShuffle(shard_rows=128, window_shards=2, lanes=16)
 UNEVEN = raylance.WindowShuffle(shard_rows=96, window_shards=2, lanes=16)
-INFINITE = float("inf")
 
 change = dataclasses.replace
 
 
 def _alone(base: Setting) -> Setting:
     """Nothing is shared but the barrier, and the storage has no limit."""
-    return change(base, order=EVEN, storage_bytes_s=INFINITE, storage_requests_s=INFINITE, network_bytes_s=INFINITE)
+    return change(base, order=EVEN, storage_bytes_s=math.inf, storage_requests_s=math.inf, network_bytes_s=math.inf)
 
 
 # By name: a description, and how the setting of a study is made.

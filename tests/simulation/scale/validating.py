@@ -23,7 +23,7 @@ from tests.simulation.timed import Setting
 
 SIDE = 64  # of what a row becomes: 12 KiB, so that bytes do not matter
 RAW_BYTES = 64
-NOTHING_SHARED = Setting()
+NOTHING_SHARED = {name: value for name, value in vars(Setting()).items() if value == math.inf}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def predict(case: Case, base: Setting) -> tuple[float, float]:
             step_s=case.step_s,
             decode_row_s=case.row_s,
             **dict.fromkeys(("step_varies", "rank_varies", "decode_row_varies", "decode_item_varies"), 0.0),
-            **{name: math.inf for name, value in vars(NOTHING_SHARED).items() if value == math.inf},
+            **NOTHING_SHARED,
             storage_wait_s=0.0,
         )
     )
