@@ -64,12 +64,12 @@ class RankLoader(Positioned):
         self._recorder = Recorder(
             spec.read, options, self._context, self._cursor, self._ledger, is_recorded=is_recorded
         )
-        self._batch_size: int | None = None  # of the last pass
+        self._batch_size: int | None = None  # the last pass's
         self._is_resharded = False
         self._is_bound_by_rank = False  # whether the batches bound last were given batch_size=, rows of one rank
-        self._remainder: Remainder | None = None  # of the batches that were bound last
+        self._remainder: Remainder | None = None  # that of the batches bound last
         self._has_begun = False  # whether a pass has begun
-        self._agreement: agreement.Agreement | None = None  # of the ranks, since the first pass
+        self._agreement: agreement.Agreement | None = None  # between the ranks, since the first pass
         self._session = session or Session(spec.read, options, self._context.world_size)
         self._prepares = session is None  # whether to prepare the next epoch; else the owner of `session` decides
 

@@ -226,7 +226,7 @@ class EpochAudit:
             `row_offset`, `padding`, and the columns.
 
         Raises:
-            ConfigError: If there is no such step or rank, or for `columns` of packed documents.
+            ConfigError: If the step or rank does not exist, or `columns` are given for packed documents.
             DatasetError: If there is no such column.
         """
         plan = self.plan

@@ -20,7 +20,7 @@ class Lookup:
         self._read_spec = read_spec
         self._decoding = OpenDecoding(read_spec.decoding) if read_spec.decoding else None
         self._opened: RowReader | None = None
-        self.bad_rows: tuple[tuple[int, str, str], ...] = ()  # of the last read: offset, column, reason
+        self.bad_rows: tuple[tuple[int, str, str], ...] = ()  # the last read's: offset, column, reason
 
     def read(self, offsets: Int64Array, epoch: int = 0, draws: Int64Array | None = None) -> pa.Table:
         """Reads k rows in any order. Rows may be requested more than once; each is read from storage once. Returns, in

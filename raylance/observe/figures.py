@@ -11,7 +11,7 @@ Limit = Literal["unknown", "training", "starting", "saving", "reading", "decodin
 STAGES: tuple[Limit, ...] = ("reading", "decoding", "finishing")
 """The stages of a batch before it is handed out. A trainer waits for one of them, or for the start."""
 
-MOSTLY = 0.5  # of the period: a rank that was there for less does not represent the run
+MOSTLY = 0.5  # share of the period: a rank that was there for less does not represent the run
 IN_STEP = 0.9  # a rank whose steps take at least this share of the slowest rank's counts as equally slow
 
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _LOCAL_S, _REMOTE_S = 2.0, 15.0  # least seconds between two writes of a record
-_SHARE = 0.02  # of the time: writing takes at most this share
+_SHARE = 0.02  # largest share of the time that writing takes
 _CREDIT_S = 1.0  # seconds, plus _SHARE of the time, that training threads may wait for a local storage
 _MOST_S = 600.0  # most seconds between two tries if the storage fails
 _LAST_TRIES = 8  # tries to write the last samples after the loader is gone

@@ -14,11 +14,11 @@ from raylance.observe.diagnoses.diagnosis import NO_MODEL, SPARE, UPLOADS, does_
 from raylance.observe.diagnoses.finishing import SHORT_STEP_S
 from raylance.observe.figures import MOSTLY, STAGES, Limit, RankFigures, RunFigures, saving_share
 
-_LEAST_BATCHES = 3  # of each rank that was there most of the time: fewer prove nothing
-WAITS = 0.05  # of the time: less waiting is not worth a change
-_SAVES = 0.25  # of the time: more saving is the limit, if waiting takes less
-_SAVES_TOO = 0.1  # of the time: more saving is worth a line of advice
-_OTHERS = 0.1  # of the time: more for passes over other datasets is worth a line of advice
+_LEAST_BATCHES = 3  # batches of each rank that was there most of the time; fewer prove nothing
+WAITS = 0.05  # share of the time: less waiting is not worth a change
+_SAVES = 0.25  # share of the time: more saving is the limit, if waiting takes less
+_SAVES_TOO = 0.1  # share of the time: more saving is worth a line of advice
+_OTHERS = 0.1  # share of the time: more for passes over other datasets is worth a line of advice
 _RESHARDED_S = 0.05  # of waiting after ranks came or went: less is not worth mentioning
 _UNEVEN = 1.5  # times the mean of the others: such a rank is named
 

@@ -10,7 +10,7 @@ from raylance.reports.reading import LoaderRecord, Run
 
 _RECENT_S = 15.0  # rates and shares of a running run are taken over this time
 _STEPS = 3  # but over at least this number of steps, even if they take longer
-_SAVES = 0.1  # of the time: less saving is not shown
+_SAVES = 0.1  # share of the time: less saving is not shown
 _PACE_S = 600.0  # the pace is taken over this time
 _NOW_S = 3.0  # a dataset counts as iterated now if it was iterated within this time
 _SILENT_S = 60.0  # after this time without a sample, the process is gone

@@ -35,7 +35,7 @@ _MOST_SAMPLES = 1 << 16  # most samples of a record; a long run has some thousan
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # characters that control a terminal
 _TAGS = ("div", "table", "tr", "th", "td")  # allowed in a table of the first rows
 _READS = 16  # files read at once: an object store may hold those of a thousand ranks
-_SIDE_BY_SIDE = 0.25  # of the time between batches: datasets that share less are not trained on together
+_SIDE_BY_SIDE = 0.25  # share of the time between batches: datasets that share less are not trained on together
 
 
 class Version(NamedTuple):

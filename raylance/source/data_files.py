@@ -21,7 +21,7 @@ from raylance.source.lance_errors import LANCE_ERRORS
 from raylance.source.limits import Reading
 
 _IDLE = 64  # most open files that are kept
-_MOST_FRAGMENTS = 2  # of one read: a scan of several small files costs less than a read of each
+_MOST_FRAGMENTS = 2  # fragments of one read: a scan of several small files costs less than a read of each
 _Part = tuple[str, list[str]]  # a path, and the columns to read there
 _Begun = tuple[_Part, LanceFileReader, ReaderResults]
 

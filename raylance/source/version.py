@@ -343,4 +343,4 @@ class VersionCheck:
             self._checking.release()
 
 
-_checks: weakref.WeakSet[VersionCheck] = weakref.WeakSet()  # of all datasets that this process reads
+_checks: weakref.WeakSet[VersionCheck] = weakref.WeakSet()  # those of all datasets that this process reads

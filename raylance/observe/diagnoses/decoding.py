@@ -9,7 +9,7 @@ from raylance.observe.diagnoses.diagnosis import NO_MODEL, SPARE, Diagnosis, bes
 from raylance.observe.figures import RunFigures
 
 _SMALL_BYTES = 16 << 10  # if rows have fewer bytes, smaller images would save little
-_ASIDE = 0.1  # of the time: if saving and validating take more, the text says that decoders work ahead meanwhile
+_ASIDE = 0.1  # share of the time: if saving and validating take more, the text says that decoders work ahead meanwhile
 _MOST_DECODERS = 32  # a run that needs more on a rank has a different problem
 
 

@@ -4,7 +4,7 @@ from raylance.observe.diagnoses.diagnosis import NO_MODEL, Diagnosis, does_nothi
 from raylance.observe.figures import RunFigures
 
 SHORT_STEP_S = 0.005  # in shorter steps, the fixed cost of a batch matters
-_FEW_ROWS = 16  # of a batch on one rank: a batch with fewer is small
+_FEW_ROWS = 16  # rows of a batch on one rank; a batch with fewer is small
 
 
 def _batch_ms(run: RunFigures, *names: str) -> list[float]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from raylance.observe.diagnoses.diagnosis import Diagnosis
 from raylance.observe.figures import STAGES, RankFigures, RunFigures
 
-STARTS = 0.1  # of the time: a longer start is worth hiding
+STARTS = 0.1  # share of the time: a longer start is worth hiding
 
 
 def describe_start(run: RunFigures) -> str:
