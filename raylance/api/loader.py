@@ -4,8 +4,10 @@ A batch counts as consumed when it is handed out. The position is the same on ev
 same steps.
 """
 
+import atexit
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)
+
+_passes: "weakref.WeakSet[Generator[Any, None, None]]" = weakref.WeakSet()
 
 
 class RankLoader(Positioned):
@@ -448,7 +452,9 @@ class RankLoader(Positioned):
         return _LoaderBatches(self, spec, f"{kind} batches of {uri!r}, global batch {size}, {self._context}")
 
     def _begin(self, spec: BatchSpec) -> Iterator[Any]:
-        return self._recorder.time(self._take_all(spec))
+        batches = self._recorder.time(self._take_all(spec))
+        _passes.add(batches)
+        return batches
 
     def _prepare(self, spec: BatchSpec, epoch: int, position: int) -> None:
         """Begins to make the first batches of a pass before it is iterated."""
@@ -572,6 +578,14 @@ class RankLoader(Positioned):
         self._cursor.advance(step.after, is_last=step.is_last)
         if step.is_last:
             self._recorder.on_epoch(epoch, begin, step.after, self._passed)
+
+
+@atexit.register
+def _close_passes() -> None:
+    """Ends running passes before the interpreter clears the modules that they need for it."""
+    for batches in list(_passes):
+        with contextlib.suppress(ValueError):  # a daemon thread may be in the middle of it
+            batches.close()
 
 
 class _LoaderBatches(Batches):

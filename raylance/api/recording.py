@@ -106,7 +106,7 @@ class Recorder:
         """Records that the loader continues at a saved state."""
         self.stats.record_event("resume", {"epoch": saved.epoch, "position": saved.position})
 
-    def time(self, batches: Generator[list[Any], None, None]) -> Iterator[Any]:
+    def time(self, batches: Generator[list[Any], None, None]) -> Generator[Any, None, None]:
         """Takes each batch out of its list, hands it out, and counts how long the consumer waited for it and used it.
 
         The whole time from the request for a batch until it is handed out counts as waiting.

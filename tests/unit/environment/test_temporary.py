@@ -45,6 +45,7 @@ class Interrupts:
 def report_in_local_mode(uri: str, directory: Path, act: Callable[[], object] | None) -> None:
     """Reports once, and ends as an interpreter does."""
     os.environ["TMPDIR"] = str(directory)
+    tempfile.tempdir = None  # a library may have asked for it when it was imported
     state = {"step": 1} if act is None else {"step": torch.ones(9), "last": Interrupts(act)}
     try:
         TorchTrainer(

@@ -222,11 +222,12 @@ def test_a_stalled_consumer_holds_no_more_than_allowed(uri: str) -> None:
 
 
 def test_an_interpreter_that_ends_in_mid_pass_ends(uri: str) -> None:
-    """Also where the iterator is still referred to, and Ray was never loaded."""
+    """Also if the iterator outlives the modules that it needs, and Ray was never loaded."""
     script = f"""
-import raylance, sys
+import os, raylance, sys
 batches = iter(raylance.dataset({uri!r}, columns=["id"], order="sequential").loader().iter_batches(batch_size=20))
 next(batches)
+os.kept = batches, sys.modules["raylance.api.loader"]  # modules are cleared in the reverse order of their imports
 assert "ray" not in sys.modules
 print("done")
 """
