@@ -504,12 +504,15 @@ class RankLoader(Positioned):
                     break
                 if self._agreement is not None:
                     self._agreement.look(at_once=step.is_last)
-                with self._counts_if_taken(handed):
+                place = cursor.place
+                try:
                     self._consume(plan, position, step)
                     if prepares and feeder.has_ended:
                         prepares = False
                         self._prepare(spec, epoch + 1, 0)
                     yield handed
+                finally:
+                    self._return_unless_taken(handed, place, moves)
                 if step.is_last:
                     return moves != cursor.moves or cursor.epoch != epoch  # else the last step was taken back
                 if moves != cursor.moves:
@@ -550,19 +553,11 @@ class RankLoader(Positioned):
         self._agreement = agreement.Agreement(store, context, self._recorder.stem, terms)
         self._agreement.wait()
 
-    @contextlib.contextmanager
-    def _counts_if_taken(self, handed: list[Any]) -> Iterator[None]:
-        """Restores the position from before the body if the batch was not taken out of the list when the body ends, as
-        after an interrupt while the batch is handed out.
-        """
-        cursor = self._cursor
-        place, moves = cursor.place, cursor.moves
-        try:
-            yield
-        finally:
-            if handed and moves == cursor.moves:
-                cursor.place = place
-                self._ledger.load(cursor.epoch, cursor.position)
+    def _return_unless_taken(self, handed: list[Any], place: tuple[int, int, int, int], moves: int) -> None:
+        """Returns to a place if the batch that was handed out there is still in its list, as after an interrupt."""
+        if handed and moves == self._cursor.moves:
+            self._cursor.place = place
+            self._ledger.load(self._cursor.epoch, self._cursor.position)
 
     def _consume(self, plan: Plan, begin: int, step: Step) -> None:
         """Counts a step of a pass that began at position `begin`. At the last step of the epoch, checks a custom order

@@ -124,8 +124,11 @@ class Recorder:
                 self._count_reshard(waited_s)
                 if handed is None:
                     return
-                with stats.timed("user_s"):
+                begun = stats.begin("user_s")
+                try:
                     yield handed.pop()
+                finally:
+                    stats.end("user_s", begun)
         finally:
             batches.close()
 

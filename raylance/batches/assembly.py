@@ -1,12 +1,14 @@
-"""Owns the assembly of work items to the table of a step, and the comparison of its rows with the plan; never waits."""
+"""Owns the assembly of work items to the rows of a step, and the comparison of the rows with the plan; never waits."""
 
 import dataclasses
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names, describe_rows, join_offsets, split_offsets
+from raylance.decode.arrays import Join, Lists, NumpyBatch, to_numpy, to_sliceable
 from raylance.errors import CoverageError
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.digest import Digest
@@ -33,6 +35,52 @@ class Step:
     digest: Digest
 
 
+class ItemRows:
+    """Rows of one or more steps that came together. Their columns are converted to arrays once for all steps."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+        self.names: list[str] = table.column_names
+        self.schema: pa.Schema = table.schema  # kept, as the names are, because pyarrow makes a new object each time
+        self._sliceable: NumpyBatch | None = None
+
+    def sliceable(self, names: Sequence[str], lists: Lists) -> NumpyBatch:
+        """See `to_sliceable`. All calls must give the same columns, and the same `lists`."""
+        if self._sliceable is None:
+            self._sliceable = to_sliceable(self.table.select(names), lists)
+        return self._sliceable
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of one step: rows [begin, begin + count) of those that came together."""
+
+    item: ItemRows
+    begin: int
+    count: int
+
+    @classmethod
+    def of(cls, table: pa.Table) -> "StepRows":
+        """Returns all rows of a table as those of one step."""
+        return cls(ItemRows(table), 0, table.num_rows)
+
+    def table(self, names: Sequence[str] | None = None) -> pa.Table:
+        """Returns some columns of the rows, or all columns."""
+        table = self.item.table if names is None else self.item.table.select(names)
+        return table if self.count == table.num_rows else table.slice(self.begin, self.count)
+
+    def to_numpy(self, names: Sequence[str], lists: Lists, join: Join) -> NumpyBatch:
+        """Converts some columns of the rows; see `raylance.decode.arrays.to_numpy`."""
+        if self.count == self.item.table.num_rows:
+            return to_numpy(self.table(names), lists, join)
+        sliceable, end = self.item.sliceable(names, lists), self.begin + self.count
+        batch: NumpyBatch = {}
+        for name in names:
+            array = sliceable.get(name)
+            batch |= to_numpy(self.table([name]), lists, join) if array is None else {name: array[self.begin : end]}
+        return batch
+
+
 class Assembly:
     """Assembles the steps of one rank's pass from its items.
 
@@ -46,10 +94,10 @@ class Assembly:
         self.is_decoded = read_spec.in_helpers is not None
         self._selection = read_spec.source.load_selection()
         self._after = position
-        self._parts: list[pa.Table] = []
+        self._parts: list[StepRows] = []
         self._masked: list[Int64Array] = []
         self._digest, self._nbytes = Digest(), 0
-        self._steps: deque[tuple[pa.Table, int, Int64Array, Digest]] = deque()
+        self._steps: deque[tuple[StepRows, int, Int64Array, Digest]] = deque()
 
     def add(self, item: WorkItem, plain: pa.Table, decoded: pa.Table | None) -> None:
         """Adds the next item.
@@ -70,15 +118,17 @@ class Assembly:
         table, bad = self._merge(offsets, real, plain, decoded)
         rows = item.high - item.low
         low, high = self._plan.rank_slice(item.position, self._dp_rank)
-        nbytes = table.nbytes // item.steps
+        nbytes, together = table.nbytes // item.steps, ItemRows(table)
         for step, digest in enumerate(Digest.of_steps(came, real, item.steps)):
             own = slice(step * rows, (step + 1) * rows)
-            self._parts.append(table if item.steps == 1 else table.slice(own.start, rows))
+            self._parts.append(StepRows(together, own.start, rows))
             self._masked.append(offsets[own][bad[own]])
             self._digest += digest
             self._nbytes += nbytes
             if item.high == high - low:
-                whole = self._parts[0] if len(self._parts) == 1 else pa.concat_tables(self._parts)
+                [whole, *more] = self._parts
+                if more:
+                    whole = StepRows.of(pa.concat_tables(part.table() for part in self._parts))
                 self._steps.append((whole, self._nbytes, np.concatenate(self._masked), self._digest))
                 self._parts, self._masked, self._digest, self._nbytes = [], [], Digest(), 0
 
@@ -86,15 +136,15 @@ class Assembly:
         """Whether a whole step is ready."""
         return bool(self._steps)
 
-    def next_step(self) -> tuple[pa.Table, Step]:
+    def next_step(self) -> tuple[StepRows, Step]:
         """Takes the oldest whole step: its rows, and their description."""
-        table, nbytes, masked, digest = self._steps.popleft()
+        rows, nbytes, masked, digest = self._steps.popleft()
         before, self._after = self._after, self._plan.after(self._after)
-        return table, Step(
+        return rows, Step(
             before=before,
             after=self._after,
             is_last=self._plan.steps(self._after) <= 0,
-            rows=table.num_rows,
+            rows=rows.count,
             nbytes=nbytes,
             masked=masked,
             digest=digest,

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 import torch.utils.dlpack
 
 from raylance.arguments import check_flag, check_integer
+from raylance.batches.assembly import StepRows
 from raylance.batches.device import JaggedParts
 from raylance.batches.joining import Joiner
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID
@@ -21,7 +22,6 @@ from raylance.decode.arrays import (
     LENGTH,
     OFFSETS,
     Jagged,
-    Join,
     Lists,
     NumpyBatch,
     Pad,
@@ -29,7 +29,6 @@ from raylance.decode.arrays import (
     as_padding,
     is_kept,
     to_arrow,
-    to_numpy,
 )
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
@@ -41,7 +40,8 @@ logger = logging.getLogger(__name__)
 
 BatchFormat = Literal["numpy", "pyarrow", "pandas"]
 Dtypes = torch.dtype | Mapping[str, torch.dtype] | None
-Convert = Callable[[pa.Table, Mapping[str, torch.Tensor]], Any]  # from a table and the columns decoded on the device
+# From the rows of a step, the columns to convert, and the columns that were decoded on the device.
+Convert = Callable[[StepRows, Sequence[str], Mapping[str, torch.Tensor]], Any]
 _ADDED = (ROW_OFFSET, COMPONENT, VALID)
 
 
@@ -51,7 +51,7 @@ class BatchSpec:
 
     Attributes:
         hidden: Columns that batches leave out.
-        convert: Makes a batch from a table and from the tensors, by column, that were decoded on the device.
+        convert: Makes a batch.
         device: The device of the tensors; None for batches without tensors.
         pin_memory: Whether tensors that stay on the CPU are in pinned memory.
     """
@@ -116,7 +116,7 @@ def torch_converter(
     pad_lists: Paddings | None,
     pins: bool = False,
 ) -> Convert:
-    """Checks arguments of `iter_torch_batches`, and returns the function that makes batches from tables.
+    """Checks arguments of `iter_torch_batches`, and returns the function that makes batches.
 
     With `pins`, batches that are joined from pieces lie in pinned memory.
 
@@ -129,7 +129,7 @@ def torch_converter(
             raise ConfigError(f"collate_fn={collate_fn!r}: give a function that makes the batch of a dict of arrays.")
         if dtypes is not None:
             raise ConfigError("dtypes= and collate_fn= exclude each other: collate_fn makes the batch, so cast there.")
-        return lambda table, decoded: collate_fn(in_order(read_spec, to_numpy(table, lists, join), decoded))
+        return lambda rows, names, decoded: collate_fn(in_order(read_spec, rows.to_numpy(names, lists, join), decoded))
     by_column = _dtypes(read_spec, dtypes, lists)
     for name, how in lists.items():
         if name in by_column and isinstance(how, Pad) and (value := np.asarray(how.value)).dtype.kind not in "mM":
@@ -138,8 +138,9 @@ def torch_converter(
                 raise _cannot_pad(name, value.item(), f"dtypes= converts them to {by_column[name]}")
     channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()
 
-    def convert(table: pa.Table, decoded: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        batch = to_torch(table, lists=lists, dtypes=by_column, channels_last=channels_last, join=join)
+    def convert(rows: StepRows, names: Sequence[str], decoded: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        arrays, schema = rows.to_numpy(names, lists, join), rows.item.schema
+        batch = to_torch(arrays, schema, lists=lists, dtypes=by_column, channels_last=channels_last)
         shaped = {name: _shaped(name, tensor, by_column, channels_last) for name, tensor in decoded.items()}
         return in_order(read_spec, batch, shaped)
 
@@ -155,24 +156,25 @@ def _is_cut_off(given: Any, held: torch.Tensor) -> bool:
 
 
 def host_converter(read_spec: ReadSpec, batch_format: str, pad_lists: Paddings | None) -> Convert:
-    """Checks arguments of `iter_batches`, and returns the function that makes batches from tables.
+    """Checks arguments of `iter_batches`, and returns the function that makes batches.
 
     Raises:
         ConfigError: If an argument cannot be honoured.
     """
     if batch_format == "numpy":
         lists, join = _lists(read_spec, pad_lists, tensors=False), Joiner()
-        return lambda table, decoded: in_order(
-            read_spec, to_numpy(table, lists, join), {name: tensor.numpy() for name, tensor in decoded.items()}
+        return lambda rows, names, decoded: in_order(
+            read_spec, rows.to_numpy(names, lists, join), {name: tensor.numpy() for name, tensor in decoded.items()}
         )
     if batch_format not in ("pyarrow", "pandas"):
         raise ConfigError(f"batch_format={batch_format!r}: must be one of 'numpy', 'pyarrow', 'pandas'.")
     if pad_lists:
         raise ConfigError(f'batch_format={batch_format!r} has lists of its own: pad_lists= is for "numpy" and torch.')
 
-    def convert(table: pa.Table, decoded: Mapping[str, torch.Tensor]) -> Any:
+    def convert(rows: StepRows, names: Sequence[str], decoded: Mapping[str, torch.Tensor]) -> Any:
         arrays = {name: to_arrow(tensor.numpy()) for name, tensor in decoded.items()}
-        whole = pa.table(in_order(read_spec, dict(zip(table.column_names, table.columns, strict=True)), arrays))
+        columns = dict(zip(names, rows.table(names).columns, strict=True))
+        whole = pa.table(in_order(read_spec, columns, arrays))
         return whole if batch_format == "pyarrow" else whole.to_pandas()
 
     return convert
@@ -274,33 +276,33 @@ def _warn_of_ragged(uri: str, names: tuple[str, ...]) -> None:
 
 
 def to_torch(
-    table: pa.Table,
+    arrays: NumpyBatch,
+    schema: pa.Schema,
     *,
     lists: Lists = AS_LISTS,
     dtypes: Mapping[str, torch.dtype],
     channels_last: frozenset[str],
-    join: Join = np.concatenate,
 ) -> dict[str, Any]:
-    """Converts a table of n rows to tensors by column, with the shapes of `to_numpy`. Strings, bytes and unpadded lists
-    become Python lists, and jagged lists become `JaggedParts`. Columns in `channels_last`, (n, …, H, W, C), become
-    (n, …, C, H, W) views in channels-last memory; so do the arrays in lists of such columns.
+    """Converts the arrays of n rows, which `to_numpy` made of a table with this schema and with these `lists`, to
+    tensors of the same shapes. Strings, bytes and unpadded lists become Python lists, and jagged lists become
+    `JaggedParts`. Columns in `channels_last`, (n, …, H, W, C), become (n, …, C, H, W) views in channels-last memory; so
+    do the arrays in lists of such columns.
 
     Raises:
-        DatasetError: If a column holds dates; if `to_numpy` raises it.
+        DatasetError: If a column holds dates.
     """
     batch: dict[str, Any] = {}
-    arrays = to_numpy(table, lists, join)
     offsets = {name: arrays.pop(name + OFFSETS) for name, how in lists.items() if how == "jagged" and name in arrays}
     for name, array in arrays.items():
         if array.dtype == object:
             for value in array:
-                _refuse_dates(name, table, value)
+                _refuse_dates(name, schema, value)
             batch[name] = [
                 _shaped(name, torch.tensor(value), dtypes, channels_last) if isinstance(value, np.ndarray) else value
                 for value in array
             ]
             continue
-        _refuse_dates(name, table, array)
+        _refuse_dates(name, schema, array)
         tensor = _shaped(name, torch.utils.dlpack.from_dlpack(array), dtypes, channels_last)
         batch[name] = JaggedParts.of(tensor, offsets[name]) if name in offsets else tensor
     return batch
@@ -314,9 +316,9 @@ def _shaped(
     return tensor.to(dtypes[name]) if name in dtypes else tensor
 
 
-def _refuse_dates(name: str, table: pa.Table, value: Any) -> None:
+def _refuse_dates(name: str, schema: pa.Schema, value: Any) -> None:
     if isinstance(value, np.ndarray) and value.dtype.kind in "mMO":
         raise DatasetError(
-            f"column {name!r} is {table[name].type}, for which torch has no type; the epoch stops here. Leave it out "
-            'of columns=, or iterate with iter_batches(batch_format="numpy").'
+            f"column {name!r} is {schema.field(name).type}, for which torch has no type; the epoch stops here. Leave "
+            'it out of columns=, or iterate with iter_batches(batch_format="numpy").'
         )

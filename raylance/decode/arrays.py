@@ -4,6 +4,7 @@ reorders rows.
 Arrays of numbers are views of the Arrow memory if the data is in one piece.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -90,6 +91,21 @@ def to_numpy(table: pa.Table, lists: Lists = AS_LISTS, join: Join = np.concatena
     batch: NumpyBatch = {}
     for name, column in zip(table.schema.names, table.columns, strict=True):
         batch |= _numpy_columns(name, column, lists.get(name), join)
+    return batch
+
+
+def to_sliceable(table: pa.Table, lists: Lists = AS_LISTS) -> NumpyBatch:
+    """Converts those columns of a table whose arrays are the same if some of the rows are converted by themselves, and
+    which are in one piece: numbers, tensors, and lists of one length. See `to_numpy`.
+
+    A column with a value for which `to_numpy` raises an error is left out.
+    """
+    batch: NumpyBatch = {}
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        how = lists.get(name)
+        if column.num_chunks == 1 and (is_dense(column.type) or isinstance(how, int)):
+            with contextlib.suppress(DatasetError):
+                batch |= _numpy_columns(name, column, how, np.concatenate)
     return batch
 
 

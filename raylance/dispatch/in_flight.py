@@ -108,13 +108,13 @@ class InFlight:
         if any(other.stage is Stage.FAILED for other in self.entries):
             return  # items after a failed one will not be delivered
         while (item := self._peek()) is not None:
-            entry = self._reserve(item)
-            reserved = sum(other.reserved_bytes for other in self.entries) + self._ready_bytes
-            if (self.entries or self._ready) and reserved + entry.reserved_bytes > self._sizes.limit_bytes:
-                return
             count = len(self.entries) + sum(items for _, _, items in self._ready) + self._open[1]
             ahead = -(-(item.position - self._taken) // self._plan.stride)
             if count > enough and ahead >= self._prefetch:
+                return
+            entry = self._reserve(item)
+            reserved = sum(other.reserved_bytes for other in self.entries) + self._ready_bytes
+            if (self.entries or self._ready) and reserved + entry.reserved_bytes > self._sizes.limit_bytes:
                 return
             self.entries.append(entry)
             self._upcoming.popleft()

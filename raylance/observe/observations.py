@@ -82,7 +82,7 @@ class WaitsFor(NamedTuple):
 
 
 class BatchGathered(NamedTuple):
-    """The rows of a batch are here, but not converted yet."""
+    """The rows of the first batch of a pass are here, but not converted yet."""
 
     rows: pa.Table
 

@@ -60,11 +60,14 @@ class WaitClock:
         now = self._going[field] = clock.now()
         if field == "user_s":
             self._saved_s = self.save_s
-            # Clocks that another thread closed are still listed: the garbage collector runs in any thread.
-            _in_step()[:] = [*(other for other in _in_step() if other is not self and other.is_timed("user_s")), self]
+            if steps := _thread.in_step:
+                # Clocks that another thread closed are still listed: the garbage collector runs in any thread.
+                steps[:] = [other for other in steps if other is not self and other.is_timed("user_s")]
+            steps.append(self)
         elif field == "wait_s":
             self._here = "wait_finish_s" if self.has_begun else "wait_start_s"
-            self.end("user_s")  # if the last pass was abandoned with a batch in hand
+            if _thread.in_step or self.is_timed("user_s"):
+                self.end("user_s")  # if the last pass was abandoned with a batch in hand
             for around in self._around():
                 around.interrupt(now)
         return now
@@ -88,7 +91,7 @@ class WaitClock:
         if field == "user_s":
             if begun is not None:
                 self._count_shared(begun, now)
-            _in_step()[:] = [other for other in _in_step() if other is not self]
+            _thread.in_step[:] = [other for other in _thread.in_step if other is not self]
         return seconds
 
     def _explain_wait(self, now: float) -> None:
@@ -120,7 +123,9 @@ class WaitClock:
 
         A step that began later than this loader's does not enclose it: those two loaders are iterated side by side.
         """
-        earlier = itertools.takewhile(lambda other: other is not self, _in_step())
+        if not _thread.in_step:  # most often
+            return []
+        earlier = itertools.takewhile(lambda other: other is not self, _thread.in_step)
         found = [other for other in earlier if other.is_timed("user_s")]
         return [other for other in found if other is found[-1] or other.called in found[-1].shared_s]
 
@@ -128,7 +133,7 @@ class WaitClock:
         """Counts the seconds that this loader's ending step shares with each step that began later and has not ended:
         neither step encloses the other, so the two loaders are iterated side by side, and both count the seconds.
         """
-        later = list(itertools.dropwhile(lambda other: other is not self, _in_step()))[1:]
+        later = list(itertools.dropwhile(lambda other: other is not self, _thread.in_step))[1:]
         for other in later:
             if other.is_timed("user_s"):
                 seconds = now - max(begun, other.step_begun)
@@ -200,7 +205,7 @@ def saving(reported: Iterable[WaitClock]) -> Iterator[None]:
     batch in hand. A loader that has handed out no batch yet is left out. After the last batch of a pass, no step is
     running; then the seconds also count as `user_s`.
     """
-    found = {id(each): each for each in (*reported, *_in_step()) if each.has_begun and not each.is_timed("save_s")}
+    found = {id(each): each for each in (*reported, *_thread.in_step) if each.has_begun and not each.is_timed("save_s")}
     with ExitStack() as stack:
         for each in found.values():
             if not each.is_timed("user_s"):
@@ -209,12 +214,11 @@ def saving(reported: Iterable[WaitClock]) -> Iterator[None]:
         yield
 
 
-_threads = threading.local()
+class _Thread(threading.local):
+    """The clocks of the loaders whose batches the current thread has in hand, in the order of their steps."""
+
+    def __init__(self) -> None:
+        self.in_step: list[WaitClock] = []
 
 
-def _in_step() -> list[WaitClock]:
-    """Returns the clocks of the loaders whose batches this thread has in hand, in the order of their steps."""
-    if not hasattr(_threads, "in_step"):
-        _threads.in_step = []
-    found: list[WaitClock] = _threads.in_step
-    return found
+_thread = _Thread()

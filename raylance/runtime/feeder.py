@@ -11,9 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pyarrow as pa
-
-from raylance.batches.assembly import Assembly, Step
+from raylance.batches.assembly import Assembly, Step, StepRows
 from raylance.batches.batches import BatchSpec
 from raylance.batches.device import Sender
 from raylance.batches.masking import MaskedRows
@@ -72,10 +70,12 @@ class Feeder:
         self._sender: Sender | None = None
         self._changed = threading.Condition()
         self._said: deque[Event] = deque([Begin()])  # events from the consumer to the dispatcher
+        self._sleeps = False  # whether the thread waits for the runtime, and a new event must wake it
         self._finished: deque[tuple[Any, Step]] = deque()  # batches to hand out
         self._error: BaseException | None = None
         self._has_ended = self._is_closed = self._is_awaited = False
         self._is_over = False  # whether all items were delivered, or the pass has failed
+        self._has_shown = False  # whether the rows of the pass's first batch were observed
         self._work: Cause = "finish"  # the part of making a batch that the thread works on
         self._thread = threading.Thread(target=self.run, name="raylance-feeder", daemon=True)
 
@@ -160,7 +160,8 @@ class Feeder:
     def _say(self, event: Event) -> None:
         """Hands an event to the dispatcher. The caller holds `_changed`."""
         self._said.append(event)
-        self._runtime.post(Wake())
+        if self._sleeps:
+            self._runtime.post(Wake())
 
     def stop(self) -> None:
         """Ends the pass; drops batches and items that were not handed out."""
@@ -227,8 +228,11 @@ class Feeder:
         with self._changed:
             if self._said:
                 return self._said.popleft()
+            self._sleeps = True
         deadline = self._dispatcher.deadline()
-        return self._runtime.next_event(None if deadline is None else max(0.0, deadline - self._runtime.now()))
+        event = self._runtime.next_event(None if deadline is None else max(0.0, deadline - self._runtime.now()))
+        self._sleeps = False
+        return event
 
     def _do(self, outputs: list[Output], now: float) -> None:
         """Carries out outputs, and keeps no reference to them, because some hold tables."""
@@ -269,19 +273,21 @@ class Feeder:
         return 0 if self._spec is None else max(1, self._spec.prefetch_batches)
 
     def _finish(self, spec: BatchSpec) -> None:
-        table, step = self._assembly.next_step()
-        self._observe(BatchGathered(table))
+        rows, step = self._assembly.next_step()
+        if not self._has_shown:
+            self._has_shown = True
+            self._observe(BatchGathered(rows.table()))
         try:
             with self._sender.stream() if self._sender else contextlib.nullcontext():
                 decoded: Mapping[str, Any] = {}
                 if self._on_device is not None:
-                    table, step, decoded = self._decode(self._on_device, table, step)
+                    rows, step, decoded = self._decode(self._on_device, rows, step)
                 self._begin("finish")
                 with self._observer.timed("collate_s"):
-                    shown = table.select([name for name in table.column_names if name not in spec.hidden])
-                    batch = spec.convert(shown, decoded)
+                    names = [name for name in rows.item.names if name not in spec.hidden]
+                    batch = spec.convert(rows, names, decoded)
         except Exception as error:
-            error.add_note(f"as a batch was made of {self._assembly.describe(table)}")
+            error.add_note(f"as a batch was made of {self._assembly.describe(rows.table())}")
             raise
         if self._sender is not None:
             with self._observer.timed("transfer_s"):
@@ -299,16 +305,16 @@ class Feeder:
             self._awaits_here()
 
     def _decode(
-        self, on_device: DeviceDecoding, table: pa.Table, step: Step
-    ) -> tuple[pa.Table, Step, Mapping[str, Any]]:
+        self, on_device: DeviceDecoding, rows: StepRows, step: Step
+    ) -> tuple[StepRows, Step, Mapping[str, Any]]:
         """Decodes the columns of a step that are decoded on the device of its batch; see `decode_step`."""
         self._begin("decode")
         try:
-            table, step, made = decode_step(on_device, self._assembly, table, step)
+            table, step, made = decode_step(on_device, self._assembly, rows.table(), step)
         finally:
             self._work = "finish"
         self._observe(WorkDone(made.receipt, 0 if self._assembly.is_decoded else step.rows))
-        return table, step, made.columns
+        return StepRows.of(table), step, made.columns
 
 
 @atexit.register

@@ -114,22 +114,19 @@ class Watched:
 
 
 class Rows(list[int]):
-    """Rows in the place of a table."""
+    """Rows in the place of those of a step, and in the place of their table."""
 
     nbytes = 0
+    item = SimpleNamespace(names=())
+
+    def table(self) -> "Rows":
+        return self
 
     @property
     def num_rows(self) -> int:
         return len(self)
 
     def take(self, places: Any) -> "Rows":
-        return self
-
-    @property
-    def column_names(self) -> list[str]:
-        return []
-
-    def select(self, names: Any) -> "Rows":
         return self
 
 
@@ -514,7 +511,7 @@ class Rank:
         if self.scenario.dawdles and self.draws.chance(self.scenario.dawdles):
             self.clock.busy(self.draws.seconds(5.0))
 
-    def _collate(self, rows: Rows, _: object) -> Rows:
+    def _collate(self, rows: Rows, *_: object) -> Rows:
         self.dawdle()
         return rows
 

@@ -25,7 +25,8 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
     "hands the newest event to the dispatcher first": (_feeder("self._said.popleft()", "self._said.pop()"), "deadlock"),
     "does not wake its thread for an event": (
         _feeder(
-            "        self._said.append(event)\n        self._runtime.post(Wake())", "        self._said.append(event)"
+            "        self._said.append(event)\n        if self._sleeps:\n            self._runtime.post(Wake())",
+            "        self._said.append(event)",
         ),
         "deadlock",
     ),
@@ -34,9 +35,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
         "deadlock",
     ),
     "waits for the runtime where the consumer has acted": (
-        _feeder(
-            "        with self._changed:\n            if self._said:\n                return self._said.popleft()\n", ""
-        ),
+        _feeder("            if self._said:\n                return self._said.popleft()\n", ""),
         "deadlock",
     ),
     "keeps its batches when it is closed": (_feeder("            self._finished.clear()\n", ""), "left"),

@@ -56,7 +56,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
             prefetch_batches=1,
             drop_last=None,
             with_row_offset=self._with_row_offset,
-            convert=lambda table, decoded: build_jagged(convert(table, decoded)),
+            convert=lambda *step: build_jagged(convert(*step)),
         )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

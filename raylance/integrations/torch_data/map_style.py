@@ -12,6 +12,7 @@ from raylance.batches.batches import hidden_columns, to_torch
 from raylance.batches.lookup import Lookup
 from raylance.batches.masking import MaskedRows
 from raylance.columns import VALID
+from raylance.decode.arrays import to_numpy
 from raylance.errors import ConfigError
 from raylance.integrations.torch_data.steps import Opened, Pass, Steps
 from raylance.orders.permutation import BoolArray, Int64Array
@@ -78,7 +79,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         valid = real & decoded
         table = table.drop_columns([VALID]).append_column(VALID, [valid]).drop_columns(self._hidden)
         channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()
-        batch = to_torch(table, dtypes={}, channels_last=channels_last)
+        batch = to_torch(to_numpy(table), table.schema, dtypes={}, channels_last=channels_last)
         columns = {k: v.numpy() if isinstance(v, torch.Tensor) and v.ndim == 1 else v for k, v in batch.items()}
         return [{name: values[row] for name, values in columns.items()} for row in range(len(indices))]
 

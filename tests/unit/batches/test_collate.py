@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import raylance
 from raylance.batches import joining
+from raylance.batches.assembly import ItemRows, StepRows
 from raylance.batches.batches import to_torch
 from raylance.batches.device import Sender, move, torch_device
 from raylance.batches.joining import Joiner
@@ -52,6 +53,10 @@ TABLE = pa.table(
 )
 
 
+def tensors_of(table: pa.Table, **options: Any) -> dict[str, Any]:
+    return to_torch(to_numpy(table), table.schema, **options)
+
+
 def cut(table: pa.Table) -> pa.Table:
     """The same rows in uneven chunks, with offsets into their buffers."""
     return pa.concat_tables([table.slice(0, 2), table.slice(2, 1)])
@@ -76,7 +81,7 @@ def test_numpy(table: pa.Table) -> None:
 
 
 def test_torch() -> None:
-    batch = to_torch(TABLE, dtypes={"int": torch.float64}, channels_last=frozenset({"image"}))
+    batch = tensors_of(TABLE, dtypes={"int": torch.float64}, channels_last=frozenset({"image"}))
     assert batch["int"].dtype == torch.float64
     assert batch["half"].dtype == torch.float16
     assert batch["flag"].dtype == torch.bool
@@ -90,7 +95,9 @@ def test_torch() -> None:
     assert batch["maybe"][1] is None
     assert [tokens.tolist() for tokens in batch["tokens"]] == [[1, 2], [], [3]]
     assert (
-        to_torch(TABLE.select(["vector"]), dtypes={"vector": torch.float16}, channels_last=frozenset())["vector"].dtype
+        tensors_of(TABLE.select(["vector"]), dtypes={"vector": torch.float16}, channels_last=frozenset())[
+            "vector"
+        ].dtype
         == torch.float16
     )
 
@@ -101,7 +108,7 @@ def test_numbers_are_views() -> None:
         ("image", TENSORS.storage.values.buffers()[1].address),
     ):
         assert to_numpy(TABLE)[name].ctypes.data == address
-        batch = to_torch(TABLE.select([name]), dtypes={}, channels_last=frozenset({"image"}))
+        batch = tensors_of(TABLE.select([name]), dtypes={}, channels_last=frozenset({"image"}))
         assert batch[name].data_ptr() == address
 
 
@@ -129,7 +136,7 @@ def test_empty_tables_keep_shapes_and_dtypes() -> None:
 )
 def test_what_has_no_place_in_a_tensor_is_refused(column: pa.Array, message: str) -> None:
     with pytest.raises(DatasetError, match=message):
-        to_torch(pa.table({"c": column}), dtypes={}, channels_last=frozenset())
+        tensors_of(pa.table({"c": column}), dtypes={}, channels_last=frozenset())
 
 
 def test_dates_and_times_come_as_numpy() -> None:
@@ -167,7 +174,7 @@ def test_permuted_tensors_have_their_logical_axes(shape: list[int], data: st.Dat
     parts = [table.slice(start, stop - start) for start, stop in zip([0, *cuts], [*cuts, 5], strict=True)]
     table = pa.concat_tables(parts)
     np.testing.assert_array_equal(to_numpy(table)["t"], values)
-    batch = to_torch(table, dtypes={}, channels_last=frozenset())
+    batch = tensors_of(table, dtypes={}, channels_last=frozenset())
     np.testing.assert_array_equal(batch["t"].numpy(), values)
     empty = to_numpy(pa.Table.from_batches([], schema=table.schema))["t"]
     assert (empty.shape, empty.dtype) == ((0, *shape), np.int32)
@@ -235,6 +242,32 @@ def ruin(batch: Any) -> None:
                 values[...] = np.zeros((), values.dtype) if isinstance(values, np.ndarray) else 0
 
 
+@pytest.mark.parametrize("rows", [1, 3, 4])
+@pytest.mark.parametrize("lists", [{}, {"tokens": Pad(np.array(-1), lengths=True)}, {"tokens": "jagged", "same": 2}])
+def test_steps_that_come_together_become_what_each_becomes_alone(rows: int, lists: Any) -> None:
+    def of_12() -> pa.Table:  # new memory for each, because arrays are views
+        table = pa.concat_tables([TABLE] * 4).append_column("same", [[[row, -row] for row in range(12)]])
+        return table.append_column("void", [[None if row == 5 else row for row in range(12)]]).combine_chunks()
+
+    names, item, alone = of_12().column_names, ItemRows(of_12()), of_12()
+    steps = [StepRows(item, begin, rows) for begin in range(0, 12, rows)]
+    for step in steps:
+        kept = alone.slice(step.begin, rows)
+        assert step.table() == kept
+        if step.begin <= 5 < step.begin + rows:
+            with pytest.raises(DatasetError, match="'void' has 1 nulls in this batch"):
+                step.to_numpy(names, lists, np.concatenate)
+            continue
+        found, expected = step.to_numpy(names, lists, np.concatenate), to_numpy(kept, lists)
+        assert list(found) == list(expected)
+        for name, array in expected.items():
+            assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+            assert str(found[name]) == str(array)
+        ruin(found)
+    together = {"int", "half", "flag", "vector", "matrix", "image"} | ({"same"} & set(lists))
+    assert set(item.sliceable(names, lists)) == together, "converted once"
+
+
 def test_every_number_of_a_batch_may_be_changed_in_place() -> None:
     when = pa.array(np.array([5, 6, 7], "M8[us]"))
     table = TABLE.append_column("when", when).append_column("short", pa.array([1, 2, 3], pa.uint16()))
@@ -244,7 +277,7 @@ def test_every_number_of_a_batch_may_be_changed_in_place() -> None:
         for name in ("int", "half", "flag", "vector", "matrix", "image", "when", "short"):
             assert not batch[name].astype(bool).any()
             assert batch[name].dtype == to_numpy(table)[name].dtype
-        ruin(to_torch(make().drop_columns(["when"]), dtypes={}, channels_last=frozenset({"image"})))
+        ruin(tensors_of(make().drop_columns(["when"]), dtypes={}, channels_last=frozenset({"image"})))
     np.testing.assert_array_equal(when.to_numpy().astype(int), [5, 6, 7])
 
 

@@ -35,7 +35,7 @@ from raylance.observe.observations import (
 from raylance.observe.record import COLUMNS, Record, RecordFolder
 from raylance.observe.stats import NUMBERS, Stats
 from raylance.observe.verdict import Verdict, judge
-from raylance.observe.wait_clock import _in_step
+from raylance.observe.wait_clock import _thread
 from tests.helpers.figures import figures, part
 
 CAUSES = ("start", "read", "decode", "finish")
@@ -392,7 +392,7 @@ def test_a_pass_that_another_thread_closed_is_not_kept() -> None:
     other.start()
     other.join()
     with own.timed("user_s"):
-        assert not [stats for stats in _in_step() if stats is closed]
+        assert not [stats for stats in _thread.in_step if stats is closed]
 
 
 def test_a_pass_that_is_dropped_leaves_the_clock_to_the_next_one() -> None:

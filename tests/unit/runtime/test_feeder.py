@@ -399,7 +399,7 @@ def batches_of(loader: raylance.RankLoader) -> raylance.Batches:
 def prepared_rows(loader: raylance.RankLoader) -> int:
     """Rows that lie ready of a pass that was not asked for."""
     prepared = loader._session._prepared
-    return 0 if prepared is None else sum(table.num_rows for table, *_ in prepared.feeder._assembly._steps)
+    return 0 if prepared is None else sum(rows.count for rows, *_ in prepared.feeder._assembly._steps)
 
 
 def test_preparing_begins_before_the_first_batch_is_asked_for(images_uri: str) -> None:
