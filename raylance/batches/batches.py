@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import torch
-import torch.utils.dlpack
 
 from raylance.arguments import check_flag, check_integer
 from raylance.batches.assembly import StepRows
@@ -303,7 +302,7 @@ def to_torch(
             ]
             continue
         _refuse_dates(name, schema, array)
-        tensor = _shaped(name, torch.utils.dlpack.from_dlpack(array), dtypes, channels_last)
+        tensor = _shaped(name, torch.from_numpy(array), dtypes, channels_last)
         batch[name] = JaggedParts.of(tensor, offsets[name]) if name in offsets else tensor
     return batch
 
