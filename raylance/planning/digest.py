@@ -201,12 +201,13 @@ class Ledger:
         if self._loaded is not None and not follows:
             self.restored[jump] = self._loaded
         self._loaded = None
-        joins = last is not None and follows and not cut and (last.epoch, last.share) == (epoch, share)
-        if last is not None and joins:
-            low, digest = last.low, last.digest + digest
+        is_alike = last is not None and (last.epoch, last.share) == (epoch, share)
+        joined = last if follows and is_alike and not cut else None  # most steps join the interval before them
+        if joined is not None:
+            low, digest = joined.low, joined.digest + digest
         interval = Interval(jump=jump, epoch=epoch, low=low, high=high, is_last=is_last, digest=digest, share=share)
-        if joins:  # most steps; one object is made for each, because this runs in the training thread
-            self._intervals[-1], self._before = interval, (last, cut, loaded)
+        if joined is not None:
+            self._intervals[-1], self._before = interval, (joined, cut, loaded)
             return
         self._intervals.append(interval)
         self._before = (None, cut, loaded)
