@@ -40,8 +40,8 @@ class BadRowError(RaylanceError):
 
     Attributes:
         column: Name of the column; None if the transform fails.
-        row_offset: Offset of the row in the pinned dataset version, which `dataset.take([row_offset])` reads; if there
-            were too many bad rows, the offset of the first.
+        row_offset: Offset of the row in the pinned dataset version; `dataset.take([row_offset])` reads this row. If
+            there were too many bad rows, the offset of the first bad row that was handed out.
         reason: Class and text of the error that the decoder or the transform raised.
         dataset: URI of the dataset, in a mixture "name (URI)"; None if unknown.
         message: The text of the error if there were too many bad rows; None for one row.
@@ -72,12 +72,13 @@ class BadRowError(RaylanceError):
 
 class CoverageError(RaylanceError):
     """Raised if rows are not delivered as planned, or an order is not a permutation, so that the epoch would not cover
-    the selection exactly once; by `raylance.read_values`, if the number of rows with a computed value is wrong.
+    the selection exactly once. Also raised by `raylance.read_values` if the number of rows with a computed value is
+    wrong.
     """
 
 
 class HelperError(RaylanceError):
-    """Raised if helpers cannot do their work: work on the same rows was lost repeatedly, a helper cannot start or has
-    no memory for the rows, an error of a helper cannot be pickled, or the Ray session of the helpers ended. Also raised
-    if user code fails on several rows together but on none alone, or raises StopIteration.
+    """Raised if helpers cannot do their work: helpers were lost repeatedly while they worked on the same rows, a helper
+    cannot start or has no memory for the rows, an error of a helper cannot be pickled, or the Ray session of the
+    helpers ended. Also raised if user code fails on several rows together but on none alone, or raises StopIteration.
     """

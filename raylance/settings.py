@@ -21,37 +21,43 @@ class Options:
     """How a loader uses the machine. Options never change the delivered rows, so ranks may have different options.
 
     Attributes:
-        num_decoders: Number of decode actors of each rank, which its loaders share. Decoding begins when the first one
-            runs. If some cannot be placed, the run logs a warning and continues with the others, if there is at least
-            one. If none runs within 5 s, the shard actor decodes until one runs. With 0, threads of the shard actor
-            decode. "auto" takes the rank's share of the free CPUs; it ends idle actors, and requests them again when
-            the trainer waits for decoding. (min, max) begins with min, and requests more while the trainer waits for
-            decoding, even if no CPU is free yet, so that an autoscaler adds nodes.
-        num_readers: Number of shard actors of each rank and loader. Use more than one if the trainer waits for reading.
-            They take windows in turn, and each holds up to `max_window_bytes`: two at the default hold 1 GiB. (min,
-            max) begins with min and requests more while the trainer waits for reading; "auto" is (1, 4).
+        num_decoders: Number of decode actors of each rank. All loaders of the rank share them. Decoding begins when the
+            first actor runs. If some actors cannot be placed, the run logs a warning and continues with the others, if
+            there is at least one. If none runs within 5 s, the shard actor decodes until one runs. With 0, threads of
+            the shard actor decode. "auto" takes the rank's share of the free CPUs; it ends idle actors, and requests
+            them again when the trainer waits for decoding. A pair (min, max) begins with min actors, and requests more
+            while the trainer waits for decoding, even if no CPU is free yet, so that an autoscaler adds nodes.
+        num_readers: Number of shard actors, which read rows, of each rank and loader. Use more than one if the trainer
+            waits for reading. They take turns: each reads one chunk, and then the next chunk that no other has. Each
+            holds up to `max_window_bytes`, so two hold up to 1 GiB by default. A pair (min, max) begins with min shard
+            actors and requests more while the trainer waits for reading; "auto" is (1, 4).
         decoder_cpus: Number of CPUs that a decode actor reserves in Ray.
         decode_threads: Number of threads in which a shard actor decodes, if it decodes itself. "auto" is one; for the
             loaders that Ray Train makes, it is the CPUs of the rank's node divided by the number of ranks there.
-        max_window_bytes: Maximum bytes of raw rows that a shard actor holds, including the next window, measured as
-            they are read. A window or a step that does not fit is read in parts, in the same order, which takes longer;
-            a single row that does not fit is an error. The block that is being read needs more memory: about an eighth
-            of the limit and at most 32 MiB, or more if rows suddenly get larger. With runtime "threads", columns that
-            nobody decodes are views of a window, so a kept batch keeps its whole window in memory. While kept batches
-            hold more than one window, new batches are copies. So kept windows need at most `max_window_bytes` in
-            addition. The size of windows follows from `window_bytes` of `raylance.dataset`, the same for all ranks.
+        max_window_bytes: Maximum bytes of raw rows that a shard actor holds, measured as they are read: the rows of the
+            present chunk and those of the next chunk that it reads ahead. A chunk that takes more than about half of
+            the limit is read in parts, in the same order, which takes longer. A single row that takes more than the
+            limit is an error.
+            Rows that are being read need memory on top of the limit: about an eighth of the limit, at most 32 MiB, or
+            more if rows suddenly get larger. The size of the windows, which is the same for all ranks, follows from
+            `window_bytes` of `raylance.dataset`; without it, from the `max_window_bytes` given to `DataConfig`.
+            With the runtime "threads", there is one more need: in a batch, a column that needs no decoder is a view of
+            the reader's memory. As long as the training loop refers to such a batch, all rows that were read with it
+            stay in memory. If these rows take more than half of the limit, new batches are copies instead. So batches
+            to which the training loop refers need at most `max_window_bytes` on top of the limit.
         max_inflight_bytes: Maximum bytes of raw and decoded tables on their way to a rank. A single row may be larger.
-            The step that is being assembled needs memory in addition.
+            The tables of the step that is being assembled do not count for this limit.
         placement_timeout_s: Seconds that helpers may take to be placed and to start.
         read_timeout_s: Seconds for which a failed read is tried again before the failure is an error; also the seconds
             that the storage may take to answer, but at least 5. For S3, Google Cloud Storage and Azure, one request may
-            take half of this time, at most 30 s, unless `storage_options` or the environment sets a limit of Lance.
+            take half of this time, from 1 s to 30 s. This does not apply if `storage_options` or the environment sets
+            one of Lance's own limits for requests, such as `timeout` or `client_max_retries`.
         work_timeout_s: Seconds that a helper may take for one piece of work before it counts as hung and is replaced.
         record: Whether the loader's figures are published as metrics and, under Ray Train, recorded next to the run's
-            checkpoints, for `report_run`, `watch` and `python -m raylance.top`; or the folder of a run, if no trainer
-            sets it. A thread publishes and records them once a second.
-        name: Name of the dataset in records and metrics, if the trainer gives it no name; use it if one process trains
-            on one part of a dataset and validates on another. None for the last part of the URI.
+            checkpoints, for `report_run`, `watch` and `python -m raylance.top`. Or the folder of a run in which to
+            record the figures if no trainer sets the folder. A thread samples and publishes the figures once a second.
+        name: Name of the dataset in records and metrics, if the trainer gives the dataset no name. Use it if one
+            process trains on one part of a dataset and validates on another. None for the last part of the URI.
         runtime: "ray" actors or "threads" of this process do the work. "auto" is "ray" if Ray is running, else
             "threads".
         auto_decoders: Number of decoders that "auto" requests, if it was resolved for all ranks at once; None for a

@@ -24,7 +24,9 @@ __all__ = ["IterableDataset", "Loader", "MapDataset", "RowSampler", "find_place"
 
 
 class Loader(torch.utils.data.DataLoader[Any]):
-    """A DataLoader that counts the batches that it hands out. `steps`, its sampler or dataset, keeps the position."""
+    """A DataLoader that keeps an epoch and a position: it counts the batches that it hands out, not those that its
+    workers have prefetched. It stores both in its `RowSampler` or `IterableDataset`, which is the attribute `steps`.
+    """
 
     def __init__(self, dataset: Any, batch_sampler: RowSampler | None = None, **options: Any) -> None:
         """Takes an `IterableDataset`, or a `MapDataset` and its sampler, and options of DataLoader.

@@ -53,22 +53,24 @@ def batches(
     among the replicas that take part in the step.
 
     A step is handed out again until it is committed. So each row of an epoch is in one committed step, even if replicas
-    die. The global batch of each step has the same rows as in an undisturbed run. The manager's step number says which
-    step comes next.
-    If the manager's `load_state_dict` set the step, the loader goes to that step. If the loader was restored, a manager
-    that is still at step 0 takes the loader's step.
+    die. The global batch of each step has the same rows as in an undisturbed run.
+
+    The manager's step number says which step comes next. If the manager was restored by its `load_state_dict`, the
+    loader goes to the manager's step. If only the loader was restored, the manager is still at step 0, and is set to
+    the loader's step.
 
     The body of the loop does one step. The body must end with `optimizer.step()` of torchft or with
     `manager.should_commit()`. The quorum is requested before the batch is made. In the body, `zero_grad()` of torchft's
     optimizer does not request another quorum.
 
-    A replica that is healing, or is a spare, still gets a batch, so that it takes part in the reduction of the
-    gradients, but the batch does not count: torchft adds zeros instead of its gradients. The batch stays the same until
-    the replica has a share of the step.
+    A replica that is healing, or is a spare, still gets a batch, because it must take part in the reduction of the
+    gradients. But the batch does not count: torchft adds zeros in place of the replica's gradients. The replica gets
+    this same batch at each step until it has a part of the step.
 
-    Each step costs one reduction of four numbers; the first step costs one more reduction. The reduction gives every
-    replica the digest of the rows of all replicas. So the record of one replica proves the rows of the step, even if
-    other replicas died before they wrote their records.
+    In addition to the gradients, each step costs one reduction of four numbers, and the first step one more. The four
+    sums are the digest, a count and a hash, of the rows that all replicas together got. Every replica writes it into
+    its record. So the record of one replica proves the rows of the step, even if other replicas died before they wrote
+    their records.
 
     Args:
         loader: The loader of this rank.
@@ -87,8 +89,8 @@ def batches(
     Raises:
         ConfigError: If an argument cannot be honoured, or if every rank sees the whole dataset.
         StateError: If other replicas train on other data.
-        CoverageError: If the replicas together do not have all rows of a step; checked if the ranks of a replica get
-            the same rows.
+        CoverageError: If the replicas together do not have all rows of a step. This is checked only if
+            `ranks_in_replica` is 1.
     """
     if "drop_last" in arguments:
         raise ConfigError("drop_last= is that of all replicas: set remainder= of the dataset in its place.")
@@ -125,7 +127,7 @@ def report_if_all(metrics: Mapping[str, Any], loader: Any, manager: Manager, **o
     Args:
         metrics: See `raylance.report`.
         loader: See `raylance.report`.
-        manager: The manager of `batches`.
+        manager: The manager that was passed to `raylance.torchft.batches`.
         **options: Other arguments of `raylance.report`.
 
     Raises:

@@ -14,11 +14,11 @@ class Batches(abc.ABC):
     """The batches that a call such as `iter_torch_batches` returns. They can be iterated repeatedly.
 
     Each `for` makes one pass. A pass of a loader goes from its position to the end of the epoch; a pass of a handle is
-    one whole epoch, the same each time. `len()` is the number of steps of a whole epoch. `next()` has its own pass,
-    and begins another one when that has ended.
+    one whole epoch, the same each time. `len()` is the number of steps of a whole epoch. All calls of `next()` share
+    one pass; when it has ended, the call after `StopIteration` begins another pass.
 
-    `state_dict`, `load_state_dict`, `set_epoch` and `epoch` are those of the loader, so that a framework can use this
-    object as a stateful DataLoader. For batches of a handle, which have no position, they raise `ConfigError`.
+    `state_dict`, `load_state_dict`, `set_epoch` and `epoch` do the same as on the loader, so that a framework can use
+    this object as a stateful DataLoader. A handle has no position, so its batches raise `ConfigError` for these four.
     """
 
     def __init__(self, description: str) -> None:

@@ -101,8 +101,8 @@ class Dataset:
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of delivered rows; decoded columns have their `Decoder.arrow_type`. Has the dataset's metadata, except
-        for mixtures and packed rows.
+        """Schema of the delivered rows; decoded columns have their `Decoder.arrow_type`. The schema has the metadata of
+        the Lance dataset, except for mixtures and packed rows.
         """
         if self._spec.read.schema is not None:
             return self._spec.read.schema
@@ -233,7 +233,8 @@ class Dataset:
         **options: Any,
     ) -> RankLoader:
         """Makes a loader at the start of epoch 0. Use it outside of Ray Train, or in a training function for a dataset
-        that was not passed to the trainer. It is recorded like any other loader. Closing the handle closes it.
+        that was not passed to the trainer. The loader is recorded like any other loader. Closing the handle closes the
+        loader, too.
 
         Args:
             rank: The rank that the loader serves; None for rank 0 of 1.
@@ -270,7 +271,8 @@ class Dataset:
             **arguments: Arguments of `RankLoader.iter_torch_batches`.
 
         Raises:
-            ConfigError: In one of several workers of Ray Train, and as `RankLoader.iter_torch_batches`.
+            ConfigError: If it is called in one of several workers of Ray Train; also as
+                `RankLoader.iter_torch_batches`.
         """
         return self._whole("iter_torch_batches", epoch, arguments)
 
@@ -303,11 +305,14 @@ class Dataset:
             )
 
     def share(self) -> None:
-        """Puts large values (selection, weights, …) into the object store, so that all ranks read one copy."""
+        """Puts large values, such as the selection or weights, into Ray's object store, so that all ranks read one
+        copy. Does nothing if Ray does not run.
+        """
         self._spec.map_shared(Shared.of_run)
 
     def close(self) -> None:
-        """Ends the passes and helpers of the handle and of the loaders made by `loader`, which frees their CPUs.
+        """Ends the passes and helpers of the handle and of the loaders that its method `loader` made. This frees the
+        CPUs of the helpers.
 
         Loaders keep their position, and another pass starts new helpers.
         """

@@ -51,7 +51,9 @@ _passes: "weakref.WeakSet[Generator[Any, None, None]]" = weakref.WeakSet()
 
 
 class RankLoader(Positioned):
-    """The loader of one rank, which `ray.train.get_dataset_shard` returns. Picklable until it is iterated."""
+    """The loader of one rank, which `ray.train.get_dataset_shard` returns. It can be pickled until it starts helpers,
+    which it does at `prepare` or at the first batch.
+    """
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class RankLoader(Positioned):
 
     @property
     def dp_rank(self) -> int:
-        """The data-parallel rank, which decides the rows; equals `rank` if no ranks are peers."""
+        """The data-parallel rank, which decides the rows that this rank gets. Equals `rank` if no ranks are peers."""
         return self._context.dp_rank
 
     @property
@@ -105,24 +107,26 @@ class RankLoader(Positioned):
 
         Call it on every rank before the first batch; before or after `restore`. If the default group of
         torch.distributed has all ranks of the run, the first batch waits up to 30 s until every rank asks for its
-        first batch, and the ranks compare their settings. `DataConfig(ranks_per_replica=…)` needs no call.
+        first batch, and the ranks compare their settings. If `DataConfig(ranks_per_replica=…)` describes the peers,
+        this call is not needed.
 
-        If ranks come and go, a call between any two batches changes the shares, also during a pass: the next batch is
-        the next step in the new shares. The global batch of each step keeps the same rows. All ranks that take part
-        must change at the same step; nothing checks this. The helpers continue to run.
+        If ranks come and go, call it between any two batches, also during a pass, to change how the rows of a step are
+        divided among the ranks. The next batch is this rank's new part of the next step. The global batch of each step
+        keeps the same rows. All ranks that take part must call it before the same step; nothing checks this. The
+        helpers of the loader continue to run.
 
         Args:
             mesh: The data-parallel dimensions of a `DeviceMesh`: `mesh["dp"]`, or `mesh["replicate", "shard"]` for
                 HSDP. Or a process group in which each rank gets different rows. Or the data-parallel rank.
-            dp_size: With a data-parallel rank, the number of data-parallel ranks.
+            dp_size: The number of data-parallel ranks. Give it if, and only if, `mesh` is a data-parallel rank.
             elastic: Whether ranks come and go from the start. If True, the data-parallel size need not divide the
                 world, and the first batch waits for no other rank. A call after the first batch is always elastic.
 
         Raises:
             ConfigError: If batches were bound by `batch_size=`; if every rank sees the whole dataset; if this rank is
                 not in the mesh or the group; unless elastic, if batches were prepared, or if the data-parallel size
-                does not divide the world. The first batch raises it if the settings of the ranks differ, or if a rank
-                did not call `reshard`.
+                does not divide the world. The first batch raises this error if the settings of the ranks differ, or if
+                a rank did not call `reshard`.
         """
         context = self._context
         is_elastic = check_flag("elastic", elastic) or self._has_begun or context.is_elastic
@@ -150,7 +154,8 @@ class RankLoader(Positioned):
 
     def repeat(self) -> None:
         """Takes back the last step, for trainers that may reject a step, such as torchft. The next batch is this step
-        again; if `reshard` was called in between, in the new shares. State and proof do not count the rejected step.
+        again. If `reshard` was called in between, the batch is this rank's new part of the step. Neither the loader's
+        state nor the proof of the run counts the rejected step.
 
         Call it on every rank that was handed the step, before another batch is taken or a state is saved.
 
@@ -166,18 +171,18 @@ class RankLoader(Positioned):
         self._ledger.take_back()
 
     def seek(self, global_step: int, *, global_batch_size: int | None = None) -> None:
-        """Goes to the step with this number, as `global_step` counts over all epochs. During a pass, this step is the
-        next batch. For trainers that count steps themselves: a rank that joins other ranks begins at their step.
+        """Goes to a step, so that the next batch is of this step, also during a pass. Call it if the trainer counts the
+        steps, so that a rank that joins other ranks begins at their step.
 
-        Skipped rows count neither as handed out nor as lost.
+        In the proof of the run, the skipped rows count neither as handed out nor as lost.
 
         Args:
-            global_step: Number of the step.
-            global_batch_size: Rows of each step from here to there; None for the size of the last pass or the loaded
-                state.
+            global_step: Number of the step, counted over all epochs like the loader's `global_step`.
+            global_batch_size: Rows of each step between the loader's present step and the given step. None for the size
+                in the last pass or in the loaded state.
 
         Raises:
-            ConfigError: If the size is not known, or no step begins there.
+            ConfigError: If the global batch size is not known, or if with this size no step has that number.
         """
         size = self._batch_size if global_batch_size is None else global_batch_size
         if size is None:
@@ -190,16 +195,17 @@ class RankLoader(Positioned):
             self._ledger.join()
 
     def completed_shards(self) -> Int64Array:
-        """IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).
+        """Returns the IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).
 
-        A checkpoint holds ranges of places in the epoch's sequence of shards instead of IDs. The cost of this method
-        grows with the number of shards. In an order that completes most shards near the end of the epoch, it takes some
-        seconds at 10⁸ rows. An order that repeats rows has no shards.
+        A checkpoint does not hold these IDs. An epoch has a sequence of shards, and a checkpoint holds the complete
+        ranges of this sequence, because they are few. The cost of this method grows with the number of shards. If the
+        order completes most shards only near the end of the epoch, a call takes some seconds at 10⁸ rows. If the order
+        repeats rows, it has no shards, and the result is empty.
         """
         return self._cursor.completed_shards()
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the start of an epoch, also of the current one.
+        """Goes to the start of an epoch. This may be the current epoch, whose rows then come again.
 
         Raises:
             ConfigError: If the epoch is not an integer from 0 to 2⁶³ - 1.
@@ -218,10 +224,10 @@ class RankLoader(Positioned):
 
         Args:
             global_batch_size: Rows of one step over all ranks.
-            batch_size: Rows of one step on each rank, instead.
+            batch_size: Rows of one step on each data-parallel rank, in place of `global_batch_size`.
 
         Raises:
-            ConfigError: If not exactly one of them is given, or if it is not positive.
+            ConfigError: If not exactly one of the two sizes is given, or if the size is not positive.
         """
         return self._plan(check_batch_size(global_batch_size, batch_size, self.dp_size)).steps()
 
@@ -240,33 +246,38 @@ class RankLoader(Positioned):
         pad_lists: Paddings | None = None,
         **unknown: Any,
     ) -> Batches:
-        """Returns an iterable over the rest of the epoch in torch batches; the next iteration is over the next epoch.
+        """Returns an iterable over the torch batches of the rest of the epoch. Iterating it again takes the next epoch.
 
         Args:
-            global_batch_size: Rows of one step over all ranks; the ranks' shares differ by at most one row.
-            batch_size: Rows of one step on each rank, instead.
-            prefetch_batches: Minimum number of steps in flight, and maximum number of finished batches that wait; at
-                least one batch is always prepared ahead.
+            global_batch_size: Rows of one step over all ranks. The numbers of rows that the ranks get of a step differ
+                by at most one.
+            batch_size: Rows of one step on each data-parallel rank, in place of `global_batch_size`.
+            prefetch_batches: Number of steps that are read and decoded ahead: more if decoders would be idle, fewer if
+                they do not fit in `max_inflight_bytes`. It is also the largest number of finished batches that wait for
+                the training loop. 0 acts as 1.
             dtypes: One dtype for all tensors, or dtypes by column; None keeps the stored dtypes. One dtype for all does
                 not change columns that raylance adds, such as the `…_length` of a `Pad`; name these to change them.
             device: The device of the tensors. "auto" is the device of the Ray Train worker; the CPU if there is none.
-                Batches for CUDA are copied through pinned memory on a side stream, and wait on the device.
-            collate_fn: Makes the batch from a dict of NumPy arrays, instead of the dict of tensors; called in a thread
-                of the loader.
+                Batches for CUDA are copied through pinned memory on a side stream as soon as they are made. So finished
+                batches that wait for the training loop take memory of the device.
+            collate_fn: A function that makes the batch from a dict of NumPy arrays; without it, a batch is a dict of
+                tensors. It is called in a thread of the loader.
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
             pin_memory: Whether batches that stay on the CPU are put into pinned memory.
             with_row_offset: Whether to add the column `_rowoffset`, int64: the row offsets that `Dataset.take` takes.
-            pad_lists: By name, for columns of lists of numbers or tensors, including those of ragged decoders: a
-                `raylance.Pad`; a number, which pads to the longest list of the batch, adds no lengths, and must fit the
-                dtype of the lists (and that of `dtypes`); "jagged" for one nested tensor of jagged layout, (n, j, …);
-                or None for Python lists. Lists that all have one length need no entry.
-            **unknown: Refused; the error names the right argument.
+            pad_lists: How to convert each column of lists of numbers or tensors, by the column's name. The column may
+                also come from a ragged decoder. A `raylance.Pad` pads the lists as its attributes say. A number is the
+                value with which lists are padded to the longest list of the batch; no column of lengths is added, and
+                the dtype of the lists, and the dtype that `dtypes` gives, must be able to hold the number. "jagged"
+                makes one nested tensor of jagged layout, (n, j, …). None keeps Python lists. A column whose lists all
+                have one length needs no entry.
+            **unknown: Any other argument is refused; the error names the right argument.
 
         Returns:
             Dicts by column: tensors (n, …); images as uint8 (n, 3, H, W) in channels-last memory; strings, binary and
             unpadded lists as Python lists. `_valid` (bool) is present if rows may be padding or masked. n is the rank's
-            share of the step. Tensors on the CPU are views of received memory. A batch belongs to its consumer, who may
-            change it in place, because it is not read again. This also holds for the arrays given to `collate_fn`.
+            part of the step. Tensors on the CPU are views of received memory. The training loop may change a batch in
+            place, because raylance does not read that memory again. `collate_fn` may change its arrays, too.
 
         Raises:
             ConfigError: If an argument cannot be honoured.
@@ -304,14 +315,14 @@ class RankLoader(Positioned):
         pad_lists: Paddings | None = None,
         **unknown: Any,
     ) -> Batches:
-        """Returns an iterable over the NumPy, pyarrow or pandas batches of the rest of the epoch; the next iteration is
-        over the next epoch.
+        """Returns an iterable over the NumPy, pyarrow or pandas batches of the rest of the epoch. Iterating it again
+        takes the next epoch.
 
         `batch_format` is "numpy" for dicts of arrays, images (n, H, W, 3); "pyarrow" for tables; "pandas" for frames.
         `pad_lists` is only for "numpy". The other arguments are those of `iter_torch_batches`.
 
         Returns:
-            Batches that belong to their consumer, who may change NumPy arrays in place; tables and frames as far as
+            Batches in this format. The training loop may change NumPy arrays in place, and tables and frames as far as
             pyarrow and pandas allow it.
 
         Raises:
@@ -337,8 +348,9 @@ class RankLoader(Positioned):
         return self.iter_torch_batches(**arguments)
 
     def prepare(self, **arguments: Any) -> Batches:
-        """Returns the same as `batches`. At once, it begins to start helpers, open the dataset and make the first
-        batches, for example while the model is built. Batches with other arguments use the same helpers.
+        """Returns the same as `batches`, and begins at once to start helpers, open the dataset and make the first
+        batches, for example while the model is built. If other arguments are used later, the same helpers make those
+        batches, too.
 
         Args:
             **arguments: Arguments of `iter_torch_batches`.
@@ -348,27 +360,30 @@ class RankLoader(Positioned):
         return batches
 
     def stats(self) -> dict[str, Any]:
-        """Timings and counters since the loader was made; `raylance.observe.Stats` describes each."""
+        """Returns timings and counters since the loader was made; `raylance.observe.Stats` describes each entry."""
         return self._recorder.stats.as_dict()
 
     def explain(self) -> Verdict:
         """Explains in words what limits this rank so far, and what to change; see `Verdict`.
 
-        The explanation compares the time that the trainer spent between batches with the time that it waited, and with
-        the rates of reading alone and decoding alone. `explain_run` explains a whole run, over all ranks.
+        The explanation compares two times of the training loop: the time in which it worked with batches, and the time
+        in which it waited for the next batch. It also compares three rates, in rows a second: how fast the loop takes
+        rows without waiting, how fast they could be read, and how fast they could be decoded. `explain_run` explains a
+        whole run, over all ranks.
         """
         return self._recorder.explain()
 
     def identity(self) -> dict[str, Any]:
         """Returns a description of the loader's data and their order, without the position, for experiment trackers.
-        JSON-able; a checkpoint holds the same.
+        The description is JSON-able. A checkpoint holds the same values.
         """
         return identity_of(self.state_dict())
 
     def record(self, *, may_wait: bool = True) -> None:
-        """Writes the loader's record to the run's storage now, if it has one. Call it before the process may be killed.
+        """Writes the loader's record to the run's storage now; does nothing if the loader has no record. Call it before
+        the process may be killed, because the thread that writes the record is some seconds late.
 
-        A thread also writes the record, some seconds late. `report` and the end of each epoch write it, too.
+        `raylance.report` and the end of each epoch write the record, too.
 
         Args:
             may_wait: Whether to wait for the network if the storage is remote.

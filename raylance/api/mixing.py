@@ -29,27 +29,30 @@ def mix(
     """Mixes datasets by weight, each in its own order.
 
     The positions of an epoch are divided into stretches of up to 1,000. Each stretch has a fixed number of rows of each
-    dataset, so every global batch is close to the weights. If whole numbers of rows can match the weights exactly, they
-    do. Otherwise each dataset's share is rounded to a thousandth of all rows, which changes small shares most, such as
-    0.0135 to 0.014. If a share is less than a thousandth, a stretch has up to 1,000,000 positions, and each share is
-    exact or within 1 % of its weight. `plan()` shows the resulting shares. With `with_row_offset=True`, batches hold
-    each row's offset in its own dataset, and in `_component` the index of that dataset in `parts`.
+    dataset, so every global batch is close to the weights. If the weights can be matched exactly by whole numbers of
+    rows in a stretch, the shares are exact. Otherwise each dataset's share is rounded to a thousandth of all rows,
+    which changes small shares most, such as 0.0135 to 0.014. If a share is less than a thousandth, a stretch has up to
+    1,000,000 positions, and each share is exact or within 1 % of its weight. `plan()` shows the resulting shares.
+
+    With `with_row_offset=True`, batches have two more columns. `_rowoffset` holds each row's offset in the dataset from
+    which the row comes, and `_component` holds the index of that dataset in `parts`.
 
     Args:
         parts: For each name, a dataset and its weight, a positive number.
-        stop: "first_exhausted" ends an epoch before any dataset would repeat a row; "all_exhausted" ends it when all
-            rows of every dataset were handed out, which repeats shorter datasets; a number ends it after this number of
-            rows.
-        window_bytes: As in `raylance.dataset`, for all datasets together, divided among them by weight. The datasets
-            themselves must not set it.
+        stop: When an epoch ends. "first_exhausted": before any dataset would repeat a row. "all_exhausted": when all
+            rows of every dataset were handed out; rows of datasets that are used up earlier are repeated until then. A
+            number: after this number of rows.
+        window_bytes: As in `raylance.dataset`, for all datasets together, divided among them by weight. The datasets in
+            `parts` must be opened without `window_bytes`.
         remainder: How the rows after the last whole step are handled: "drop", "pad" or "ragged".
 
     Returns:
-        A handle like that of `raylance.dataset`. Its checkpoints hold the position in each dataset.
+        A handle, as `raylance.dataset` returns. Checkpoints of a run on it hold the position in each dataset.
 
     Raises:
-        ConfigError: If `parts` is empty; if a weight is not positive, or too small to be kept; if the datasets differ
-            in columns or decoding; if `stop` is unknown.
+        ConfigError: If `parts` is empty; if a weight is not positive, or so small that no stretch of up to 1,000,000
+            positions matches it within 1 %; if the datasets differ in columns, decoding, `on_bad_row` or
+            `max_bad_rows`; if one of them is a mixture or was opened with `window_bytes`; if `stop` is unknown.
     """
     _check_parts(parts)
     check_word("remainder", remainder, REMAINDERS)

@@ -65,16 +65,16 @@ def dataset(
 
     Args:
         uri: Path or URI of the dataset, or of a branch of it, readable from every node.
-        version: Version number, tag, or reference (branch, number); None, alone or as the number, for the newest. It is
-            resolved now and recorded in checkpoints.
+        version: Version number, tag, or (branch, number). None takes the newest version, and (branch, None) the newest
+            version of the branch. The version is resolved now, and recorded in checkpoints.
         columns: Columns to deliver; None for all.
         filter: SQL expression that selects rows.
         split: A part of the filtered rows: `FractionSplit`, `RangeSplit` or `ValueSplit`.
         decode: One decoder or a list of them: `raylance.Image`, or another `raylance.Decoder`.
         transform: A function that the decode actors run after decoding. It gets a dict of arrays by column, with
             `_rowoffset` (int64) and `_seed` (uint64, from row, epoch and seed, for `numpy.random.default_rng`). It may
-            change the arrays in place, and returns such a dict with the same number of rows. It gets pieces of batches,
-            so its result for a row must not depend on other rows.
+            change the arrays in place, and returns a dict of arrays with the same number of rows. It gets pieces of
+            batches, so its result for a row must not depend on other rows.
         pack: Packs documents of tokens into sequences; each sequence is then a row. Batches hold `input_ids`
             (n, length); `doc_ids` (n, length), the row offset of each token's document; and the start of each sequence,
             `first_row` and `first_token`.

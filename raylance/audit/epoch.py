@@ -36,16 +36,17 @@ Ranks = Sequence[Step | None]
 class AuditReport:
     """The result of an audit: the delivered rows, compared with the steps of the plan and with the selected rows.
 
-    Every row that Lance selects is expected once in an epoch. In a mixture, a dataset may be read several times or in
-    part: its rows are expected n times, some of them n + 1 times. If an order draws with replacement, a row is
-    expected as often as it was drawn.
+    Every row that Lance selects is expected once in an epoch. In a mixture, an epoch may read a dataset several times,
+    and the last time only in part. If it reads the whole dataset n times, n or n + 1 deliveries of each row are
+    expected. If an order draws with replacement, a row is expected as often as it was drawn.
 
     Attributes:
         counts: Numbers of rows by name. "expected": rows of an epoch. "delivered": rows handed out, without padding.
             "padding": rows that fill up the last step. "masked": delivered rows that could not be decoded. "aside":
-            rows before the start of the audit, or left out by remainder="drop". "missing" and "twice": rows that were
-            delivered less or more often than expected. "foreign": rows that were delivered but not selected.
-        steps: Number of steps that each rank had.
+            rows that are not audited, because they come before the audit's position or are left out by
+            remainder="drop". "missing" and "twice": rows that were delivered less or more often than expected.
+            "foreign": rows that were delivered but not selected.
+        steps: Number of steps that each rank was handed.
         faults: A line for each kind of fault.
         verdict: The result in one line.
     """
@@ -126,14 +127,15 @@ class EpochAudit:
         self._starts = range(self.position, self.position + self.plan.steps(self.position) * size, size)
 
     def completed_shards(self, state: Mapping[str, Any]) -> Int64Array:
-        """Returns the shards that are complete at the position of a state, and checks the list in the state.
+        """Returns the shards that are complete at the position of a state, and checks the list of shards in the state.
 
         Args:
             state: The content of a `raylance_state.json` of the run.
 
         Returns:
-            Shard IDs, int64, ascending, shape (k,), computed from order, seed and epoch. They include all shards that
-            the state lists.
+            IDs of all complete shards, int64, ascending, shape (k,), computed from the order, the seed, and the state's
+            epoch and position. There may be more than the state lists: to stay short, the list in a state may leave out
+            shards, or be missing.
 
         Raises:
             StateError: If the state is damaged, or lists a shard that still has rows to come.
@@ -151,11 +153,14 @@ class EpochAudit:
         return np.flatnonzero(done)
 
     def by_plan(self) -> Iterator[Ranks]:
-        """Yields the rows of each rank, step by step, from the work items of the plan; reads nothing."""
+        """Yields, for each step, a sequence with the rows of each rank, computed from the items of the plan; reads
+        nothing. The rows of one rank are a `raylance.audit.selected.Step`, or None if the rank has no step left.
+        """
         return itertools.zip_longest(*(self._replay(rank) for rank in range(self.plan.dp_size)))
 
     def by_stream(self, **options: Any) -> Iterator[Ranks]:
-        """Yields the rows that a loader of each rank hands out, step by step; through Ray if it is running.
+        """Yields, for each step, a sequence with the rows that the loader of each rank hands out, in the form of
+        `by_plan`. The loaders use Ray actors if Ray is running, else threads, unless `runtime` is given.
 
         Args:
             **options: Fields of `raylance.Options`, such as `num_decoders=2`.
@@ -172,7 +177,8 @@ class EpochAudit:
         """Counts the delivered rows, and compares them with the plan and with the rows that Lance selects.
 
         Args:
-            delivered: The rows of each rank, step by step, from `by_stream` or a training loop; None takes `by_plan`.
+            delivered: The rows of each rank in each step, in the form that `by_plan` yields: from `by_stream` or from a
+                training loop. None counts the rows of `by_plan`.
         """
         plan, tally = self.plan, Tally([part.selected() for part in self._parts])
         counts, steps, wrong = Counter(delivered=0, padding=0, masked=0), [0] * plan.dp_size, []

@@ -42,7 +42,8 @@ class _Scalars(ast.NodeTransformer):
 
 
 def read_setting(text: str) -> Any:
-    """Makes a split, an order or a packing from its repr, which checkpoints and errors hold; runs no code of the text.
+    """Makes a split, an order or a packing from the text of its repr, which checkpoints and errors hold. The text is
+    parsed, and no code in it runs.
 
     Args:
         text: The repr, such as "FractionSplit(fractions={'train': 0.9, 'val': 0.1}, part='train', by='key')".
@@ -74,7 +75,7 @@ def reopen(
         state: The content of a `raylance_state.json` of the run.
         uri: The present URI of the data, if it has moved; for a mixture, one URI for each dataset, in the order in
             which the state names them.
-        remainder: The remainder of the run, which a checkpoint does not hold.
+        remainder: The argument `remainder` with which the run opened its dataset; a checkpoint does not hold it.
         **changes: Other arguments of `raylance.dataset`, for all datasets of a mixture: arguments that a checkpoint
             does not hold, such as `storage_options`, `decode` and `pack`, and arguments that differ from the run's.
 

@@ -31,8 +31,8 @@ class Step:
 
     Attributes:
         offsets: Row offsets, like the column `_rowoffset` of batches; int64, shape (k,).
-        real: Whether each offset is a row of the step, not padding; bool, shape (k,).
-        components: In a mixture, the numbers of the datasets, like the column `_component`; int64, shape (k,).
+        real: For each offset, whether it is a row of the step; False for padding. bool, shape (k,).
+        components: In a mixture, the number of each row's dataset, like the column `_component`; int64, shape (k,).
         masked: Number of rows that could not be decoded and were masked.
     """
 
@@ -43,7 +43,7 @@ class Step:
 
     @property
     def rows(self) -> Int64Array:
-        """The offsets; in a mixture, with the number of the dataset in the high bits."""
+        """One integer for each row: its row offset. In a mixture, its bits 48 and up hold the number of the dataset."""
         return self.offsets if self.components is None else join_offsets(self.components, self.offsets)
 
 
@@ -147,7 +147,7 @@ def _part(name: str, source: RowSource, filter: str | None, split: str | None, o
 
 
 def label_codes(data: Dataset, column: str) -> Int64Array:
-    """Returns the class number of each selected row, for `plan().shuffle_quality(labels)`.
+    """Returns the class number of each selected row: the labels for `data.plan(…).shuffle_quality(labels)`.
 
     Args:
         data: A dataset or a mixture.

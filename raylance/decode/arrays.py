@@ -25,7 +25,8 @@ Join = Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]]  # joins arrays (n, 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pad:
-    """Pads the lists of a column to one length; a column `…_length`, int64 (n,), holds the lengths before padding.
+    """Pads the lists of a column to one length. A column `…_length`, int64 (n,), says how many values of each row are
+    not padding.
 
     If `length` is given, the padded arrays are the same for every number of ranks; otherwise they depend on the rows of
     a rank's batch.

@@ -44,8 +44,9 @@ class CenterCrop:
     """Takes the middle of the image, as usual for validation.
 
     Attributes:
-        zoom: Width of the largest box with the output's aspect ratio, divided by the width of the crop. 256 / 224
-            leaves seven eighths of the width and of the height of that box.
+        zoom: How much smaller the crop is than it could be: the width of the largest crop that has the output's aspect
+            ratio and fits in the image, divided by the width of this crop. With 256 / 224, this crop has seven eighths
+            of the largest crop's width and height.
     """
 
     zoom: float = 256 / 224
@@ -55,7 +56,7 @@ class CenterCrop:
             raise ConfigError(f"CenterCrop(zoom={self.zoom}): must be at least 1, or the crop outgrows the image.")
 
     def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
-        """See `Crop.box`; uses no draws."""
+        """See `Crop.box`. Does not use `draws`."""
         out_height, out_width = size
         scale = min(height / out_height, width / out_width) / self.zoom
         cut_width, cut_height = (max(1, round(side * scale)) for side in (out_width, out_height))
@@ -67,8 +68,8 @@ class RandomResizedCrop:
     """Takes a box of random area and aspect ratio (Szegedy et al., "Going deeper with convolutions", 2014).
 
     Attributes:
-        scale: Smallest and largest area, as fractions of the source's area.
-        ratio: Smallest and largest aspect ratio, width over height; drawn log-uniformly.
+        scale: Smallest and largest area of the box, as fractions of the image's area.
+        ratio: Smallest and largest aspect ratio of the box, width over height; drawn log-uniformly.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
@@ -82,8 +83,9 @@ class RandomResizedCrop:
                 raise ConfigError(f"RandomResizedCrop({name}={(low, high)}): {limit} must hold.")
 
     def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
-        """See `Crop.box`. Makes ten attempts of four draws each; if all fail, takes the largest centred box within the
-        ratios, at least one pixel wide and high.
+        """See `Crop.box`. Makes up to ten attempts to find a box that fits in the image. Each attempt uses four of the
+        `draws`. If all fail, takes the largest centred box whose aspect ratio lies within `ratio`, at least one pixel
+        wide and high.
         """
         (low, high), (narrow, wide) = self.scale, (math.log(r) for r in self.ratio)
         for area_u, ratio_u, left_u, top_u in draws.reshape(_ATTEMPTS, 4):
@@ -102,7 +104,8 @@ def map_points(points: npt.ArrayLike, crop: npt.ArrayLike, size: tuple[int, int]
     """Maps points of a source image through crop, resizing and flip.
 
     Args:
-        points: (x, y) in pixels of the source as displayed, shape (…, 2), or (0,) for none. Pixel i covers [i, i + 1).
+        points: (x, y) in pixels of the source after EXIF rotation, shape (…, 2), or (0,) for none. Pixel i covers
+            [i, i + 1).
         crop: Crop and flip of the row, as `raylance.ImageCrop` gives them: shape (7,), or (views, 7).
         size: (height, width) of the output, or one number for a square, as `raylance.Image` takes it.
 
@@ -131,7 +134,7 @@ def map_boxes(
     """Maps boxes of a source image through crop, resizing and flip, and clips them to the output.
 
     Args:
-        boxes: (left, top, right, bottom) in pixels of the source as displayed, shape (k, 4), or (0,) for none.
+        boxes: (left, top, right, bottom) in pixels of the source after EXIF rotation, shape (k, 4), or (0,) for none.
         crop: Crop and flip of the row, as `raylance.ImageCrop` gives them: shape (7,), or (views, 7).
         size: (height, width) of the output, or one number for a square, as `raylance.Image` takes it.
         least_visible: The fraction of a box's area that must be visible for the box to be kept.

@@ -73,14 +73,15 @@ class Decoder(abc.ABC):
         column: The binary column to read.
         shape: Shape of one decoded row; () for a number.
         dtype: NumPy dtype of a decoded row: numbers or bool.
-        draws: Number of uniform random numbers for decoding a row, keyed by seed, epoch and row; 0 by default.
+        draws: Number of uniform random numbers that the decoder gets for each row, keyed by seed, epoch and row; 0 by
+            default.
         channels_last: Whether the last axis of a `shape` (…, H, W, C) holds channels. If so, torch batches have them
             before height and width, (…, C, H, W), in channels-last memory; other formats keep the shape. False by
             default; no effect on a shape with fewer than three axes.
-        content: Name of the kind of data in the column, for errors.
+        content: Name of the kind of data in the column for error texts, such as "images".
         name: Name of the decoded column; None for `column`. With names, several decoders may read one column.
-        like: Name of the decoded column whose draws this decoder also uses, so that both are augmented in the same way;
-            None for draws of its own.
+        like: Name of another decoded column. This decoder then gets the same random numbers as the decoder of that
+            column, so that both are augmented in the same way. None if it follows no other column.
         codec: Names and versions of the libraries that make the values. Checkpoints record them, and a resume with
             other codecs warns. "" by default, which is not recorded.
     """
@@ -106,22 +107,26 @@ class Decoder(abc.ABC):
 
     @abc.abstractmethod
     def open(self) -> RowDecoder:
-        """Opens a row decoder for one thread. A decoder that keeps nothing between rows may return itself."""
+        """Opens a row decoder: the object that decodes rows, one after another, in one thread. A decoder that keeps
+        nothing between rows may return itself.
+        """
 
     def open_group(self, others: Sequence[Self]) -> RowDecoderGroup | None:
-        """Opens one object for several decoders of this class and column, for one thread.
+        """Opens this decoder and `others` together, as one object that decodes rows in one thread.
 
         Args:
-            others: The other decoders of the group. Either all decoders of the group follow decoders of one other
-                column, or none follows another column.
+            others: Other decoders of the same class and column. Either `like` is None in all decoders of the group, or
+                `like` names decoders of one other column in all of them.
 
         Returns:
-            An object that decodes a row for all of them; None, the default, if each decodes alone.
+            An object that decodes each row once for the whole group. None, the default, if the decoders of the group
+            are to be opened one by one.
         """
         return None
 
     def resolve(self, encoded: memoryview) -> Self:
-        """Fills the settings that are still open, from a sampled row; called when a dataset is opened.
+        """Returns this decoder with the settings that the user left open, such as a size, taken from a sampled row.
+        Called when a dataset is opened.
 
         Args:
             encoded: The row's bytes.
@@ -135,10 +140,11 @@ class Decoder(abc.ABC):
         return self
 
     def follow(self, other: "Decoder") -> Self:
-        """Takes over settings of the decoder that `like` names; called when a dataset is opened.
+        """Returns this decoder with settings taken over from `other`, the decoder that `like` names. Called when a
+        dataset is opened.
 
         Returns:
-            A decoder with these settings; by default this decoder.
+            A decoder with the settings of `other` that it needs; by default this decoder.
         """
         return self
 
@@ -149,9 +155,9 @@ class Decoder(abc.ABC):
 
     @property
     def is_random(self) -> bool:
-        """Whether draws of its own change the decoded values; by default, whether `draws` is positive and `like` is
-        None. If this holds for several columns, `raylance.dataset` warns that a row gets a different crop and flip in
-        each.
+        """Whether the decoder augments at random, without taking the random numbers of another decoder. By default:
+        whether `draws` is positive and `like` is None. If decoders of several columns are random, `raylance.dataset`
+        warns that one row is augmented differently in these columns: a mask would get another crop than its image.
         """
         return self.draws > 0 and self.like is None
 
@@ -189,7 +195,7 @@ class RaggedDecoder(Decoder):
     """Setting that decodes a column of bytes to arrays whose first axis has a different length in each row: audio,
     text, event streams, video.
 
-    The decoded column holds lists. The consumer chooses their form in a batch: see `pad_lists` of
+    The decoded column holds lists. Their form in a batch is chosen when batches are iterated: see `pad_lists` of
     `RankLoader.iter_torch_batches`. A masked row has an empty list.
 
     Attributes, in addition to those of `Decoder`:
@@ -198,7 +204,9 @@ class RaggedDecoder(Decoder):
 
     @abc.abstractmethod
     def open(self) -> RaggedRowDecoder:  # type: ignore[override]
-        """Opens a row decoder for one thread. A decoder that keeps nothing between rows may return itself."""
+        """Opens a row decoder: the object that decodes rows, one after another, in one thread. A decoder that keeps
+        nothing between rows may return itself.
+        """
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -236,7 +244,8 @@ class BatchDecoder(Decoder):
     the rows of a batch together.
 
     Attributes, in addition to those of `Decoder`:
-        on_device: Whether the trainer decodes, on the device of its batches; False by default.
+        on_device: Whether the rows are decoded in the trainer's process, on the device of its batches; False by
+            default.
     """
 
     if TYPE_CHECKING:
@@ -248,13 +257,16 @@ class BatchDecoder(Decoder):
 
     @abc.abstractmethod
     def open(self) -> OpenBatchDecoder:  # type: ignore[override]
-        """Opens a batch decoder for one thread. A decoder that keeps nothing between items may return itself."""
+        """Opens a batch decoder: the object that decodes several rows together, in one thread. A decoder that keeps
+        nothing between items may return itself.
+        """
 
     def open_on(self, device: "torch.device") -> OpenBatchDecoder:
-        """Opens a batch decoder for a device, if `on_device` is True; by default `open()`.
+        """Opens a batch decoder for a device. Called in place of `open` if `on_device` is True; by default it calls
+        `open`.
 
-        It must accept the CPU, too, which decodes the rows of a handle (`head`, `take`) and of NumPy batches, and the
-        rows that are sampled when the dataset is opened.
+        `device` may be the CPU, too: the CPU decodes the rows that a handle shows (`head`, `take`), the rows of NumPy
+        batches, and the rows that are sampled when the dataset is opened.
         """
         return self.open()
 

@@ -93,11 +93,11 @@ class DeviceImage(BatchDecoder):
         return ", ".join([*ours, CODEC, torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"])
 
     def open(self) -> "_DeviceImages":  # type: ignore[override]
-        """Opens a codec on the CPU; see `open_on`."""
+        """Opens a batch decoder that decodes on the CPU; see `open_on`."""
         return self.open_on(torch.device("cpu"))
 
     def open_on(self, device: torch.device) -> "_DeviceImages":
-        """Opens a codec on a device, with its own memory.
+        """Opens a batch decoder that decodes on a device; see `BatchDecoder.open_on`.
 
         Raises:
             ImportError: If nvImageCodec is not installed.

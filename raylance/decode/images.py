@@ -39,32 +39,33 @@ class Image(Decoder):
     (N, views, H, W, 3). Torch batches have the channels before height and width, in channels-last memory.
 
     Grey, palette, CMYK and 16-bit images become RGB, alpha is dropped, and EXIF rotation is applied. A 32-bit grey
-    image (integers or floats) does not say which value is white. raylance takes the smallest of 1 (floats only), 255
-    and 65,535 that no pixel exceeds. If a pixel exceeds all three, or is negative, the smallest value of the image
-    becomes black and the largest white. Pixels that are not finite become black. If images would get different scales,
-    scale them in `decode_fn`.
+    image (integers or floats) does not say which value is white. raylance takes as white the smallest of 1 (floats
+    only), 255 and 65,535 that no pixel exceeds. If a pixel exceeds all three, or is negative, the smallest value of the
+    image becomes black and the largest white. Pixels that are not finite become black. So two such images of a column
+    may get different scales; to give all the same scale, use `decode_fn`.
 
     Attributes:
         column: Column of encoded images, binary.
         size: Output (height, width) in pixels, or one number for a square. None keeps the size of the images, which
             must all be the same.
-        augment: Chooses the part of the source to take; None takes the whole source and stretches it to `size`.
+        augment: Chooses the part of the image to take; None takes the whole image and stretches it to `size`.
         hflip: Probability of a horizontal flip.
         decode_fn: Replaces decoding and resizing: a picklable function from bytes to uint8 (H, W, 3).
         draft: Whether libjpeg decodes a JPEG at half its size or less if the part to take is at least twice as large as
             the output. This takes about half the time. Pixels of 512 x 384 photographs then differ by 1 of 255 on
             average, by 5 in the worst hundredth of the pixels, and by 40 at most.
-        keeps_size: Whether `size` was taken from the images. If so, an image of another size is an error, and is not
-            resized.
+        keeps_size: Whether raylance took `size` from a stored image because the user gave none. If so, an image of
+            another size is an error, and is not resized.
         like: Name of another `Image` whose crops and flips this one (such as a mask) gets. Leave out `augment`,
-            `hflip`, `decode_fn` and `views` here, and also `size` if it is the same. Both images of a row must have the
-            same displayed size and the same EXIF orientation (1 if an image has none), else the row is bad. Exception:
-            one may be stored upright and the other turned by a quarter, unless they are square, because then the equal
-            size proves that both are displayed upright.
+            `hflip`, `decode_fn` and `views` here, and also `size` if it is the same. In each row, the images of the two
+            columns must have the same displayed size and the same EXIF orientation (1 if an image has none), else the
+            row is bad. The orientations may differ in one case: one image is stored upright, the other is turned by a
+            quarter, and they are not square. Then the equal displayed size proves that both are displayed upright.
         mode: "RGB", or "L" for one channel, which holds grey as it is, the indices of a palette, or the brightness of
             colours. "L" refuses grey of more than 8 bits.
         interpolation: How pixels are resized: "bilinear", or "nearest", which makes no new values.
-        views: Number of times that the image is cropped and flipped, each time with new draws; the row is decoded once.
+        views: Number of crops that are made of each image, each with another random box and flip. The image is decoded
+            once for all of them.
         name: Name of the decoded column; None for `column`. With names, one column can be decoded in several ways, at
             the cost of one decode.
         follows: The image that `like` names; set when the dataset is opened.
@@ -124,7 +125,7 @@ class Image(Decoder):
 
     @property
     def draws(self) -> int:
-        """Number of uniform random numbers for each row: those for the box and the flip of each view."""
+        """Number of uniform random numbers for each row. Each view needs some for its crop and one for its flip."""
         return self.views * _VIEW_DRAWS
 
     @property
@@ -134,15 +135,19 @@ class Image(Decoder):
 
     @property
     def is_random(self) -> bool:
-        """Whether draws of its own change the pixels; False with `like`."""
+        """Whether the crop or the flip is random: a random `augment`, or `hflip` between 0 and 1. False with `like`,
+        because the other image then decides. See `Decoder.is_random`.
+        """
         crops = self.augment is not None and not isinstance(self.augment, CenterCrop)
         return self.like is None and (crops or 0 < self.hflip < 1)
 
     def follow(self, other: Decoder) -> Self:
-        """Returns a copy with crops and flips of the image that `like` names, and with its size if this one has none.
+        """Returns a copy of this `Image` that gets the crops and flips of `other`, the image that `like` names. If
+        this `Image` has no size, the copy also gets the size of `other`.
 
         Raises:
-            ConfigError: If `other` is not an `Image` or has a `decode_fn`; if `views` is given here and differs.
+            ConfigError: If `other` is not an `Image` or has a `decode_fn`; if `views` is given here and is not that of
+                `other`.
         """
         leader = _leader(self, other)
         if self.views not in (1, leader.views):
@@ -154,18 +159,19 @@ class Image(Decoder):
         return dataclasses.replace(self, size=size, keeps_size=keeps, views=leader.views, follows=leader)
 
     def open(self) -> "_ImageRows":
-        """Opens a row decoder with its own memory.
+        """Opens a row decoder for one thread; see `Decoder.open`.
 
         Raises:
-            ConfigError: If the image that `like` names is not known yet.
+            ConfigError: If `like` names an image and `follow` was not called with that image.
         """
         return self.open_group(())
 
     def open_group(self, others: Sequence[Self]) -> "_ImageRows":
-        """Opens one row decoder for several images of a column, so that each row is decoded once.
+        """Opens this `Image` and `others`, which read the same column, together, so that each stored image is decoded
+        once for all of them.
 
         Raises:
-            ConfigError: As `open`.
+            ConfigError: If `open` would raise it for one of them.
         """
         for image in (self, *others):
             if image.like is not None and image.follows is None:
@@ -176,7 +182,7 @@ class Image(Decoder):
         return _ImageRows([self, *others])
 
     def resolve(self, encoded: bytes | memoryview) -> Self:
-        """Returns a copy with the size of an encoded image, if no size was given."""
+        """Returns a copy of this `Image` that has the size of an encoded image; this `Image` if it has a size."""
         if self.size is not None:
             return self
         decode_fn = self.decode_fn
@@ -184,7 +190,7 @@ class Image(Decoder):
         return dataclasses.replace(self, size=(int(pixels.shape[0]), int(pixels.shape[1])), keeps_size=True)
 
     def decode_into(self, encoded: bytes | memoryview, draws: Draws, out: Pixels) -> None:
-        """Decodes one image with a new row decoder; see `raylance.Decoder`."""
+        """Decodes one image into `out`, by a row decoder that is opened for this call only; see `open`."""
         self.open().decode_into(encoded, draws, out)
 
 
@@ -192,8 +198,8 @@ class Image(Decoder):
 class ImageCrop(Decoder):
     """Delivers the crop and flip that an `Image` gets in each row, as int32 (N, 7), or (N, views, 7).
 
-    The seven numbers are left, top, width and height of the box; width and height of the whole image as displayed; and
-    1 if the result is flipped, else 0.
+    The seven numbers are left, top, width and height of the crop; width and height of the whole image as displayed; and
+    1 if the crop is flipped, else 0.
 
     A transform can use these numbers to map boxes and points that belong to the image: see `raylance.map_boxes` and
     `raylance.map_points`. Only the header of the image is parsed; the image is not decoded again.
@@ -202,7 +208,7 @@ class ImageCrop(Decoder):
         column: Column of encoded images, binary.
         like: Name of the `Image`; None for the `Image` named `column`.
         name: Name of the resulting column; None for the image's name followed by "_crop".
-        follows: That `Image`; set when the dataset is opened.
+        follows: The `Image` that `like` names; set when the dataset is opened.
     """
 
     like: str | None = None
@@ -224,16 +230,18 @@ class ImageCrop(Decoder):
 
     @property
     def draws(self) -> int:
-        """Number of uniform random numbers for each row, the same as for the image."""
+        """Number of uniform random numbers for each row, the same as for the image; 0 until that image is known."""
         return 0 if self.follows is None else self.follows.draws
 
     @property
     def is_random(self) -> bool:
-        """False, because it has no draws of its own, but those of the image; see `Decoder.is_random`."""
+        """Always False: the crop column uses the random numbers of its image and draws none itself. See
+        `Decoder.is_random`.
+        """
         return False
 
     def follow(self, other: Decoder) -> Self:
-        """Returns a copy with the crops and flips of the image that `like` names.
+        """Returns a copy of this `ImageCrop` that delivers the crops and flips of `other`, the image that `like` names.
 
         Raises:
             ConfigError: If `other` is not an `Image` of the same column, or has a `decode_fn`.
@@ -247,14 +255,14 @@ class ImageCrop(Decoder):
         return dataclasses.replace(self, follows=leader)
 
     def open(self) -> Self:
-        """Returns itself, because it keeps nothing between rows."""
+        """Returns this `ImageCrop`: it decodes rows itself, because it keeps nothing between rows."""
         return self
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
-        """Writes the crop and flip of one row; see `raylance.Decoder`.
+        """Writes the seven numbers of each view of one row into `out`.
 
         Raises:
-            ConfigError: If the image that `like` names is not known yet.
+            ConfigError: If `follow` was not called with the image that `like` names.
         """
         if self.follows is None:
             raise ConfigError(

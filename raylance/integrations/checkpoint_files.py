@@ -80,12 +80,13 @@ def fetched(checkpoint: ray.train.Checkpoint) -> Iterator[str]:
 def newest_checkpoint(path: str | os.PathLike[str], storage_filesystem: Any = None) -> ray.train.Checkpoint:
     """Returns the newest whole checkpoint in the folder of a run, without Ray Train's list of checkpoints.
 
-    Use it if Ray Train cannot continue a run because a full disk left its list, `checkpoint_manager_snapshot.json`,
-    empty. Start a run with a new name that calls
-    `restore(loader, ray.train.get_checkpoint() or newest_checkpoint(folder))`.
+    Use it if Ray Train cannot continue a run because a full disk left Ray Train's list,
+    `checkpoint_manager_snapshot.json`, empty. Start another run, with a new name, whose training function calls
+    `restore(loader, ray.train.get_checkpoint() or newest_checkpoint(folder))`. Here, `folder` is the old run's folder.
 
-    A checkpoint is whole if `raylance_state.json` and `state.pt` can be read. If it holds files of your own, reported
-    with `checkpoint=`, `state.pt` may be missing. raylance does not know which of your files should be there.
+    A checkpoint is whole if `raylance_state.json` and `state.pt` can be read. If the checkpoint also has files that you
+    reported with `checkpoint=`, it is whole without `state.pt`. raylance does not know which of your files should be
+    there.
 
     Args:
         path: The run's folder: the storage path, followed by the run's name.

@@ -45,32 +45,34 @@ def report(
 ) -> None:
     """Reports metrics with a checkpoint that says which rows were consumed. Every rank must call it at the same step.
 
-    A report waits for all ranks, and until Ray Train has taken the report before, which it does about every
-    two seconds. So call it every few hundred steps, not every step.
+    A call waits until all ranks have called it. It also waits until Ray Train has collected the report before, and Ray
+    Train collects reports only about every two seconds. So call it every few hundred steps, not every step.
 
     Args:
         metrics: Metrics for Ray Train.
-        loader: The loader of the training dataset, or the result of its `batches`; a dict by name if the run trains on
-            several datasets. None reports metrics only, without a checkpoint.
+        loader: The loader of the training dataset, or the result of the loader's method `batches`. If the run trains on
+            several datasets, a dict of loaders by dataset name. None reports metrics only, without a checkpoint.
         state: The dict that `restore` returns, picklable by `torch.save` and loadable with `weights_only=True`: state
             dicts of model and optimizer, numbers, strings. Only rank 0's state is stored.
         checkpoint: A directory that this rank has written, such as its part of a sharded checkpoint. Ray Train merges
             the directories of all ranks, so their files need different names. raylance adds its files to rank 0's
             directory: raylance_state.json, and state.pt if there is a `state`. Do not put a state.pt there yourself.
-        checkpoint_dir_name: As in Ray Train, like all arguments that follow.
+        checkpoint_dir_name: See `ray.train.report`, also for all arguments that follow.
         checkpoint_upload_mode: With ASYNC, training continues during the upload. NO_UPLOAD needs a `checkpoint` of rank
             0 that lies in the run's storage already.
-        delete_local_checkpoint_after_upload: For `checkpoint`; directories that raylance makes are always deleted.
-        checkpoint_upload_fn: Uploads instead of Ray Train.
+        delete_local_checkpoint_after_upload: Whether Ray Train deletes the directory given as `checkpoint`. Temporary
+            directories that raylance makes are always deleted.
+        checkpoint_upload_fn: A function that uploads the checkpoint in place of Ray Train.
         validation: Makes Ray Train validate this checkpoint, see `ray.train.ValidationConfig`. The validation function
             gets the state by `restore(None, checkpoint)`.
 
     Raises:
         ConfigError: If `state` could not be loaded again; if another loader of this run has moved and is not given
             here, so that it would start over after a resume; or if there is a checkpoint to report and no loader.
-        RaylanceError: If the checkpoint does not fit on this machine, or in a storage path on one of this machine's
-            file systems. The other ranks wait in their report until Ray Train ends them. Then Ray Train continues the
-            run from the newest checkpoint, as after any error.
+        RaylanceError: If raylance's files do not fit on the disk of `checkpoint` or, without this argument, on the disk
+            of temporary files (`TMPDIR`). Also if the run's storage path is on this machine and has no room for the
+            checkpoint. The other ranks wait in their report until Ray Train ends them. Then Ray Train continues the run
+            from the newest checkpoint, as after any error.
     """
     if loader is None:
         if state is not None or checkpoint is not None or validation is not False:
@@ -136,7 +138,8 @@ def restore(
         checkpoint.
 
     Raises:
-        ConfigError: If `loader` is not a loader, or Ray Train gives every rank all rows by mistake: see `DataConfig`.
+        ConfigError: If `loader` is not a loader; or if Ray Train gives every rank all rows, because `datasets_to_split`
+            of the run's `DataConfig` has a name that is not a dataset of the run.
         StateError: If the checkpoint belongs to other data, another order or other loaders, is damaged, or was written
             by a newer version. Also if the checkpoint has no state file and `load` is None.
         RaylanceError: If a checkpoint must be downloaded and does not fit on this machine.

@@ -13,7 +13,9 @@ from raylance.settings import make_options, takes_options
 
 
 class DataConfig(ray.train.DataConfig):
-    """Gives each Train worker its `RankLoader`; datasets of Ray Data in the same run are treated as usual."""
+    """Gives each Train worker its `RankLoader`. Treats datasets of Ray Data in the same run as `ray.train.DataConfig`
+    does.
+    """
 
     @takes_options
     def __init__(
@@ -53,7 +55,7 @@ class DataConfig(ray.train.DataConfig):
         worker_node_ids: list[str] | None,
         **kwargs: Any,
     ) -> list[dict[str, Any]]:
-        """Returns each rank's loaders by the names of the datasets; Ray Train calls it when the workers run.
+        """Returns a dict for each rank: its loaders by dataset name. Ray Train calls this method when the workers run.
 
         Raises:
             ConfigError: If `ranks_per_replica` does not divide the world size.

@@ -16,7 +16,7 @@ def report_if_preempted(
     state: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> bool:
-    """Reports a checkpoint if Ray has announced that a node of this run will be taken away; once for each node.
+    """Reports a checkpoint if Ray has announced that a node of this run will be taken away, once for each such node.
 
     Every rank must call this function at the same steps: the ranks agree on the answer, which takes some milliseconds.
     Call it every few steps, at intervals much shorter than the time between the cloud's notice and the loss:
@@ -28,9 +28,10 @@ def report_if_preempted(
     counts towards `FailureConfig.max_preemption_failures`, not towards `max_failures`.
 
     Ray must get the notice before the node is lost: from an autoscaler that drains nodes, or from `ray drain-node` in a
-    hook of the node. Until the loss, there must be time for Ray Train to see the notice
-    (`RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S`, 5 s unless set), for the next call, and for storing the checkpoint. If a
-    node is lost without such a notice, the steps since the last checkpoint are lost.
+    hook of the node. Three things must happen between the notice and the loss. Ray Train must see the notice, which
+    takes up to `RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S`, 5 s unless set. The training function must call this function
+    again. The checkpoint must be stored. If a node is lost without such a notice, the steps since the last checkpoint
+    are lost.
 
     Args:
         metrics: As in `report`.

@@ -28,11 +28,12 @@ _FIRST_BYTES = 16 << 20  # most bytes of the first rows together
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Stats(WaitClock):
-    """Counters of one loader since it was made; an `Observer`.
+    """Counters of one loader since the loader was made. They are fed by observations: see `observe`.
 
-    `sample` and `as_dict` also count timings that are still running, up to now. How to read the counters: if `wait_s`
-    is near 0, the trainer is the bottleneck. If `wait_s` is large, the loader is, and the largest part of `wait_s`
-    shows why: `wait_start_s`, `wait_read_s`, `wait_decode_s` or `wait_finish_s`. `RankLoader.explain` says it in words.
+    A timing that is still running counts in `sample` and `as_dict` up to now, and in the attributes once it has ended.
+    How to read the counters: if `wait_s` is near 0, the trainer is the bottleneck. If `wait_s` is large, the loader is,
+    and the largest part of `wait_s` shows why: `wait_start_s`, `wait_read_s`, `wait_decode_s` or `wait_finish_s`.
+    `RankLoader.explain` says it in words.
 
     Attributes:
         batches: Batches handed out on this rank.
@@ -51,9 +52,10 @@ class Stats(WaitClock):
         wait_read_s: Part of `wait_s` in which the awaited rows were being read.
         wait_decode_s: Part of `wait_s` in which the awaited rows were being decoded, or waited for a decoder.
         wait_finish_s: Part of `wait_s` in which the awaited rows were brought to this process and made a batch.
-        storage_s: Seconds in which storage was being read, also ahead of time, all shard actors together.
-        read_s: Seconds that shard actors waited for storage and copied rows (reading ahead hides the rest).
-        decode_s: Seconds of decoding, all decoders together.
+        storage_s: Seconds in which storage was being read, reading ahead included, summed over all shard actors.
+        read_s: Part of the reading that took time when rows were asked for: seconds that shard actors waited for
+            storage and copied rows. It is small if rows were read ahead.
+        decode_s: Seconds of decoding, summed over all decoders.
         device_decode_s: Part of `decode_s` in which this process decoded on the device of its batches. On CUDA, work
             that the device finishes later is not counted.
         collate_s: Seconds in which this process turned tables into batches.
@@ -77,8 +79,8 @@ class Stats(WaitClock):
         window_bytes: Bytes of raw rows in the shard actor that answered last.
         held_bytes: Most bytes of raw rows that one shard actor held at any time, including rows that were being read.
         epoch_certificate: Positions, count and hash of the rows that this rank was handed in its last pass that reached
-            the end of an epoch: those of its own plan, each once. None before such a pass. `raylance.prove_run` proves
-            whether the ranks together were handed every selected row once.
+            the end of an epoch. These rows are the ones that the plan gives to this rank, each once. None before such a
+            pass. `raylance.prove_run` proves whether the ranks together were handed every selected row once.
     """
 
     batches: int = 0
@@ -114,7 +116,9 @@ class Stats(WaitClock):
     first_rows: pa.Table | None = dataclasses.field(default=None, repr=False)  # for display
 
     def observe(self, observation: Observation, now: float) -> None:
-        """See `Observer.observe`."""
+        """Takes an observation of a component that works for the loader, and counts it. `now` is the time of the
+        observation by the runtime's clock, in seconds.
+        """
         self._TAKE[type(observation)](self, observation, now)
 
     def _take_status(self, status: Status, now: float) -> None:
@@ -186,21 +190,25 @@ class Stats(WaitClock):
 
     @property
     def events(self) -> list[Event]:
-        """The last events of each kind, and a sample of older reports, oldest first."""
+        """The last events of each kind (such as faults and reports to Ray Train), oldest first; from a long run also a
+        sample of its older reports.
+        """
         return self._events.all()
 
     def reason_of(self, offset: int) -> tuple[str, str] | None:
-        """See `Observer.reason_of`."""
+        """Returns column and reason of a bad row, by a row offset as in `bad_rows`; None if they are not known."""
         return next(((column, why) for row, column, why in self.bad_rows if row == offset), None)
 
     @property
     def bad_rows(self) -> list[tuple[int, str, str]]:
-        """The first masked rows: row offset (with the component of a mixture), column, reason."""
+        """Up to 100 of the first masked rows, each with row offset, column and reason. In a mixture, bits 48 and up of
+        the row offset hold the number of the dataset.
+        """
         return [(offset, column, why) for (offset, column), why in list(self._bad_rows.items())]
 
     def sample(self, *, up_to_now: bool = True) -> dict[str, float]:
-        """Returns all numbers by name, and `train_s`, which is `user_s` without `other_s`. If `up_to_now`, timings that
-        are still running count up to now.
+        """Returns all counters that are numbers, by name, and `train_s`, which is `user_s` without `other_s`. If
+        `up_to_now`, timings that are still running count up to now.
         """
         figures = {name: float(getattr(self, name)) for name in NUMBERS}
         for name, seconds in self.running().items() if up_to_now else ():
@@ -209,7 +217,7 @@ class Stats(WaitClock):
         return figures
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the counters by name, with their present values."""
+        """Returns the counters and `epoch_certificate` by name, with their present values."""
         now = {name: type(getattr(self, name))(value) for name, value in self.sample().items() if name in NUMBERS}
         return now | {"epoch_certificate": self.epoch_certificate}
 

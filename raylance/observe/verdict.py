@@ -25,20 +25,21 @@ _UNEVEN = 1.5  # times the mean of the others: such a rank is named
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The limit of a run, and advice.
+    """The stage that limits the speed of a run, and advice.
 
     Attributes:
-        limit: "training" if the loader keeps up; "starting" if the start took more than half as long as all training
-            and waiting after it; "saving" if `raylance.report` takes more than a quarter of the time, and more than
-            waiting; "reading", "decoding" or "finishing" (bringing rows to the trainer's process and making batches of
-            them) if the trainer waits mostly for that; "unknown" while there are too few batches.
+        limit: "training" if the loader keeps up; "starting" if it keeps up, but the start took more than half as long
+            as all training and waiting after it; "saving" if `raylance.report` takes more than a quarter of the time,
+            and more than waiting; "reading", "decoding" or "finishing" (bringing rows to the trainer's process and
+            making batches of them) if the trainer waits mostly for that; "unknown" while there are too few batches.
         summary: The limit in a sentence, with the numbers.
         advice: Changes that would help, the most useful first; may be empty.
         waiting: Share of the trainer's time that it waited, in [0, 1]; the start and saving are excluded.
-        rates: Rows a second over all ranks: "delivered", and the rate of each stage alone: "training", "reading",
-            "decoding"; infinite if the stage took no time. Ranks take the same number of steps, so "delivered" and
-            "training" follow the slowest rank.
-        seconds: Seconds of all ranks: "training", "saving", and waiting by cause.
+        rates: Rows a second over all ranks. "delivered" is the rate of the run. "training", "reading" and "decoding"
+            are the rates that the run would have if only this stage took time; infinite if the stage took no time.
+            Ranks take the same number of steps, so the slowest rank decides "delivered" and "training".
+        seconds: Seconds, summed over all ranks: "training", "saving", and waiting for "starting", "reading", "decoding"
+            and "finishing".
         rows: For a whole run: whether its ranks were handed every selected row once, in the words of
             `raylance.prove_run`.
     """

@@ -104,9 +104,9 @@ class Order:
         """Maps positions of an epoch to selected rows: a pure function of its arguments and the settings.
 
         Args:
-            epoch: The epoch. It has its `number`, `key()` for random numbers, and the resolved `order` with the number
-                of `rows` and the `tables`.
-            positions: int64 in [0, epoch_rows), in any order, shape (k,).
+            epoch: The epoch. `epoch.number` counts from 0. `epoch.key(…)` makes a key for random numbers.
+                `epoch.order.rows` is the number of selected rows, n. `epoch.order.tables` has the arrays of `look_up`.
+            positions: int64 in [0, epoch.order.epoch_rows), in any order, shape (k,).
 
         Returns:
             int64 selected rows in [0, n), shape (k,). Unless the order repeats rows, each row belongs to exactly one
@@ -115,7 +115,8 @@ class Order:
         raise NotImplementedError(f"{type(self).__name__} has no rows_of(), which gives the row at a position.")
 
     def look_up(self, rows: Rows) -> Tables:
-        """Returns the data of the selection that the order needs, by default none. Called when the dataset is opened.
+        """Returns the data that the order needs from the selected rows, by default none. Called when the dataset is
+        opened.
 
         Returns:
             Arrays by name, which `rows_of` finds in `epoch.order.tables`.
@@ -126,7 +127,9 @@ class Order:
         return {}
 
     def bind(self, rows: Rows) -> tuple[Self, Tables]:
-        """Returns the order with the settings that follow from the tables, and the tables of `look_up`."""
+        """Returns this order and the tables of `look_up`. A subclass may fill settings of the returned order from the
+        tables.
+        """
         return self, self.look_up(rows)
 
     @property
@@ -135,7 +138,9 @@ class Order:
         return "auto" not in self.params().values()
 
     def resolve(self, facts: Facts) -> "Resolved":
-        """Makes the order of one selection. The facts fill every "auto"; explicit values stay."""
+        """Returns this order for one selection, with all sizes known. Fields that are "auto" get values that fit
+        `facts`, such as the number of rows and the batch size. Other fields keep their values.
+        """
         shard_rows = self.shard_rows
         if isinstance(shard_rows, str):
             shard_rows = max(1, min(int(SHARD_BYTES / max(facts.row_bytes, 1)), -(-facts.rows // 4)))
@@ -149,7 +154,7 @@ class Order:
         )
 
     def standings(self, position: int) -> dict[str, Any]:
-        """Returns the progress of each component at a position; empty if the order has no components."""
+        """Returns how far each dataset of a mixture is at a position of the epoch; empty unless this is a mixture."""
         return {}
 
     def params(self) -> dict[str, Any]:
@@ -158,7 +163,9 @@ class Order:
         return {"name": self.name, **{name: getattr(self, name) for name in fields}}
 
     def adopt(self, params: Mapping[str, Any]) -> Self:
-        """Returns the order with saved values for the fields that are "auto". The other fields are not compared."""
+        """Returns this order with the values of a checkpoint, `params`, for the fields that are "auto". Other fields
+        keep their values, even if `params` has different ones.
+        """
         saved = {key: value for key, value in params.items() if getattr(self, key, None) == "auto"}
         return dataclasses.replace(self, **saved)
 

@@ -79,15 +79,16 @@ def row_rng(seed: int, epoch: int, row: int) -> np.random.Generator:
         row: Row offset, which batches carry under `_rowoffset`.
 
     Returns:
-        An independent generator. Another version of NumPy may draw other numbers; raylance itself never uses it.
+        A generator that is independent of those for other rows. With another version of NumPy it may draw other
+        numbers; therefore raylance itself does not use such generators.
     """
     return np.random.Generator(np.random.Philox(derive_key(seed, epoch, "row_rng", int(row))))
 
 
 def permute(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike) -> Int64Array:
-    """Maps each index to its image under a keyed bijection of [0, n).
+    """Maps each index to another index by a permutation of [0, n) that follows from a key.
 
-    The bijection is a balanced Feistel network over the smallest even number of bits that [0, n) needs. It is applied
+    The permutation is a balanced Feistel network over the smallest even number of bits that [0, n) needs. It is applied
     again while the output lies outside of [0, n) (cycle walking; Black, Rogaway: "Ciphers with arbitrary finite
     domains", 2002): fewer than four times for an index on average. The memory does not depend on n.
 

@@ -57,7 +57,9 @@ class Weighted(_Sampled):
     weights: str | Float64Array = dataclasses.field(compare=False)
 
     def bind(self, rows: Rows) -> tuple[Self, Tables]:
-        """See `Order.bind`. An array of weights is kept only in the tables, not in the returned order."""
+        """See `Order.bind`. If `weights` is an array, the returned order has an empty one in its place, because the
+        tables hold the weights.
+        """
         settings, tables = super().bind(rows)
         if not isinstance(self.weights, str):
             settings = dataclasses.replace(settings, weights=np.zeros(0))
@@ -67,7 +69,7 @@ class Weighted(_Sampled):
         """Returns the cumulative weights of the selected rows.
 
         Raises:
-            ConfigError: If the weights are not n finite numbers, none negative and at least one positive.
+            ConfigError: If there is not one finite number for each selected row; if a weight is negative or all are 0.
         """
         if isinstance(self.weights, str):
             what, weights = f"column {self.weights!r}", _numbers(rows.column(self.weights), self.weights)
@@ -99,7 +101,8 @@ class Weighted(_Sampled):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassBalanced(_Sampled):
-    """Draws a class first, then one of its rows. So a class is drawn by its weight, however few rows it has.
+    """Draws a class first, then one of its rows. So how often a class comes depends on its weight, not on its number of
+    rows.
 
     Attributes:
         column: Column of class labels, integers or strings.

@@ -280,16 +280,16 @@ def _to_rows(sizes: _Sizes, sequence: Int64Array, places: Int64Array, ids: Int64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WindowShuffle(_Laned):
-    """Puts shards in random order, cuts them into lanes, and shuffles rows in windows of each lane. The default.
+    """Puts shards in random order, cuts this sequence into lanes, and shuffles rows in windows of each lane.
 
-    A shard is read in one piece, and each batch mixes rows of `lanes` windows.
+    This is the default order. A shard is read in one piece. Each global batch mixes rows of all lanes.
 
     Attributes:
         shard_rows: Number of rows of one shard. "auto": up to 4 MiB; "fragment": shards are the dataset's fragments.
         window_shards: Number of shards of one window. "auto": as many as `window_bytes` allows, up to 16.
-        lanes: Number of parallel streams. "auto": the largest divisor of the global batch size up to 32. If
-            `window_bytes` is below 256 MiB and rows have at most 512 KiB, this limit is lower, but at least 4, so that
-            a lane can read 4 MiB together.
+        lanes: Number of lanes. "auto": the largest divisor of the global batch size up to 32. If `window_bytes` is
+            below 256 MiB and rows have at most 512 KiB, the limit of 32 is lower, but at least 4, so that a window of a
+            lane may have the 4 MiB of one efficient read.
     """
 
     name: ClassVar[str] = "window"
@@ -305,7 +305,9 @@ class ShardShuffle(_Laned):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sequential(_Laned):
-    """Storage order: with 1 lane and global batch G, step t has rows [t·G, (t+1)·G). Has `WindowShuffle`'s fields."""
+    """Keeps storage order: with 1 lane and global batch G, step t has rows [t·G, (t+1)·G). Has the fields of
+    `WindowShuffle`.
+    """
 
     name: ClassVar[str] = "sequential"
     shuffles_shards: ClassVar[bool] = False

@@ -37,11 +37,11 @@ _TITLES = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """A mean over the sampled steps.
+    """One measure of an order, averaged over the sampled steps, and the same measure of the ideal order.
 
     Attributes:
         value: The mean for the order; NaN if steps have too few rows.
-        ideal: The mean for a row shuffle.
+        ideal: The mean for a row shuffle (`RowShuffle`) of the same rows, with the same global batch size.
     """
 
     value: float
@@ -49,7 +49,9 @@ class Measure:
 
     @property
     def ratio(self) -> float:
-        """The value divided by the ideal; 1 for a row shuffle, or if both are zero."""
+        """`value` divided by `ideal`: about 1 if the order is as good as a row shuffle. 1 if both are zero; infinite if
+        only `ideal` is zero.
+        """
         if self.ideal <= _NOTHING:
             return float("inf") if self.value > _NOTHING else 1.0
         return self.value / self.ideal
@@ -57,29 +59,32 @@ class Measure:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShuffleQuality:
-    """How far an order is from a row shuffle. Except for `epoch_correlation`, a ratio of 1 is the ideal.
+    """How far an order is from a row shuffle. Each `Measure` has a `ratio`: the order's value divided by the value of a
+    row shuffle. A ratio of 1 is the best.
 
     Attributes:
         plan: The plan that was measured.
         steps: Steps that were sampled in each epoch.
         epochs: Epochs that were sampled, from 0.
-        distance: Mean distance in storage, in rows, between consecutive rows of the epoch. At a ratio of 0 the order is
-            storage order; at 1 the next row does not depend on the present one.
-        nearest: Mean distance in storage, in rows, from a row to the nearest other one of its global batch. The ratio
-            is the index of Clark and Evans ("Distance to nearest neighbor …", Ecology 35, 1954): below 1 the batch is
-            clumped.
-        spread: Number of blocks that a batch touches, if storage is cut into as many equal blocks as the batch has
-            rows. At a ratio of 0.25 a batch touches a quarter of the blocks that a random batch touches.
+        distance: Mean distance in storage, in rows, between consecutive rows of a global batch. At a ratio near 0 the
+            order is storage order; at 1 the next row does not depend on the present one.
+        nearest: Mean distance in storage, in rows, from a row to the nearest other row of its global batch. The ratio
+            is the index of Clark and Evans ("Distance to nearest neighbor …", Ecology 35, 1954): below 1, the rows of a
+            batch lie in clumps.
+        spread: Number of blocks from which a global batch has rows, if storage is cut into as many equal blocks as the
+            batch has rows. At a ratio of 0.25, these are a quarter of the blocks from which a random batch has rows.
         close_pairs: Share of a batch's pairs of rows with a distance of at most a thousandth of the selection. At a
             ratio of 3, near-duplicates stored together meet in one batch three times as often as by chance.
-        divergences: By kind of classes, the mean Jensen-Shannon divergence (Lin, 1991), in bits from 0 to 1, between
-            the classes of a global batch and those of the selection. A random batch has a divergence too, so look at
-            the ratio. For small divergences it is the design effect of cluster sampling (Kish, 1965): G rows represent
-            the classes as well as G / ratio random ones. This slows down SGD on shuffled blocks (Xu et al., "Stochastic
-            gradient descent without full data shuffle", 2022). Without labels the classes are equal blocks of storage,
-            which is the worst case: a dataset sorted by class.
-        epoch_correlation: Rank correlation between the rows at the same positions of an epoch and the next. 0 is ideal;
-            1 means the same order again. With few shards it scatters by about 1 / sqrt(shards).
+        divergences: How much the mix of classes in a global batch differs from the mix in the selection: the mean
+            Jensen-Shannon divergence (Lin, 1991), in bits from 0 to 1. The keys name the classes: "10 labels" for the
+            given labels. Without labels, the classes are 10 and 100 equal blocks of storage ("10 blocks"), as if the
+            dataset were sorted by class, which is the worst case. A random batch diverges, too, so look at the ratio.
+            For small divergences, the ratio is the design effect of cluster sampling (Kish, 1965): G rows represent the
+            classes only as well as G / ratio random rows. A large ratio slows down SGD on shuffled blocks (Xu et al.,
+            "Stochastic gradient descent without full data shuffle", 2022).
+        epoch_correlation: Rank correlation between the rows at the same positions of two consecutive epochs; a number,
+            not a `Measure`. 0 is the best; 1 means that both have the same order. With few shards, chance alone makes
+            it differ from 0 by about 1 / sqrt(shards).
     """
 
     plan: Plan
@@ -94,7 +99,9 @@ class ShuffleQuality:
 
     @property
     def class_divergence(self) -> float:
-        """The largest ratio of `divergences`: one number for the whole shuffle. The best is about 1."""
+        """One number for the whole shuffle: the largest `ratio` in `divergences`. A ratio is the order's divergence
+        divided by the divergence of a row shuffle. About 1 is the best.
+        """
         return max(measure.ratio for measure in self.divergences.values())
 
     def __repr__(self) -> str:

@@ -92,12 +92,13 @@ class PlanSummary:
         rows_dropped: Number of rows after the last whole step, which no rank gets with remainder="drop".
         rows_repeated: Number of rows of padding, which come twice.
         shards: Number of shards of the selection.
-        reads: How rows are read, in words: by "range" (stretches of stored rows) or by "take" (single rows). For the
-            first window of rank 0, unless it is large: the number and size of its reads, and which share it needs of
-            the rows that are stored from its first row to its last.
+        reads: How rows are read, in words: by "range" (stretches of stored rows) or by "take" (single rows). The words
+            also describe rank 0's first chunk, unless this chunk has more than two million rows or the dataset is a
+            mixture or packed. They give the number and size of the reads of the chunk. They also give how many of the
+            rows between the chunk's first and last row in storage belong to the chunk, in percent.
         window_bytes: Approximate bytes of raw rows that one rank reads together.
-        held_bytes: Approximate bytes of raw rows that one rank holds: those in use and those that are read ahead, at
-            most `max_window_bytes`. While rows are read, the block in progress comes on top; see `Options`.
+        held_bytes: Approximate bytes of raw rows that one rank holds: the rows in use and the rows that are read ahead,
+            at most `max_window_bytes`. Rows that are being read need more memory; see `Options.max_window_bytes`.
         row_bytes: Approximate bytes of a row as it is read; `window_bytes` and `held_bytes` follow from it.
         measure: How `row_bytes` was measured.
     """
@@ -119,11 +120,14 @@ class PlanSummary:
         return shuffle_quality(self.plan, labels, epochs, sample_steps)
 
     def compare_windows(self, labels: Labels = None) -> dict[int, dict[int, float]]:
-        """Measures other windows and lanes; see `raylance.planning.quality.compare_windows`."""
+        """Measures how well the order would shuffle with other sizes of windows and other numbers of lanes; see
+        `raylance.planning.quality.compare_windows`.
+        """
         return compare_windows(self.plan, labels)
 
     def plot(self, epoch: int = 0, steps: int = 64, axes: Any = None) -> Any:
-        """Plots the rows of the first steps by rank. Rows in storage order make lines, a shuffle makes a cloud.
+        """Plots the selected rows of the first steps, in one colour for each rank. Rows in storage order make lines; a
+        shuffle makes a cloud.
 
         Args:
             epoch: The epoch.

@@ -44,8 +44,8 @@ def report_run(
     storage_filesystem: Any = None,
     storage_options: StorageOptions | None = None,
 ) -> str:
-    """Writes the report of a run, during or after the run. It shows the limit of the run and what to change, the time
-    of each rank by use, throughput, survived faults, rows that could not be decoded, which rows the run was trained on
+    """Writes the report of a run, during or after the run. It shows what limits the run and what to change, how each
+    rank spent its time, throughput, survived faults, rows that could not be decoded, which rows the run was trained on
     (see `prove_run`), examples of the data, and how well the rows were shuffled.
 
     Args:

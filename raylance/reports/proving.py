@@ -53,21 +53,23 @@ class Proof:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunProof:
-    """The rows that a run was trained on, compared with the planned rows: every selected row once per epoch, over all
-    ranks and starts; if the order draws rows, every draw of the plan.
+    """Proof of the rows that a run was trained on: they are compared with the planned rows, over all ranks and starts.
+    The plan of an epoch has every selected row once or, if the order repeats rows, the rows that the order draws.
 
     The ranks counted and hashed the rows that their training functions took, with each report and at each epoch's end.
-    For each start, only the rows before the place at which the next start resumed count; the others were rolled back
-    and came again. New processes that loaded no state also count as a start: their model is new, or was restored by
-    other means. Within a process, rows are rolled back only if it loads a state. If `set_epoch` or a second loader made
-    rows come more than once, the epochs are unproven.
+    If a run was started several times, the rows that a start took after the place at which the next start resumed do
+    not count: they were rolled back, and came again. New processes that loaded no state also count as a start, which
+    resumed at its first row: their model is new, or was restored by other means. Within a process, rows are rolled back
+    only if the process loads a state. An epoch is unproven if `set_epoch` or a second loader made its rows come again.
 
-    It proves which rows came, but not their steps or bytes. Two different sets of rows have the same 64-bit hash in one
-    of 2**64 cases. Rows that the plan leaves out (remainder="drop") are taken from the plan: no record holds them.
+    The proof shows which rows came. It does not show in which steps they came, or with which bytes. Two different sets
+    of rows have the same 64-bit hash in one of 2**64 cases. Rows that the plan leaves out (remainder="drop") are
+    computed from the plan, because no record holds them.
 
     Attributes:
-        datasets: The proofs, at least one for each dataset of the run.
-        notes: Parts that could not be examined, and why.
+        datasets: The proofs. A dataset has one proof for all ranks. If each rank sees the whole dataset and the
+            results differ, it has one for each rank. A dataset without recorded rows has none.
+        notes: Lines that name the datasets whose records could not all be examined, and why.
     """
 
     datasets: tuple[Proof, ...]
@@ -75,17 +77,21 @@ class RunProof:
 
     @property
     def faults(self) -> list[str]:
-        """A line for each epoch in which other rows than planned were handed out."""
+        """A line for each epoch in which other rows than planned were handed out. Consecutive epochs with equal results
+        share a line.
+        """
         return self._lines("fault")
 
     @property
     def unproven(self) -> list[str]:
-        """A line for each epoch without proof, and for each part that could not be examined."""
+        """A line for each epoch without proof, and the lines of `notes`. Consecutive epochs with equal results share a
+        line.
+        """
         return [*self._lines("unproven", "counted"), *self.notes]
 
     @property
     def ok(self) -> bool:
-        """Whether there is a proof, no fault and nothing unproven."""
+        """Whether every epoch is proven: there is at least one proof, and `faults` and `unproven` are empty."""
         return bool(self.datasets) and not self.faults and not self.unproven
 
     @property
@@ -123,13 +129,13 @@ def prove_run(
 ) -> RunProof:
     """Proves which rows a run was trained on, during or after the run; see `RunProof`.
 
-    The datasets are opened as the records describe them, and the digest of their selection is computed now. Rows of a
-    dataset that cannot be opened are counted but not compared.
+    The datasets are opened as the records describe them, and the hash of the planned rows is computed now, and
+    compared with the recorded hash. Rows of a dataset that cannot be opened are counted but not compared.
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI.
-        uri: The present URI of `dataset`, if its data has moved; for a mixture, one URI for each dataset, in the order
-            of their names.
+        uri: The present URI of `dataset`, if its data has moved; for a mixture, the URIs of all its datasets, in the
+            order in which `raylance.mix` got them.
         dataset: The name of one dataset in the run; None for all.
         storage_filesystem: A file system of pyarrow, as for `ray.train.RunConfig`; `path` is then a path in it.
         **changes: Arguments of `raylance.dataset` that records do not hold, such as `storage_options`, `pack`, or a

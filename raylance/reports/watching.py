@@ -44,10 +44,10 @@ def watch(
 ) -> Iterator[None]:
     """Shows one progress line of a run while the body runs: `with raylance.watch(path): trainer.fit()`.
 
-    The line shows rows, rate, the share of time that the trainer waits, the cause, and the time left. In a terminal and
-    in a notebook the line moves; a log gets a line twice a minute. Reports to Ray Train, survived faults and rows that
-    could not be decoded appear as lines above it. All of this comes, some seconds late, from the records that loaders
-    write next to the checkpoints: no process of the run is asked.
+    The line shows rows, rate, the share of time that the trainer waits, the cause of waiting, and the time left. In a
+    terminal and in a notebook the line is updated in place; a log gets a new line twice a minute. Reports to Ray Train,
+    survived faults and rows that could not be decoded appear as lines above it. All of this comes, some seconds late,
+    from the records that loaders write next to the checkpoints: no process of the run is asked.
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI; it need not exist yet.

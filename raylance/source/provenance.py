@@ -27,7 +27,7 @@ _REACH_S = 10.0  # Lance itself tries for minutes if an object store does not an
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Records from which dataset (the source), and how, `jobs/materialize` made a dataset. It is stored as JSON under
+    """Records how `jobs/materialize` made a dataset from another one, the source. This record is stored as JSON under
     `raylance:provenance` in the schema metadata of the dataset that was made.
 
     Attributes:
@@ -38,7 +38,7 @@ class Provenance:
         filter: SQL expression that selected the rows, or None.
         columns: Columns that were copied.
         rows: Number of selected rows.
-        fingerprint: Hash of their row offsets, as in checkpoints.
+        fingerprint: Hash of the selected rows' offsets in the source, as in checkpoints.
         seed: Seed of the order in which the rows were written.
         order: "shuffled", or "grouped" by `group_by` and shuffled within each group.
         group_by: Column of the groups, or None.

@@ -19,11 +19,12 @@ class FractionSplit:
     """A random part of the rows. Each row's value in `by` is hashed to [0, 1), and each part has an interval of hashes.
 
     Attributes:
-        fractions: Size of each part by name; they add up to 1. The intervals follow each other in this order.
+        fractions: Size of each part by name; the sizes add up to 1. The intervals follow each other in the order of
+            this dict.
         part: The selected part.
         by: Column of integers, strings or bytes whose values are hashed. Rows with equal values are in one part, and
             deletions and rewrites do not change the split. Rows without a value are refused, because they would all be
-            in one part. None hashes the row offset. Then the split stays the same only if rows are only appended.
+            in one part. With None, row offsets are hashed; then only appended rows leave the split as it is.
         seed: Seed of the split, independent of the order's seed.
     """
 
@@ -46,7 +47,7 @@ class FractionSplit:
 
     @property
     def columns(self) -> list[str]:
-        """Columns that `keep` needs."""
+        """Columns that `keep` needs: `by`, or none."""
         return [] if self.by is None else [self.by]
 
     def keep(self, offsets: Int64Array, values: Sequence[object] | None) -> BoolArray:
@@ -54,7 +55,7 @@ class FractionSplit:
 
         Args:
             offsets: Row offsets, int64, shape (k,).
-            values: The k values of the column in `columns`; None if there is none.
+            values: The values of these rows in the column that `columns` names, k of them. None if `columns` is empty.
 
         Returns:
             bool, shape (k,).
@@ -119,7 +120,7 @@ class ValueSplit:
 
     @property
     def columns(self) -> list[str]:
-        """Columns that `keep` needs."""
+        """Columns that `keep` needs: `column`."""
         return [self.column]
 
     def keep(self, offsets: Int64Array, values: Sequence[object] | None) -> BoolArray:

@@ -39,7 +39,8 @@ def add_column(
     """Adds a column of nulls to a dataset, without writing data. Does nothing if the dataset has the column with this
     type.
 
-    Call it before the first value is computed, so that a column of another type is refused before hours of work.
+    Call `add_column` before the first value is computed. If the column has another type already, the error then comes
+    before hours of work.
 
     Args:
         uri: Path or URI of the dataset.
@@ -66,11 +67,12 @@ def write_values(
 ) -> None:
     """Writes a part, which is one file with computed values and their row offsets, into a folder.
 
-    On each rank, call it before each checkpoint with the values since the last checkpoint, then call `raylance.report`.
-    A run that resumes computes the values after its last checkpoint again. `read_values` counts each row once.
+    On each rank, call `write_values` before each checkpoint with the values computed since the last checkpoint, then
+    call `raylance.report`. A run that resumes computes the values after its last checkpoint again, so the folder may
+    hold two values of a row. `read_values` returns one of them.
 
     Args:
-        folder: Path or URI of a folder that all nodes reach, for the parts of this run alone.
+        folder: Path or URI of a folder that all nodes reach. It must hold only the parts of this run.
         offsets: Row offsets, int64 (n,): the column `_rowoffset` of batches.
         values: One value per row: an array or CPU tensor (n,), or (n, …) for lists of a fixed size; a list; or an Arrow
             array.
@@ -146,7 +148,8 @@ def write_column(
     Args:
         uri: Path or URI of the dataset.
         column: Name of an existing column, see `add_column`.
-        values: A table of `_rowoffset` and `value`, as `read_values` returns it. Rows that it lacks keep their values.
+        values: A table of `_rowoffset` and `value`, as `read_values` returns it. Rows that are not in this table keep
+            their values.
         version: The version that the row offsets refer to: a number or, better, a tag, because a clean-up keeps only
             tagged versions.
         storage_options: Options of the object store; see `raylance.dataset`.
@@ -156,7 +159,7 @@ def write_column(
         after the version. 0 if all were written.
 
     Raises:
-        ConfigError: If the column has another type than the values, or the version has no such row offsets.
+        ConfigError: If the column has another type than the values, or a row offset is not in the version.
         DatasetError: If the dataset, its version or the column is missing, or if other writers always commit first.
     """
     pinned = pin(uri, version, storage_options)

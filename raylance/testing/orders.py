@@ -63,7 +63,7 @@ class SampleRows:
         return _Column(np.asarray(self.columns[name])[: self.count])
 
     def fragment_ends(self) -> Int64Array:
-        """Returns the ends of invented fragments of different sizes."""
+        """Returns the number of rows up to the end of each fragment. The fragments are invented, and differ in size."""
         ends = np.cumsum(np.arange(self.count) * 7 % 11 + 1, dtype=np.int64)
         return np.append(ends[ends < self.count], self.count)
 
@@ -81,7 +81,7 @@ def check_order(
     - An epoch has every row exactly once, unless the order `repeats` rows.
     - The row at a position depends only on settings, selection, seed and epoch, in this process and in another.
     - A step has the same rows for every number of ranks.
-    - Rows at the end of a long epoch take little memory. This is not checked with `columns`.
+    - To compute some rows at the end of a long epoch takes little memory. This is not checked if `columns` is given.
     - A shard is reported as complete when all of its rows are consumed, and not before.
 
     Args:

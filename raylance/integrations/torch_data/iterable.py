@@ -23,8 +23,8 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     """Yields one rank's whole batches, for `DataLoader(IterableDataset(handle, …), batch_size=None)`.
 
     With k workers, worker w makes steps w, w + k, …. DataLoader asks its workers in turn, so the steps come in the
-    order of the plan for every k, and the number of steps alone gives the position. Each row is delivered by exactly
-    one worker of one data-parallel rank.
+    order of the plan for every k. Therefore the position follows from the number of batches that the DataLoader handed
+    out; its workers need not be asked. Each row is delivered by exactly one worker of one data-parallel rank.
     """
 
     def __init__(

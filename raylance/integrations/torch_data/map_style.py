@@ -28,7 +28,9 @@ class _Indices(list[int]):
 
 
 class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """Returns selected rows by index. `epoch` seeds random augmentation, unless a `RowSampler` sends its own epoch."""
+    """Returns selected rows by index, counted in storage order. Random augmentation is that of the epoch in the
+    attribute `epoch`, 0 unless you set it. If a `RowSampler` gives the indices, the sampler's epoch is used instead.
+    """
 
     def __init__(self, handle: Dataset, *, with_row_offset: bool = False) -> None:
         """Takes the handle of `raylance.dataset`; `with_row_offset` adds `_rowoffset` to each row."""
@@ -85,7 +87,9 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 class RowSampler(Steps, torch.utils.data.Sampler[list[int]]):
-    """The indices of one rank's batches, for `DataLoader(MapDataset(handle), batch_sampler=RowSampler(handle, …))`."""
+    """Yields a list of row indices for each batch of one rank, so that a DataLoader takes the rank's rows in the order
+    of the plan: `DataLoader(MapDataset(handle), batch_sampler=RowSampler(handle, …))`.
+    """
 
     def __iter__(self) -> Iterator[list[int]]:
         """Iterates from the consumed position to the end of the epoch, without moving the position."""
