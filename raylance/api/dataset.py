@@ -40,8 +40,9 @@ class Dataset:
     A handle is a value: it can be sent to any process, and using it does not change it. Without a trainer, each
     iteration is over one whole epoch as rank 0 of 1, and all iterations give the same batches.
 
-    In Ray Train's local mode (`num_workers=0`), `get_dataset_shard` returns the handle itself. In this mode, the handle
-    also has the methods and properties of `RankLoader`: `epoch`, `batches`, `state_dict`, `stats` and so on.
+    In Ray Train's local mode (`num_workers=0`), `get_dataset_shard` returns the handle itself. During this run, the
+    handle passes on to a `RankLoader` that the run keeps. So it has the methods and properties of a loader, such as
+    `epoch`, `batches`, `state_dict` and `stats`, and an iteration begins at the loader's position and moves it.
     """
 
     def __init__(self, spec: DatasetSpec) -> None:

@@ -197,10 +197,10 @@ class RankLoader(Positioned):
     def completed_shards(self) -> Int64Array:
         """Returns the IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).
 
-        A checkpoint does not hold these IDs. An epoch has a sequence of shards, and a checkpoint holds the complete
-        ranges of this sequence, because they are few. The cost of this method grows with the number of shards. If the
-        order completes most shards only near the end of the epoch, a call takes some seconds at 10⁸ rows. If the order
-        repeats rows, it has no shards, and the result is empty.
+        A checkpoint holds the same information in less space: the shards of an epoch are numbered so that those of a
+        lane follow one another, and the checkpoint holds ranges of these numbers. The cost of a call grows with the
+        number of shards. It is highest if the order completes most shards only near the end of the epoch: some seconds
+        at 10⁸ rows. If the order repeats rows, it has no shards, and the result is empty.
         """
         return self._cursor.completed_shards()
 

@@ -117,7 +117,9 @@ class Image(Decoder):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Output shape (H, W, 3) of one image, or (H, W, 1); with several views (views, H, W, …)."""
+        """Shape of one decoded row, before a batch becomes tensors: (H, W, 3), or (H, W, 1) for grey images; with
+        several views (views, H, W, …).
+        """
         if not isinstance(self.size, tuple):
             raise ConfigError(f"Image({self.column!r}): size is not known yet.")
         view = (self.size[0], self.size[1], 3 if self.mode == "RGB" else 1)

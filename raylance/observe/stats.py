@@ -190,8 +190,8 @@ class Stats(WaitClock):
 
     @property
     def events(self) -> list[Event]:
-        """The last events of each kind (such as faults and reports to Ray Train), oldest first; from a long run also a
-        sample of its older reports.
+        """The latest events of each kind, such as faults and reports to Ray Train, in the order of time. From a long
+        run, also a sample of the older reports to Ray Train.
         """
         return self._events.all()
 

@@ -89,7 +89,7 @@ class Order:
 
     Attributes:
         name: Name of the order in checkpoints.
-        repeats: Whether a row may come more than once in an epoch, or not at all.
+        repeats: Whether an epoch may repeat some rows and leave out others.
         shard_rows: Number of rows of one shard, the unit that checkpoints list as complete. "auto": up to 4 MiB.
     """
 
