@@ -35,7 +35,7 @@ def start(uri: str, tmp_path: Path) -> Iterator[Start]:
 @pytest.mark.parametrize(("replicas", "is_async"), [(3, True), (3, False), (4, True), (4, False)])
 def test_each_replica_is_killed_and_no_row_is_lost_or_comes_twice(start: Start, replicas: int, is_async: bool) -> None:
     run = start(replicas=replicas, is_async=is_async, epochs=6)
-    run.heal(120)
+    run.heal()
     for number in range(replicas):
         run.kill(number)
         run.heal()
@@ -49,7 +49,7 @@ def test_each_replica_is_killed_and_no_row_is_lost_or_comes_twice(start: Start, 
 
 def test_replicas_that_die_as_they_heal_and_at_the_turn_of_an_epoch(start: Start) -> None:
     run = start(replicas=3, epochs=4, dies_healing=True)
-    run.heal(120)
+    run.heal()
     run.kill(2)
     run.heal()
     run.reach(STEPS - 2)
@@ -79,7 +79,7 @@ def test_spares_have_no_rows_until_they_take_the_place_of_one_that_died(start: S
 def test_ray_train_replaces_ranks_that_die(start: Start) -> None:
     """One and another. If two die at one moment, Ray Train 2.60 ends the run, and it continues from the last report."""
     run = start(in_ray=True, replicas=3, epochs=8)
-    run.heal(120)
+    run.heal()
     run.kill(1)
     run.heal()
     run.kill(0)
@@ -87,7 +87,7 @@ def test_ray_train_replaces_ranks_that_die(start: Start) -> None:
     assert len(run.events("start")) == 3 + 2, "no rank was started again but those that died"
     last = run.report()
     run.kill(1, 2)
-    run.heal(120)
+    run.heal()
     assert {event["at"] for event in run.events("restored")[-3:]} == {last}
     run.finish()
     check(run.folder, run.setting)
