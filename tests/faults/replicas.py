@@ -31,6 +31,7 @@ from tests.faults.training import Log
 
 BATCH, ROWS = 48, 3600
 STEPS = ROWS // BATCH
+_PATIENCE_S = 300.0  # beside other tests, Ray and three ranks took more than 120 s to start again
 _LAST = 120  # steps at the end that may be slow: on a busy machine, a replica takes 40 s to start
 TIMEOUTS = {"join_timeout_ms": 1000, "heartbeat_timeout_ms": 2000}  # of the lighthouse
 Event = dict[str, Any]
@@ -325,11 +326,11 @@ class Replicas:
             if process.poll() not in (None, 0):
                 self.processes[number] = self._run(str(number))
 
-    def reach(self, step: int, limit_s: float = 120) -> None:
+    def reach(self, step: int, limit_s: float = _PATIENCE_S) -> None:
         """Waits until some replica has committed a step."""
         self._wait(lambda: any(e["is_committed"] and e["step"] >= step for e in self.events("step")), limit_s)
 
-    def heal(self, limit_s: float = 120) -> None:
+    def heal(self, limit_s: float = _PATIENCE_S) -> None:
         """Waits until all replicas make steps again."""
         begun_s = time.time()
 
@@ -339,7 +340,7 @@ class Replicas:
 
         self._wait(is_healed, limit_s)
 
-    def report(self, limit_s: float = 120) -> int:
+    def report(self, limit_s: float = _PATIENCE_S) -> int:
         """Waits until a step was reported, and Ray Train will continue from it; returns its number."""
         registered = self.folder / "run" / "checkpoint_manager_snapshot.json"
 
@@ -361,7 +362,7 @@ class Replicas:
             with contextlib.suppress(ProcessLookupError):  # it is dying already
                 os.kill(pids[number], signal.SIGKILL)
 
-    def finish(self, limit_s: float = 240) -> None:
+    def finish(self, limit_s: float = _PATIENCE_S) -> None:
         """Waits until all have ended well."""
 
         (self.folder / "finish").touch()
