@@ -24,11 +24,15 @@ class ConfigError(RaylanceError, ValueError):
 
 
 class DatasetError(RaylanceError):
-    """Raised if a dataset, version, tag, column or filter is missing, is unreadable, or selects no row."""
+    """Raised if a dataset, version, tag, column or row is missing or cannot be used, or if a filter is wrong or selects
+    no row.
+    """
 
 
 class StateError(RaylanceError):
-    """Raised if a saved state does not fit the data or the order of the loader that loads it."""
+    """Raised if a saved state or a checkpoint is missing, is damaged, or does not fit the data or the order of the
+    loader that loads it.
+    """
 
 
 class PlacementError(RaylanceError):

@@ -48,10 +48,11 @@ class Options:
         max_inflight_bytes: Maximum bytes of raw and decoded tables on their way to a rank. A single row may be larger.
             The tables of the step that is being assembled do not count for this limit.
         placement_timeout_s: Seconds that helpers may take to be placed and to start.
-        read_timeout_s: Seconds for which a failed read is tried again before the failure is an error; also the seconds
-            that the storage may take to answer, but at least 5. For S3, Google Cloud Storage and Azure, one request may
-            take half of this time, from 1 s to 30 s. This does not apply if `storage_options` or the environment sets
-            one of Lance's own limits for requests, such as `timeout` or `client_max_retries`.
+        read_timeout_s: Seconds for which a failed read is tried again before the failure is an error. The storage may
+            take the same time to answer the first attempt (5 s if that is longer), and a quarter of it to answer a
+            later one (3 s if that is longer). Each request to S3, Google Cloud Storage or Azure may take half the time
+            of a first attempt, but at most 30 s. If `storage_options` or the environment sets one of Lance's own limits
+            for requests, such as `timeout` or `client_max_retries`, raylance sets no limit for requests.
         work_timeout_s: Seconds that a helper may take for one piece of work before it counts as hung and is replaced.
         record: Whether the loader's figures are published as metrics and, under Ray Train, recorded next to the run's
             checkpoints, for `report_run`, `watch` and `python -m raylance.top`. Or the folder of a run in which to

@@ -59,7 +59,7 @@ def batches(
     loader goes to the manager's step. If only the loader was restored, the manager is still at step 0, and is set to
     the loader's step.
 
-    The body of the loop does one step. The body must end with `optimizer.step()` of torchft or with
+    Iterate with `for`. The body of this loop does one step, and must end with `optimizer.step()` of torchft or with
     `manager.should_commit()`. The quorum is requested before the batch is made. In the body, `zero_grad()` of torchft's
     optimizer does not request another quorum.
 
@@ -67,10 +67,9 @@ def batches(
     gradients. But the batch does not count: torchft adds zeros in place of the replica's gradients. The replica gets
     this same batch at each step until it has a part of the step.
 
-    In addition to the gradients, each step costs one reduction of four numbers, and the first step one more. The four
-    sums are the digest, a count and a hash, of the rows that all replicas together got. Every replica writes it into
-    its record. So the record of one replica proves the rows of the step, even if other replicas died before they wrote
-    their records.
+    In addition to the gradients, each step costs one reduction of four numbers, and the first step one more. The sums
+    are the counts and the hash of the rows that all replicas together got. Every replica records them. So the record of
+    one replica proves the rows of the step, even if other replicas died before they wrote their records.
 
     Args:
         loader: The loader of this rank.
@@ -121,8 +120,8 @@ def report_if_all(metrics: Mapping[str, Any], loader: Any, manager: Manager, **o
     """Calls `raylance.report` if all ranks of the run took part in the last step; returns whether it reported.
 
     Ray Train waits in a report until every rank has made the report. If a rank is being replaced, the others would wait
-    for it while it waits for them to train. So no rank reports such a step; a later step is reported. With spares, no
-    step has all ranks, so nothing is ever reported.
+    for it while it waits for them to train. So a step in which a rank is missing is not reported. With spares, no step
+    has all ranks, so nothing is ever reported.
 
     Args:
         metrics: See `raylance.report`.

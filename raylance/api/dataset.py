@@ -40,9 +40,9 @@ class Dataset:
     A handle is a value: it can be sent to any process, and using it does not change it. Without a trainer, each
     iteration is over one whole epoch as rank 0 of 1, and all iterations give the same batches.
 
-    In Ray Train's local mode (`num_workers=0`), `get_dataset_shard` returns the handle itself. During this run, the
-    handle passes on to a `RankLoader` that the run keeps. So it has the methods and properties of a loader, such as
-    `epoch`, `batches`, `state_dict` and `stats`, and an iteration begins at the loader's position and moves it.
+    Ray Train's local mode (`num_workers=0`) is an exception: `get_dataset_shard` returns the handle itself, so during
+    this run the handle acts as a `RankLoader`. It has a loader's methods and properties, such as `epoch`, `batches`,
+    `state_dict` and `stats`. An iteration begins at the position of a loader that the run keeps, and moves it.
     """
 
     def __init__(self, spec: DatasetSpec) -> None:
@@ -83,10 +83,12 @@ class Dataset:
         return describe(self, self._spec.read.source, self._spec.delivery)._repr_html_()
 
     def show(self, rows: "int | Mapping[str, Any]" = 8) -> Display:
-        """Shows rows in a notebook: images as thumbnails, and how often each class occurs in 2,000 rows.
+        """Shows rows in a notebook, with images as thumbnails. If there is a column of labels, also counts how often
+        each label occurs in 2,000 rows.
 
         Args:
-            rows: Number of rows, spread over the selection; or a batch, whose rows are shown instead.
+            rows: Number of rows, spread over the selection. Or a batch: then its first 16 rows are shown, and the
+                labels of all its rows are counted.
 
         Returns:
             HTML in a notebook, text elsewhere.
@@ -97,7 +99,7 @@ class Dataset:
 
     @property
     def version(self) -> Any:
-        """The pinned version; for a mixture, a dict of versions by component."""
+        """The pinned version; for a mixture, a dict of versions by the name of each dataset."""
         return self._spec.read.source.version
 
     @property

@@ -51,8 +51,8 @@ _passes: "weakref.WeakSet[Generator[Any, None, None]]" = weakref.WeakSet()
 
 
 class RankLoader(Positioned):
-    """The loader of one rank, which `ray.train.get_dataset_shard` returns. It can be pickled until it starts helpers,
-    which it does at `prepare` or at the first batch.
+    """The loader that `ray.train.get_dataset_shard` returns: it serves one rank. It starts helpers at `prepare` or at
+    the first batch; until then it can be pickled.
     """
 
     def __init__(
@@ -102,18 +102,16 @@ class RankLoader(Positioned):
     def reshard(
         self, mesh: "DeviceMesh | ProcessGroup | int", dp_size: int | None = None, *, elastic: bool = False
     ) -> None:
-        """Sets the data-parallel rank of this rank, which decides its rows. Call it if the training function arranges
-        the ranks itself, as in a mesh. Ranks with the same data-parallel rank are peers: they get the same rows.
+        """Sets this rank's data-parallel rank, which decides its rows. Call it if the training function arranges the
+        ranks itself, as in a mesh. If `DataConfig(ranks_per_replica=…)` describes the peers, this call is not needed.
 
-        Call it on every rank before the first batch; before or after `restore`. If the default group of
-        torch.distributed has all ranks of the run, the first batch waits up to 30 s until every rank asks for its
-        first batch, and the ranks compare their settings. If `DataConfig(ranks_per_replica=…)` describes the peers,
-        this call is not needed.
+        If the ranks stay the same, call it once, on every rank, before `prepare` and the first batch; before or after
+        `restore` does not matter. The first batch then waits for the first batches of the other ranks, 30 s at most, so
+        that the ranks can compare their settings. This needs a default group of torch.distributed with all ranks.
 
-        If ranks come and go, call it between any two batches, also during a pass, to change how the rows of a step are
-        divided among the ranks. The next batch is this rank's new part of the next step. The global batch of each step
-        keeps the same rows. All ranks that take part must call it before the same step; nothing checks this. The
-        helpers of the loader continue to run.
+        If ranks come and go, call it between any two batches, also during a pass. It changes how the rows of the next
+        steps are divided among the ranks, but the global batches keep their rows. All ranks that take part must call it
+        before the same step; nothing checks this. The helpers of the loader continue to run.
 
         Args:
             mesh: The data-parallel dimensions of a `DeviceMesh`: `mesh["dp"]`, or `mesh["replicate", "shard"]` for
@@ -123,10 +121,10 @@ class RankLoader(Positioned):
                 world, and the first batch waits for no other rank. A call after the first batch is always elastic.
 
         Raises:
-            ConfigError: If batches were bound by `batch_size=`; if every rank sees the whole dataset; if this rank is
-                not in the mesh or the group; unless elastic, if batches were prepared, or if the data-parallel size
-                does not divide the world. The first batch raises this error if the settings of the ranks differ, or if
-                a rank did not call `reshard`.
+            ConfigError: If batches were bound by `batch_size=`; if every rank sees the whole dataset; or if this rank
+                is not in the mesh or the group. If ranks do not come and go, also if batches were prepared, or if the
+                data-parallel size does not divide the world. If the ranks find that their settings differ, or that one
+                did not call `reshard`, a batch raises this error, usually the first.
         """
         context = self._context
         is_elastic = check_flag("elastic", elastic) or self._has_begun or context.is_elastic
@@ -197,10 +195,10 @@ class RankLoader(Positioned):
     def completed_shards(self) -> Int64Array:
         """Returns the IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).
 
-        A checkpoint holds the same information in less space: the shards of an epoch are numbered so that those of a
-        lane follow one another, and the checkpoint holds ranges of these numbers. The cost of a call grows with the
-        number of shards. It is highest if the order completes most shards only near the end of the epoch: some seconds
-        at 10⁸ rows. If the order repeats rows, it has no shards, and the result is empty.
+        Empty if the order repeats rows, because such an order has no shards. The list in a checkpoint is kept short:
+        it may leave out some shards, or be missing. This method finds all, in a time that grows with the number of
+        shards. If the order completes most shards only near the end of the epoch, as "row" does, it also searches the
+        rows that are still to come, which takes some seconds at 10⁸ rows.
         """
         return self._cursor.completed_shards()
 
@@ -262,28 +260,30 @@ class RankLoader(Positioned):
                 batches that wait for the training loop take memory of the device.
             collate_fn: A function that makes the batch from a dict of NumPy arrays; without it, a batch is a dict of
                 tensors. It is called in a thread of the loader.
-            drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
+            drop_last: Replaces the dataset's `remainder`: True by "drop", False by "ragged". None keeps it.
             pin_memory: Whether batches that stay on the CPU are put into pinned memory.
             with_row_offset: Whether to add the column `_rowoffset`, int64: the row offsets that `Dataset.take` takes.
-            pad_lists: How to convert each column of lists of numbers or tensors, by the column's name. The column may
-                also come from a ragged decoder. A `raylance.Pad` pads the lists as its attributes say. A number is the
-                value with which lists are padded to the longest list of the batch; no column of lengths is added, and
-                the dtype of the lists, and the dtype that `dtypes` gives, must be able to hold the number. "jagged"
-                makes one nested tensor of jagged layout, (n, j, …). None keeps Python lists. A column whose lists all
-                have one length needs no entry.
+            pad_lists: By column name, how to convert lists of numbers or tensors, stored or from a ragged decoder. A
+                `raylance.Pad` pads the lists as its attributes say. A number pads them to the longest list of the
+                batch, without a column of lengths; the dtype of the lists, and their dtype in `dtypes`, must be able to
+                hold the number. "jagged" makes one nested tensor of jagged layout, (n, j, …). None keeps Python lists.
+                A column without an entry becomes one tensor if its lists all have one length; if not, it keeps Python
+                lists, with a warning.
             **unknown: Any other argument is refused; the error names the right argument.
 
         Returns:
             Dicts by column: tensors (n, …); images as uint8 (n, 3, H, W) in channels-last memory; strings, binary and
-            unpadded lists as Python lists. `_valid` (bool) is present if rows may be padding or masked. n is the rank's
-            part of the step. Tensors on the CPU are views of received memory. The training loop may change a batch in
-            place, because raylance does not read that memory again. `collate_fn` may change its arrays, too.
+            unpadded lists as Python lists. `_valid` (bool) is present if rows may be padding or masked. n is the number
+            of the rank's rows in the step. Tensors on the CPU are views of received memory. The training loop may
+            change a batch in place, because raylance does not read that memory again. `collate_fn` may change its
+            arrays, too.
 
         Raises:
             ConfigError: If an argument cannot be honoured.
             BadRowError: If a row cannot be decoded; with `on_bad_row="mask"`, if there are too many such rows.
             PlacementError: If helpers find no free CPUs within `placement_timeout_s`.
             HelperError: If work on the same rows is lost repeatedly.
+            CoverageError: If rows do not come as the plan says.
         """
         refuse_unknown("iter_torch_batches()", unknown, RankLoader.iter_torch_batches.__kwdefaults__ or ())
         size = self._bind(global_batch_size, batch_size)
@@ -319,14 +319,15 @@ class RankLoader(Positioned):
         takes the next epoch.
 
         `batch_format` is "numpy" for dicts of arrays, images (n, H, W, 3); "pyarrow" for tables; "pandas" for frames.
-        `pad_lists` is only for "numpy". The other arguments are those of `iter_torch_batches`.
+        `pad_lists` is only for "numpy"; there, "jagged" gives all values in one array, and their offsets in the column
+        `…_offsets`. The other arguments are as in `iter_torch_batches`.
 
         Returns:
             Batches in this format. The training loop may change NumPy arrays in place, and tables and frames as far as
             pyarrow and pandas allow it.
 
         Raises:
-            ConfigError, BadRowError, PlacementError, HelperError: As `iter_torch_batches`.
+            ConfigError, BadRowError, PlacementError, HelperError, CoverageError: As `iter_torch_batches`.
         """
         refuse_unknown("iter_batches()", unknown, RankLoader.iter_batches.__kwdefaults__ or ())
         size = self._bind(global_batch_size, batch_size)
@@ -349,8 +350,8 @@ class RankLoader(Positioned):
 
     def prepare(self, **arguments: Any) -> Batches:
         """Returns the same as `batches`, and begins at once to start helpers, open the dataset and make the first
-        batches, for example while the model is built. If other arguments are used later, the same helpers make those
-        batches, too.
+        batches, for example while the model is built. If you later iterate with other arguments, the same helpers work
+        for that pass.
 
         Args:
             **arguments: Arguments of `iter_torch_batches`.
@@ -386,7 +387,8 @@ class RankLoader(Positioned):
         `raylance.report` and the end of each epoch write the record, too.
 
         Args:
-            may_wait: Whether to wait for the network if the storage is remote.
+            may_wait: Whether to wait for the write if the storage is remote. If not, the process may end before the
+                record is written.
         """
         self._recorder.flush(may_wait=may_wait)
 

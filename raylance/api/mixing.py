@@ -34,8 +34,8 @@ def mix(
     which changes small shares most, such as 0.0135 to 0.014. If a share is less than a thousandth, a stretch has up to
     1,000,000 positions, and each share is exact or within 1 % of its weight. `plan()` shows the resulting shares.
 
-    With `with_row_offset=True`, batches have two more columns. `_rowoffset` holds each row's offset in the dataset from
-    which the row comes, and `_component` holds the index of that dataset in `parts`.
+    `with_row_offset=True` adds two columns to a batch. `_rowoffset` holds each row's offset in the dataset from which
+    the row comes, and `_component` holds the index of that dataset in `parts`.
 
     Args:
         parts: For each name, a dataset and its weight, a positive number.

@@ -76,28 +76,30 @@ def dataset(
             change the arrays in place, and returns a dict of arrays with the same number of rows. It gets pieces of
             batches, so its result for a row must not depend on other rows.
         pack: Packs documents of tokens into sequences; each sequence is then a row. Batches hold `input_ids`
-            (n, length); `doc_ids` (n, length), the row offset of each token's document; and the start of each sequence,
-            `first_row` and `first_token`.
+            (n, length); `doc_ids` (n, length), the row offset of each token's document, -1 for padding; and the
+            start of each sequence: `first_row`, the row offset of its first document, and `first_token`, the number of
+            its first token in that document.
         order: "window", "shard", "sequential" or "row", or an order with its parameters.
-        seed: The only seed of all randomness: order and augmentation.
+        seed: Seed of the order and of augmentation, on every rank. A `FractionSplit` has another seed.
         window_bytes: Bytes of memory for the windows of a shuffle, in total over all ranks: the current and the next
-            window of each lane. It determines the sizes that `order` leaves to "auto", the same on every rank. None for
-            `max_window_bytes` of the run's `DataConfig`, else 512 MiB. Checkpoints record it, and a resume keeps it.
-        remainder: How the rows after the last whole step are handled: "drop", "pad" or "ragged".
+            window of each lane. The sizes that `order` leaves to "auto" follow from it. None takes `max_window_bytes`
+            of the run's `DataConfig`; without one, 512 MiB. Checkpoints record it, and a resume keeps it.
+        remainder: How the rows after the last whole step are handled: "drop" leaves them out, "pad" fills the step with
+            repeated rows, whose `_valid` is False, and "ragged" makes a shorter step.
         on_bad_row: "raise" stops at a bad row: a row that cannot be decoded, or on which the transform fails even if it
             gets this row alone. "mask" delivers zeros with `_valid` False instead.
-        max_bad_rows: With "mask", the limit of bad rows, beyond which there is an error: a number of different rows, or
-            a fraction of the rows that a rank was handed since its start, checked from 1,000 rows on. None for no
-            limit.
+        max_bad_rows: With "mask", how many bad rows a rank may be handed before there is an error. An integer counts
+            different rows. A float is a fraction of all rows that the rank was handed since its start, checked from
+            1,000 rows on. None for no limit.
         read: Method of reading: "range" or "take"; "auto" chooses one for each chunk by the density and size of its
             rows. `plan()` shows the choice.
         stale: For a dataset that jobs/materialize made from a source: if files of the source have changed since, "warn"
             logs a warning once, and "refuse" raises an error; "ignore" does not check. It is not an error if the source
             cannot be reached.
         storage_options: Options of the object store, as Lance names them; or a picklable function that returns them,
-            called in each process that opens the dataset. If the options have "expires_at_millis", the time at which
-            they expire in milliseconds since 1970, the function is called again a minute before that time, or
-            "refresh_offset_millis" before it.
+            called in each process that opens the dataset. If the options have "expires_at_millis", a time in
+            milliseconds since 1970, the function is called again before that time: "refresh_offset_millis" earlier if
+            the options have this, too, else a minute earlier.
         **unknown: Refused; the error names the right argument.
 
     Returns:

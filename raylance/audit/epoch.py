@@ -166,7 +166,7 @@ class EpochAudit:
             **options: Fields of `raylance.Options`, such as `num_decoders=2`.
 
         Raises:
-            CoverageError, BadRowError, HelperError: See `RankLoader`.
+            CoverageError, BadRowError, PlacementError, HelperError: See `RankLoader.iter_torch_batches`.
         """
         world = self.plan.dp_size
         with contextlib.ExitStack() as stack:
@@ -224,12 +224,12 @@ class EpochAudit:
 
         Args:
             step: The number of the step, from 0 for the step at the audit's `position`.
-            rank: The rank whose rows are shown; None for all.
+            rank: The data-parallel rank whose rows are shown; None for all.
             columns: Columns to show as they are stored; batches need not have them.
 
         Returns:
-            For each row its `position` in the epoch, `rank`, `component` (in a mixture: the name of the dataset),
-            `row_offset`, `padding`, and the columns.
+            For each row its `position` in the epoch, its `rank`, its `component` (the name of the dataset, only in a
+            mixture), its `row_offset`, whether it is `padding`, and the columns.
 
         Raises:
             ConfigError: If the step or rank does not exist, or `columns` are given for packed documents.

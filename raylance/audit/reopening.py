@@ -76,8 +76,8 @@ def reopen(
         uri: The present URI of the data, if it has moved; for a mixture, one URI for each dataset, in the order in
             which the state names them.
         remainder: The argument `remainder` with which the run opened its dataset; a checkpoint does not hold it.
-        **changes: Other arguments of `raylance.dataset`, for all datasets of a mixture: arguments that a checkpoint
-            does not hold, such as `storage_options`, `decode` and `pack`, and arguments that differ from the run's.
+        **changes: Other arguments of `raylance.dataset`, for all datasets of a mixture: arguments that are not taken
+            from the state, such as `storage_options`, `decode` and `pack`, and arguments that differ from the run's.
 
     Raises:
         StateError: If the state is damaged.

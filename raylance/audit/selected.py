@@ -33,6 +33,7 @@ class Step:
         offsets: Row offsets, like the column `_rowoffset` of batches; int64, shape (k,).
         real: For each offset, whether it is a row of the step; False for padding. bool, shape (k,).
         components: In a mixture, the number of each row's dataset, like the column `_component`; int64, shape (k,).
+            None if there is only one dataset.
         masked: Number of rows that could not be decoded and were masked.
     """
 

@@ -44,9 +44,8 @@ class CenterCrop:
     """Takes the middle of the image, as usual for validation.
 
     Attributes:
-        zoom: How much smaller the crop is than it could be: the width of the largest crop that has the output's aspect
-            ratio and fits in the image, divided by the width of this crop. With 256 / 224, this crop has seven eighths
-            of the largest crop's width and height.
+        zoom: The number by which width and height of the largest possible crop are divided. This largest crop has the
+            output's aspect ratio and just fits in the image. With 256 / 224, seven eighths of each side remain.
     """
 
     zoom: float = 256 / 224
@@ -140,9 +139,9 @@ def map_boxes(
         least_visible: The fraction of a box's area that must be visible for the box to be kept.
 
     Returns:
-        The kept boxes, float64 (kept, 4), and whether each of the k boxes was kept, bool (k,). With several views, a
-        list of such arrays, one for each view, and bool (views, k). Boxes without a visible part are never kept, nor
-        are the boxes of a masked row, whose crop is all zeros.
+        The m kept boxes, float64 (m, 4), and whether each of the k boxes was kept, bool (k,). If `crop` has several
+        views, a list of arrays (m, 4), one for each view, and bool (views, k). Boxes without a visible part are never
+        kept, nor are the boxes of a masked row, whose crop is all zeros.
 
     Raises:
         ConfigError: If an array has another shape, or no image can have the size.

@@ -64,7 +64,8 @@ class RowDecoderGroup(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decoder(abc.ABC):
-    """Setting that decodes a column of bytes to arrays of one shape, such as `raylance.Image`. Users may write others.
+    """Base class of `raylance.Image` and of your own decoders: a setting that decodes a column of bytes to arrays of
+    one shape.
 
     A subclass is a frozen dataclass. Its fields are compared and pickled. Checkpoints hold the fields, except those
     with `repr=False`. The attributes below may be fields, constants of the class, or properties.
@@ -115,8 +116,8 @@ class Decoder(abc.ABC):
         """Opens this decoder and `others` together, as one object that decodes rows in one thread.
 
         Args:
-            others: Other decoders of the same class and column. Either `like` is None in all decoders of the group, or
-                `like` names decoders of one other column in all of them.
+            others: Other decoders of the same class and column. Either all decoders of the group have a `like` that
+                names a decoder of one other column, or none has.
 
         Returns:
             An object that decodes each row once for the whole group. None, the default, if the decoders of the group
@@ -198,8 +199,8 @@ class RaggedDecoder(Decoder):
     The decoded column holds lists. Their form in a batch is chosen when batches are iterated: see `pad_lists` of
     `RankLoader.iter_torch_batches`. A masked row has an empty list.
 
-    Attributes, in addition to those of `Decoder`:
-        shape: Shape of one value along the ragged axis; () for a number.
+    Attributes that differ from `Decoder`:
+        shape: Shape of a row's array without its first axis; () if a row is a list of numbers.
     """
 
     @abc.abstractmethod

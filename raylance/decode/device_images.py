@@ -26,18 +26,19 @@ _CODEC_OPTIONS = ":fancy_upsampling=1"  # interpolates colours like libjpeg-turb
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceImage(BatchDecoder):
-    """Decodes a column of JPEGs to uint8 (N, H, W, 3) on the device of the batches.
+    """Decodes a column of JPEGs to uint8 images on the device of the batches.
 
     The trainer gets the encoded bytes, and its device decodes, crops, resizes and flips. The bytes are a third of the
     pixels' size or less, and the CPU cores that would decode stay free, but the GPU has more work during training.
     Every process that decodes needs `pip install raylance[nvjpeg]`. Without CUDA, one thread of the trainer decodes on
     the CPU.
 
-    Rows, bad rows, crops and flips are the same as for `raylance.Image` with the same arguments. `Image` decodes some
-    images on the trainer's CPU: other formats, JPEGs in other colour spaces (CMYK), damaged images, and images that the
-    codec refuses. `stats()` counts them as `fallback_rows`. If there are more than a few of them, use `Image`.
+    Rows, bad rows, crops and flips are the same as for `raylance.Image` with the same arguments. Images that the device
+    cannot decode are decoded by `Image` on the trainer's CPU: other formats, JPEGs in other colour spaces (CMYK),
+    damaged images, and images that the codec refuses. `stats()` counts these images as `fallback_rows`. If there are
+    more than a few of them, use `Image` instead of this class.
 
-    The pixels depend on the codec and the device, which checkpoints name. On the CPU, they are equal to those of
+    The pixels depend on the codec and the device, which checkpoints name. On the CPU, they are equal to the pixels of
     `Image`. This was checked byte for byte with nvImageCodec 0.9, for JPEGs of each subsampling, baseline and
     progressive, grey, RGB, with restart markers, of each EXIF orientation, followed by other bytes, truncated, with
     markers among the pixels; and for PNG, WebP, GIF, AVIF, BMP, TGA, PPM, JPEG 2000 and TIFF of all modes that Pillow
@@ -72,7 +73,7 @@ class DeviceImage(BatchDecoder):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Output shape (H, W, 3) of one image."""
+        """Shape (H, W, 3) of one decoded image, before a batch becomes tensors."""
         return self._image.shape
 
     @property

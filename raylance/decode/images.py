@@ -35,8 +35,8 @@ _VIEW_DRAWS = BOX_DRAWS + 1  # the draws of the box, and one for the flip
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Image(Decoder):
-    """Decodes a column of images (JPEG, PNG, WebP, …) to uint8 (N, H, W, 3), or (N, H, W, 1); with several views to
-    (N, views, H, W, 3). Torch batches have the channels before height and width, in channels-last memory.
+    """Decodes a column of images (JPEG, PNG, WebP, …) to uint8 (N, H, W, C); with several views to (N, views, H, W, C).
+    C is 3, or 1 with `mode="L"`. Torch batches have the channels before height and width, in channels-last memory.
 
     Grey, palette, CMYK and 16-bit images become RGB, alpha is dropped, and EXIF rotation is applied. A 32-bit grey
     image (integers or floats) does not say which value is white. raylance takes as white the smallest of 1 (floats
@@ -50,17 +50,18 @@ class Image(Decoder):
             must all be the same.
         augment: Chooses the part of the image to take; None takes the whole image and stretches it to `size`.
         hflip: Probability of a horizontal flip.
-        decode_fn: Replaces decoding and resizing: a picklable function from bytes to uint8 (H, W, 3).
-        draft: Whether libjpeg decodes a JPEG at half its size or less if the part to take is at least twice as large as
-            the output. This takes about half the time. Pixels of 512 x 384 photographs then differ by 1 of 255 on
-            average, by 5 in the worst hundredth of the pixels, and by 40 at most.
+        decode_fn: Replaces decoding, cropping and resizing, but not the flip: a picklable function from bytes to uint8
+            (H, W, C) of the output's size.
+        draft: Whether a JPEG is decoded at half its size or less, if every part to take is at least twice as high and
+            wide as the output. This takes about half the time. Pixels of 512 x 384 photographs then differ by 1 of 255
+            on average, by 5 in the worst hundredth of the pixels, and by 40 at most.
         keeps_size: Whether raylance took `size` from a stored image because the user gave none. If so, an image of
             another size is an error, and is not resized.
         like: Name of another `Image` whose crops and flips this one (such as a mask) gets. Leave out `augment`,
             `hflip`, `decode_fn` and `views` here, and also `size` if it is the same. In each row, the images of the two
-            columns must have the same displayed size and the same EXIF orientation (1 if an image has none), else the
-            row is bad. The orientations may differ in one case: one image is stored upright, the other is turned by a
-            quarter, and they are not square. Then the equal displayed size proves that both are displayed upright.
+            columns must have the same displayed size and the same EXIF orientation (none is the same as upright), else
+            the row is bad. One difference is allowed: one image is stored upright, the other is turned by a quarter,
+            and they are not square. Then their equal displayed sizes prove that both are displayed upright.
         mode: "RGB", or "L" for one channel, which holds grey as it is, the indices of a palette, or the brightness of
             colours. "L" refuses grey of more than 8 bits.
         interpolation: How pixels are resized: "bilinear", or "nearest", which makes no new values.
@@ -117,8 +118,8 @@ class Image(Decoder):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one decoded row, before a batch becomes tensors: (H, W, 3), or (H, W, 1) for grey images; with
-        several views (views, H, W, …).
+        """Shape of one decoded row, before a batch becomes tensors: (H, W, 3), or (H, W, 1) with `mode="L"`. With
+        several views, (views, H, W, 3) or (views, H, W, 1).
         """
         if not isinstance(self.size, tuple):
             raise ConfigError(f"Image({self.column!r}): size is not known yet.")
@@ -232,7 +233,9 @@ class ImageCrop(Decoder):
 
     @property
     def draws(self) -> int:
-        """Number of uniform random numbers for each row, the same as for the image; 0 until that image is known."""
+        """Number of random numbers for each row: as many as the image has, because the crop follows from the same
+        numbers. 0 until the image is known.
+        """
         return 0 if self.follows is None else self.follows.draws
 
     @property

@@ -84,9 +84,8 @@ def newest_checkpoint(path: str | os.PathLike[str], storage_filesystem: Any = No
     `checkpoint_manager_snapshot.json`, empty. Start another run, with a new name, whose training function calls
     `restore(loader, ray.train.get_checkpoint() or newest_checkpoint(folder))`. Here, `folder` is the old run's folder.
 
-    A checkpoint is whole if `raylance_state.json` and `state.pt` can be read. If the checkpoint also has files that you
-    reported with `checkpoint=`, it is whole without `state.pt`. raylance does not know which of your files should be
-    there.
+    A checkpoint is whole if `raylance_state.json` and `state.pt` can be read. `state.pt` may be missing if there are
+    files that you reported with `checkpoint=`. raylance does not check your files.
 
     Args:
         path: The run's folder: the storage path, followed by the run's name.

@@ -45,8 +45,8 @@ def report(
 ) -> None:
     """Reports metrics with a checkpoint that says which rows were consumed. Every rank must call it at the same step.
 
-    A call waits until all ranks have called it. It also waits until Ray Train has collected the report before, and Ray
-    Train collects reports only about every two seconds. So call it every few hundred steps, not every step.
+    A call waits until all ranks have called `report`, and until Ray Train has collected the previous report. Ray Train
+    collects reports only about every two seconds. So call `report` every few hundred steps, not every step.
 
     Args:
         metrics: Metrics for Ray Train.
@@ -68,7 +68,8 @@ def report(
 
     Raises:
         ConfigError: If `state` could not be loaded again; if another loader of this run has moved and is not given
-            here, so that it would start over after a resume; or if there is a checkpoint to report and no loader.
+            here, so that it would start over after a resume; or if `state`, `checkpoint` or `validation` is given
+            without a loader.
         RaylanceError: If raylance's files do not fit on the disk of `checkpoint` or, without this argument, on the disk
             of temporary files (`TMPDIR`). Also if the run's storage path is on this machine and has no room for the
             checkpoint. The other ranks wait in their report until Ray Train ends them. Then Ray Train continues the run
@@ -141,7 +142,8 @@ def restore(
         ConfigError: If `loader` is not a loader; or if Ray Train gives every rank all rows, because `datasets_to_split`
             of the run's `DataConfig` has a name that is not a dataset of the run.
         StateError: If the checkpoint belongs to other data, another order or other loaders, is damaged, or was written
-            by a newer version. Also if the checkpoint has no state file and `load` is None.
+            by a newer version. Also if `load` is None and the checkpoint has no state.pt. Such a checkpoint was
+            reported with `checkpoint=` and without a `state`, or not by raylance.
         RaylanceError: If a checkpoint must be downloaded and does not fit on this machine.
     """
     temporary.sweep(FILES)  # makes room for a checkpoint that is downloaded

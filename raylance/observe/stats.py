@@ -53,8 +53,8 @@ class Stats(WaitClock):
         wait_decode_s: Part of `wait_s` in which the awaited rows were being decoded, or waited for a decoder.
         wait_finish_s: Part of `wait_s` in which the awaited rows were brought to this process and made a batch.
         storage_s: Seconds in which storage was being read, reading ahead included, summed over all shard actors.
-        read_s: Part of the reading that took time when rows were asked for: seconds that shard actors waited for
-            storage and copied rows. It is small if rows were read ahead.
+        read_s: Seconds that shard actors took to answer requests for rows: waiting for storage, and copying the rows.
+            It is small if the rows were read ahead.
         decode_s: Seconds of decoding, summed over all decoders.
         device_decode_s: Part of `decode_s` in which this process decoded on the device of its batches. On CUDA, work
             that the device finishes later is not counted.
@@ -78,9 +78,10 @@ class Stats(WaitClock):
         ready_batches: Batches that wait for the trainer now.
         window_bytes: Bytes of raw rows in the shard actor that answered last.
         held_bytes: Most bytes of raw rows that one shard actor held at any time, including rows that were being read.
-        epoch_certificate: Positions, count and hash of the rows that this rank was handed in its last pass that reached
-            the end of an epoch. These rows are the ones that the plan gives to this rank, each once. None before such a
-            pass. `raylance.prove_run` proves whether the ranks together were handed every selected row once.
+        epoch_certificate: Describes this rank's last pass that reached the end of an epoch: its positions, and the
+            count and hash of the rows handed out, which are the rows that the plan gives to this rank, each once. None
+            before such a pass. `raylance.prove_run` proves whether all ranks together were handed every selected row
+            once.
     """
 
     batches: int = 0
@@ -190,8 +191,8 @@ class Stats(WaitClock):
 
     @property
     def events(self) -> list[Event]:
-        """The latest events of each kind, such as faults and reports to Ray Train, in the order of time. From a long
-        run, also a sample of the older reports to Ray Train.
+        """The latest events of each kind, such as faults and reports to Ray Train, and a sample of the older reports.
+        Each event is its time in seconds since 1970, its kind, and its content; the earliest event is the first.
         """
         return self._events.all()
 

@@ -28,10 +28,11 @@ class Verdict:
     """The stage that limits the speed of a run, and advice.
 
     Attributes:
-        limit: "training" if the loader keeps up; "starting" if it keeps up, but the start took more than half as long
-            as all training and waiting after it; "saving" if `raylance.report` takes more than a quarter of the time,
-            and more than waiting; "reading", "decoding" or "finishing" (bringing rows to the trainer's process and
-            making batches of them) if the trainer waits mostly for that; "unknown" while there are too few batches.
+        limit: The first of these that holds. "unknown": there are too few batches so far. "saving": `raylance.report`
+            takes more than a quarter of the time, and more than waiting. "reading", "decoding" or "finishing" (bringing
+            rows to the trainer's process and making batches of them): `waiting` is at least 0.05, mostly for this
+            stage. "starting": the start took more than half as long as all training and waiting after it. "training":
+            the loader keeps up.
         summary: The limit in a sentence, with the numbers.
         advice: Changes that would help, the most useful first; may be empty.
         waiting: Share of the trainer's time that it waited, in [0, 1]; the start and saving are excluded.
@@ -40,8 +41,8 @@ class Verdict:
             Ranks take the same number of steps, so the slowest rank decides "delivered" and "training".
         seconds: Seconds, summed over all ranks: "training", "saving", and waiting for "starting", "reading", "decoding"
             and "finishing".
-        rows: For a whole run: whether its ranks were handed every selected row once, in the words of
-            `raylance.prove_run`.
+        rows: For a whole run, whether its ranks were handed every selected row once, in the words of
+            `raylance.prove_run`; "" for a single loader.
     """
 
     limit: Limit

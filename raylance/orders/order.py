@@ -90,7 +90,8 @@ class Order:
     Attributes:
         name: Name of the order in checkpoints.
         repeats: Whether an epoch may repeat some rows and leave out others.
-        shard_rows: Number of rows of one shard, the unit that checkpoints list as complete. "auto": up to 4 MiB.
+        shard_rows: Number of rows of one shard, the unit that checkpoints list as complete. "auto" takes
+            rows of up to 4 MiB together.
     """
 
     name: ClassVar[str]
@@ -105,7 +106,9 @@ class Order:
 
         Args:
             epoch: The epoch. `epoch.number` counts from 0. `epoch.key(…)` makes a key for random numbers.
-                `epoch.order.rows` is the number of selected rows, n. `epoch.order.tables` has the arrays of `look_up`.
+                `epoch.order.rows` is the number of selected rows, n. `epoch.order.epoch_rows` is the number of
+                positions of an epoch: n, unless the order repeats rows. `epoch.order.tables` has the arrays of
+                `look_up`.
             positions: int64 in [0, epoch.order.epoch_rows), in any order, shape (k,).
 
         Returns:

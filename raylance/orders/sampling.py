@@ -57,8 +57,8 @@ class Weighted(_Sampled):
     weights: str | Float64Array = dataclasses.field(compare=False)
 
     def bind(self, rows: Rows) -> tuple[Self, Tables]:
-        """See `Order.bind`. If `weights` is an array, the returned order has an empty one in its place, because the
-        tables hold the weights.
+        """See `Order.bind`. If `weights` is an array, the returned order has an empty array in its place, because the
+        returned tables hold the weights.
         """
         settings, tables = super().bind(rows)
         if not isinstance(self.weights, str):

@@ -280,16 +280,17 @@ def _to_rows(sizes: _Sizes, sequence: Int64Array, places: Int64Array, ids: Int64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WindowShuffle(_Laned):
-    """Puts shards in random order, cuts this sequence into lanes, and shuffles rows in windows of each lane.
+    """Puts shards in random order, cuts this sequence into one part for each lane, and shuffles the rows of each window
+    of a lane.
 
     This is the default order. A shard is read in one piece. Each global batch mixes rows of all lanes.
 
     Attributes:
         shard_rows: Number of rows of one shard. "auto": up to 4 MiB; "fragment": shards are the dataset's fragments.
         window_shards: Number of shards of one window. "auto": as many as `window_bytes` allows, up to 16.
-        lanes: Number of lanes. "auto": the largest divisor of the global batch size up to 32. If `window_bytes` is
-            below 256 MiB and rows have at most 512 KiB, the limit of 32 is lower, but at least 4, so that a window of a
-            lane may have the 4 MiB of one efficient read.
+        lanes: Number of lanes. "auto": the largest divisor of the global batch size up to 32. For rows of at
+            most 512 KiB, the limit is lower if `window_bytes` is below 256 MiB: one lane for each 8 MiB, so that a
+            window of a lane may have the 4 MiB of one efficient read. It is never below 4.
     """
 
     name: ClassVar[str] = "window"
@@ -305,8 +306,8 @@ class ShardShuffle(_Laned):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sequential(_Laned):
-    """Keeps storage order: with 1 lane and global batch G, step t has rows [t·G, (t+1)·G). Has the fields of
-    `WindowShuffle`.
+    """Keeps storage order: with 1 lane, the default, and global batch size G, step t has the selected rows
+    [t·G, (t+1)·G). Has the fields of `WindowShuffle`.
     """
 
     name: ClassVar[str] = "sequential"

@@ -64,8 +64,8 @@ class ShuffleQuality:
 
     Attributes:
         plan: The plan that was measured.
-        steps: Steps that were sampled in each epoch.
-        epochs: Epochs that were sampled, from 0.
+        steps: Number of steps that were sampled in each epoch.
+        epochs: Number of epochs that were sampled; the first one is epoch 0.
         distance: Mean distance in storage, in rows, between consecutive rows of a global batch. At a ratio near 0 the
             order is storage order; at 1 the next row does not depend on the present one.
         nearest: Mean distance in storage, in rows, from a row to the nearest other row of its global batch. The ratio

@@ -83,19 +83,19 @@ class SourceRows:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
-    """Numbers of one epoch, which a notebook prints.
+    """The figures of one epoch, which the handle's method `plan` returns. A notebook shows them as text.
 
     Attributes:
         plan: The plan.
         steps: Number of steps of every rank.
-        sources: In a mixture, the rows of each dataset, by name.
-        rows_dropped: Number of rows after the last whole step, which no rank gets with remainder="drop".
-        rows_repeated: Number of rows of padding, which come twice.
-        shards: Number of shards of the selection.
-        reads: How rows are read, in words: by "range" (stretches of stored rows) or by "take" (single rows). The words
-            also describe rank 0's first chunk, unless this chunk has more than two million rows or the dataset is a
-            mixture or packed. They give the number and size of the reads of the chunk. They also give how many of the
-            rows between the chunk's first and last row in storage belong to the chunk, in percent.
+        sources: In a mixture, the rows of each dataset, by name; else empty.
+        rows_dropped: With remainder="drop", the number of rows after the last whole step, which no rank gets; else 0.
+        rows_repeated: With remainder="pad", the number of rows of padding, which come once more; else 0.
+        shards: Number of shards of the selection; 0 if the order repeats rows.
+        reads: How rows are read, in words: by "range" (stretches of stored rows) or by "take" (single rows). Then, for
+            rank 0's first chunk, the number and size of its reads, and which share of the stored rows from its first to
+            its last it needs. This part is left out if the chunk has more than two million rows, or the dataset is a
+            mixture or packed.
         window_bytes: Approximate bytes of raw rows that one rank reads together.
         held_bytes: Approximate bytes of raw rows that one rank holds: the rows in use and the rows that are read ahead,
             at most `max_window_bytes`. Rows that are being read need more memory; see `Options.max_window_bytes`.
@@ -131,7 +131,7 @@ class PlanSummary:
 
         Args:
             epoch: The epoch.
-            steps: Most steps to plot.
+            steps: Maximum number of steps to plot.
             axes: Axes of matplotlib to plot into; None creates new ones.
 
         Returns:

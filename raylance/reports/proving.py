@@ -57,10 +57,11 @@ class RunProof:
     The plan of an epoch has every selected row once or, if the order repeats rows, the rows that the order draws.
 
     The ranks counted and hashed the rows that their training functions took, with each report and at each epoch's end.
-    If a run was started several times, the rows that a start took after the place at which the next start resumed do
-    not count: they were rolled back, and came again. New processes that loaded no state also count as a start, which
-    resumed at its first row: their model is new, or was restored by other means. Within a process, rows are rolled back
-    only if the process loads a state. An epoch is unproven if `set_epoch` or a second loader made its rows come again.
+    If a run was started several times, only the rows that trained the present model count. The rows that
+    earlier starts took after the place at which a start resumed do not count: they were rolled back, and came again. If
+    new processes loaded no state, their model is new or was restored by other means; they count as a start that resumed
+    at its first row. Within a process, rows are rolled back only if the process loads a state. An epoch is unproven if
+    `set_epoch` or a second loader made its rows come again.
 
     The proof shows which rows came. It does not show in which steps they came, or with which bytes. Two different sets
     of rows have the same 64-bit hash in one of 2**64 cases. Rows that the plan leaves out (remainder="drop") are
@@ -142,8 +143,8 @@ def prove_run(
             custom `order`.
 
     Raises:
-        ConfigError: If there is no record of the run or of this dataset, or if `dataset` does not say to which one
-            `uri`, `order` or `pack` belongs.
+        ConfigError: If there is no record of the run or of this dataset. Also if the run has several datasets, and
+            `uri`, `order` or `pack` is given without `dataset`.
     """
     run = read_run(path, storage_filesystem)
     groups = _groups(run)

@@ -30,7 +30,8 @@ _FIRST_ROWS = 4  # documents in the first read, because their size is unknown
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackTokens:
-    """Joins documents, which are lists of tokens, and cuts the tokens into sequences of one length; for `pack=`.
+    """Joins documents, which are lists of tokens, and cuts the tokens into sequences of one length. Pass it to
+    `raylance.dataset` as `pack`.
 
     Attributes:
         column: Column of lists of integers, one document per row.

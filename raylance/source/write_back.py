@@ -69,7 +69,7 @@ def write_values(
 
     On each rank, call `write_values` before each checkpoint with the values computed since the last checkpoint, then
     call `raylance.report`. A run that resumes computes the values after its last checkpoint again, so the folder may
-    hold two values of a row. `read_values` returns one of them.
+    hold several values of a row. `read_values` returns one of them.
 
     Args:
         folder: Path or URI of a folder that all nodes reach. It must hold only the parts of this run.
@@ -108,7 +108,7 @@ def read_values(folder: str | os.PathLike[str], rows: int) -> pa.Table:
         rows: Number of rows that must have a value: `len(dataset)` of the dataset that the run read.
 
     Returns:
-        A table of `_rowoffset`, int64 in ascending order, and `value`. A row that was computed twice occurs once.
+        A table of `_rowoffset`, int64 in ascending order, and `value`. A row with several values occurs once.
 
     Raises:
         ConfigError: If the URI of the folder cannot be opened.
@@ -143,15 +143,15 @@ def write_column(
     """Writes values into a column of the newest version of a dataset, in one commit.
 
     Rows that were added after `version` keep their values, and so do rows of fragments that were compacted or rewritten
-    since then. If another writer commits first, the values are written again, into the new newest version.
+    since then. If another writer commits first, the values are written again, into the version that is newest then.
 
     Args:
         uri: Path or URI of the dataset.
         column: Name of an existing column, see `add_column`.
         values: A table of `_rowoffset` and `value`, as `read_values` returns it. Rows that are not in this table keep
             their values.
-        version: The version that the row offsets refer to: a number or, better, a tag, because a clean-up keeps only
-            tagged versions.
+        version: The version that the row offsets refer to: a number, a tag, or a pair of branch (None for the trunk)
+            and number (None for the newest). A tag is best, because a clean-up keeps only tagged versions.
         storage_options: Options of the object store; see `raylance.dataset`.
 
     Returns:

@@ -22,9 +22,9 @@ from raylance.runtime.session import Session
 class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     """Yields one rank's whole batches, for `DataLoader(IterableDataset(handle, …), batch_size=None)`.
 
-    With k workers, worker w makes steps w, w + k, …. DataLoader asks its workers in turn, so the steps come in the
-    order of the plan for every k. Therefore the position follows from the number of batches that the DataLoader handed
-    out; its workers need not be asked. Each row is delivered by exactly one worker of one data-parallel rank.
+    `**steps` are the arguments of `RowSampler`. With k workers, worker w makes steps w, w + k, …. DataLoader asks its
+    workers in turn, so the steps come in the order of the plan for every k, and each row of the rank comes from exactly
+    one worker. Therefore `raylance.torch_data.Loader` knows the position from the number of batches it has handed out.
     """
 
     def __init__(

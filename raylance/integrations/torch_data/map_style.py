@@ -28,8 +28,8 @@ class _Indices(list[int]):
 
 
 class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """Returns selected rows by index, counted in storage order. Random augmentation is that of the epoch in the
-    attribute `epoch`, 0 unless you set it. If a `RowSampler` gives the indices, the sampler's epoch is used instead.
+    """Returns selected rows by index, counted in storage order. The attribute `epoch` only chooses the random
+    augmentation; it is 0 unless you set it. If a `RowSampler` gives the indices, the sampler's epoch is used instead.
     """
 
     def __init__(self, handle: Dataset, *, with_row_offset: bool = False) -> None:
