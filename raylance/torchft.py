@@ -67,9 +67,10 @@ def batches(
     gradients. But the batch does not count: torchft adds zeros in place of the replica's gradients. The replica gets
     this same batch at each step until it has a part of the step.
 
-    In addition to the gradients, each step costs one reduction of four numbers, and the first step one more. The sums
-    are the counts and the hash of the rows that all replicas together got. Every replica records them. So the record of
-    one replica proves the rows of the step, even if other replicas died before they wrote their records.
+    Each step costs one reduction more than that of the gradients. It adds four numbers up over all replicas: counts and
+    a hash of the rows that each replica got. Every replica records the sums. So the record of one replica proves the
+    rows of the step, even if other replicas died before they wrote their records. The first step costs another
+    reduction, which shows whose rows count.
 
     Args:
         loader: The loader of this rank.

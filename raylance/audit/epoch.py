@@ -36,15 +36,16 @@ Ranks = Sequence[Step | None]
 class AuditReport:
     """The result of an audit: the delivered rows, compared with the steps of the plan and with the selected rows.
 
-    Every row that Lance selects is expected once in an epoch. In a mixture, an epoch may read a dataset several times,
-    and the last time only in part. If it reads the whole dataset n times, n or n + 1 deliveries of each row are
-    expected. If an order draws with replacement, a row is expected as often as it was drawn.
+    Every row that Lance selects is expected once in an epoch. In a mixture, an epoch may read a dataset several times.
+    The last time may be only a part of it. After n whole times and such a part, each row is expected n or n + 1 times.
+    If an order draws with replacement, a row is expected as often as it was drawn.
 
     Attributes:
         counts: Numbers of rows by name. "expected": rows of an epoch. "delivered": rows handed out, without padding.
             "padding": rows that fill up the last step. "masked": delivered rows that could not be decoded. "aside":
             rows that are not audited, because they come before the audit's position or are left out by
-            remainder="drop". "missing" and "twice": rows that were delivered less or more often than expected.
+            remainder="drop". "missing": rows that were delivered less often than expected. "twice": rows that were
+            delivered more often.
             "foreign": rows that were delivered but not selected.
         steps: Number of steps that each rank was handed.
         faults: A line for each kind of fault.
@@ -153,8 +154,9 @@ class EpochAudit:
         return np.flatnonzero(done)
 
     def by_plan(self) -> Iterator[Ranks]:
-        """Yields, for each step, a sequence with the rows of each rank, computed from the items of the plan; reads
-        nothing. The rows of one rank are a `raylance.audit.selected.Step`, or None if the rank has no step left.
+        """Yields, for each step, a sequence with an entry for each rank: the rank's rows of this step, as a
+        `raylance.audit.selected.Step`. They are computed from the items of the plan; nothing is read. An entry is None
+        if the steps of a rank ended before those of another rank, which is a fault.
         """
         return itertools.zip_longest(*(self._replay(rank) for rank in range(self.plan.dp_size)))
 

@@ -145,12 +145,13 @@ class Image(Decoder):
         return self.like is None and (crops or 0 < self.hflip < 1)
 
     def follow(self, other: Decoder) -> Self:
-        """Returns a copy of this `Image` that gets the crops and flips of `other`, the image that `like` names. If
-        this `Image` has no size, the copy also gets the size of `other`.
+        """Returns a copy of this `Image` with the crops and flips of `other`. raylance calls it if this `Image` has a
+        `like`, with the decoder of the column that `like` names. If this `Image` has no `size`, the copy gets that of
+        `other`.
 
         Raises:
-            ConfigError: If `other` is not an `Image` or has a `decode_fn`; if `views` is given here and is not that of
-                `other`.
+            ConfigError: If `other` is not an `Image` or has a `decode_fn`, or if this `Image` has several `views` and
+                `other` has another number of them.
         """
         leader = _leader(self, other)
         if self.views not in (1, leader.views):
@@ -260,7 +261,9 @@ class ImageCrop(Decoder):
         return dataclasses.replace(self, follows=leader)
 
     def open(self) -> Self:
-        """Returns this `ImageCrop`: it decodes rows itself, because it keeps nothing between rows."""
+        """Returns this object: an `ImageCrop` keeps nothing between rows, so it needs no separate object that decodes
+        them. See `Decoder.open`.
+        """
         return self
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
