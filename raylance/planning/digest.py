@@ -181,6 +181,7 @@ class Ledger:
             ValueError: If `known` is damaged.
         """
         if known is not None:
+            self.name = self.name or uuid.uuid4().hex  # a record may be written before the first step
             self._intervals = [Interval.from_list(values) for values in known["intervals"]]
             self.restored = {jump: (epoch, position) for jump, epoch, position in known["restored"]}
             forgotten = known["forgotten"]

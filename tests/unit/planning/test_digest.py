@@ -143,3 +143,15 @@ def test_a_ledger_that_joins_knows_what_the_other_one_knows() -> None:
     assert second.intervals[-1].jump == first.intervals[-1].jump
     with pytest.raises(ValueError, match="not an interval of a digest"):
         second.join({"intervals": [[1, 2]], "restored": [], "forgotten": None})
+
+
+def test_ledgers_that_join_have_names_of_their_own_before_their_first_step() -> None:
+    """Two processes that are killed there leave two records, which are not of one process."""
+    first = Ledger()
+    first.add(0, 0, 8, Digest.of(np.arange(8)), is_last=False)
+    joined = [Ledger(), Ledger()]
+    for ledger in joined:
+        ledger.join(first.to_dict())
+    names = {ledger.to_dict()["ledger"] for ledger in (first, *joined)}
+    assert len(names) == 3
+    assert "" not in names
