@@ -301,7 +301,7 @@ def test_placement_fails_in_time_with_the_numbers(images_uri: str) -> None:
 def test_decoders_without_a_place_are_done_without(images_uri: str, caplog: pytest.LogCaptureFixture) -> None:
     """An explicit number was an error as long as one of them found no place, and the first batch waited for all."""
     dataset = open_images(images_uri)
-    options = {"num_decoders": 3, "decoder_cpus": CPUS - 1, "placement_timeout_s": 15}  # there is room for one
+    options = {"num_decoders": 3, "decoder_cpus": CPUS - 1, "placement_timeout_s": 30}  # there is room for one
     with caplog.at_level(logging.WARNING), dataset.loader(**options) as loader:
         batches = iter(loader.iter_torch_batches(global_batch_size=36))
         next(batches)
@@ -309,7 +309,7 @@ def test_decoders_without_a_place_are_done_without(images_uri: str, caplog: pyte
         assert (stats["decoders"], stats["decoders_wanted"]) == (1, 3), "the first that runs decodes"
         begin = time.monotonic()
         while loader.stats()["decoders_wanted"] > 1:
-            assert time.monotonic() - begin < 60
+            assert time.monotonic() - begin < 120
             time.sleep(0.1)
         assert len(list(batches)) == len(loader.batches(global_batch_size=36)) - 1
     assert "The loader works with 1 of 3 decoders, with the same batches, maybe later" in caplog.text
