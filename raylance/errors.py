@@ -76,13 +76,14 @@ class BadRowError(RaylanceError):
 
 class CoverageError(RaylanceError):
     """Raised if rows are not delivered as planned, or an order is not a permutation, so that the epoch would not cover
-    the selection exactly once. Also raised by `raylance.read_values` if the number of rows with a computed value is
-    wrong.
+    the selection exactly once. It is also raised by `raylance.read_values` if the number of rows with a computed value
+    is wrong.
     """
 
 
 class HelperError(RaylanceError):
     """Raised if helpers cannot do their work: helpers were lost repeatedly while they worked on the same rows, a helper
     cannot start or has no memory for the rows, an error of a helper cannot be pickled, or the Ray session of the
-    helpers ended. Also raised if user code fails on several rows together but on none alone, or raises StopIteration.
+    helpers ended. It is also raised if user code fails on several rows together but on none alone, or raises
+    StopIteration.
     """

@@ -163,8 +163,8 @@ def find_place(dist_info: DistInfo = None) -> RankAndSize:
             returns (0, 1).
 
     Raises:
-        ConfigError: If `dist_info` does not give a rank and a world size, or the rank is not less than the world size.
-            Also if None or "jax" gives (0, 1), although environment variables of a launcher, or Ray Train, show that
+        ConfigError: If `dist_info` does not give a rank and a world size; if the rank is not less than the world size;
+            or if None or "jax" gives (0, 1), although environment variables of a launcher, or Ray Train, show that
             there are more processes.
     """
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -71,7 +71,7 @@ def report(
             here, so that it would start over after a resume; or if `state`, `checkpoint` or `validation` is given
             without a loader.
         RaylanceError: If raylance's files do not fit on the disk of `checkpoint` or, without this argument, on the disk
-            of temporary files (`TMPDIR`). Also if the run's storage path is on this machine and has no room for the
+            of temporary files (`TMPDIR`); or if the run's storage path is on this machine and has no room for the
             checkpoint. The other ranks wait in their report until Ray Train ends them. Then Ray Train continues the run
             from the newest checkpoint, as after any error.
     """
@@ -142,7 +142,7 @@ def restore(
         ConfigError: If `loader` is not a loader; or if Ray Train gives every rank all rows, because `datasets_to_split`
             of the run's `DataConfig` has a name that is not a dataset of the run.
         StateError: If the checkpoint belongs to other data, another order or other loaders, is damaged, or was written
-            by a newer version. Also if `load` is None and the checkpoint has no state.pt. Such a checkpoint was
+            by a newer version; or if `load` is None and the checkpoint has no state.pt. Such a checkpoint was
             reported with `checkpoint=` and without a `state`, or not by raylance.
         RaylanceError: If a checkpoint must be downloaded and does not fit on this machine.
     """

@@ -143,8 +143,8 @@ def prove_run(
             custom `order`.
 
     Raises:
-        ConfigError: If there is no record of the run or of this dataset. Also if the run has several datasets, and
-            `uri`, `order` or `pack` is given without `dataset`.
+        ConfigError: If there is no record of the run or of this dataset; or if `uri`, `order` or `pack` is given
+            without `dataset`, and the run has several datasets.
     """
     run = read_run(path, storage_filesystem)
     groups = _groups(run)
