@@ -19,10 +19,12 @@ import pyarrow as pa
 from raylance.orders.permutation import Int64Array
 
 Bytes = npt.NDArray[np.uint8]
+Placed = tuple[pa.Table, frozenset[str], Int64Array | None]  # see `RowMemory.place`
 Lend = Callable[[int], Bytes]  # takes a number of bytes; returns memory of at least that size
 
 _GROWTH = 1.5
 _LONG_RUN = 4  # runs of adjacent rows with at least this mean length are taken as slices
+_SLICED = 0.9  # from this share of wanted rows on, they are slices of the rows that were read, not copies
 _LARGE_VALUE_BYTES = 2 << 10  # from this mean size on, a Python loop copies values as fast as Arrow takes them
 _SPARE = 1.05  # reserved memory, relative to the bytes that the first rows predict
 _KEPT_BYTES = 64 << 20  # most freed memory that each arena keeps
@@ -77,48 +79,65 @@ class RowMemory:
         """Whether all columns have a fixed width, so that all rows have the same size; False without columns."""
         return len(self._columns) > 0 and all(isinstance(column, _Fixed) for column in self._columns.values())
 
-    def size_of(self, table: pa.Table) -> int:
+    def size_of(self, table: pa.Table, places: Int64Array | None = None) -> int:
         """Returns the bytes of a table of these columns. If rows have one size, it avoids `nbytes`, which releases the
-        GIL for each array.
+        GIL for each array, and takes only the rows at the indices `places`.
         """
         widths = [column.width for column in list(self._columns.values()) if isinstance(column, _Fixed)]
-        return table.num_rows * sum(widths) if len(widths) == table.num_columns else int(table.nbytes)
+        rows = table.num_rows if places is None else len(places)
+        return rows * sum(widths) if len(widths) == table.num_columns else int(table.nbytes)
 
     def _parts(self) -> "Iterator[_Bytes]":
         for column in list(self._columns.values()):
             yield from column.parts
 
-    def place(self, at: int, table: pa.Table) -> frozenset[str]:
+    def place(self, at: int, table: pa.Table, places: Int64Array | None = None) -> Placed:
         """Copies rows to their lines before they are appended; `at` is the number of rows to append before them.
 
         Several threads may call this at once, in any order, and again with the same rows.
 
-        Returns:
-            The names of the copied columns, for `append`.
-        """
-        placed = set()
-        for name in table.column_names if self._lines is not None else ():
-            column = self._column(name, table)
-            if column.lines is not None and column.place(at, table[name].chunks):
-                placed.add(name)
-        return frozenset(placed)
+        Args:
+            at: See above.
+            table: The rows, and possibly unwanted rows between them.
+            places: The indices of the rows in the table, int64, shape (k,), strictly ascending from 0; None for all.
 
-    def append(self, table: pa.Table, placed: frozenset[str] = frozenset()) -> None:
-        """Adds rows, all of one schema; copies the columns that `place` did not copy."""
+        Returns:
+            The arguments of `append`: the table; the names of the copied columns; and `places`, None if the table has
+            no unwanted rows any more, because a column was not copied.
+        """
+        if self._lines is None:
+            return wanted_rows(table, places), frozenset(), None
+        lines = self._lines[at : at + (table.num_rows if places is None else len(places))]
+        if places is not None:
+            wanted, lines = lines, np.full(table.num_rows, lines[0])  # unwanted rows go to the line of the first row
+            lines[places] = wanted
+        placed = set()
+        for name in table.column_names:
+            column = self._column(name, table)
+            if column.place(lines, table[name].chunks, first_again=places is not None):
+                placed.add(name)
+        if len(placed) < table.num_columns:
+            table, places = wanted_rows(table, places), None
+        return table, frozenset(placed), places
+
+    def append(self, table: pa.Table, placed: frozenset[str] = frozenset(), places: Int64Array | None = None) -> None:
+        """Adds rows, all of one schema; copies the columns that `place` did not copy. For `places`, see `place`."""
         self.schema, self._stored = table.schema, None
+        count = table.num_rows if places is None else len(places)
         for name in table.column_names:
             column, rows = self._column(name, table), self.rows
             if name in placed and column.lines is not None:
-                column.cut(rows + table.num_rows)
+                column.cut(rows + count)
                 continue
             fitting_rows = self._fitting_rows(table)
-            for chunk in table[name].chunks:
+            wanted = table if places is None else wanted_rows(table.select([name]), places)
+            for chunk in wanted[name].chunks:
                 room = _Room((self._expected - rows) / max(1, len(chunk)), fitting_rows / max(1, len(chunk)))
                 if not column.append(chunk, room):
                     column = self._columns[name] = _Chunks(column.arrays(rows))
                     column.append(chunk, room)
                 rows += len(chunk)
-        self.rows += table.num_rows
+        self.rows += count
 
     def _column(self, name: str, table: pa.Table) -> "_Column":
         """Returns the column of this name; creates it with the first table."""
@@ -190,11 +209,12 @@ class _Column(abc.ABC):
     def store_by(self, lines: Int64Array) -> None:  # noqa: B027  # most columns do not
         """Stores rows line by line from now on, if the values have one size."""
 
-    def place(self, at: int, chunks: list[pa.Array]) -> bool:
-        """Copies rows, the first of which has number `at`, to their lines; returns False if the column cannot hold
-        them.
+    def place(self, lines: Int64Array, chunks: list[pa.Array], *, first_again: bool = False) -> bool:
+        """Copies rows to these lines; returns False if the column cannot hold them, or stores rows as they come.
+
+        `first_again` copies the first row again at the end: NumPy promises no order for lines that occur repeatedly.
         """
-        raise NotImplementedError
+        return False
 
     def by_line(self, low: int, high: int) -> pa.Array:
         """Returns lines [low, high); only if `lines` is not None."""
@@ -227,22 +247,27 @@ class _Fixed(_Column):
         self.lines = lines
         self._data.reserve(len(lines) * self.width)
 
-    def place(self, at: int, chunks: list[pa.Array]) -> bool:
+    def place(self, lines: Int64Array, chunks: list[pa.Array], *, first_again: bool = False) -> bool:
         if self.lines is None:
             return False
-        by_line = self._by_line
+        by_line, at, first = self._by_line, 0, None
         for chunk in chunks:
             raw = _raw(chunk)
             if raw is None:
                 return False
-            by_line[self.lines[at : at + len(chunk)]] = self._as_values(raw)
+            values = self._as_values(raw)
+            by_line[lines[at : at + len(chunk)]] = values
+            if first_again and not at and len(chunk):
+                first = values[0]
             at += len(chunk)
+        if first is not None:
+            by_line[lines[0]] = first
         return True
 
     def append(self, chunk: pa.Array, room: _Room) -> bool:
         if self.lines is not None:
             rows = self._data.used // self.width
-            if not self.place(rows, [chunk]):
+            if not self.place(self.lines[rows : rows + len(chunk)], [chunk]):
                 return False
             self.cut(rows + len(chunk))
             return True
@@ -475,6 +500,17 @@ def slice_runs(table: pa.Table, places: npt.NDArray[np.int64]) -> list[pa.Table]
         return None
     lengths = np.diff(starts, append=len(places))
     return [table.slice(at, rows) for at, rows in zip(places[starts].tolist(), lengths.tolist(), strict=True)]
+
+
+def wanted_rows(table: pa.Table, places: Int64Array | None) -> pa.Table:
+    """Returns the rows at the indices `places`, int64, shape (k,), strictly ascending; all rows if that is None.
+
+    Slices keep the other rows in memory, so they are used only if these are few.
+    """
+    if places is None:
+        return table
+    runs = slice_runs(table, places) if len(places) >= _SLICED * table.num_rows else None
+    return take_rows(table, places) if runs is None else pa.concat_tables(runs)
 
 
 def take_rows(table: pa.Table, places: npt.NDArray[np.int64], lend: Lend = _fresh) -> pa.Table:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan
-from raylance.source.memory import Lend, RowMemory, long_runs, own_memory, slice_runs, take_rows
+from raylance.source.memory import Lend, Placed, RowMemory, long_runs, own_memory, slice_runs, take_rows
 
 Track = tuple[str, int, int, int]  # plan key, rank, epoch, and the first position modulo the plan's stride
 
@@ -116,16 +116,16 @@ class Portion:
         """
         return self._stored[first : first + rows]
 
-    def add(self, table: pa.Table, nbytes: int, placed: frozenset[str]) -> tuple[int, int]:
-        """Keeps the next rows, whose `placed` columns are in memory already; returns their number and bytes."""
+    def add(self, nbytes: int, placed: Placed) -> tuple[int, int]:
+        """Keeps the next rows, which have `nbytes`, see `RowMemory.place`; returns their number and bytes."""
         rows = self.memory.rows
         try:
-            self.memory.append(table, placed)
+            self.memory.append(*placed)
         except BaseException:
             self.memory.cut(rows)
             raise
         self.nbytes += nbytes
-        self._blocks.append((table.num_rows, nbytes))
+        self._blocks.append((self.memory.rows - rows, nbytes))
         return self._blocks[-1]
 
     def drop_last(self) -> None:
@@ -139,7 +139,7 @@ class Portion:
         stored, rows = self._stored, self.rows[: len(self.rows) // 2]
         kept = take_rows(self.memory.table(), np.flatnonzero(np.isin(stored[: self.memory.rows], rows)))
         self.open(rows, remember)
-        self.add(kept, kept.nbytes, frozenset())
+        self.add(kept.nbytes, (kept, frozenset(), None))
 
     def gather(self, low: int, high: int, lend: Lend, *, own: bool) -> pa.Table:
         """Returns the rows of lines [low, high): as a copy if `own`, else as views if possible. `lend` gives memory for

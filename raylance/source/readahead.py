@@ -26,9 +26,9 @@ from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan, WorkItem, portion_rows
 from raylance.source.lending import Lender
 from raylance.source.limits import Calls
-from raylance.source.memory import RowMemory
+from raylance.source.memory import Placed, RowMemory
 from raylance.source.portion import Portion, Track
-from raylance.source.reader import Pace, RowReader
+from raylance.source.reader import Pace, Prepare, RowReader
 from raylance.source.rows import RowSource
 
 logger = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ class ReadAhead:
     def empty_table(self) -> pa.Table:
         """Returns an empty table with all columns."""
         tables: list[pa.Table] = []
-        self._read([np.empty(0, dtype=np.int64)], lambda _, table: table, tables.append)
+        self._read([np.empty(0, dtype=np.int64)], lambda _, table, places: table, tables.append)
         return tables[0]
 
     def _is_kept_long(self) -> bool:
@@ -383,15 +383,15 @@ class ReadAhead:
                 if not self._is_even:  # the next rows' size is only known when these are here
                     return
 
-        def prepare(number: int, table: pa.Table) -> tuple[pa.Table, int, frozenset[str]]:
+        def prepare(number: int, table: pa.Table, places: Int64Array | None) -> tuple[int, Placed]:
             with gate.enter() as is_open:
-                placed = memory.place(first + number, table) if is_open else frozenset()
-                return table, memory.size_of(table), placed
+                placed = memory.place(first + number, table, places) if is_open else (table, frozenset[str](), places)
+                return memory.size_of(placed[0], placed[2]), placed
 
-        def add(made: tuple[pa.Table, int, frozenset[str]]) -> None:
+        def add(made: tuple[int, Placed]) -> None:
             nonlocal is_over
             with self._lock:
-                self._read_bytes += made[1]
+                self._read_bytes += made[0]
             if is_over:
                 return  # the rows are read again when there is room
             pace.record(*portion.add(*made))
@@ -421,9 +421,7 @@ class ReadAhead:
             "actor is bounded. Raise max_window_bytes, or leave the row out with filter=."
         )
 
-    def _read(
-        self, blocks: Iterable[Int64Array], prepare: Callable[[int, pa.Table], T], add: Callable[[T], None]
-    ) -> None:
+    def _read(self, blocks: Iterable[Int64Array], prepare: Prepare[T], add: Callable[[T], None]) -> None:
         """Reads blocks of ascending row offsets; see `RowReader.read_blocks`."""
         begin = clock.now()
         with self._lock:

@@ -22,23 +22,25 @@ from raylance.orders.permutation import Int64Array
 from raylance.source.data_files import DataFiles
 from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, readable_text
 from raylance.source.limits import Calls, Reading, requests_of, result_of, within
-from raylance.source.memory import slice_runs, take_rows
+from raylance.source.memory import wanted_rows
 from raylance.source.retrying import OPENING_S, Outage, answer_limit_s, patiently, retrying
 from raylance.source.version import Source, VersionCheck
 
 T = TypeVar("T")
+Prepare = Callable[[int, pa.Table, Int64Array | None], T]  # see `RowReader.read_blocks`
+_Read = tuple[pa.Table, Int64Array | None]  # rows that were read, and the indices of the wanted ones, None for all
 ReadMode = Literal["auto", "range", "take"]
 READ_MODES: tuple[ReadMode, ...] = ("auto", "range", "take")
 
 _RANGE_BYTES = 256 << 10  # runs of at least this many bytes are read as ranges
 _RANGE_ROWS = 8  # if they also have at least this many rows: a take reads a few large rows in parallel
 _DENSE = 0.5  # from this share of wanted rows on, reading all rows and dropping the rest is not slower than a take
-_SLICED = 0.9  # from this share of wanted rows on, rows between gaps are slices of the rows that were read, not copies
 _GAP_BYTES = 64 << 10  # gaps of up to this size are read, too
 _PIECE_BYTES = 4 << 20  # bytes of one read: the allocator reuses freed pieces of this size, but not much larger ones
 _DIRECT_BYTES = 4 * _PIECE_BYTES
 _REQUESTS = 8  # reads at once from an object store, each of which takes long
 _READS = 2  # reads at once from a disk: one piece is read while another is copied; more would wait for the interpreter
+_NOTHING: _Read = pa.table({}), None
 _QUEUED = 2  # pieces that wait for a thread, so that no thread waits for the caller, which takes results in order
 
 
@@ -103,15 +105,14 @@ class RowReader(abc.ABC):
                 that were read before have been passed to `add`.
         """
 
-    def read_blocks(
-        self, blocks: Iterable[Int64Array], prepare: Callable[[int, pa.Table], T], add: Callable[[T], None]
-    ) -> None:
+    def read_blocks(self, blocks: Iterable[Int64Array], prepare: Prepare[T], add: Callable[[T], None]) -> None:
         """Reads blocks of rows like `read_into`, and passes the result of `prepare` for each table to `add`.
 
         Args:
             blocks: The offsets of each block. The next block is taken when a thread can read it.
-            prepare: Takes the number of a table's first row, counted over all blocks, and the table. It may run in
-                several threads at once, in any order, and again with the same rows.
+            prepare: Takes the number of a table's first row, counted over all blocks; the table; and the indices of the
+                rows in the table, int64, strictly ascending from 0, because it may also hold rows between them; None
+                for all of them. It may run in several threads at once, in any order, and again with the same rows.
             add: Takes the results of `prepare`, in order, in the calling thread.
 
         Raises:
@@ -121,7 +122,7 @@ class RowReader(abc.ABC):
 
         def keep(table: pa.Table) -> None:
             nonlocal rows
-            add(prepare(rows, table))
+            add(prepare(rows, table, None))
             rows += table.num_rows
 
         for offsets in blocks:
@@ -193,11 +194,9 @@ class Reader(RowReader):
 
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
         """See `RowReader.read_into`."""
-        self.read_blocks([offsets], lambda _, table: table, add)
+        self.read_blocks([offsets], lambda _, table, places: wanted_rows(table, places), add)
 
-    def read_blocks(
-        self, blocks: Iterable[Int64Array], prepare: Callable[[int, pa.Table], T], add: Callable[[T], None]
-    ) -> None:
+    def read_blocks(self, blocks: Iterable[Int64Array], prepare: Prepare[T], add: Callable[[T], None]) -> None:
         """See `RowReader.read_blocks`."""
         lasts = time.monotonic() - self._gave_up.until_s < self.retry_s  # whether a read gave up lately
         outage, retry_s = (self._gave_up, 0.0) if lasts else (Outage(), self.retry_s)
@@ -267,7 +266,7 @@ class Reader(RowReader):
         dataset: lance.LanceDataset,
         begun: deque[_Piece],
         pieces: Iterator[_Piece],
-        prepare: Callable[[int, pa.Table], T],
+        prepare: Prepare[T],
         limit_s: float,
     ) -> Iterator[T]:
         """Reads the pieces in `begun`, then further ones, several at once. Yields the results of `prepare` in order."""
@@ -317,9 +316,10 @@ class Reader(RowReader):
             for begin in range(first, max(last, first + 1), rows):
                 yield _Piece(number + begin, offsets[begin : min(begin + rows, last)], is_range)
 
-    def _make(self, dataset: lance.LanceDataset, piece: _Piece, prepare: Callable[[int, pa.Table], T]) -> Reading[T]:
-        table = yield from self._read_piece(dataset, piece.offsets, piece.is_range)
-        return prepare(piece.first, self._with_offsets(table, piece.offsets))
+    def _make(self, dataset: lance.LanceDataset, piece: _Piece, prepare: Prepare[T]) -> Reading[T]:
+        table, places = yield from self._read_piece(dataset, piece.offsets, piece.is_range)
+        offsets = piece.offsets if places is None else piece.offsets[0] + np.arange(table.num_rows)
+        return prepare(piece.first, self._with_offsets(table, offsets), places)
 
     def _with_offsets(self, table: pa.Table, offsets: Int64Array) -> pa.Table:
         """Adds the column `_rowoffset`. `append_column` would release the GIL six times, and wait for it each time."""
@@ -330,43 +330,41 @@ class Reader(RowReader):
         column = pa.Array.from_buffers(pa.int64(), len(offsets), [None, pa.py_buffer(offsets)])
         return pa.Table.from_arrays([*table.columns, column], schema=with_offsets)
 
-    def _read_piece(self, dataset: lance.LanceDataset, offsets: Int64Array, is_range: bool) -> Reading[pa.Table]:
+    def _read_piece(self, dataset: lance.LanceDataset, offsets: Int64Array, is_range: bool) -> Reading[_Read]:
+        """Returns the rows at these offsets, and those between them if these were read, too."""
         if self._blobs is None:  # found once, because each access makes Lance convert the schema
             schema = dataset.schema
             self._blobs = [name for name in self.columns if is_blob(schema.field(name))]
         blobs = self._blobs
         plain = [name for name in self.columns if name not in blobs]
-        whole = (yield from self._read_plain(dataset, offsets, plain, is_range)) if plain else pa.table({})
+        whole, places = (yield from self._read_plain(dataset, offsets, plain, is_range)) if plain else _NOTHING
         if blobs:
+            whole, places = wanted_rows(whole, places), None
             columns = {name: whole[name] for name in plain}
             for name in blobs:
                 found = dataset.read_blobs(name, indices=offsets.tolist(), preserve_order=True) if len(offsets) else []
                 columns[name] = pa.chunked_array([pa.array([value for _, value in found], pa.large_binary())])
             whole = pa.table({name: columns[name] for name in self.columns})
-        if whole.num_rows != len(offsets):
-            raise DatasetError(f"{len(offsets)} offsets gave {whole.num_rows} rows, and no row may be lost in silence")
-        return whole
+        rows = len(offsets) if places is None else int(places[-1]) + 1
+        if whole.num_rows != rows:
+            raise DatasetError(f"{rows} offsets gave {whole.num_rows} rows, and no row may be lost in silence")
+        return whole, places
 
     def _read_plain(
         self, dataset: lance.LanceDataset, offsets: Int64Array, columns: list[str], is_range: bool
-    ) -> Reading[pa.Table]:
+    ) -> Reading[_Read]:
         if len(offsets) == 0:
             # Schema.empty_table() refuses tensors with permuted axes.
-            return pa.Table.from_batches([], schema=dataset.scanner(columns=columns).projected_schema)
+            return pa.Table.from_batches([], schema=dataset.scanner(columns=columns).projected_schema), None
         if not is_range:
-            return _tidy(dataset.take(pa.array(offsets), columns=columns))
+            return _tidy(dataset.take(pa.array(offsets), columns=columns)), None
         start, rows = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
         # A scan reads large rows, because it shows progress: a slow storage must not look like one that hangs.
         is_small = rows * self.row_bytes <= _DIRECT_BYTES
         table = (yield from self._data_files(dataset, columns).read(start, rows)) if is_small else None
         if table is None:
             table = dataset.scanner(columns=columns, offset=start, limit=rows, batch_size=rows).to_table()
-        table = _tidy(table)
-        if rows == len(offsets):
-            return table
-        # The rows of gaps are left out. Slices keep them in memory, so they are used only if gaps have few rows.
-        runs = slice_runs(table, offsets - start) if len(offsets) >= _SLICED * rows else None
-        return take_rows(table, offsets - start) if runs is None else pa.concat_tables(runs)
+        return _tidy(table), None if rows == len(offsets) else offsets - start
 
     def _data_files(self, dataset: lance.LanceDataset, columns: list[str]) -> DataFiles:
         """Returns the data files of the open dataset."""

@@ -221,9 +221,9 @@ class LateReader(InMemory):
         self.late: list[Callable[[], object]] = []
 
     def read_blocks(self, blocks: Any, prepare: Any, add: Any) -> None:
-        def prepare_twice(number: int, table: pa.Table) -> object:
-            self.late.append(lambda: prepare(number, table))
-            return prepare(number, table)
+        def prepare_twice(*arguments: Any) -> object:
+            self.late.append(lambda: prepare(*arguments))
+            return prepare(*arguments)
 
         super().read_blocks(blocks, prepare_twice, add)
 

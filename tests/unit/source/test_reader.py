@@ -15,6 +15,7 @@ import pytest
 import raylance
 from raylance.errors import DatasetError
 from raylance.source.data_files import DataFiles
+from raylance.source.memory import wanted_rows
 from raylance.source.reader import READ_MODES, Reader, ReadMode
 from raylance.source.version import Source, VersionCheck, pin
 
@@ -227,7 +228,7 @@ def test_blocks_that_adjoin_share_their_reads(
     reader = Reader(pinned=pinned, columns=["id", "vector", "text"], row_bytes=20_480.0, mode="range")
     wanted = np.r_[0:150, 152:270, 500:560]
     blocks = np.split(wanted, [70, 140, 210])
-    reader.read_blocks(blocks, lambda number, part: (number, part), made.append)
+    reader.read_blocks(blocks, lambda number, part, places: (number, wanted_rows(part, places)), made.append)
     assert sorted(reads) == [(0, 206), (206, 64), (500, 60)]  # two threads read
     assert [number for number, _ in made] == [0, 204, 268]
     assert pa.concat_tables([part for _, part in made])["id"].to_pylist() == wanted.tolist()
