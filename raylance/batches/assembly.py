@@ -116,13 +116,14 @@ class Assembly:
             raise self._other_rows(item)
         real = self._plan.is_real(item)
         table, bad = self._merge(offsets, real, plain, decoded)
+        has_bad = bool(bad.any())
         rows = item.high - item.low
         low, high = self._plan.rank_slice(item.position, self._dp_rank)
         nbytes, together = table.nbytes // item.steps, ItemRows(table)
         for step, digest in enumerate(Digest.of_steps(came, real, item.steps)):
             own = slice(step * rows, (step + 1) * rows)
             self._parts.append(StepRows(together, own.start, rows))
-            self._masked.append(offsets[own][bad[own]])
+            self._masked.append(offsets[own][bad[own]] if has_bad else offsets[:0])
             self._digest += digest
             self._nbytes += nbytes
             if item.high == high - low:

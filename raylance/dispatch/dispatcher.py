@@ -388,10 +388,12 @@ class Dispatcher:
     def _send_decodes(self) -> None:
         # A row that needs a fresh decoder comes first: other items would use the fresh decoder up.
         read = [entry for entry in self._inflight.entries if entry.stage is Stage.READ]
+        reads_again = False
         for entry in sorted(read, key=lambda entry: not entry.is_suspect):
             if entry.read is None or self._has_to_wait(entry):
                 continue
             if self._pool.reader_decodes(self._now):  # no decoders: the item is read again, and its reader decodes
+                reads_again = True
                 self._again(entry, Stage.WAITING)
                 continue
             decoder = self._pool.decoder(responsive=entry.is_hit, fresh=entry.is_suspect)
@@ -399,7 +401,7 @@ class Dispatcher:
                 entry.stage = Stage.DECODING
                 call = self._await(entry, self._pool.send(decoder, self._now))
                 self._out.append(Decode(call, decoder, entry.read, entry.item.epoch, entry.given_up))
-        if self._pool.reader_decodes(self._now):
+        if reads_again:
             self._send_reads()
 
     def _await(self, entry: InFlightItem, call: int) -> int:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import lance
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import raylance
 from raylance.errors import DatasetError
 from raylance.source.data_files import DataFiles
-from raylance.source.memory import wanted_rows
+from raylance.source.memory import RowMemory, wanted_rows
 from raylance.source.reader import READ_MODES, Reader, ReadMode
 from raylance.source.version import Source, VersionCheck, pin
 
@@ -74,6 +75,36 @@ def test_any_rows_of_any_layout(write_dataset: Callable[..., str], layout: str, 
         wanted = live.take(offsets)
         assert found["text"].to_pylist() == wanted["text"].to_pylist()
         assert found["vector"].to_pylist() == wanted["vector"].to_pylist()
+
+
+@pytest.mark.parametrize("modulus", [2, 3, 11])
+@pytest.mark.parametrize("columns", [["id", "vector"], ["id", "text", "vector"], ["id", "few", "vector"]])
+def test_rows_between_the_wanted_ones_never_come(
+    write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch, columns: list[str], modulus: int
+) -> None:
+    """They are read, too, and may be null. The wanted rows are shuffled, and come as views of memory that is reused."""
+    ids = np.arange(6000)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(ids, 256).astype(np.float32)), 256)
+    few = pa.array([None if row % modulus == 1 else row for row in ids.tolist()])
+    whole = table(0, 6000).append_column("few", few).set_column(1, "vector", vectors)
+    uri = write_dataset(whole.slice(0, 2500), whole.slice(2500))
+    given, append = [], RowMemory.append
+
+    def record(memory: RowMemory, *arguments: Any) -> None:
+        given.append(len(arguments) == 3 and arguments[2] is not None)
+        append(memory, *arguments)
+
+    monkeypatch.setattr(RowMemory, "append", record)
+    order = raylance.WindowShuffle(shard_rows=500, window_shards=1, lanes=4)  # so that ranges are read
+    handle = raylance.dataset(uri, columns=columns, filter=f"id % {modulus} != 1", order=order)
+    loader = handle.loader(runtime="threads", max_window_bytes=8 << 20)
+    for _ in range(3):
+        found = pa.concat_tables(loader.iter_batches(batch_size=64, batch_format="pyarrow", drop_last=False))
+        assert sorted(found["id"].to_pylist()) == ids[ids % modulus != 1].tolist()
+        assert found.combine_chunks() == whole.take(found["id"]).select(found.column_names).combine_chunks()
+    assert any(given) == (columns == ["id", "vector"]), (
+        "where all columns have one size, and no null, they are not cut out"
+    )
 
 
 def test_no_rows_keep_the_schema(write_dataset: Callable[..., str]) -> None:
