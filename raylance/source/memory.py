@@ -24,7 +24,8 @@ Lend = Callable[[int], Bytes]  # takes a number of bytes; returns memory of at l
 
 _GROWTH = 1.5
 _LONG_RUN = 4  # runs of adjacent rows with at least this mean length are taken as slices
-_SLICED = 0.9  # from this share of wanted rows on, they are slices of the rows that were read, not copies
+# Wanted rows are slices of the rows that were read, not copies, from this share on, if runs of them have these bytes.
+_SLICED, _SLICE_BYTES = 0.9, 128 << 10
 _LARGE_VALUE_BYTES = 2 << 10  # from this mean size on, a Python loop copies values as fast as Arrow takes them
 _SPARE = 1.05  # reserved memory, relative to the bytes that the first rows predict
 _KEPT_BYTES = 64 << 20  # most freed memory that each arena keeps
@@ -505,12 +506,13 @@ def slice_runs(table: pa.Table, places: npt.NDArray[np.int64]) -> list[pa.Table]
 def wanted_rows(table: pa.Table, places: Int64Array | None) -> pa.Table:
     """Returns the rows at the indices `places`, int64, shape (k,), strictly ascending; all rows if that is None.
 
-    Slices keep the other rows in memory, so they are used only if these are few.
+    Slices keep the other rows in memory, and each costs as much as a copy of 100 KiB.
     """
     if places is None:
         return table
     runs = slice_runs(table, places) if len(places) >= _SLICED * table.num_rows else None
-    return take_rows(table, places) if runs is None else pa.concat_tables(runs)
+    is_sliced = runs is not None and table.nbytes >= len(runs) * _SLICE_BYTES
+    return pa.concat_tables(runs) if is_sliced else take_rows(table, places)
 
 
 def take_rows(table: pa.Table, places: npt.NDArray[np.int64], lend: Lend = _fresh) -> pa.Table:
