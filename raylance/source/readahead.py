@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 import numpy as np
@@ -131,7 +131,7 @@ class ReadAhead:
         self._block_bytes = max(1, min(_BLOCK_BYTES, limit_bytes // _BLOCKS))
         self._is_even = False  # whether all known rows have one size
         self._thread = Calls(1, "read-ahead")
-        self._planner = ThreadPoolExecutor(1, thread_name_prefix="plan-ahead")
+        self._planner = Calls(1, "plan-ahead")
         # At most one entry; one thread at a time uses it.
         self._planned: dict[tuple[str, int, Chunk], Future[tuple[Int64Array, Int64Array]]] = {}
         self._used: Portion | None = None
@@ -324,7 +324,7 @@ class ReadAhead:
         found = _sorted_rows(plan, chunk, rank) if planned is None else planned.result()
         self._planned.clear()
         if (after := plan.likely_next_chunk(chunk, rank)) is not None:
-            self._planned[plan_key, rank, after] = self._planner.submit(_sorted_rows, plan, after, rank, _PLANNED_ROWS)
+            self._planned[plan_key, rank, after] = self._planner.start(_sorted_rows, plan, after, rank, _PLANNED_ROWS)
         return found
 
     def _remember(self, rows: int, lines: Int64Array | None) -> RowMemory:

@@ -235,6 +235,21 @@ print("done")
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
+def test_a_thread_that_outlives_the_main_one_gets_its_rows(uri: str) -> None:
+    """Then `concurrent.futures` starts nothing more."""
+    script = f"""
+import raylance, threading
+order = raylance.WindowShuffle(shard_rows=100, window_shards=1, lanes=2)
+loader = raylance.dataset({uri!r}, columns=["id"], order=order).loader()
+def train():
+    threading.main_thread().join()
+    print(sum(len(batch["id"]) for _ in range(2) for batch in loader.iter_batches(batch_size=20)))
+threading.Thread(target=train).start()
+"""
+    done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{2 * ROWS}\n", "")
+
+
 def test_a_pass_that_is_closed_needs_nothing_of_a_module_that_the_interpreter_has_cleared(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
