@@ -93,7 +93,6 @@ class VirtualTime:
         patch.setattr("raylance.runtime.runtime.queue", queues)
         for module, name in (
             ("runtime.rank_reader", "ThreadPoolExecutor"),
-            ("source.readahead", "ThreadPoolExecutor"),
             ("runtime.threads", "Calls"),
             ("source.readahead", "Calls"),
         ):
