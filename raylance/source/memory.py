@@ -114,8 +114,11 @@ class RowMemory:
             lines[places] = wanted
         placed = set()
         for name in table.column_names:
-            column = self._column(name, table)
-            if column.place(lines, table[name].chunks, first_again=places is not None):
+            column, values = self._column(name, table), table[name]
+            # NumPy promises no order for lines that occur repeatedly, so the first row is copied again.
+            if column.place(lines, values.chunks) and (
+                places is None or column.place(lines[:1], values.slice(0, 1).chunks)
+            ):
                 placed.add(name)
         if len(placed) < table.num_columns:
             table, places = wanted_rows(table, places), None
@@ -210,11 +213,8 @@ class _Column(abc.ABC):
     def store_by(self, lines: Int64Array) -> None:  # noqa: B027  # most columns do not
         """Stores rows line by line from now on, if the values have one size."""
 
-    def place(self, lines: Int64Array, chunks: list[pa.Array], *, first_again: bool = False) -> bool:
-        """Copies rows to these lines; returns False if the column cannot hold them, or stores rows as they come.
-
-        `first_again` copies the first row again at the end: NumPy promises no order for lines that occur repeatedly.
-        """
+    def place(self, lines: Int64Array, chunks: list[pa.Array]) -> bool:
+        """Copies rows to these lines; returns False if the column cannot hold them, or stores rows as they come."""
         return False
 
     def by_line(self, low: int, high: int) -> pa.Array:
@@ -248,21 +248,16 @@ class _Fixed(_Column):
         self.lines = lines
         self._data.reserve(len(lines) * self.width)
 
-    def place(self, lines: Int64Array, chunks: list[pa.Array], *, first_again: bool = False) -> bool:
+    def place(self, lines: Int64Array, chunks: list[pa.Array]) -> bool:
         if self.lines is None:
             return False
-        by_line, at, first = self._by_line, 0, None
+        by_line, at = self._by_line, 0
         for chunk in chunks:
             raw = _raw(chunk)
             if raw is None:
                 return False
-            values = self._as_values(raw)
-            by_line[lines[at : at + len(chunk)]] = values
-            if first_again and not at and len(chunk):
-                first = values[0]
+            by_line[lines[at : at + len(chunk)]] = self._as_values(raw)
             at += len(chunk)
-        if first is not None:
-            by_line[lines[0]] = first
         return True
 
     def append(self, chunk: pa.Array, room: _Room) -> bool:
