@@ -143,8 +143,8 @@ def prove_run(
             custom `order`.
 
     Raises:
-        ConfigError: If there is no record of the run or of this dataset; or if `uri`, `order` or `pack` is given
-            without `dataset`, and the run has several datasets.
+        ConfigError: If `path` holds no record of the run, or none of this dataset; if the run has several datasets, and
+            `uri`, `order` or `pack` is given without `dataset`.
     """
     run = read_run(path, storage_filesystem)
     groups = _groups(run)
