@@ -48,8 +48,8 @@ def random_cut(rng: np.random.Generator, seed: int) -> Image.Image:
     return piece.point(curve.clip(0, 255).astype(int).ravel().tolist())
 
 
-def photograph(seed: int, number: int) -> bytes:
-    """One JPEG, of (seed, number) alone, in any process: pieces of texture with edges between them."""
+def photograph(seed: int, number: int, quality: int = QUALITY) -> bytes:
+    """One JPEG, of its arguments alone, in any process: pieces of texture with edges between them."""
     rng = np.random.default_rng((seed, 1, number))
     image = random_cut(rng, seed)
     for _ in range(rng.integers(2, 5)):
@@ -57,14 +57,14 @@ def photograph(seed: int, number: int) -> bytes:
         (x, y), (rx, ry) = rng.integers(0, mask.size), rng.integers(16, 96, 2)
         ImageDraw.Draw(mask).ellipse((x - rx, y - ry, x + rx, y + ry), fill=255)
         image.paste(random_cut(rng, seed), mask=mask.resize(image.size, Image.Resampling.BICUBIC))
-    image.save(encoded := io.BytesIO(), "JPEG", quality=QUALITY)
+    image.save(encoded := io.BytesIO(), "JPEG", quality=quality)
     return encoded.getvalue()
 
 
-def image_batches(rows: int, seed: int, workers: int) -> Iterator[pa.RecordBatch]:
+def image_batches(rows: int, seed: int, workers: int, quality: int = QUALITY) -> Iterator[pa.RecordBatch]:
     """All photographs, made in parallel."""
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        files = pool.map(photograph, itertools.repeat(seed), range(rows), chunksize=64)
+        files = pool.map(photograph, itertools.repeat(seed), range(rows), itertools.repeat(quality), chunksize=64)
         for start in range(0, rows, 512):
             part = pa.array(itertools.islice(files, 512), pa.binary())
             yield pa.record_batch({"image": part, "label": np.arange(start, start + len(part))})

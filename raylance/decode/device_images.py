@@ -21,6 +21,7 @@ from raylance.decode.images import Image, box_of_view, flips_view
 from raylance.decode.pixels import CODEC, MAX_PIXELS, orientation_if_plain
 from raylance.planning.state import OMIT_DEFAULT
 
+_TOGETHER = 64  # images that are written to the batch together: 38 MB of floats at 224 x 224
 _CODEC_OPTIONS = ":fancy_upsampling=1"  # interpolates colours like libjpeg-turbo
 
 
@@ -122,6 +123,8 @@ class _DeviceImages:
         # The codec reads the orientation differently from Pillow, and a file with two orientations kills the process.
         self._as_stored = codec.DecodeParams(apply_exif_orientation=False)
         self.fallbacks, self._by_image, self._memory = 0, image.open(), np.empty(image.shape, np.uint8)
+        # On the CPU, torch resizes integers. Elsewhere, it resizes floats; rounded, they differ by one at most.
+        self._dtype = torch.uint8 if device.type == "cpu" else torch.float32
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             self._decoder = codec.Decoder(device_id=index, options=_CODEC_OPTIONS)
@@ -142,39 +145,47 @@ class _DeviceImages:
         plain = [given[row] for row in turns]
         decoded = self._decoder.decode(plain, params=self._as_stored, cuda_stream=stream) if plain else []
         by_row = dict(zip(turns, decoded, strict=True))
-        for row, (data, numbers, made) in enumerate(zip(given, draws, out, strict=True)):
-            if (image := by_row.get(row)) is None:
-                self.fallbacks += 1
-                self._by_image.decode_into(memoryview(data), numbers, self._memory)
-                made.copy_(torch.from_numpy(self._memory))
-                continue
-            on_cpu = image.buffer_kind == self._codec.ImageBufferKind.STRIDED_HOST  # DLPack would use CUDA even then
-            pixels = torch.from_numpy(np.asarray(image)) if on_cpu else torch.utils.dlpack.from_dlpack(image)
-            self._write(_turned(pixels.to(self._device), turns[row]), numbers, made)
+        for begin in range(0, len(given), _TOGETHER):
+            part = slice(begin, begin + _TOGETHER)
+            images = [
+                self._by_fallback(data, numbers)
+                if (image := by_row.get(row)) is None
+                else self._fit(self._stored(image, turns[row]), numbers)
+                for row, (data, numbers) in enumerate(zip(given[part], draws[part], strict=True), begin)
+            ]
+            # What all images need is done for many at once: to start a kernel costs more than the kernel.
+            together = torch.cat(images)
+            if together.is_floating_point():
+                together = together.round_().clamp_(0, 255)
+            out[part].copy_(together.permute(0, 2, 3, 1))
 
-    def _write(self, pixels: torch.Tensor, draws: npt.NDArray[np.float64], out: torch.Tensor) -> None:
-        """Crops, resizes and flips the pixels of an image, uint8 (h, w, 3), into `out`, (H, W, 3)."""
+    def _stored(self, image: Any, orientation: int) -> torch.Tensor:
+        """Returns what the codec decoded, uint8 (h, w, 3) on the device, turned as it is displayed."""
+        on_cpu = image.buffer_kind == self._codec.ImageBufferKind.STRIDED_HOST  # DLPack would use CUDA even then
+        pixels = torch.from_numpy(np.asarray(image)) if on_cpu else torch.utils.dlpack.from_dlpack(image)
+        return _turned(pixels.to(self._device), orientation)
+
+    def _by_fallback(self, data: npt.NDArray[np.uint8], draws: npt.NDArray[np.float64]) -> torch.Tensor:
+        """Returns an image that `Image` decodes, crops, resizes and flips, (1, 3, H, W) on the device."""
+        self.fallbacks += 1
+        self._by_image.decode_into(memoryview(data), draws, self._memory)
+        return torch.from_numpy(self._memory).permute(2, 0, 1)[None].to(self._device, self._dtype, copy=True)
+
+    def _fit(self, pixels: torch.Tensor, draws: npt.NDArray[np.float64]) -> torch.Tensor:
+        """Crops, resizes and flips an image, uint8 (h, w, 3); returns (1, 3, H, W), not rounded if it is of floats."""
         left, top, width, height = box_of_view(self._image, pixels.shape[0], pixels.shape[1], draws)
         part = pixels[top : top + height, left : left + width].permute(2, 0, 1)[None]
-        if part.shape[2:] != out.shape[:2]:
-            part = _resize(part, (out.shape[0], out.shape[1]))
-        out.copy_((part.flip(3) if flips_view(self._image, draws) else part)[0].permute(1, 2, 0))
+        part = part.to(self._dtype, memory_format=torch.channels_last)
+        if part.shape[2:] != (size := self._image.shape[:2]):
+            part = torch.nn.functional.interpolate(part, size=size, mode="bilinear", antialias=True)
+        return part.flip(3) if flips_view(self._image, draws) else part
 
 
 def _turned(stored: torch.Tensor, orientation: int) -> torch.Tensor:
     """Returns stored pixels (h, w, 3) turned and mirrored as they are displayed."""
     shown = stored.transpose(0, 1) if orientation > 4 else stored
-    return shown.flip([axis for axis, turns in ((0, (3, 4, 7, 8)), (1, (2, 3, 6, 7))) if orientation in turns])
-
-
-def _resize(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Resizes uint8 (1, 3, h, w), bilinear and antialiased. On the CPU, torch has a kernel for integers. Elsewhere,
-    floats are resized and then rounded; the result differs from that of the kernel by one at most.
-    """
-    how: dict[str, Any] = {"size": size, "mode": "bilinear", "antialias": True}
-    if pixels.device.type == "cpu":
-        return torch.nn.functional.interpolate(pixels.contiguous(memory_format=torch.channels_last), **how)
-    return torch.nn.functional.interpolate(pixels.float(), **how).round_().clamp_(0, 255).to(torch.uint8)
+    axes = [axis for axis, turns in ((0, (3, 4, 7, 8)), (1, (2, 3, 6, 7))) if orientation in turns]
+    return shown.flip(axes) if axes else shown  # `flip` copies, even without axes
 
 
 def _package() -> str | None:

@@ -1,0 +1,14 @@
+"""Owns the command `python jobs/gpu.py`; the folder beside it checks and measures."""
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from jobs.common import bringing  # noqa: E402
+
+with bringing("raylance[bench,nvjpeg]", __name__):
+    from jobs.gpu.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())
