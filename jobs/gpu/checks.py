@@ -20,7 +20,7 @@ _ROWS, _BATCH = 997, 64  # a last step that is not full
 _WIDE, _LOADED_ROWS = 4096, 20_000
 _LOAD = 24  # matrix products before each batch is read
 _FREE_BYTES = 64 << 20  # what a device may lose to libraries between two measurements
-_CLOSE = 8  # of 255: more is another picture, not another rounding
+_CLOSE = 8  # of 255, the mean of a picture: more is another picture; tiny ones have colours at half their resolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ def check_streams(device: torch.device, folder: Path) -> Iterator[Check]:
         with handle.loader(runtime=runtime, num_decoders=0) as loader:
             batches = loader.iter_torch_batches(batch_size=_BATCH * 8, device=device, prefetch_batches=3)
             read = _read_late(batches, device, make if device.type == "cuda" else None)
-            wrong = sum(int((sums[ids] != found).sum()) for ids, found in read)
+            known = [(ids.clip(0, len(sums) - 1), found) for ids, found in read]  # wrong ids may be any number
+            wrong = sum(int((sums[ids] != found).sum()) for ids, found in known)
         yield Check(f"rows read under load on {name}, {runtime}", wrong == 0, f"{wrong} of {len(rows)} rows wrong")
 
 
@@ -128,8 +129,9 @@ def _read_late(
 
 def check_pictures(device: torch.device, folder: Path, number: int) -> Iterator[Check]:
     """`DeviceImage` on a device against `Image`, on odd pictures: the same rows are good, and the pixels are close."""
-    encoded = pa.array([odd_picture(0, each) for each in range(number)], pa.binary())
-    uri = _write(folder / "odd.lance", pa.table({"id": np.arange(number), "image": encoded}))
+    pictures, damaged = zip(*(odd_picture(0, each) for each in range(number)), strict=True)
+    table = pa.table({"id": np.arange(number), "image": pa.array(pictures, pa.binary())})
+    uri = _write(folder / "odd.lance", table)
     for name, settings in (
         ("whole", {}),
         ("cropped and flipped", {"augment": raylance.RandomResizedCrop(), "hflip": 0.5}),
@@ -138,20 +140,33 @@ def check_pictures(device: torch.device, folder: Path, number: int) -> Iterator[
             _decoded(uri, kind("image", 224, **settings), device, on_bad_row="mask", max_bad_rows=None)
             for kind in (raylance.Image, raylance.DeviceImage)
         )
-        other = int((valid != ours).sum())
-        yield Check(f"pictures, {name}: the same are good", other == 0, f"{other} of {number} differ")
-        apart = (wanted - pixels).abs()[valid & ours].flatten(1)
-        by_row = apart.float().mean(1)
-        equal, within = float((apart == 0).float().mean()), float((apart <= 2).float().mean())
+        # A codec may accept damage that another one refuses, and make other pixels of it.
+        differ, broken = valid != ours, torch.tensor(damaged)
+        found = f"{int((differ & ~broken).sum())} intact ones differ, {int((differ & broken).sum())} damaged ones"
+        yield Check(f"pictures, {name}: the same are good", not (differ & ~broken).any(), found)
+        apart = (wanted - pixels).abs().flatten(1)
+        intact, rest = apart[valid & ours & ~broken], apart[valid & ours & broken]
         # A batch with a bad row is decoded row by row: what the codec leaves to Image shows among good rows alone.
         good = f"id in ({', '.join(map(str, np.flatnonzero(valid).tolist()))})"
         left = _decoded(uri, raylance.DeviceImage("image", 224, **settings), device, filter=good)[2]
-        found = (
-            f"{equal:.1%} of values equal, {within:.2%} within 2 of 255; a picture's mean difference "
-            f"{float(by_row.mean()):.3f}, at most {float(by_row.max()):.2f}; largest {int(apart.max())}; "
-            f"{left} of {int(valid.sum())} decoded by Image"
-        )
-        yield Check(f"pictures, {name}: the pixels are close", float(by_row.max()) <= _CLOSE, found)
+        found = f"{_apart(intact)}; {left} of {int(valid.sum())} decoded by Image; damaged ones: {_apart(rest)}"
+        yield Check(f"pictures, {name}: intact ones are close", _worst(intact) <= _CLOSE, found)
+
+
+def _worst(apart: torch.Tensor) -> float:
+    """The largest mean difference of a picture."""
+    return float(apart.float().mean(1).max()) if len(apart) else 0.0
+
+
+def _apart(apart: torch.Tensor) -> str:
+    """Describes differences (n, values of a picture), of 255."""
+    if not len(apart):
+        return "none"
+    return (
+        f"{len(apart)}, {float((apart == 0).float().mean()):.1%} of values equal, "
+        f"{float((apart <= 2).float().mean()):.2%} within 2 of 255, a picture's mean difference at most "
+        f"{_worst(apart):.2f}, largest {int(apart.max())}"
+    )
 
 
 def _decoded(uri: str, decode: Any, device: torch.device, **options: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -169,7 +184,7 @@ def check_memory(device: torch.device, folder: Path, passes: int) -> Iterator[Ch
     """Memory of the device after many passes, each ended by a break or at the end of the epoch."""
     if device.type != "cuda":
         return
-    encoded = pa.array([odd_picture(1, each) for each in range(256)], pa.binary())
+    encoded = pa.array([odd_picture(1, each)[0] for each in range(256)], pa.binary())
     uri = _write(folder / "pictures.lance", pa.table({"id": np.arange(256), "image": encoded}))
     decode = raylance.DeviceImage("image", 224)
     handle = raylance.dataset(uri, decode=decode, on_bad_row="mask", max_bad_rows=None)

@@ -34,8 +34,8 @@ import torch
 from jobs.benchmark.figures import Figure
 from jobs.benchmark.measuring import one_thread_each
 from jobs.common import within
+from jobs.gpu import decoding, training, transfers
 
-from . import decoding, training, transfers
 from .checks import Check, check_batches, check_memory, check_pictures, check_positions, check_streams
 from .setting import GpuSetting
 

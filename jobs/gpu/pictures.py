@@ -11,24 +11,22 @@ _ORIENTATION = 0x0112  # of EXIF
 _SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
 
 
-def odd_picture(seed: int, number: int) -> bytes:
-    """One picture, of (seed, number) alone: mostly JPEGs of all kinds, a tenth of them damaged, and other formats."""
+def odd_picture(seed: int, number: int) -> tuple[bytes, bool]:
+    """One picture, of (seed, number) alone, and whether it is damaged: mostly JPEGs of all kinds, and other formats."""
     rng = np.random.default_rng((seed, number))
     width, height = (int(2 ** rng.uniform(0, np.log2(_LONGEST))) for _ in range(2))
     image = _scene(rng, width, height)
-    kind = rng.choice(["jpeg", "grey", "cmyk", "other", "damaged"], p=[0.6, 0.1, 0.05, 0.15, 0.1])
+    kind = rng.choice(["RGB", "L", "CMYK", "other", "damaged"], p=[0.6, 0.1, 0.05, 0.15, 0.1])
     if kind == "other":
-        return _encoded(image, str(rng.choice(["PNG", "WEBP", "GIF", "BMP"])))
-    image = image.convert({"grey": "L", "cmyk": "CMYK"}.get(str(kind), "RGB"))
-    made = _encoded(image, "JPEG", **_options(rng, is_grey=kind == "grey"))
+        return _encoded(image, str(rng.choice(["PNG", "WEBP", "GIF", "BMP"]))), False
     if kind != "damaged":
-        return made
+        return _encoded(image.convert(str(kind)), "JPEG", **_options(rng, is_grey=kind == "L")), False
+    content = bytearray(_encoded(image, "JPEG", **_options(rng, is_grey=False)))
     if rng.random() < 0.5:
-        return made[: int(rng.integers(1, len(made)))]
-    content = bytearray(made)
+        return bytes(content[: int(rng.integers(1, len(content)))]), True
     for place in rng.integers(0, len(content), 3):
         content[place] = rng.integers(256)
-    return bytes(content)
+    return bytes(content), True
 
 
 def _options(rng: np.random.Generator, *, is_grey: bool) -> dict[str, Any]:

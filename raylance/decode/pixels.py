@@ -145,8 +145,7 @@ def _has_plain_scans(data: npt.NDArray[np.uint8]) -> bool:
     in sequence are allowed; in a progressive JPEG, Huffman tables and further scans are also allowed.
     """
     at, is_progressive = 2, False
-    marks = np.flatnonzero(data[:-1] == 0xFF)
-    marks = marks[data[marks + 1] != 0]  # FF 00 is a byte of pixels
+    marks = np.flatnonzero((data[:-1] == 0xFF) & (data[1:] != 0))  # FF 00 is a byte of pixels
     while True:
         if at + 4 > len(data) or data[at] != 0xFF:
             return False

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from jobs.benchmark import command, gpu, measuring, memory, resuming, turns
+from jobs.benchmark import command, measuring, memory, resuming, turns
 from jobs.benchmark.data import cached_dataset, vector_batches
 from jobs.benchmark.readers import READERS, Source
 from jobs.benchmark.setting import Job
@@ -70,28 +70,6 @@ def test_each_raylance_has_its_earlier_self(tmp_path: Path, capsys: pytest.Captu
     assert "is no checkout" in capsys.readouterr().err
 
 
-def test_the_training_of_the_gpu_part_runs_without_a_gpu() -> None:
-    """The loop itself, with a small model, on the CPU: what it reports, and that it learns."""
-    pixels, labels = torch.zeros((8, 16, 16, 3), dtype=torch.uint8), torch.arange(8) % 2
-    pixels[labels == 1] = 255
-    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
-    model = torch.nn.Sequential(*layers, torch.nn.Linear(4, 1000))
-    described = gpu.train([(pixels, labels)] * 30, model, torch.device("cpu"))
-    assert described["rows"] == 240
-    assert 0 <= described["stall"] < described["busy"] <= 1
-    assert described["rows_per_s"] > 0
-    normal = (pixels.permute(0, 3, 1, 2) - 114.0) / 57.5
-    assert torch.equal(model(normal).argmax(1) % 1000, labels)
-
-
-def test_the_gpu_part_says_that_it_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    setting = command.setting_of(command.parse(["--only", "gpu", "--data-dir", str(tmp_path)]))
-    assert list(gpu.figures(gpu.measure(setting))) == []
-    assert "not measured" in capsys.readouterr().out
-
-
 def test_parts_are_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def parts(*argv: str) -> list[str]:
         return command.parse(["--data-dir", str(tmp_path), *argv]).only
@@ -99,7 +77,7 @@ def test_parts_are_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert {"images", "vectors", "turns"} < set(parts())
     assert not {"memory", "spending"} & set(parts()), "they take minutes each"
     assert parts("--only", "vectors") == ["vectors"]
-    assert parts("--only", "memory,gpu") == ["memory", "gpu"]
+    assert parts("--only", "memory,turns") == ["memory", "turns"]
     for argv in (["--only", "turns,nothing"], ["--only", "vectors", "--readers", "decode"], ["--json", str(tmp_path)]):
         with pytest.raises(SystemExit):
             parts(*argv)

@@ -1,0 +1,75 @@
+"""Owns the checks of jobs/gpu.py where there is no GPU: the same code on the CPU; never a rate."""
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.gpu import checks, command, training
+from raylance.batches.device import Sender
+
+pytest.importorskip("nvidia.nvimgcodec")
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+
+def test_batches_and_pictures_of_the_cpu_are_those_of_the_cpu(tmp_path: Path) -> None:
+    made = [*checks.check_positions(CPU, tmp_path), *checks.check_pictures(CPU, tmp_path, 60)]
+    assert [check for check in made if not check.holds] == []
+    assert len(made) == 7
+    assert "100.0% of values equal" in made[-1].found
+
+
+def test_a_wrong_batch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One value of one batch is another one."""
+    receive, calls = Sender.receive, itertools.count()
+
+    def one_value(self: Sender, sent: Any) -> Any:
+        batch = receive(self, sent)
+        if next(calls) == 20:
+            batch["vector"][3, 2] += 1
+        return batch
+
+    monkeypatch.setattr(Sender, "receive", one_value)
+    found = [check.found for check in checks.check_positions(CPU, tmp_path) if not check.holds]
+    assert len(found) == 1
+    assert found[0].startswith("batch 4, column vector: ")
+
+
+def test_the_loop_trains(tmp_path: Path) -> None:
+    """The loop itself, with a small model: what it reports, and that the model learns."""
+    pixels, labels = torch.zeros((8, 3, 16, 16), dtype=torch.uint8), torch.arange(8) % 2
+    pixels[labels == 1] = 255
+    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(4, 1000))
+    described = training.train([(pixels, labels)] * 40, model, CPU, 60)
+    assert 0 <= described["stall"] < described["busy"] <= 1
+    assert described["rows_per_s"] > 0
+    assert torch.equal(model((pixels - 114.0) / 57.5).argmax(1) % 1000, labels)
+
+
+def test_parts_are_chosen_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.parse(["--only", "checks,training"]).only == ["checks", "training"]
+    for argv in (["--only", "nothing"], ["--device", "tpu"]):
+        with pytest.raises(SystemExit):
+            command.parse(argv)
+    assert "there is no nothing" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_script_runs_without_a_gpu(tmp_path: Path) -> None:
+    small = ["--images", "16", "--odd", "20", "--vectors", "400", "--passes", "5", "--seconds", "1", "--workers", "2"]
+    program = [sys.executable, "jobs/gpu.py", "--device", "cpu", *small, "--json", str(tmp_path / "found.json")]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert len(found["checks"]) == 24
+    assert all(check["holds"] for check in found["checks"])
+    assert {figure["unit"] for figure in found["figures"]} == {"images/s", "GB/s", "%"}
+    assert all(figure["median"] >= 0 for figure in found["figures"])
