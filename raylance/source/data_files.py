@@ -36,7 +36,8 @@ class DataFiles:
         self._bounds = list(itertools.accumulate(rows, initial=0))  # the first row of each fragment, and the end
         schema = dataset.schema  # kept, because each access makes Lance convert it
         self._schema = pa.schema([(name, schema.field(name).type) for name in columns])
-        self._fields = {field.name(): field for field in dataset.lance_schema.fields() if field.name() in columns}
+        fields = {field.name(): field for field in dataset.lance_schema.fields()}
+        self._fields = {name: fields[name] for name in columns}
         self._parts: dict[int, list[_Part] | None] = {}  # by fragment, after it was examined
         self._idle: deque[tuple[_Part, LanceFileReader]] = deque(maxlen=_IDLE)
         self._lock = threading.Lock()
@@ -96,7 +97,8 @@ class DataFiles:
             return None
         parts, missing = [], set(self._columns)
         for file in fragment.files:
-            here = [name for name in self._columns if set(_ids(self._fields[name], file)) & set(file.fields)]
+            listed = set(file.fields)
+            here = [name for name in self._columns if not listed.isdisjoint(_ids(self._fields[name], file))]
             if not here:
                 continue
             if os.path.basename(file.path) != file.path:  # a manifest may name any path; a scan stays inside
@@ -108,23 +110,27 @@ class DataFiles:
             schema = reader.metadata().schema
             if reader.num_rows() != fragment.physical_rows or not missing.issuperset(here):
                 return None
-            if not all(self._is_same(name, schema, file) for name in here):
+            if not self._are_same(here, schema, file):
                 return None
             missing.difference_update(here)
             parts.append((path, here))
         return None if missing else parts
 
-    def _is_same(self, name: str, schema: pa.Schema, file: Any) -> bool:
-        """Whether a file's column of this name has the same fields and type as the dataset's."""
-        if schema.names.count(name) != 1 or schema.field(name).type != self._schema.field(name).type:
-            return False
+    def _are_same(self, names: Sequence[str], schema: pa.Schema, file: Any) -> bool:
+        """Whether a file's columns of these names have the same fields and types as the dataset's."""
         try:
             counts = [_count(kind, file) for kind in schema.types]
         except NotImplementedError:
             return False
-        at = schema.names.index(name)
-        first, ids = sum(counts[:at]), list(file.fields)
-        return sum(counts) == len(ids) and ids[first : first + counts[at]] == _ids(self._fields[name], file)
+        ids = iter(file.fields)
+        found = {
+            name: (kind, list(itertools.islice(ids, count)))
+            for name, kind, count in zip(schema.names, schema.types, counts, strict=True)
+        }
+        if len(found) < len(schema.names) or sum(counts) != len(file.fields):
+            return False
+        types = dict(zip(self._schema.names, self._schema.types, strict=True))
+        return all(found.get(name) == (types[name], _ids(self._fields[name], file)) for name in names)
 
 
 def _names_parents(file: Any) -> bool:

@@ -112,9 +112,9 @@ class RowMemory:
         if places is not None:
             wanted, lines = lines, np.full(table.num_rows, lines[0])  # unwanted rows go to the line of the first row
             lines[places] = wanted
-        placed = set()
-        for name in table.column_names:
-            column, values = self._column(name, table), table[name]
+        placed, columns = set(), self._columns_of(table)
+        for name, values in zip(table.column_names, table.columns, strict=True):
+            column = columns[name]
             # NumPy promises no order for lines that occur repeatedly, so the first row is copied again.
             if column.place(lines, values.chunks) and (
                 places is None or column.place(lines[:1], values.slice(0, 1).chunks)
@@ -128,12 +128,13 @@ class RowMemory:
         """Adds rows, all of one schema; copies the columns that `place` did not copy. For `places`, see `place`."""
         self.schema, self._stored = table.schema, None
         count = table.num_rows if places is None else len(places)
+        columns = self._columns_of(table)
+        fitting_rows = self._fitting_rows(table) if len(placed) < table.num_columns else 0.0
         for name in table.column_names:
-            column, rows = self._column(name, table), self.rows
+            column, rows = columns[name], self.rows
             if name in placed and column.lines is not None:
                 column.cut(rows + count)
                 continue
-            fitting_rows = self._fitting_rows(table)
             wanted = table if places is None else wanted_rows(table.select([name]), places)
             for chunk in wanted[name].chunks:
                 room = _Room((self._expected - rows) / max(1, len(chunk)), fitting_rows / max(1, len(chunk)))
@@ -143,19 +144,16 @@ class RowMemory:
                 rows += len(chunk)
         self.rows += count
 
-    def _column(self, name: str, table: pa.Table) -> "_Column":
-        """Returns the column of this name; creates it with the first table."""
-        column = self._columns.get(name)
-        if column is not None:
-            return column
+    def _columns_of(self, table: pa.Table) -> "dict[str, _Column]":
+        """Returns the columns by name; the first table creates them."""
         with self._making:
-            column = self._columns.get(name)  # another thread may have made it
-            if column is None:
-                column = _make_column(table.schema.field(name).type, self._lend)
+            if not self._columns:
+                columns = {field.name: _make_column(field.type, self._lend) for field in table.schema}
                 if self._lines is not None and self._expected <= self._fitting_rows(table):
-                    column.store_by(self._lines)
-                self._columns[name] = column  # set last, because other threads use it from now on
-            return column
+                    for column in columns.values():
+                        column.store_by(self._lines)
+                self._columns = columns  # set last, because other threads use it from now on
+            return self._columns
 
     def _fitting_rows(self, table: pa.Table) -> float:
         """Returns how many more rows of this table's mean size fit."""

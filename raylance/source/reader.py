@@ -73,8 +73,8 @@ def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> flo
     Raises:
         DatasetError: If the files cannot be read.
     """
-    fields = [field for field in dataset.lance_schema.fields() if field.name() in columns]
-    wanted = set()
+    names, wanted = set(columns), set()
+    fields = [field for field in dataset.lance_schema.fields() if field.name() in names]
     while fields:
         field = fields.pop()
         wanted.add(field.id())

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -519,3 +520,31 @@ def test_steps_are_counted_through_epochs_and_resumes(images_uri: str) -> None:
         with pytest.raises(raylance.ConfigError, match=r"set_epoch\(\): epoch=.*must be less than 2\*\*63"):
             second.set_epoch(2**70)
     assert counts == [(0, 1, 1), (1, 0, 2), (1, 1, 3), *((1, step, 2 + step) for step in range(2, 6)), (2, 0, 8)]
+
+
+@pytest.mark.parametrize("order", ["sequential", "row"])
+@pytest.mark.parametrize("kind", ["numbers", "nulls", "texts"])
+def test_work_grows_with_the_columns_and_not_with_their_square(
+    write_dataset: Callable[..., str], kind: str, order: str
+) -> None:
+    values = {"numbers": [0.5] * 100, "nulls": [None, 0.5] * 50, "texts": ["a"] * 100}[kind]
+
+    def calls_of(columns: int) -> int:
+        """The calls of functions in all threads during an opening and an epoch."""
+        uri, calls = write_dataset(pa.table({f"c{number}": values for number in range(columns)})), [0]
+
+        def count(frame: Any, event: str, argument: Any) -> None:
+            calls[0] += event in ("call", "c_call")
+
+        threading.setprofile(count)
+        sys.setprofile(count)
+        try:
+            with raylance.dataset(uri, order=order).loader(runtime="threads") as loader:
+                assert sum(len(batch) for batch in loader.iter_batches(batch_size=10, batch_format="pyarrow")) == 100
+        finally:
+            threading.setprofile(None)  # type: ignore[arg-type]
+            sys.setprofile(None)
+        return calls[0]
+
+    few, many = calls_of(300), calls_of(600)
+    assert many < 2.5 * few, f"twice the columns took {many / few:.1f} times the calls"
