@@ -173,14 +173,16 @@ class Assembly:
         self, offsets: Int64Array, real: BoolArray, plain: pa.Table, decoded: pa.Table | None
     ) -> tuple[pa.Table, BoolArray]:
         """Returns the columns in the order of delivery, and which rows could not be decoded, bool (n,)."""
-        parts = [plain] if decoded is None else [plain, decoded]
-        columns = {name: part[name] for part in parts for name in part.column_names}
-        good = columns[VALID].to_numpy() if VALID in columns else np.ones(len(offsets), dtype=np.bool_)
+        carries = self._read_spec.carries
+        if decoded is None:
+            columns, good = plain.select(carries).columns, np.ones(len(offsets), dtype=np.bool_)
+        else:
+            found = {name: part[name] for part in (plain, decoded) for name in part.column_names}
+            columns, good = [found[name] for name in carries], found[VALID].to_numpy()
         components, own = split_offsets(offsets)
-        columns[COMPONENT], columns[ROW_OFFSET] = pa.chunked_array([components]), pa.chunked_array([own])
-        columns[VALID] = pa.chunked_array([good & real if self._plan.remainder == "pad" else good])
-        names = (*self._read_spec.carries, COMPONENT, ROW_OFFSET, VALID)
-        return pa.table({name: columns[name] for name in names}), ~good
+        valid = good & real if self._plan.remainder == "pad" else good
+        added = {COMPONENT: components, ROW_OFFSET: own, VALID: valid}
+        return pa.Table.from_arrays([*columns, *map(pa.array, added.values())], names=[*carries, *added]), ~good
 
     def _other_rows(self, item: WorkItem) -> CoverageError:
         """Returns the error to raise if helpers delivered other rows than planned."""

@@ -27,6 +27,8 @@ _LONG_RUN = 4  # runs of adjacent rows with at least this mean length are taken 
 # Wanted rows are slices of the rows that were read, not copies, from this share on, if runs of them have these bytes.
 _SLICED, _SLICE_BYTES = 0.9, 128 << 10
 _LARGE_VALUE_BYTES = 2 << 10  # from this mean size on, a Python loop copies values as fast as Arrow takes them
+_NUMBERS = 1, 2, 4, 8  # bytes that NumPy copies as one number
+_FEW = 8  # more columns of one width than this share one piece of memory
 _SPARE = 1.05  # reserved memory, relative to the bytes that the first rows predict
 _KEPT_BYTES = 64 << 20  # most freed memory that each arena keeps
 # The largest freed piece that is kept: twice the size of one read. A larger piece, such as one large row, goes back to
@@ -65,8 +67,10 @@ class RowMemory:
         """
         self._most_bytes, self._expected, self._lines, self._lend = most_bytes, expected, lines, lend
         self._columns: dict[str, _Column] = {}
+        self._blocks: list[tuple[list[str], npt.NDArray[Any]]] = []  # columns of one width: shape (columns, lines)
         self.schema = pa.schema([])
         self._stored: pa.Table | None = None
+        self._by_line: pa.Table | None = None
         self._making = threading.Lock()
         self.rows = 0
 
@@ -112,9 +116,10 @@ class RowMemory:
         if places is not None:
             wanted, lines = lines, np.full(table.num_rows, lines[0])  # unwanted rows go to the line of the first row
             lines[places] = wanted
-        placed, columns = set(), self._columns_of(table)
-        for name, values in zip(table.column_names, table.columns, strict=True):
-            column = columns[name]
+        columns = self._columns_of(table)
+        placed = {name for names, block in self._blocks for name in _place_together(block, names, table, lines)}
+        for name in columns.keys() - placed:
+            column, values = columns[name], table[name]
             # NumPy promises no order for lines that occur repeatedly, so the first row is copied again.
             if column.place(lines, values.chunks) and (
                 places is None or column.place(lines[:1], values.slice(0, 1).chunks)
@@ -126,7 +131,7 @@ class RowMemory:
 
     def append(self, table: pa.Table, placed: frozenset[str] = frozenset(), places: Int64Array | None = None) -> None:
         """Adds rows, all of one schema; copies the columns that `place` did not copy. For `places`, see `place`."""
-        self.schema, self._stored = table.schema, None
+        self.schema, self._stored, self._by_line = table.schema, None, None
         count = table.num_rows if places is None else len(places)
         columns = self._columns_of(table)
         fitting_rows = self._fitting_rows(table) if len(placed) < table.num_columns else 0.0
@@ -150,10 +155,27 @@ class RowMemory:
             if not self._columns:
                 columns = {field.name: _make_column(field.type, self._lend) for field in table.schema}
                 if self._lines is not None and self._expected <= self._fitting_rows(table):
-                    for column in columns.values():
-                        column.store_by(self._lines)
+                    self._store_by(self._lines, columns)
                 self._columns = columns  # set last, because other threads use it from now on
             return self._columns
+
+    def _store_by(self, lines: Int64Array, columns: "dict[str, _Column]") -> None:
+        """Stores columns whose values have one size line by line. If there are many numbers of one width, they get one
+        piece of memory, and NumPy copies rows to all of them at once: it releases the GIL in each call, and then waits.
+        """
+        by_width: dict[int, list[str]] = {}
+        for name, column in columns.items():
+            if isinstance(column, _Fixed):
+                by_width.setdefault(column.width, []).append(name)
+        for width, names in by_width.items():
+            size, together = len(lines) * width, width in _NUMBERS and len(names) > _FEW
+            memory = self._lend(size * len(names)) if together else _fresh(0)
+            for number, name in enumerate(names):
+                end = None if number + 1 == len(names) else (number + 1) * size  # more may be lent than is needed
+                columns[name].store_by(lines, memory[number * size : end] if together else self._lend(size))
+            if together:
+                block = memory[: size * len(names)].view(f"u{width}").reshape(len(names), len(lines))
+                self._blocks.append((names, block))
 
     def _fitting_rows(self, table: pa.Table) -> float:
         """Returns how many more rows of this table's mean size fit."""
@@ -162,7 +184,7 @@ class RowMemory:
 
     def cut(self, rows: int) -> None:
         """Keeps only the first `rows` rows."""
-        self.rows, self._stored = rows, None
+        self.rows, self._stored, self._by_line = rows, None, None
         for column in self._columns.values():
             column.cut(rows)
 
@@ -182,16 +204,19 @@ class RowMemory:
         arrays = [pa.chunked_array(self._columns[field.name].arrays(self.rows), field.type) for field in fields]
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields, self.schema.metadata))
 
-    def by_line(self, low: int, high: int) -> dict[str, pa.Array]:
+    def by_line(self, low: int, high: int) -> pa.Table:
         """Returns views of lines [low, high) of the columns that are stored line by line.
 
         Raises:
             IndexError: If there are such columns, and not all rows are here.
         """
-        found = {name: column for name, column in self._columns.items() if column.lines is not None}
-        if found and self.rows < self._expected:
-            raise IndexError(f"{self.rows} of {self._expected} rows are here")
-        return {name: column.by_line(low, high) for name, column in found.items()}
+        if self._by_line is None:
+            fields = [field for field in self.schema if self._columns[field.name].lines is not None]
+            if fields and self.rows < self._expected:
+                raise IndexError(f"{self.rows} of {self._expected} rows are here")
+            arrays = [self._columns[field.name].by_line() for field in fields]
+            self._by_line = pa.Table.from_arrays(arrays, schema=pa.schema(fields, self.schema.metadata))
+        return self._by_line.slice(low, high - low)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -208,15 +233,16 @@ class _Column(abc.ABC):
     lines: Int64Array | None = None
     parts: "tuple[_Bytes, ...]" = ()
 
-    def store_by(self, lines: Int64Array) -> None:  # noqa: B027  # most columns do not
-        """Stores rows line by line from now on, if the values have one size."""
+    def store_by(self, lines: Int64Array, memory: Bytes) -> None:
+        """Stores rows line by line from now on, in `memory`; only if the values have one size."""
+        raise NotImplementedError
 
     def place(self, lines: Int64Array, chunks: list[pa.Array]) -> bool:
         """Copies rows to these lines; returns False if the column cannot hold them, or stores rows as they come."""
         return False
 
-    def by_line(self, low: int, high: int) -> pa.Array:
-        """Returns lines [low, high); only if `lines` is not None."""
+    def by_line(self) -> pa.Array:
+        """Returns all lines; only if `lines` is not None."""
         raise NotImplementedError
 
     @abc.abstractmethod
@@ -238,13 +264,12 @@ class _Fixed(_Column):
     def __init__(self, kind: pa.DataType, width: int, lend: Lend) -> None:
         self._kind, self.width, self._data = kind, width, _Bytes(lend)
         # A number if one has this width, else a row of bytes: NumPy releases the GIL several times to assign `np.void`.
-        self._value = f"u{width}" if width in (1, 2, 4, 8) else "u1"
+        self._value = f"u{width}" if width in _NUMBERS else "u1"
         self._shape: tuple[int, ...] = (-1,) if self._value != "u1" or width == 1 else (-1, width)
         self.parts = (self._data,)
 
-    def store_by(self, lines: Int64Array) -> None:
-        self.lines = lines
-        self._data.reserve(len(lines) * self.width)
+    def store_by(self, lines: Int64Array, memory: Bytes) -> None:
+        self.lines, self._data.memory = lines, memory
 
     def place(self, lines: Int64Array, chunks: list[pa.Array]) -> bool:
         if self.lines is None:
@@ -254,7 +279,7 @@ class _Fixed(_Column):
             raw = _raw(chunk)
             if raw is None:
                 return False
-            by_line[lines[at : at + len(chunk)]] = self._as_values(raw)
+            by_line[_index(lines[at : at + len(chunk)])] = self._as_values(raw)
             at += len(chunk)
         return True
 
@@ -279,8 +304,9 @@ class _Fixed(_Column):
     def _as_values(self, raw: Bytes) -> npt.NDArray[Any]:
         return raw.view(self._value).reshape(self._shape)
 
-    def by_line(self, low: int, high: int) -> pa.Array:
-        return _dense(self._kind, high - low, pa.py_buffer(self._data.memory[low * self.width : high * self.width]))
+    def by_line(self) -> pa.Array:
+        lines = 0 if self.lines is None else len(self.lines)
+        return _dense(self._kind, lines, pa.py_buffer(self._data.memory[: lines * self.width]))
 
     def cut(self, rows: int) -> None:
         self._data.used = rows * self.width
@@ -401,9 +427,26 @@ class _Bytes:
         self.memory[self.used : end] = data
         self.used = end
 
-    def reserve(self, nbytes: int) -> None:
-        """Allocates `nbytes` before any are used."""
-        self.memory = self._lend(nbytes)
+
+def _place_together(block: npt.NDArray[Any], names: list[str], table: pa.Table, lines: Int64Array) -> list[str]:
+    """Copies rows of columns of one width to these lines; returns the names, or [] if a column has to be copied alone.
+
+    `block` has shape (columns, lines). The last of several rows for one line need not win, but the first row does.
+    """
+    columns = [table[name] for name in names]
+    raws = [raw for each in columns if each.num_chunks == 1 and (raw := _raw(each.chunk(0))) is not None]
+    if len(raws) < len(names):
+        return []
+    rows = np.concatenate(raws).view(block.dtype).reshape(block.shape[0], len(lines))
+    block[:, _index(lines)] = rows
+    block[:, lines[:1]] = rows[:, :1]
+    return names
+
+
+def _index(lines: Int64Array) -> Int64Array | slice:
+    """Returns the index for NumPy: a slice if the lines are consecutive, which is faster."""
+    is_run = len(lines) > 0 and lines[-1] - lines[0] + 1 == len(lines) and bool((np.diff(lines) == 1).all())
+    return slice(lines[0], lines[0] + len(lines)) if is_run else lines
 
 
 def _make_column(kind: pa.DataType, lend: Lend) -> _Column:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan
-from raylance.source.memory import Lend, Placed, RowMemory, long_runs, own_memory, slice_runs, take_rows
+from raylance.source.memory import Lend, Placed, RowMemory, own_memory, slice_runs, take_rows
 
 Track = tuple[str, int, int, int]  # plan key, rank, epoch, and the first position modulo the plan's stride
 
@@ -66,8 +66,7 @@ class Portion:
             stored, self._places = np.unique(rows, return_inverse=True)
         else:
             self._places[lines] = np.arange(len(rows))
-        is_scattered = not is_repeated and long_runs(self._places) is None
-        self.memory = remember(len(stored), lines if is_scattered else None)
+        self.memory = remember(len(stored), None if is_repeated else lines)
         self.rows, self.nbytes, self._blocks = rows, 0, []
         self._stored = stored  # set last: it tells other threads that there is memory
 
@@ -149,11 +148,12 @@ class Portion:
         by_line, table = self.memory.by_line(first, last), self.memory.stored()
         if table.num_columns:
             table = self._take(table, self._places[first:last], lend, own)
-        if not by_line:
-            return table
-        columns, schema = by_line | {name: table[name] for name in table.column_names}, self.memory.schema
-        whole = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
-        return own_memory(whole) if own else whole
+            if not by_line.num_columns:
+                return table
+            columns = dict(zip(by_line.column_names + table.column_names, by_line.columns + table.columns, strict=True))
+            schema = self.memory.schema
+            by_line = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
+        return own_memory(by_line) if own else by_line
 
     def _take(self, table: pa.Table, places: Int64Array, lend: Lend, own: bool) -> pa.Table:
         """Returns the rows of a table at the indices `places`: long runs as slices, others taken by index."""

@@ -168,7 +168,7 @@ class ReadAhead:
             portion = self._find_portion(request, at)
             high = min(request.end, portion.end)
             tables.append(portion.gather(at, high, self._items.lend, own=self._lends and self._is_kept_long()))
-            nbytes += tables[-1].nbytes
+            nbytes += portion.memory.size_of(tables[-1])
             at = high
             if nbytes > allowed_bytes:
                 raise TooLargeError(nbytes * item.rows // (at - begin))
