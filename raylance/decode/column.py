@@ -108,10 +108,10 @@ class OpenColumn(abc.ABC):
         others = None if self._like is None else read_only(rows.table[self._like])
         skips = self.follows or rows.skips_bad
 
-        def decode_row(row: int) -> int:
-            """Decodes a row; returns how often a fast method left the row to the slow method."""
+        def decode_row(row: int) -> Array:
+            """Decodes a row; returns what `_counts` counted."""
             opened = self.opened  # outside of `work`: an error of opening is not the fault of a row
-            before = _fallbacks(opened)
+            before = _counts(opened)
 
             def work() -> None:
                 value = encoded[row]
@@ -125,9 +125,9 @@ class OpenColumn(abc.ABC):
 
             if (skips and not rows.valid[row]) or not self._attempt(rows, row, work):
                 clear(row)
-            return _fallbacks(opened) - before
+            return _counts(opened) - before
 
-        rows.fallbacks += sum((map if executor is None else executor.map)(decode_row, range(rows.table.num_rows)))
+        rows.counts += sum((map if executor is None else executor.map)(decode_row, range(rows.table.num_rows)))
 
 
 class RowColumn(OpenColumn):
@@ -223,13 +223,13 @@ class BatchColumn(OpenColumn):
         wanted = [row for row in range(len(out)) if not skips or rows.valid[row]]
         given = [row for row in wanted if encoded[row] is not None]
         bad = {row for row in wanted if encoded[row] is None and not attempt(row)}
-        before = _fallbacks(opened)
+        before = _counts(opened)
         try:
             if given:
                 decode(given)
-            rows.fallbacks += _fallbacks(opened) - before
+            rows.counts += _counts(opened) - before
         except Exception as together:  # trying each row alone finds the cause
-            rows.fallbacks += len(given)
+            rows.counts[0] += len(given)
             encoded = lend()
             if not (failed := {row for row in given if not attempt(row)}):
                 raise HelperError(
@@ -255,16 +255,22 @@ class _Each:
 
     @property
     def fallbacks(self) -> int:
-        return sum(map(_fallbacks, self._opened))
+        return sum(int(_counts(opened)[0]) for opened in self._opened)
+
+    @property
+    def unturned(self) -> int:
+        return sum(int(_counts(opened)[1]) for opened in self._opened)
 
     def decode_all(self, encoded: memoryview, draws: Sequence[Draws], outs: Sequence[Array]) -> None:
         for method, numbers, out in zip(self._methods, draws, outs, strict=True):
             _refuse_returned(method(encoded, numbers, out), "decode_into")
 
 
-def _fallbacks(opened: Any) -> int:
-    """Returns the number of rows that the fast method of an opened object left to its slow method."""
-    return int(getattr(opened, "fallbacks", 0))
+def _counts(opened: Any) -> npt.NDArray[np.int64]:
+    """Returns the number of rows that the fast method of an opened object left to its slow method, and the number of
+    images whose orientation it could not read.
+    """
+    return np.array([getattr(opened, "fallbacks", 0), getattr(opened, "unturned", 0)], dtype=np.int64)
 
 
 def _refuse_returned(made: Any, method: str) -> None:

@@ -97,14 +97,15 @@ class DecodedRows:
         table: The columns before decoding.
         valid: Whether each row is good so far, bool (n,).
         bad_rows: The bad rows, in the order in which they were found.
-        fallbacks: Number of rows that the fast method of a decoder left to a slow method, added up over the columns.
+        counts: Number of rows that the fast method of a decoder left to a slow method, and number of images whose
+            orientation could not be read, added up over the columns; int64, shape (2,).
         skips_bad: Whether all decoders skip the rows that are already known to be bad.
     """
 
     def __init__(self, decoding: Decoding, table: pa.Table, epoch: int) -> None:
         self._decoding, self._epoch, self.table = decoding, epoch, table
         self.valid = np.ones(table.num_rows, dtype=np.bool_)
-        self.bad_rows, self.fallbacks, self.skips_bad = BadRows(), 0, False
+        self.bad_rows, self.counts, self.skips_bad = BadRows(), np.zeros(2, dtype=np.int64), False
 
     @property
     def named_bad_rows(self) -> tuple[tuple[int, str, str], ...]:

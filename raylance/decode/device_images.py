@@ -7,7 +7,7 @@ from Pillow, or not at all, so `raylance.Image` decodes them. Crop and flip are 
 import dataclasses
 import importlib
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch.utils.dlpack
 from raylance.decode.crops import Crop
 from raylance.decode.decoder import BatchDecoder
 from raylance.decode.images import Image, box_of_view, flips_view
-from raylance.decode.pixels import CODEC, MAX_PIXELS, orientation_if_plain
+from raylance.decode.pixels import CODEC, MAX_PIXELS, Truncated, orientation_if_plain
 from raylance.planning.state import OMIT_DEFAULT
 
 _CODEC_OPTIONS = ":fancy_upsampling=1"  # interpolates colours like libjpeg-turbo
@@ -56,6 +56,8 @@ class DeviceImage(BatchDecoder):
         hflip: As in `Image`.
         name: As in `Image`.
         max_pixels: As in `Image`.
+        truncated: As in `Image`.
+        setup: As in `Image`.
     """
 
     size: tuple[int, int] | int
@@ -63,6 +65,8 @@ class DeviceImage(BatchDecoder):
     hflip: float = 0.0
     name: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
     max_pixels: int | None = dataclasses.field(default=MAX_PIXELS, metadata=OMIT_DEFAULT)
+    truncated: Truncated = dataclasses.field(default="refuse", metadata=OMIT_DEFAULT)
+    setup: Callable[[], Any] | None = dataclasses.field(default=None, repr=False)
 
     dtype = np.dtype(np.uint8)
     channels_last, on_device, content = True, True, "images"
@@ -118,6 +122,11 @@ class _DeviceImages:
         fallbacks: Number of images that `Image` decoded.
     """
 
+    @property
+    def unturned(self) -> int:
+        """Number of images whose orientation cannot be read."""
+        return self._by_image.unturned
+
     def __init__(self, image: Image, device: torch.device) -> None:
         try:
             codec = importlib.import_module("nvidia.nvimgcodec")
@@ -143,8 +152,8 @@ class _DeviceImages:
         """Decodes images to `out`, uint8 (n, H, W, 3); see `OpenBatchDecoder`."""
         stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
         given: list[Any] = [each.numpy() for each in encoded]
-        limit = self._image.max_pixels
-        turns = {row: turn for row, data in enumerate(given) if (turn := orientation_if_plain(memoryview(data), limit))}
+        rules = self._image.rules
+        turns = {row: turn for row, data in enumerate(given) if (turn := orientation_if_plain(memoryview(data), rules))}
         plain = [given[row] for row in turns]
         decoded = self._decoder.decode(plain, params=self._as_stored, cuda_stream=stream) if plain else []
         by_row = dict(zip(turns, decoded, strict=True))

@@ -6,6 +6,8 @@ Every geometric augmentation cuts a box out of the source and resizes it to the 
 """
 
 import dataclasses
+import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
@@ -21,8 +23,9 @@ from raylance.decode.pixels import (
     Box,
     PixelDecoder,
     Pixels,
+    Rules,
+    Truncated,
     copy_pixels,
-    decode_grey,
     pick_into,
     resize_into,
     shown_size,
@@ -38,7 +41,9 @@ class Image(Decoder):
     """Decodes a column of images (JPEG, PNG, WebP, …) to uint8 (N, H, W, C); with several views to (N, views, H, W, C).
     C is 3, or 1 with `mode="L"`. Torch batches have the channels before height and width, in channels-last memory.
 
-    Grey, palette, CMYK and 16-bit images become RGB, alpha is dropped, and EXIF rotation is applied. A 32-bit grey
+    Grey, palette, CMYK and 16-bit images become RGB, alpha is dropped, and the rotation that EXIF or XMP names is
+    applied. Metadata never makes a row bad: an image whose orientation cannot be read is taken as stored, and counted
+    as `unturned_rows` in `stats()`. A 32-bit grey
     image (integers or floats) does not say which value is white. raylance takes as white the smallest of 1 (floats
     only), 255 and 65,535 that no pixel exceeds. If a pixel exceeds all three, or is negative, the smallest value of the
     image becomes black and the largest white. Pixels that are not finite become black. So two such images of a column
@@ -62,8 +67,9 @@ class Image(Decoder):
             columns must have the same displayed size and the same EXIF orientation (none is the same as upright), else
             the row is bad. One difference is allowed: one image is stored upright, the other is turned by a quarter,
             and they are not square. Then their equal displayed sizes prove that both are displayed upright.
-        mode: "RGB", or "L" for one channel, which holds grey as it is, the indices of a palette, or the brightness of
-            colours. "L" refuses grey of more than 8 bits.
+        mode: "RGB", or "L" for one channel, which holds grey as it is stored, the indices of a palette, or the
+            brightness of colours. Grey of fewer than 8 bits is not scaled: 4 bits give 0 for black to 15 for white. "L"
+            refuses grey of more than 8 bits.
         interpolation: How pixels are resized: "bilinear", or "nearest", which makes no new values.
         views: Number of crops that are made of each image, each with another random box and flip. The image is decoded
             once for all of them.
@@ -73,6 +79,11 @@ class Image(Decoder):
         max_pixels: Maximum number of pixels, width times height, of an encoded image; None for no limit. An image with
             more pixels is a bad row, and none of its pixels are decoded. A limit above Pillow's also sets
             `PIL.Image.MAX_IMAGE_PIXELS` in the processes that decode. The limit does not apply to `decode_fn`.
+        truncated: Whether an image whose end is missing is a bad row, "refuse", or its missing pixels are grey or
+            black, "accept". `PIL.ImageFile.LOAD_TRUNCATED_IMAGES` has no effect, because it acts in one process only.
+        setup: A picklable function without arguments that each process calls once before it decodes, such as
+            `pillow_heif.register_heif_opener`. Without it, only formats that Pillow itself reads can be decoded, even
+            if a plug-in is registered in this process.
     """
 
     size: tuple[int, int] | int | None = None
@@ -88,6 +99,8 @@ class Image(Decoder):
     views: int = dataclasses.field(default=1, metadata=OMIT_DEFAULT)
     name: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
     max_pixels: int | None = dataclasses.field(default=MAX_PIXELS, metadata=OMIT_DEFAULT)
+    truncated: Truncated = dataclasses.field(default="refuse", metadata=OMIT_DEFAULT)
+    setup: Callable[[], Any] | None = dataclasses.field(default=None, repr=False)
 
     dtype = np.dtype(np.uint8)
     channels_last = True
@@ -101,6 +114,7 @@ class Image(Decoder):
         for name, value, words in (
             ("mode", self.mode, ("RGB", "L")),
             ("interpolation", self.interpolation, ("bilinear", "nearest")),
+            ("truncated", self.truncated, ("refuse", "accept")),
         ):
             if value not in words:
                 raise ConfigError(f"Image({self.column!r}, {name}={value!r}): must be {' or '.join(map(repr, words))}.")
@@ -113,6 +127,8 @@ class Image(Decoder):
         if self.max_pixels is not None:
             name = f"Image({self.column!r}).max_pixels"
             object.__setattr__(self, "max_pixels", check_integer(name, self.max_pixels, 1))
+        if self.setup is not None and not callable(self.setup):
+            raise ConfigError(f"Image({self.column!r}, setup={self.setup!r}): give a function without arguments.")
         if self.size is None and self.augment is not None:
             raise ConfigError(f"Image({self.column!r}, augment=…): needs size=(height, width), which all crops get.")
 
@@ -130,6 +146,17 @@ class Image(Decoder):
     def draws(self) -> int:
         """Number of uniform random numbers for each row. Each view needs some for its crop and one for its flip."""
         return self.views * _VIEW_DRAWS
+
+    @property
+    def rules(self) -> Rules:
+        """Which images may be opened."""
+        return Rules(self.max_pixels, self.truncated, self.setup is not None)
+
+    def prepare(self) -> None:
+        """Calls `setup`, if this process has not called it yet."""
+        if self.setup is not None:
+            with _SETTING_UP:
+                _set_up(self.setup)
 
     @property
     def codec(self) -> str:
@@ -183,14 +210,16 @@ class Image(Decoder):
                     f"Image({image.column!r}, like={image.like!r}) does not know its crop. Pass it to "
                     "raylance.dataset(…, decode=[…]), together with the image that it follows."
                 )
+            image.prepare()
         return _ImageRows([self, *others])
 
     def resolve(self, encoded: bytes | memoryview) -> Self:
         """Returns a copy of this `Image` that has the size of an encoded image; this `Image` if it has a size."""
         if self.size is not None:
             return self
+        self.prepare()
         decode_fn = self.decode_fn
-        pixels = decode_fn(bytes(encoded)) if decode_fn else PixelDecoder(self.max_pixels).decode(encoded, _whole)
+        pixels = decode_fn(bytes(encoded)) if decode_fn else PixelDecoder(self.rules).decode(encoded, _whole)
         return dataclasses.replace(self, size=(int(pixels.shape[0]), int(pixels.shape[1])), keeps_size=True)
 
     def decode_into(self, encoded: bytes | memoryview, draws: Draws, out: Pixels) -> None:
@@ -264,6 +293,8 @@ class ImageCrop(Decoder):
         """Returns this object: an `ImageCrop` keeps nothing between rows, so it needs no separate object that decodes
         them. See `Decoder.open`.
         """
+        if self.follows is not None:
+            self.follows.prepare()
         return self
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
@@ -277,7 +308,7 @@ class ImageCrop(Decoder):
                 f"does not know its crop: pass ImageCrop({self.column!r}) to raylance.dataset(…, decode=[…]), together "
                 "with the image that it follows."
             )
-        width, height, _ = shown_size(encoded, self.follows.max_pixels)
+        width, height, _ = shown_size(encoded, self.follows.rules)
         for view, made in zip(_by_view(self.follows, draws), out.reshape(self.follows.views, 7), strict=True):
             made[:] = (*box_of_view(self.follows, height, width, view), width, height, flips_view(self.follows, view))
 
@@ -286,21 +317,31 @@ class _ImageRows:
     """Decodes the images of a column, in one thread."""
 
     def __init__(self, images: Sequence[Image]) -> None:
-        limits = [each.max_pixels for each in images if each.max_pixels is not None and each.decode_fn is None]
-        self._max_pixels = min(limits, default=None)  # one limit, so that a row is bad for all images or none
-        self._images, self._pixels = images, PixelDecoder(self._max_pixels)
+        rules = [each.rules for each in images if each.decode_fn is None]
+        limits = [each.max_pixels for each in rules if each.max_pixels is not None]
+        self._rules = Rules(  # the strictest of all, so that a row is bad for all images or none
+            max_pixels=min(limits, default=None),
+            truncated="accept" if all(each.truncated == "accept" for each in rules) else "refuse",
+            plugins=all(each.plugins for each in rules),
+        )
+        self._images, self._pixels = images, PixelDecoder(self._rules)
 
     @property
     def fallbacks(self) -> int:
         """Number of images that the fast codec left to the slow one."""
         return self._pixels.fallbacks
 
+    @property
+    def unturned(self) -> int:
+        """Number of images whose orientation cannot be read."""
+        return self._pixels.unturned
+
     def check_like(self, encoded: memoryview, other: memoryview) -> None:
         """Raises ValueError if the image does not fit `other`, the image whose crop it gets; see `like` of `Image`."""
         first = self._images[0]
         like, leader = first.like, first.follows or first
-        width, height, turn = shown_size(encoded, self._max_pixels)
-        wide, high, other_turn = shown_size(other, leader.max_pixels)
+        width, height, turn = shown_size(encoded, self._rules)
+        wide, high, other_turn = shown_size(other, leader.rules)
         if (width, height) != (wide, high):
             raise ValueError(f"is {width}x{height} pixels, and {like!r} is {wide}x{high}: one crop does not fit both")
         # If one image is stored upright (1), and the other is turned by a quarter and not a square, then equal
@@ -337,7 +378,7 @@ class _ImageRows:
             return [box_of_view(view.image, height, width, view.draws) for view in views]
 
         if first.mode == "L":
-            return decode_grey(encoded, cut, self._max_pixels)
+            return self._pixels.decode_grey(encoded, cut)
         drafts = all(view.image.draft for view in views)
         return self._pixels.decode_parts(
             encoded, cut, [(view.out.shape[0], view.out.shape[1]) for view in views] if drafts else ()
@@ -377,6 +418,14 @@ class _View:
                 'alike to make a batch; the epoch stops here, with on_bad_row="mask" too: this is not a bad row. Pass '
                 f"Image({self.image.column!r}, size=({out_height}, {out_width})), height first, to resize them."
             )
+
+
+_SETTING_UP = threading.Lock()
+
+
+@functools.cache
+def _set_up(function: Callable[[], Any]) -> None:
+    function()
 
 
 def _leader(follower: Decoder, other: Decoder) -> Image:

@@ -66,7 +66,8 @@ class DeviceDecoding:
                 nbytes=sum(tensor.nbytes for tensor in made.values()),
                 decode_s=seconds,
                 device_decode_s=seconds,
-                fallback_rows=rows.fallbacks,
+                fallback_rows=int(rows.counts[0]),
+                unturned_rows=int(rows.counts[1]),
                 bad_rows=rows.named_bad_rows,
             ),
         )

@@ -2,20 +2,26 @@
 
 simplejpeg calls libjpeg-turbo to decode JPEGs with Pillow's settings, so the pixels are equal to Pillow's. Pillow
 decodes the images that simplejpeg refuses: CMYK, damaged images of which a part can be decoded, other formats. It
-exports their pixels through Arrow, four bytes for each pixel, without a copy. Torch's antialiased uint8 kernel resizes
-with Pillow's filter. Under 1 % of the resized pixels differ from Pillow's, by one grey level at most, and the kernel
-takes a fraction of Pillow's time.
+exports their pixels through Arrow, four bytes for each pixel, without a copy. Metadata never decides whether an image
+can be decoded, and neither does a setting of Pillow that belongs to one process. Torch's antialiased uint8 kernel
+resizes with Pillow's filter. Under 1 % of the resized pixels differ from Pillow's, by one grey level at most, and the
+kernel takes a fraction of Pillow's time.
 """
 
+import contextlib
+import dataclasses
 import importlib.metadata
 import io
-from collections.abc import Callable, Sequence
-from typing import Any
+import re
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
-import PIL.ImageOps
+import PIL.ImageFile
 import pyarrow as pa
 import simplejpeg
 
@@ -27,7 +33,14 @@ Cuts = Callable[[int, int], Sequence[Box]]
 MAX_PIXELS = 178_956_970
 """Default for the maximum number of pixels of an image. Pillow treats a larger image as a decompression bomb."""
 
+Truncated = Literal["refuse", "accept"]
+
 _ORIENTATION = 0x0112  # a tag of EXIF and of TIFF
+_XMP_ORIENTATION = b"tiff:Orientation"
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PIXEL_CHUNKS = b"tRNS", b"acTL", b"fcTL", b"fdAT"  # chunks that change pixels, though PNG allows to ignore them
+_TURNING_TEXTS = "Raw profile type exif", "XML:com.adobe.xmp"  # texts of a PNG by which Pillow turns it
+_TEXT_BYTES = 16 << 20  # most bytes of such a text
 _TIFF = "TIFF"  # Pillow turns TIFFs itself when it loads them; images of other formats stay as they are stored
 _JPEG = b"\xff\xd8\xff"
 _COLOURS = ("YCbCr", "RGB", "Gray")  # colour spaces of JPEGs; Pillow converts CMYK
@@ -36,16 +49,31 @@ CODEC = f"simplejpeg {simplejpeg.__version__}, pillow {PIL.__version__}, torch {
 """The codecs that make the pixels."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rules:
+    """Which images Pillow may open and decode, the same in every process.
+
+    Attributes:
+        max_pixels: The maximum number of pixels of an image; None for no limit.
+        truncated: Whether an image whose end is missing is an error, or its missing pixels are grey or black.
+        plugins: Whether plug-ins, which Pillow does not contain, may open images.
+    """
+
+    max_pixels: int | None = MAX_PIXELS
+    truncated: Truncated = "refuse"
+    plugins: bool = False
+
+
 class PixelDecoder:
     """Decodes one image after another, in one thread.
 
     Attributes:
         fallbacks: Number of JPEGs that Pillow decoded.
+        unturned: Number of images that were decoded as stored because their orientation cannot be read.
     """
 
-    def __init__(self, max_pixels: int | None = MAX_PIXELS) -> None:
-        """Takes the maximum number of pixels of an image; None for no limit."""
-        self.fallbacks, self._max_pixels = 0, max_pixels
+    def __init__(self, rules: Rules = Rules()) -> None:
+        self.fallbacks, self.unturned, self._rules = 0, 0, rules
         self._memory = np.empty(0, dtype=np.uint8)
 
     def decode(self, encoded: bytes | memoryview, cut: Cut, reduce_to: tuple[int, int] | None = None) -> Pixels:
@@ -73,18 +101,53 @@ class PixelDecoder:
             if parts is not None:
                 return parts
             self.fallbacks += 1
-        whole = _by_pillow(data, self._max_pixels)
+        with accepting(self._rules.truncated):
+            image = _open(data, self._rules)
+            whole = self._turned(_rgb(image), image)
         return [_part(whole, box) for box in cut(whole.shape[0], whole.shape[1])]
+
+    def decode_grey(self, encoded: bytes | memoryview, cut: Cuts) -> list[Pixels]:
+        """Decodes the boxes of an image to one channel, uint8 (h, w, 1), with EXIF rotation applied. The channel holds
+        grey as it is stored, the indices of a palette, or the brightness of colours. Grey of fewer than 8 bits counts
+        from 0 for black in each format.
+
+        Raises:
+            DecompressionBombError: As `decode_parts`.
+            ValueError: If grey has more than 8 bits, because scaling would change the classes of a mask. Grey with
+                alpha is not refused, because Pillow itself scales it to 8 bits.
+            OSError, …: As Pillow raises for data that is not an image.
+        """
+        with accepting(self._rules.truncated):
+            image = _open(encoded, self._rules)
+            white = _white(image)
+            image.load()
+            if image.mode[0] in "IF":
+                raise ValueError(f"has more than 8 bits a pixel (mode {image.mode}), which uint8 cannot hold")
+            one = image.getchannel(0) if image.mode in ("LA", "PA") else image
+            grey = np.asarray(one if one.mode in ("L", "P") else one.convert("L"))
+            white = 1 if image.mode == "1" else white
+            if white < 255:  # Pillow has scaled it
+                grey = ((grey.astype(np.uint16) * white + 127) // 255).astype(np.uint8)
+            whole = self._turned(grey[..., None], image)
+        return [_part(whole, box) for box in cut(whole.shape[0], whole.shape[1])]
+
+    def _turned(self, stored: Pixels, image: PIL.Image.Image) -> Pixels:
+        """Returns the pixels of an image as they are displayed."""
+        return _shown(stored, 1 if image.format == _TIFF else self._count(_orientation(image)))
+
+    def _count(self, orientation: int | None) -> int:
+        self.unturned += orientation is None
+        return orientation or 1
 
     def _by_turbo(self, data: memoryview, cut: Cuts, reduce_to: Sequence[tuple[int, int]]) -> list[Pixels] | None:
         """Decodes the boxes of a JPEG; None if simplejpeg refuses it."""
         if (size := jpeg_size(data)) is None:
             return None
         high, wide = size
-        _check_pixels(wide, high, self._max_pixels)
+        _check_pixels(wide, high, self._rules.max_pixels)
         try:
-            orientation = _orientation(_open(data, self._max_pixels)) if _may_have_exif(data) else 1
-            is_turned = orientation > 4  # by a quarter, so that rows of stored pixels are displayed as columns
+            orientation = _orientation(_open(data, self._rules)) if _may_be_turned(data) else 1
+            is_turned = (orientation or 1) > 4  # by a quarter, so that rows of stored pixels are displayed as columns
             shown_high, shown_wide = (wide, high) if is_turned else (high, wide)
             boxes = cut(shown_high, shown_wide)
             least: dict[str, Any] = {}
@@ -104,7 +167,7 @@ class PixelDecoder:
             stored = simplejpeg.decode_jpeg(data, "RGB", buffer=self._memory[: high * wide * 3], **least)
         except ValueError:  # the data may be damaged; Pillow may decode a part of it, or describe the damage better
             return None
-        pixels = _turned(stored, orientation)
+        pixels = _shown(stored, self._count(orientation))
         if least:
             y, x = pixels.shape[0] / shown_high, pixels.shape[1] / shown_wide
             boxes = [
@@ -127,16 +190,17 @@ def jpeg_size(data: memoryview) -> tuple[int, int] | None:
     return (high, wide) if colours in _COLOURS else None
 
 
-def orientation_if_plain(data: memoryview, max_pixels: int | None) -> int | None:
+def orientation_if_plain(data: memoryview, rules: Rules) -> int | None:
     """Returns the orientation, 1 to 8, of a JPEG that every codec decodes to the same stored pixels as Pillow; None for
-    other data, and for too many pixels. Codecs differ if there are wrong markers among the pixels: some stop there.
+    other data, for too many pixels, and if the orientation cannot be read. Codecs differ if there are wrong markers
+    among the pixels: some stop there.
     """
     if (size := jpeg_size(data)) is None or not _has_plain_scans(np.frombuffer(data, np.uint8)):
         return None
     try:
-        _check_pixels(*size, max_pixels)
-        return _orientation(_open(data, max_pixels)) if _may_have_exif(data) else 1
-    except Exception:  # damaged EXIF raises errors of many kinds
+        _check_pixels(*size, rules.max_pixels)
+        return _orientation(_open(data, rules)) if _may_be_turned(data) else 1
+    except Exception:  # damaged segments raise errors of many kinds
         return None
 
 
@@ -177,49 +241,145 @@ def _part(pixels: Pixels, box: Box) -> Pixels:
     return pixels[top : top + height, left : left + width]
 
 
-def _orientation(image: PIL.Image.Image) -> int:
-    """Returns the display orientation, 1 to 8, of an image that is not loaded yet: from EXIF, or a TIFF's own tag."""
-    has_one = "exif" in image.info or image.format == _TIFF
-    found = image.getexif().get(_ORIENTATION, 1) if has_one else 1
-    return next((number for number in range(1, 9) if found == number), 1)  # `found` may be a fraction, as in Pillow
+def _orientation(image: PIL.Image.Image) -> int | None:
+    """Returns the display orientation, 1 to 8, of an image: from EXIF, from XMP, or a TIFF's own tag. None if these
+    cannot be read.
+    """
+    if image.format != _TIFF:
+        info, image = image.info, PIL.Image.Image()  # a PNG would be decoded, and a JPEG has hidden an error already
+        image.info = info
+    try:
+        found = image.getexif().get(_ORIENTATION, 1)
+        return next((number for number in range(1, 9) if found == number), 1)  # it may be a fraction, as in Pillow
+    except Exception:  # Pillow raises errors of any kind for damaged metadata
+        return None
 
 
-def _may_have_exif(data: memoryview) -> bool:
-    """Returns whether a segment before the pixels is EXIF, or the segments cannot be parsed. If not, Pillow need not
-    parse the image, which would take a twentieth of the time of decoding.
+def _may_be_turned(data: memoryview) -> bool:
+    """Returns whether a segment before the pixels is EXIF, or XMP with an orientation, or the segments cannot be
+    parsed. If not, Pillow need not parse the image, which would take a twentieth of the time of decoding.
     """
     at = 2
     while at + 10 <= len(data) and data[at] == 0xFF and data[at + 1] >= 0xC0:
         if data[at + 1] == 0xDA:  # the pixels
             return False
-        if data[at + 1] == 0xE1 and bytes(data[at + 4 : at + 10]) == b"Exif\0\0":
-            return True
-        at += 2 + (data[at + 2] << 8) + data[at + 3]
+        end = at + 2 + (data[at + 2] << 8) + data[at + 3]
+        if data[at + 1] == 0xE1:
+            segment = bytes(data[at + 4 : end])
+            if segment[:6] == b"Exif\0\0" or _XMP_ORIENTATION in segment:
+                return True
+        at = end
     return True
 
 
-def _turned(stored: Pixels, orientation: int) -> Pixels:
-    """Returns a view of stored pixels (h, w, 3), turned and mirrored as they are displayed."""
+def _shown(stored: Pixels, orientation: int) -> Pixels:
+    """Returns a view of stored pixels (h, w, c), turned and mirrored as they are displayed."""
     shown = stored.transpose(1, 0, 2) if orientation > 4 else stored
     return shown[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
 
-def _open(encoded: bytes | memoryview, max_pixels: int | None) -> PIL.Image.Image:
+class _Switch(threading.local):
+    """Takes the place of `PIL.ImageFile.LOAD_TRUNCATED_IMAGES`, which belongs to the process: while a thread decodes
+    here, it has the value of its decoder. In all other code, it has the value that the process set.
+    """
+
+    of_process: ClassVar[Any] = False
+    of_thread: bool | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.of_process if self.of_thread is None else self.of_thread)
+
+
+_switch = _Switch()
+
+
+@contextlib.contextmanager
+def accepting(truncated: Truncated) -> Iterator[None]:
+    """Lets Pillow accept or refuse truncated images in this thread."""
+    pillow: Any = PIL.ImageFile
+    if pillow.LOAD_TRUNCATED_IMAGES is not _switch:  # at first, and after the process has set it
+        _Switch.of_process, pillow.LOAD_TRUNCATED_IMAGES = pillow.LOAD_TRUNCATED_IMAGES, _switch
+    before, _switch.of_thread = _switch.of_thread, truncated == "accept"
+    try:
+        yield
+    except OSError as error:
+        if not _Switch.of_process or truncated == "accept" or "truncated" not in str(error):
+            raise
+        raise OSError(
+            f"{error}. PIL.ImageFile.LOAD_TRUNCATED_IMAGES has no effect, because it acts in one process only: pass "
+            'Image(…, truncated="accept")'
+        ) from error
+    finally:
+        _switch.of_thread = before
+
+
+def _open(encoded: bytes | memoryview, rules: Rules) -> PIL.Image.Image:
     """Opens an image without decoding its pixels.
 
     Raises:
         DecompressionBombError: If its header names too many pixels.
         ValueError, OSError, …: As Pillow raises for data that is not an image.
     """
-    allowed = PIL.Image.MAX_IMAGE_PIXELS  # a limit of the process, which Pillow checks in many places
+    max_pixels, allowed = rules.max_pixels, PIL.Image.MAX_IMAGE_PIXELS  # Pillow checks its limit in many places
     if allowed is not None and (max_pixels is None or 2 * allowed < max_pixels):
         PIL.Image.MAX_IMAGE_PIXELS = max_pixels
+    data, info = _split_png(memoryview(encoded)) if bytes(encoded[: len(_PNG)]) == _PNG else (encoded, {})
     try:
-        image = PIL.Image.open(io.BytesIO(encoded))
+        image = PIL.Image.open(io.BytesIO(data), formats=None if rules.plugins else _own_formats())
     except PIL.Image.DecompressionBombError as error:  # more than Pillow allows, which is at least `max_pixels`
         raise _too_many(str(error).rstrip("."), max_pixels) from None
+    except PIL.UnidentifiedImageError:
+        if rules.plugins:
+            raise
+        PIL.Image.open(io.BytesIO(data))
+        raise PIL.UnidentifiedImageError(
+            "only a plug-in of Pillow opens this image, and a plug-in is registered in one process only. Name what "
+            "registers it, so that each process that decodes does: Image(…, setup=function)"
+        ) from None
     _check_pixels(*image.size, max_pixels)
+    image.info.update(info)
     return image
+
+
+def _own_formats() -> list[str]:
+    """Returns the formats that Pillow itself opens, in its order."""
+    PIL.Image.init()
+    return [name for name in PIL.Image.ID if PIL.Image.OPEN[name][0].__module__.startswith("PIL.")]
+
+
+def _split_png(data: memoryview) -> tuple[bytes | memoryview, dict[str, Any]]:
+    """Returns a PNG without its metadata, which could make Pillow refuse it; and the metadata by which it is turned,
+    named as in `PIL.Image.Image.info`.
+    """
+    kept, info, at = [data[: len(_PNG)]], dict[str, Any](), len(_PNG)
+    while at + 12 <= len(data):
+        end, kind = at + 12 + int.from_bytes(data[at : at + 4], "big"), bytes(data[at + 4 : at + 8])
+        if end > len(data) or not kind.isalpha():
+            break
+        if kind[:1].isupper() or kind in _PIXEL_CHUNKS:
+            kept.append(data[at:end])
+        elif kind == b"eXIf":
+            info["exif"] = b"Exif\0\0" + bytes(data[at + 8 : end - 4])
+        elif kind in (b"tEXt", b"zTXt", b"iTXt"):
+            info |= _turning_text(kind, bytes(data[at + 8 : end - 4]))
+        at = end
+    return b"".join([*kept, data[at:]]), info
+
+
+def _turning_text(kind: bytes, chunk: bytes) -> dict[str, str]:
+    """Returns the text of a chunk by its name, if Pillow turns a PNG by it. If it cannot be read, it is the raw text,
+    which is not EXIF.
+    """
+    key, _, text = chunk.partition(b"\0")
+    name = key.decode("latin-1")
+    if name not in _TURNING_TEXTS:
+        return {}
+    is_packed = kind == b"zTXt" or (kind == b"iTXt" and text[:1] == b"\1")
+    if kind == b"iTXt":
+        text = text[2:].partition(b"\0")[2].partition(b"\0")[2]
+    with contextlib.suppress(zlib.error):
+        text = zlib.decompressobj().decompress(text[kind == b"zTXt" :], _TEXT_BYTES) if is_packed else text
+    return {name: text.decode("latin-1")}
 
 
 def _check_pixels(width: int, height: int, max_pixels: int | None) -> None:
@@ -234,9 +394,11 @@ def _too_many(what: str, max_pixels: int | None) -> Exception:
     )
 
 
-def _by_pillow(encoded: memoryview, max_pixels: int | None) -> Pixels:
-    """Decodes to uint8 (H, W, 4) with EXIF rotation; the fourth channel is padding. The array may be read-only."""
-    image = _shown(_open(encoded, max_pixels))
+def _rgb(image: PIL.Image.Image) -> Pixels:
+    """Decodes to uint8 (H, W, 4) as stored, but a TIFF as displayed, which Pillow itself turns; the fourth channel is
+    padding. The array may be read-only.
+    """
+    image.load()
     if image.mode in ("I", "F") and image.format != "PPM":  # Pillow gives the 16 bits of PPM as 32 bits
         image = PIL.Image.fromarray(_grey_of_32_bits(np.asarray(image)))
     elif image.mode.startswith("I"):  # 16-bit grey: convert() would clip it to white
@@ -244,8 +406,6 @@ def _by_pillow(encoded: memoryview, max_pixels: int | None) -> Pixels:
         image = PIL.Image.fromarray(np.minimum(high, 255).astype(np.uint8))
     if image.mode != "RGB":
         image = image.convert("RGB")
-    else:
-        image.load()
     try:
         packed = pa.array(image)
     except ValueError:  # an image of more than 16 MB is in several blocks, which Arrow cannot import
@@ -253,43 +413,31 @@ def _by_pillow(encoded: memoryview, max_pixels: int | None) -> Pixels:
     return np.asarray(packed.values.to_numpy(zero_copy_only=True).reshape(image.height, image.width, 4))
 
 
-def decode_grey(encoded: bytes | memoryview, cut: Cuts, max_pixels: int | None) -> list[Pixels]:
-    """Decodes the boxes of an image to one channel, uint8 (h, w, 1), with EXIF rotation applied. The channel holds
-    8-bit grey as it is, grey of fewer bits scaled to 0 … 255, the indices of a palette, or the brightness of colours.
-
-    Raises:
-        DecompressionBombError: As `PixelDecoder.decode_parts`.
-        ValueError: If grey has more than 8 bits, because scaling would change the classes of a mask. Grey with alpha is
-            not refused, because Pillow itself scales it to 8 bits.
-        OSError, …: As Pillow raises for data that is not an image.
-    """
-    image = _shown(_open(encoded, max_pixels))
-    if image.mode[0] in "IF":
-        raise ValueError(f"has more than 8 bits a pixel (mode {image.mode}), which uint8 cannot hold")
-    if image.mode in ("LA", "PA"):
-        image = image.getchannel(0)
-    grey = np.asarray(image if image.mode in ("L", "P") else image.convert("L"))
-    return [_part(grey, box)[..., None] for box in cut(grey.shape[0], grey.shape[1])]
+def _white(image: Any) -> int:
+    """Returns the number that the format of a grey image, not loaded yet, has for white, before Pillow scales it."""
+    if image.mode != "L" or not getattr(image, "tile", None):
+        return 255
+    codec, *_, arguments = image.tile[0]
+    if codec in ("ppm", "ppm_plain"):
+        return int(arguments[-1])
+    raw = arguments if isinstance(arguments, str) else str(arguments[0]) if arguments else ""
+    few = re.match("L;([124])", raw)
+    return 255 if few is None else (1 << int(few[1])) - 1
 
 
-def shown_size(encoded: bytes | memoryview, max_pixels: int | None) -> tuple[int, int, int]:
+def shown_size(encoded: bytes | memoryview, rules: Rules) -> tuple[int, int, int]:
     """Returns the displayed width and height of an image, and its orientation, 1 to 8, without decoding its pixels.
 
     Raises:
         DecompressionBombError: As `PixelDecoder.decode_parts`.
     """
-    image: Any = _open(encoded, max_pixels)
-    orientation = _orientation(image)
-    # Pillow gives the displayed size of a TIFF with the tag, but the stored size of a TIFF that XMP turns.
-    is_displayed = image.format == _TIFF and image.tag_v2.get(_ORIENTATION) == orientation
-    is_stored_turned = orientation > 4 and not is_displayed
-    return (*((image.height, image.width) if is_stored_turned else image.size), orientation)
-
-
-def _shown(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Returns an image turned as it is displayed. Pillow itself turns a TIFF when it loads the pixels."""
-    is_turned = image.format != _TIFF and _orientation(image) != 1
-    return PIL.ImageOps.exif_transpose(image) if is_turned else image
+    with accepting(rules.truncated):
+        image: Any = _open(encoded, rules)
+        orientation = _orientation(image) or 1
+        # Pillow gives the displayed size of a TIFF with the tag, but the stored size of a TIFF that XMP turns.
+        is_displayed = image.format == _TIFF and image.tag_v2.get(_ORIENTATION) == orientation
+        is_stored_turned = orientation > 4 and not is_displayed
+        return (*((image.height, image.width) if is_stored_turned else image.size), orientation)
 
 
 def _grey_of_32_bits(grey: npt.NDArray[Any]) -> Pixels:

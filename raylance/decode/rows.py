@@ -71,7 +71,8 @@ class OpenDecoding:
         return done, Receipt(
             nbytes=done.nbytes,
             decode_s=clock.now() - begin,
-            fallback_rows=rows.fallbacks,
+            fallback_rows=int(rows.counts[0]),
+            unturned_rows=int(rows.counts[1]),
             bad_rows=rows.named_bad_rows,
         )
 

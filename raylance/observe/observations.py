@@ -30,6 +30,7 @@ class Receipt:
         held_bytes: Peak of `window_bytes` so far.
         window_bytes: Bytes of raw rows that the shard actor, which reads, holds now.
         fallback_rows: Rows that the fast codec left to the slow one.
+        unturned_rows: Images whose orientation could not be read.
         bad_rows: Some of the masked rows: row offset (in a mixture, see `reason_of`), column and reason.
         too_large_bytes: Approximate bytes of rows that were not sent because they exceed the limit; else 0.
     """
@@ -44,6 +45,7 @@ class Receipt:
     held_bytes: int = 0
     window_bytes: int = 0
     fallback_rows: int = 0
+    unturned_rows: int = 0
     bad_rows: tuple[tuple[int, str, str], ...] = ()
     too_large_bytes: int = 0
 

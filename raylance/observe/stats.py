@@ -43,6 +43,8 @@ class Stats(WaitClock):
         fallback_rows: Rows that a slow decoder had to decode in place of a fast one: JPEGs that the fast codec left to
             Pillow, such as CMYK or damaged ones (other formats, which Pillow always decodes, do not count); images that
             `DeviceImage` left to `Image`; rows decoded one by one after a batch decoder failed on them together.
+        unturned_rows: Images that were decoded as stored because their EXIF is damaged, so their orientation cannot
+            be read.
         read_bytes: Bytes of rows read from storage, including rows read ahead.
         decoded_rows: Rows that were decoded, including rows decoded ahead.
         wait_s: Seconds that the trainer waited for the next batch, or for the end of a pass.
@@ -88,6 +90,7 @@ class Stats(WaitClock):
     rows: int = 0
     masked_rows: int = 0
     fallback_rows: int = 0
+    unturned_rows: int = 0
     nbytes: int = 0
     read_bytes: int = 0
     decoded_rows: int = 0
@@ -177,6 +180,7 @@ class Stats(WaitClock):
         self.decode_s += receipt.decode_s
         self.device_decode_s += receipt.device_decode_s
         self.fallback_rows += receipt.fallback_rows
+        self.unturned_rows += receipt.unturned_rows
         self.held_bytes = max(self.held_bytes, receipt.held_bytes)
         self.window_bytes = receipt.window_bytes or self.window_bytes
         if not receipt.device_decode_s:

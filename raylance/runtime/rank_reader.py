@@ -80,7 +80,8 @@ class RankReader:
         decoded, done = self._opened.apply(
             encoded, item.epoch, self._threads, own_memory=self._own_memory, given_up=command.given_up
         )
-        receipt.decode_s, receipt.fallback_rows, receipt.bad_rows = done.decode_s, done.fallback_rows, done.bad_rows
+        receipt.decode_s, receipt.bad_rows = done.decode_s, done.bad_rows
+        receipt.fallback_rows, receipt.unturned_rows = done.fallback_rows, done.unturned_rows
         receipt.nbytes = plain.nbytes + done.nbytes
         return plain, decoded, receipt
 

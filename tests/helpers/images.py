@@ -138,3 +138,52 @@ TO_PILLOW: dict[str, Callable[[PIL.Image.Image], bytes]] = {
     "CMYK": lambda image: jpeg(image.convert("CMYK")),
     "damage that is decoded around": lambda image: jpeg(image)[:-300] + b"\xff\xd9",
 }
+
+
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def with_chunks(data: bytes, *chunks: bytes, before_pixels: bool = True) -> bytes:
+    """A PNG with chunks after its header, or before its end."""
+    at = 33 if before_pixels else len(data) - 12
+    return data[:at] + b"".join(chunks) + data[at:]
+
+
+def packed(numbers: np.ndarray, bits: int) -> list[bytes]:
+    """Each row of numbers (h, w), in so many bits a number."""
+    return [
+        np.packbits(np.unpackbits(row[:, None].astype(np.uint8), axis=1)[:, 8 - bits :].reshape(-1)).tobytes()
+        for row in numbers
+    ]
+
+
+def grey_of(numbers: np.ndarray, kind: str, bits: int, maxval: int = 255) -> bytes:
+    """A grey image of numbers (h, w) that has fewer than 8 bits a pixel, or a smaller maxval."""
+    (high, wide), rows = numbers.shape, packed(numbers, bits)
+    if kind == "PNG":
+        header = struct.pack(">IIBBBBB", wide, high, bits, 0, 0, 0, 0)
+        pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
+        chunks = [(b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")]
+        return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks)
+    if kind == "BMP":
+        pixels = b"".join(row + b"\0" * (-len(row) % 4) for row in rows[::-1])
+        header = struct.pack("<IiiHHIIiiII", 40, wide, high, 1, bits, 0, len(pixels), 0, 0, 2, 0)
+        return b"BM" + struct.pack("<IHHI", 62 + len(pixels), 0, 0, 62) + header + b"\0\0\0\0\xff\xff\xff\0" + pixels
+    if kind == "PGM":
+        return f"P5\n{wide} {high}\n{maxval}\n".encode() + numbers.astype(np.uint8).tobytes()
+    if kind == "plain PGM":
+        return f"P2\n{wide} {high}\n{maxval}\n{' '.join(map(str, numbers.reshape(-1).tolist()))}\n".encode()
+    pixels = b"".join(rows) + b"\0" * (sum(map(len, rows)) % 2)
+    tags = [(256, wide), (257, high), (258, bits), (259, 1), (262, 1), (273, 8), (278, high), (279, len(pixels))]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    return b"II*\0" + struct.pack("<I", 8 + len(pixels)) + pixels + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def register_backwards() -> None:
+    """Registers a format with Pillow, as a plug-in does: a PNG from its end to its beginning."""
+    PIL.Image.register_open(
+        "BACKWARDS",
+        lambda file, name: PIL.Image.open(io.BytesIO(file.read()[::-1])),  # type: ignore[arg-type, return-value]
+        lambda prefix: prefix.startswith(struct.pack(">I", 0xAE426082)[::-1]),
+    )

@@ -7,12 +7,15 @@ import pickle
 import subprocess
 import sys
 import warnings
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import PIL.Image
+import PIL.ImageFile
 import PIL.ImageFilter
+import PIL.PngImagePlugin
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -21,7 +24,22 @@ from hypothesis import strategies as st
 import raylance
 from raylance.decode.images import Image, ImageCrop
 from raylance.decode.pixels import CODEC, MAX_PIXELS, PixelDecoder, Pixels
-from tests.helpers.images import KINDS, TO_PILLOW, by_pillow, decode, encode, jpeg, picture, with_size
+from tests.helpers.images import (
+    KINDS,
+    TO_PILLOW,
+    XMP,
+    by_pillow,
+    decode,
+    encode,
+    exif_segment,
+    grey_of,
+    jpeg,
+    picture,
+    png_chunk,
+    register_backwards,
+    with_chunks,
+    with_size,
+)
 
 
 def whole(height: int, width: int) -> tuple[int, int, int, int]:
@@ -253,3 +271,190 @@ def test_states_name_the_codec_and_drafts(write_dataset: Callable[..., str], cap
     assert "makes other batches of them" in caplog.text
     limited = raylance.dataset(uri, decode=Image("image", size=8, max_pixels=None)).loader()
     assert limited.state_dict()["decode"][0]["max_pixels"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "maxval"),
+    [("PNG", 1, 0), ("PNG", 2, 0), ("PNG", 4, 0), ("TIFF", 1, 0), ("TIFF", 2, 0), ("TIFF", 4, 0), ("BMP", 1, 0)]
+    + [(kind, 8, maxval) for kind in ("PGM", "plain PGM") for maxval in (1, 5, 15, 200, 254, 255)],
+)
+def test_grey_of_fewer_bits_is_as_it_is_stored(kind: str, bits: int, maxval: int) -> None:
+    numbers = np.arange(13 * 7).reshape(7, 13) % ((maxval or (1 << bits) - 1) + 1)
+    data = grey_of(numbers, kind, bits, maxval)
+    out = decode([data], Image("image", size=(7, 13), mode="L"))[0]
+    np.testing.assert_array_equal(out[0, ..., 0], numbers)
+    np.testing.assert_array_equal(decode([data], Image("image", size=(7, 13)))[0][0], by_pillow(data))
+
+
+def test_grey_of_one_bit_is_one_where_it_is_white() -> None:
+    mask = np.arange(24).reshape(4, 6) % 3 == 0
+    for kind in ("PNG", "PPM", "TIFF", "GIF", "BMP", "PCX"):
+        found = decode([encode(PIL.Image.fromarray(mask), kind)], Image("image", size=(4, 6), mode="L"))[0]
+        np.testing.assert_array_equal(found[0, ..., 0] > 0, mask, kind)
+        assert kind == "GIF" or found.max() == 1
+
+
+EXIF = exif_segment(6)[4:]  # of 8 bits, from "Exif" on
+PROFILE = b"\nexif\n%8d\n" % len(EXIF) + EXIF.hex().encode() + b"\n"
+XMP_TEXT = b"XML:com.adobe.xmp\0\0\0\0\0" + XMP
+TURNING_CHUNKS = {
+    "EXIF": png_chunk(b"eXIf", EXIF[6:]),
+    "raw profile": png_chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(PROFILE)),
+    "raw profile, not compressed": png_chunk(b"tEXt", b"Raw profile type exif\0" + PROFILE),
+    "international raw profile": png_chunk(b"iTXt", b"Raw profile type exif\0\1\0\0\0" + zlib.compress(PROFILE)),
+    "XMP": png_chunk(b"iTXt", XMP_TEXT),
+}
+TURNED: dict[str, Callable[[PIL.Image.Image], bytes]] = {
+    **{
+        f"PNG, {name}, {'before' if before else 'behind'} the pixels": lambda image, chunk=chunk, before=before: (
+            with_chunks(encode(image), chunk, before_pixels=before)
+        )
+        for name, chunk in TURNING_CHUNKS.items()
+        for before in (True, False)
+    },
+    "JPEG, XMP": lambda image: jpeg(image, xmp=XMP),
+    "CMYK, XMP": lambda image: jpeg(image.convert("CMYK"), xmp=XMP),
+    "WebP, XMP": lambda image: encode(image, "WEBP", xmp=XMP, lossless=True),
+    "WebP, EXIF": lambda image: encode(image, "WEBP", exif=EXIF, lossless=True),
+}
+
+
+@pytest.mark.parametrize("kind", TURNED)
+def test_what_turns_an_image_in_pillow_turns_it_here(kind: str) -> None:
+    data = TURNED[kind](picture(20, 12))
+    wanted = by_pillow(data)
+    assert wanted.shape == (20, 12, 3)
+    np.testing.assert_array_equal(PixelDecoder().decode(data, whole)[..., :3], wanted)
+    assert PixelDecoder().decode_grey(data, lambda *size: [whole(*size)])[0].shape == (20, 12, 1)
+    crop = ImageCrop("image").follow(Image("image", size=8))
+    assert decode_crop(data, crop)[4:6].tolist() == [12, 20]
+
+
+def decode_crop(data: bytes, crop: ImageCrop) -> np.ndarray:
+    out = np.empty(7, np.int32)
+    crop.decode_into(memoryview(data), np.zeros(crop.draws), out)
+    return out
+
+
+def damaged_exif(data: bytes, random: Any) -> bytes:
+    """Some bytes of EXIF that are others, or missing at the end."""
+    found = bytearray(data)
+    for _ in range(random.randint(1, 5)):
+        found[random.randrange(6, len(found))] = random.choice([0, 1, 255, random.randrange(256)])
+    return bytes(found[: random.choice([len(found), random.randrange(6, len(found))])])
+
+
+WITH_EXIF: dict[str, Callable[[PIL.Image.Image, bytes], bytes]] = {
+    "JPEG": lambda image, exif: jpeg(image, exif=exif),
+    "JPEG with a density": lambda image, exif: jpeg(image, exif=exif, dpi=(72, 72)),
+    "grey JPEG": lambda image, exif: jpeg(image.convert("L"), exif=exif),
+    "CMYK": lambda image, exif: jpeg(image.convert("CMYK"), exif=exif),
+    "PNG": lambda image, exif: with_chunks(encode(image), png_chunk(b"eXIf", exif[6:])),
+    "PNG, behind": lambda image, exif: with_chunks(encode(image), png_chunk(b"eXIf", exif[6:]), before_pixels=False),
+    "PNG, a profile": lambda image, exif: with_chunks(
+        encode(image), png_chunk(b"tEXt", b"Raw profile type exif\0\nexif\n 9\n" + exif.hex().encode())
+    ),
+    "WebP": lambda image, exif: encode(image, "WEBP", exif=exif, lossless=True),
+}
+
+
+def rich_exif(orientation: int) -> bytes:
+    exif = PIL.Image.Exif()
+    exif[0x0112], exif[0x010F], exif[0x011A] = orientation, "maker", 72.0
+    exif.get_ifd(0x8825)[2] = (1.0, 2.0, 3.0)
+    exif.get_ifd(0x8769)[0x927C] = b"made by"
+    return exif.tobytes()
+
+
+@given(st.sampled_from(sorted(WITH_EXIF)), st.integers(0, 9), st.randoms(use_true_random=False))
+def test_damaged_exif_never_makes_a_row_bad(kind: str, orientation: int, random: Any) -> None:
+    """It is turned as Pillow turns it, or one of eight ways if Pillow raises there."""
+    image = picture(20, 12)
+    data = WITH_EXIF[kind](image, damaged_exif(rich_exif(orientation), random))
+    stored = by_pillow(WITH_EXIF[kind](image, rich_exif(1)))
+    views = [stored[::down, ::right] for down in (1, -1) for right in (1, -1)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            views = [by_pillow(data)]
+        except Exception:  # anything at all
+            views += [view.transpose(1, 0, 2) for view in views]
+        found = PixelDecoder().decode(data, whole)[..., :3]
+        assert any(np.array_equal(found, view) for view in views)
+        grey = PixelDecoder().decode_grey(data, lambda *size: [whole(*size)])[0]
+        crop = decode_crop(data, ImageCrop("image").follow(Image("image", size=8)))
+    assert grey.shape[:2] == found.shape[:2] == (crop[5], crop[4])
+
+
+def test_other_metadata_never_makes_a_row_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts and profiles beyond Pillow's limits, which belong to the process, and chunks of a wrong size."""
+    image, long = picture(20, 12), zlib.compress(bytes(5_000_000))
+    chunks = [
+        png_chunk(b"zTXt", b"Comment\0\0" + long),
+        png_chunk(b"iCCP", b"a profile\0\0" + long),
+        png_chunk(b"pHYs", b"\0") + png_chunk(b"gAMA", b"") + png_chunk(b"cHRM", b"\0") + png_chunk(b"sRGB", b""),
+        png_chunk(b"tEXt", b"Comment\0is good")[:-1] + b"!",
+        png_chunk(b"eXIf", EXIF[6:]) + png_chunk(b"zTXt", b"Raw profile type exif\0\0is not compressed"),
+    ]
+    monkeypatch.setattr(PIL.PngImagePlugin, "MAX_TEXT_CHUNK", 1)
+    for number, chunk in enumerate(chunks):
+        for before in (True, False):
+            data = with_chunks(encode(image), chunk, before_pixels=before)
+            found = PixelDecoder().decode(data, whole)[..., :3]
+            turned = np.asarray(image)[::-1].transpose(1, 0, 2)
+            np.testing.assert_array_equal(found, turned if number == 4 else np.asarray(image))
+
+
+def test_an_orientation_that_cannot_be_read_is_counted(write_dataset: Callable[..., str]) -> None:
+    images = [jpeg(picture(12, 20, seed), exif=b"Exif\0\0MM and no more", dpi=(72, 72)) for seed in range(6)]
+    images += [jpeg(picture(12, 20, seed), orientation=1) for seed in range(6)]
+    handle = raylance.dataset(
+        write_dataset(pa.table({"image": pa.array(images, pa.binary())})),
+        decode=[Image("image", size=(20, 12)), ImageCrop("image"), Image("image", name="grey", like="image", mode="L")],
+        remainder="ragged",
+    )
+    with handle.loader(runtime="threads") as loader:
+        assert sum(len(batch["image"]) for batch in loader.batches(global_batch_size=6)) == 12
+        assert loader.stats()["unturned_rows"] >= 6
+        assert loader.stats()["masked_rows"] == 0
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "TIFF", "CMYK"])
+@pytest.mark.parametrize("of_process", [False, True])
+def test_truncated_images_follow_the_setting_and_not_the_process(
+    monkeypatch: pytest.MonkeyPatch, kind: str, of_process: bool
+) -> None:
+    """They were good by threads, and bad in helpers, where nobody had set Pillow's switch."""
+    data = TO_PILLOW["CMYK"](picture(61, 47)) if kind == "CMYK" else encode(picture(61, 47), kind)
+    data = data[: len(data) * 2 // 3]
+    monkeypatch.setattr(PIL.ImageFile, "LOAD_TRUNCATED_IMAGES", of_process)
+    for mode in ("RGB", "L"):
+        image = Image("image", size=8, mode=mode)  # type: ignore[arg-type]
+        with pytest.raises(raylance.BadRowError, match='truncated="accept"' if of_process else "truncated"):
+            decode([data], image)
+        assert decode([data], dataclasses.replace(image, truncated="accept"))[0].any()
+    assert bool(PIL.ImageFile.LOAD_TRUNCATED_IMAGES) == of_process, "for the code of others, it is what it was"
+    with pytest.raises(raylance.ConfigError, match="truncated='yes'"):
+        Image("image", truncated="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_format_of_a_plugin_is_decoded_where_its_setup_is_named(write_dataset: Callable[..., str]) -> None:
+    """It was registered in this process: the opening succeeded, and each row was bad in the helpers."""
+    images = [encode(picture(12, 20, seed))[::-1] for seed in range(6)]
+    uri = write_dataset(pa.table({"image": pa.array(images, pa.binary())}))
+    register_backwards()
+    try:
+        with pytest.raises(raylance.DatasetError, match="plug-in.*setup="):
+            raylance.dataset(uri, decode=Image("image", size=(20, 12)))
+        plain = Image("image", size=(20, 12), setup=register_backwards)
+        handle = raylance.dataset(uri, decode=[plain, ImageCrop("image")], order="sequential", remainder="ragged")
+        with handle.loader(num_decoders=1) as loader:
+            batches = list(loader.iter_batches(batch_size=3))
+    finally:
+        PIL.Image.OPEN.pop("BACKWARDS")
+        PIL.Image.ID.remove("BACKWARDS")
+    found = np.concatenate([batch["image"] for batch in batches])
+    np.testing.assert_array_equal(found, [np.asarray(picture(12, 20, seed)) for seed in range(6)])
+    with pytest.raises(raylance.ConfigError, match="setup=3"):
+        Image("image", setup=3)  # type: ignore[arg-type]
