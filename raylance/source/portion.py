@@ -62,7 +62,8 @@ class Portion:
         lines = np.argsort(rows) if lines is None else lines
         stored = rows[lines]
         self._places = np.empty(len(rows), dtype=np.int64)
-        if is_repeated := bool((stored[1:] == stored[:-1]).any()):
+        self._is_repeated = is_repeated = bool((stored[1:] == stored[:-1]).any())
+        if is_repeated:
             stored, self._places = np.unique(rows, return_inverse=True)
         else:
             self._places[lines] = np.arange(len(rows))
@@ -141,13 +142,13 @@ class Portion:
         self.add(kept.nbytes, (kept, frozenset(), None))
 
     def gather(self, low: int, high: int, lend: Lend, *, own: bool) -> pa.Table:
-        """Returns the rows of lines [low, high): as a copy if `own`, else as views if possible. `lend` gives memory for
-        large values that are taken by index.
+        """Returns the rows of lines [low, high): as a copy if `own` or if rows repeat, because the caller may write to
+        them; else as views if possible. `lend` gives memory for large values that are taken by index.
         """
         first, last = low - self.begin, high - self.begin
         by_line, table = self.memory.by_line(first, last), self.memory.stored()
         if table.num_columns:
-            table = self._take(table, self._places[first:last], lend, own)
+            table = self._take(table, self._places[first:last], lend, own or self._is_repeated)
             if not by_line.num_columns:
                 return table
             columns = dict(zip(by_line.column_names + table.column_names, by_line.columns + table.columns, strict=True))

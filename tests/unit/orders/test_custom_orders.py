@@ -113,6 +113,28 @@ def test_an_order_that_says_that_it_repeats_may(uri: str) -> None:
     assert sorted(rows) == sorted([*range(100, 600), *range(100, 600)])
 
 
+class Twice(Drawn):
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return positions % (epoch.order.rows // 2)
+
+
+@pytest.mark.parametrize("columns", [["id"], ["id", "name"]])
+@pytest.mark.parametrize("order", [Twice(), raylance.Sequential()])
+def test_a_row_that_comes_again_is_as_it_is_stored(
+    write_dataset: Callable[..., str], order: Order, columns: list[str]
+) -> None:
+    """By an order that repeats rows, or as padding; the trainer overwrites each batch."""
+    table = pa.table({"id": np.arange(1200), "name": [f"row {row}" for row in range(1200)]})
+    handle = open_data(write_dataset(table), order, columns=columns, remainder="pad")
+    seen = []
+    with handle.loader(runtime="threads") as loader:
+        for batch in loader.iter_batches(global_batch_size=300, with_row_offset=True):
+            assert batch["id"].tolist() == batch["_rowoffset"].tolist()
+            seen += batch["id"].tolist()
+            batch["id"][:] = -1
+    assert len(set(seen)) < len(seen) == 1200
+
+
 class Impure(Custom):
     """Gives other rows each time that it is asked."""
 
