@@ -213,7 +213,9 @@ def identity(dataset: lance.LanceDataset) -> str:
     for fragment in dataset.get_fragments():
         meta = fragment.metadata
         deleted = meta.deletion_file and (meta.deletion_file.read_version, meta.deletion_file.id)
-        digest.update(repr((meta.id, [file.path for file in meta.files], deleted)).encode())
+        overlaid = [(each.data_file.path, each.committed_version) for each in meta.overlays]  # values over the files'
+        parts = (meta.id, [file.path for file in meta.files], deleted, *([overlaid] if overlaid else []))
+        digest.update(repr(parts).encode())
     return digest.hexdigest()
 
 

@@ -19,6 +19,7 @@ from lance.file import LanceFileReader, ReaderResults
 
 from raylance.source.lance_errors import LANCE_ERRORS
 from raylance.source.limits import Reading
+from raylance.source.version import unknown_parts
 
 _IDLE = 64  # most open files that are kept
 _MOST_FRAGMENTS = 2  # fragments of one read: a scan of several small files costs less than a read of each
@@ -93,7 +94,7 @@ class DataFiles:
         return self._parts[number]
 
     def _prove(self, fragment: Any) -> list[_Part] | None:
-        if fragment.num_deletions:
+        if fragment.num_deletions or unknown_parts(fragment):
             return None
         parts, missing = [], set(self._columns)
         for file in fragment.files:

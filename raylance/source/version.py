@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Self
 
 import lance
+from lance.fragment import FragmentMetadata
 
 from raylance.errors import ConfigError, DatasetError
 from raylance.observe.record import holds_secret, public_uri
@@ -29,6 +30,11 @@ logger = logging.getLogger(__name__)
 Version = int | str | tuple[str | None, int | None]
 
 _MAIN = "main"  # Lance's name of the trunk in references
+_KNOWN_PARTS = {
+    *("id", "files", "physical_rows", "deletion_file", "row_id_meta"),
+    *("created_at_version_meta", "last_updated_at_version_meta"),
+    *("_path", "fields", "column_indices", "file_major_version", "file_minor_version", "file_size_bytes", "base_id"),
+}  # of FragmentMetadata and DataFile
 _CHECK_S = 2.0  # least time between two checks of a version that is being read
 _CHECK_SHARE = 50  # checks of all datasets together take at most 1 / 50 of the time of a process
 
@@ -302,8 +308,24 @@ def _identity(dataset: lance.LanceDataset) -> str:
     for fragment in dataset.get_fragments():
         meta = fragment.metadata
         deleted = "" if meta.deletion_file is None else f"{meta.deletion_file.read_version}-{meta.deletion_file.id}"
-        digest.update(f"{meta.id} {[file.path for file in meta.files]} {deleted}\n".encode())
+        more = "".join(f" {each}" for each in unknown_parts(meta))
+        digest.update(f"{meta.id} {[file.path for file in meta.files]} {deleted}{more}\n".encode())
     return digest.hexdigest()
+
+
+def unknown_parts(fragment: FragmentMetadata) -> list[str]:
+    """Describes the parts of a fragment and its files that raylance does not know, and that may change values, such as
+    overlays; [] if all that there is is known.
+    """
+    found = []
+    for part in (fragment, *fragment.files):
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            if field.name == "overlays":  # their offsets may be millions, and their files have random names
+                value = [(each.data_file.path, each.committed_version) for each in value]
+            if field.name not in _KNOWN_PARTS and value:
+                found.append(f"{field.name} {value}")
+    return found
 
 
 @functools.cache

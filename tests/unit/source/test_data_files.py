@@ -2,6 +2,7 @@
 scan, whatever was done to the dataset before.
 """
 
+import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,10 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+from lance.file import LanceFileWriter
+from lance.fragment import DataFile, FragmentMetadata
 
+import raylance
 from raylance.source.data_files import DataFiles
 from raylance.source.limits import Calls
 
@@ -197,3 +201,49 @@ def test_threads_read_at_once(write_dataset: Callable[..., str]) -> None:
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(read_some, range(4)))
     assert len(files._idle) <= 64
+
+
+def overlay(uri: str, column: str, row: int, value: int) -> None:
+    """Lays a file with another value over a column: the version has the same data files as before."""
+    dataset, name = lance.dataset(uri), f"over-{column}-{row}.lance"
+    with LanceFileWriter(f"{uri}/data/{name}", pa.schema([(column, pa.int64())])) as writer:
+        writer.write_batch(pa.table({column: pa.array([value], pa.int64())}))
+    file = lance.LanceOperation.DataOverlayFile(DataFile.create(dataset, name), [row])
+    group = lance.LanceOperation.DataOverlayGroup(0, [file])
+    lance.LanceDataset.commit(uri, lance.LanceOperation.DataOverlay([group]), read_version=dataset.version)
+
+
+def test_values_laid_over_others_are_read_and_belong_to_the_identity(
+    write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANCE_ENABLE_UNSTABLE_DATA_OVERLAY_FILES", "1")
+    uri = write_dataset(pa.table({"a": np.arange(50_000), "b": np.arange(50_000)}))
+    identities = [raylance.dataset(uri).loader(runtime="threads").state_dict()["identity"]]
+    for row in (7, 40_000):
+        overlay(uri, "b", row, -row)
+        handle = raylance.dataset(uri, order="sequential", read="range")
+        identities.append(handle.loader(runtime="threads").state_dict()["identity"])
+        (batch,) = handle.iter_batches(batch_size=50_000)
+        assert batch["b"][row] == -row
+        assert read(DataFiles(lance.dataset(uri), ["b"]), 0, 10) is None
+    assert len(set(identities)) == 3
+
+
+@dataclasses.dataclass
+class OfTomorrow(FragmentMetadata):
+    """A fragment that has something that does not exist yet."""
+
+    patches: str = ""
+
+
+def test_a_fragment_of_which_not_all_is_known_is_left_to_a_scan(
+    write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = lance.dataset(write_dataset(pa.table({"a": np.arange(50)})))
+    known = dataset.get_fragments()[0].metadata
+    given = {field.name: getattr(known, field.name) for field in dataclasses.fields(known)}
+    for patches in ("", "some"):
+        monkeypatch.setattr(
+            lance.LanceFragment, "metadata", property(lambda _, p=patches: OfTomorrow(**given, patches=p))
+        )
+        assert (read(DataFiles(dataset, ["a"]), 0, 10) is None) == bool(patches)
