@@ -110,11 +110,9 @@ def batches(
         if not steps.begin():
             manager.should_commit()
             continue
-        try:
-            with _one_quorum(manager):
-                yield steps.take_batch()
-        finally:
-            steps.settle()
+        with _one_quorum(manager):
+            yield steps.take_batch()
+        steps.settle()  # if the loop was left, the position settles when it is asked for, see `Cursor.settle`
 
 
 def report_if_all(metrics: Mapping[str, Any], loader: Any, manager: Manager, **options: Any) -> bool:
@@ -173,11 +171,12 @@ def _peers_of(manager: Manager, loader: RankLoader, follower: Follower) -> _Peer
 @contextlib.contextmanager
 def _one_quorum(manager: Any) -> Iterator[None]:
     """Makes `start_quorum` do nothing: the step already has its quorum, and another quorum might have other members."""
-    manager.start_quorum = lambda *_, **__: None
+    manager.start_quorum = nothing = lambda *_, **__: None
     try:
         yield
     finally:
-        del manager.start_quorum
+        if vars(manager).get("start_quorum") is nothing:  # else this is the late end of batches that were left
+            del manager.start_quorum
 
 
 class _Steps:

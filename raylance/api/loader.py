@@ -6,6 +6,7 @@ same steps.
 
 import atexit
 import contextlib
+import functools
 import logging
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -38,6 +39,8 @@ from raylance.planning.proof import check_permutation
 from raylance.planning.shard_context import ShardContext
 from raylance.planning.state import State, identity_of
 from raylance.read_spec import DatasetSpec
+from raylance.runtime import notes
+from raylance.runtime.feeder import Feeder
 from raylance.runtime.session import Session
 from raylance.settings import Options
 
@@ -516,32 +519,30 @@ class RankLoader(Positioned):
         where = {"epoch": epoch, "position": position}
         feeder = self._session.start(plan, share[0], **where, batch_spec=spec, observer=recorder.stats)
         try:
-            for handed, step in feeder:
-                if moves != cursor.moves:
-                    break
-                if self._agreement is not None:
-                    self._agreement.look(at_once=step.is_last)
-                place = cursor.place
-                try:
-                    self._consume(plan, position, step)
-                    if prepares and feeder.has_ended:
-                        prepares = False
-                        self._prepare(spec, epoch + 1, 0)
-                    yield handed
-                finally:
-                    self._return_unless_taken(handed, place, moves)
-                if step.is_last:
-                    return moves != cursor.moves or cursor.epoch != epoch  # else the last step was taken back
-                if moves != cursor.moves:
-                    break
-                if (cursor.epoch, cursor.position, self._context.share) != (epoch, step.after, share):
-                    return False
+            with notes.at_end(functools.partial(_end_pass, feeder, recorder)):
+                for handed, step in feeder:
+                    if moves != cursor.moves:
+                        break
+                    if self._agreement is not None:
+                        self._agreement.look(at_once=step.is_last)
+                    place = cursor.place
+                    try:
+                        self._consume(plan, position, step)
+                        if prepares and feeder.has_ended:
+                            prepares = False
+                            self._prepare(spec, epoch + 1, 0)
+                        yield handed
+                    finally:
+                        self._return_unless_taken(handed, place, moves)
+                    if step.is_last:
+                        return moves != cursor.moves or cursor.epoch != epoch  # else the last step was taken back
+                    if moves != cursor.moves:
+                        break
+                    if (cursor.epoch, cursor.position, self._context.share) != (epoch, step.after, share):
+                        return False
         except RaylanceError as error:
             recorder.on_error(error)
             raise
-        finally:
-            feeder.close()
-            recorder.flush(may_wait=False)  # a training function that leaves a pass may end now
         raise RaylanceError(
             "this iteration was superseded: the loader was iterated again, moved or closed meanwhile, and two "
             "iterations cannot share one position. Use one iteration at a time."
@@ -590,6 +591,11 @@ class RankLoader(Positioned):
         self._cursor.advance(step.after, is_last=step.is_last)
         if step.is_last:
             self._recorder.on_epoch(epoch, begin, step.after, self._passed)
+
+
+def _end_pass(feeder: Feeder, recorder: Recorder) -> None:
+    feeder.close()
+    recorder.flush(may_wait=False)  # a training function that leaves a pass may end now
 
 
 @atexit.register

@@ -16,6 +16,7 @@ from raylance.api.loader import RankLoader
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.shard_context import ShardContext
 from raylance.read_spec import DatasetSpec
+from raylance.runtime import notes
 from raylance.runtime.session import Session
 from raylance.settings import Options
 
@@ -62,15 +63,15 @@ class HandlePasses:
         finally:
             if loader in self.running:  # else close() ended it
                 self.running.remove(loader)
-                if self._idle is not None:  # another pass ended meanwhile
-                    self._idle.close()
-                self._idle = session
+                other, self._idle = self._idle, session
+                if other is not None:  # another pass ended meanwhile; the garbage collector may end this one
+                    notes.leave(other.close)
 
     def close(self) -> None:
         """Ends the passes and their helpers."""
-        for loader in self.running:
+        running, self.running = self.running, set()
+        for loader in running:
             loader.close()
-        self.running = set()
         if (idle := self._take_idle()) is not None:
             idle.close()
 

@@ -18,16 +18,19 @@ class Positioned(abc.ABC):
     @property
     def epoch(self) -> int:
         """The epoch of the next batch; it changes when the last batch of an epoch is handed out."""
+        self._cursor.settle()
         return self._cursor.epoch
 
     @property
     def step(self) -> int:
         """Number of steps of this epoch that were handed out, also before a resume; 0 after the last step."""
+        self._cursor.settle()
         return self._cursor.step
 
     @property
     def global_step(self) -> int:
         """Number of steps handed out since the run began, in all epochs. A resume and `set_epoch` do not reset it."""
+        self._cursor.settle()
         return self._cursor.global_step
 
     def state_dict(self) -> dict[str, Any]:

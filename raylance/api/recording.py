@@ -94,8 +94,8 @@ class Recorder:
 
     def flush(self, *, may_wait: bool = True) -> None:
         """Writes the record, if the loader has one; see `RankLoader.record`."""
-        if self.recording is not None:
-            self.recording.flush(may_wait=may_wait)
+        if (recording := self.recording) is not None:  # another thread may end it
+            recording.flush(may_wait=may_wait)
 
     def on_prepare(self) -> None:
         """Notes the time of the user's first call of `prepare`, if it came before the first batch."""

@@ -83,6 +83,8 @@ class Recording:
         if self._pid != os.getpid():  # a forked child: the record belongs to its parent
             return
         with self._changed:
+            if self._ended is not None:
+                return
             self._sample()
             begin = time.monotonic()
             has_credit = self._spent_s < _CREDIT_S + _SHARE * (begin - self._begun)

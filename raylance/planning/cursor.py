@@ -33,8 +33,8 @@ class Cursor:
         step: Number of steps of this epoch that were consumed, including those before a resume.
         global_step: Number of steps since the run began, over all epochs.
         moves: Number of events that end a running pass, such as `set_epoch`. A pass stops if this number changes.
-        settle: Called before the position is saved or reported. With torchft, a step counts only once it is committed;
-            there, this function counts the last step if it was committed. By default, it does nothing.
+        settle: Called before the position is shown, saved or reported. With torchft, a step counts only once it is
+            committed; there, this function counts the last step if it was committed. By default, it does nothing.
     """
 
     def __init__(self, origin: Mapping[str, Any], delivery_spec: DeliverySpec) -> None:

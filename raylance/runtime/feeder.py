@@ -177,7 +177,7 @@ class Feeder:
         if self._is_closed and not self._thread.is_alive():
             return True  # at interpreter exit, a generator may close again when the names below are gone
         self.stop()
-        if self._thread is not threading.current_thread():  # the garbage collector may call this in any thread
+        if self._thread is not threading.current_thread():  # user code in it may close its loader
             with contextlib.suppress(RuntimeError):  # an interrupt prevented the start of the thread
                 self._thread.join(_JOIN_S)
         _alive.discard(self)

@@ -23,6 +23,7 @@ from raylance.dispatch.messages import (
 from raylance.observe import clock
 from raylance.planning.plan import Plan
 from raylance.read_spec import ReadSpec
+from raylance.runtime import notes
 from raylance.settings import Options
 
 
@@ -37,7 +38,8 @@ class Runtime(abc.ABC):
         self._read_spec, self._options = read_spec, options
         self._helpers: dict[int, Any] = {}
         self._plan: tuple[str, Any] = ("", None)  # the plan's key, and the plan in the form in which helpers get it
-        end = weakref.finalize(self, _end_all, self._helpers)
+        notes.start_thread()  # all passes begin with a runtime
+        end = weakref.finalize(self, notes.leave, _end_all, self._helpers)
         end.atexit = False  # running feeders must close first; at exit, Ray itself ends the actors of the process
         self._inbox: queue.SimpleQueue[Event | Wake] = queue.SimpleQueue()
         self._results: dict[int, Any] = {}  # results of reads and decodes, by call

@@ -21,6 +21,7 @@ from raylance.environment.connection import ray_session
 from raylance.observe.observations import Observer
 from raylance.planning.plan import Plan, WorkItem
 from raylance.read_spec import ReadSpec
+from raylance.runtime import notes
 from raylance.runtime.feeder import Feeder
 from raylance.runtime.runtime import Runtime
 from raylance.runtime.threads import ThreadRuntime
@@ -79,7 +80,7 @@ class Session:
         if self._feeder is None or self._feeder.has_ended:
             wanted = _Pass(plan, dp_rank, epoch, position, prefetch_batches)
             feeder = self._take_prepared(wanted) or self._begin(wanted, observer)
-            stop = weakref.finalize(self, feeder.stop)  # otherwise the feeder's thread would never end
+            stop = weakref.finalize(self, notes.leave, feeder.stop)  # otherwise the feeder's thread would never end
             stop.atexit = False
             self._prepared = _Prepared(wanted, feeder, stop)
 

@@ -2,9 +2,8 @@
 
 The batches are those of the Ray runtime; only the helpers differ.
 
-To end a helper, the runtime drops it, and its thread ends by itself. Ending a helper must not wait for a lock: if a
-runtime was not closed, the garbage collector ends its helpers, in any thread. The threads are daemons, so that a thread
-that waits for hanging storage does not delay the end of the process.
+To end a helper, the runtime drops it, and its thread ends by itself. The threads are daemons, so that a thread that
+waits for hanging storage does not delay the end of the process.
 """
 
 import dataclasses

@@ -188,7 +188,7 @@ class ReadAhead:
             self._used, self._next = None, self._start(plan, track, chunk, line)
 
     def close(self) -> None:
-        """Stops reading ahead after the current block. Takes no lock: garbage collection may call it in any thread."""
+        """Stops reading ahead after the current block."""
         for portion in self._held:
             portion.is_dropped = True
 

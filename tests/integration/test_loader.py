@@ -1,6 +1,7 @@
 """Owns the loader over real Ray actors: what is delivered, resume, lost helpers, limits and their errors."""
 
 import dataclasses
+import gc
 import logging
 import os
 import pickle
@@ -20,6 +21,7 @@ import ray
 import torch
 
 import raylance
+from raylance import torch_data
 from raylance.api.loader import RankLoader
 from raylance.planning.digest import Digest
 from tests.helpers.cluster import CPUS, actors_of, in_object_store, wait_for_free_cpus
@@ -227,6 +229,38 @@ def damaged(write_dataset: Callable[..., str]) -> str:
     good = encode(np.full((8, 8, 3), 200, np.uint8))
     values = [good[:40] if row == 33 else None if row == 57 else good for row in range(100)]
     return write_dataset(pa.table({"image": pa.array(values, pa.binary()), "id": np.arange(100)}))
+
+
+@on_ray
+@pytest.mark.timeout(120)
+def test_the_garbage_collector_ends_loaders_in_the_thread_of_rays_callbacks(images_uri: str) -> None:
+    """There, `ray.kill` never returns. So whatever is collected is ended in a thread of raylance's own."""
+    wait_for_free_cpus(CPUS)
+    handle = open_images(images_uri)
+    ended, suspended, prepared = (handle.loader(num_decoders=1) for _ in range(3))
+    batches_of(ended, 48, limit=1)
+    in_mid_pass = iter(suspended.batches(global_batch_size=48))
+    over_handle = [iter(handle.iter_torch_batches(global_batch_size=48)) for _ in range(2)]
+    under_torch = iter(torch_data.Loader(torch_data.IterableDataset(handle, global_batch_size=48)))
+    for batches in (in_mid_pass, *over_handle, under_torch):
+        next(batches)
+    prepared.prepare(global_batch_size=48)
+    garbage: list[Any] = [handle, ended, suspended, prepared, in_mid_pass, over_handle, under_torch]
+    garbage.append(garbage)
+    done = threading.Event()
+
+    def collect(_: Any) -> None:
+        gc.collect()
+        done.set()
+
+    gc.disable()
+    try:
+        del handle, ended, suspended, prepared, in_mid_pass, over_handle, under_torch, batches, garbage
+        ray.remote(num_cpus=0)(lambda: time.sleep(0.5)).remote().future().add_done_callback(collect)
+        assert done.wait(60), "the collector hangs"
+    finally:
+        gc.enable()
+    wait_for_free_cpus(CPUS)
 
 
 def check_bad_row(uri: str, decoders: int) -> None:

@@ -109,6 +109,62 @@ def test_what_a_replica_takes_over_is_checked(loaders: list[raylance.RankLoader]
         joining.join('{"ledger": 3}')
 
 
+class Alone:
+    """A manager of one replica, whose steps are all committed."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def start_quorum(self) -> None: ...
+    def current_step(self) -> int:
+        return self.step
+
+    def participating_rank(self) -> int:
+        return 0
+
+    def num_participants(self) -> int:
+        return 1
+
+    def is_participating(self) -> bool:
+        return True
+
+    def batches_committed(self) -> int:
+        return self.step
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.step = state_dict["step"]
+
+    def register_state_dict_fn(self, *_: Any) -> None: ...
+    def errored(self) -> None: ...
+    def allreduce(self, *_: Any, **__: Any) -> "concurrent.futures.Future[None]":
+        done = concurrent.futures.Future[None]()
+        done.set_result(None)
+        done.wait = done.result  # type: ignore[attr-defined]
+        return done
+
+    def should_commit(self) -> bool:
+        self.step += 1
+        return True
+
+
+def test_the_late_end_of_batches_that_were_left_moves_nothing(loaders: list[raylance.RankLoader]) -> None:
+    """An exception that is kept keeps a loop's batches; the garbage collector ends them whenever it likes."""
+    loader, manager = loaders[0], Alone()
+    left = raylance.torchft.batches(loader, manager, global_batch_size=BATCH)
+    for _ in range(2):
+        next(left)
+        manager.should_commit()
+    assert loader.global_step == 2, "what was committed counts as soon as the position is asked for"
+    following = raylance.torchft.batches(loader, manager, global_batch_size=BATCH)
+    for _ in range(3):
+        next(following)
+        manager.should_commit()
+    assert loader.global_step == 5
+    del left
+    assert (loader.global_step, loader.state_dict()["position"]) == (5, 5 * BATCH)
+    next(following)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

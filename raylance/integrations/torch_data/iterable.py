@@ -16,6 +16,7 @@ from raylance.errors import ConfigError
 from raylance.integrations.torch_data.steps import Pass, Steps
 from raylance.observe import Stats
 from raylance.planning.plan import Plan
+from raylance.runtime import notes
 from raylance.runtime.session import Session
 
 
@@ -81,10 +82,10 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         where = {"epoch": epoch, "position": position}
         feeder = session.start(mine, dp_rank, **where, batch_spec=self._batch_spec(), observer=Stats())
         try:
-            for handed, step in feeder:
-                if position == 0 and step.is_last:  # only the first of several workers counts
-                    self._has_passed(epoch)
-                yield handed.pop()
+            with notes.at_end(feeder.close):
+                for handed, step in feeder:
+                    if position == 0 and step.is_last:  # only the first of several workers counts
+                        self._has_passed(epoch)
+                    yield handed.pop()
         finally:
-            session.end_pass()
             self._idle = session

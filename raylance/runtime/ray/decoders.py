@@ -63,7 +63,7 @@ def _is_answered(future: "Future[Any]") -> bool:
 logger = logging.getLogger(__name__)
 
 _actors: list[HeldActor] = []
-_lock = threading.RLock()  # reentrant: the garbage collector may call let_go during hold
+_lock = threading.RLock()  # reentrant: a finaliser of the user's may close a loader during hold
 
 
 def hold(holder: str, cpus: float) -> HeldActor:

@@ -1,0 +1,64 @@
+"""Owns the thread that ends what the garbage collector found; never ends anything in the collector's own thread.
+
+The garbage collector runs in any thread, at any line: also while a lock is held, or in the thread of Ray's callbacks, in
+which a call of Ray would wait for itself. So finalisers and the ends of generators only leave a note, which takes no lock.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator
+
+from raylance.source.limits import Calls
+
+logger = logging.getLogger(__name__)
+
+_thread: Calls | None = None
+
+
+def start_thread() -> None:
+    """Starts the thread, once in each process. `leave` cannot do it, because starting a thread takes locks."""
+    global _thread
+    if _thread is None:
+        thread = Calls(1, "raylance-notes")
+        thread.start(int)  # the first call starts the thread
+        _thread = thread
+
+
+def leave(end: Callable[..., object], *args: object) -> None:
+    """Leaves a note that the thread soon calls `end` with `args`. Does nothing in a fork, because what a fork collects
+    belongs to its parent. At the end of the process, notes are dropped.
+    """
+    if _thread is not None:
+        _thread.start(_call, end, *args)
+
+
+@contextlib.contextmanager
+def at_end(end: Callable[[], object]) -> Iterator[None]:
+    """Calls `end` after the body, which is part of a generator. If the generator is left in mid-body, perhaps to the
+    garbage collector, leaves a note instead.
+    """
+    call = end
+    try:
+        yield
+    except GeneratorExit:
+        call = functools.partial(leave, end)
+        raise
+    finally:
+        call()
+
+
+def _call(end: Callable[..., object], *args: object) -> None:
+    try:
+        end(*args)
+    except Exception:  # nobody waits for it, and later notes must still be read
+        logger.warning("something that was no longer used could not be ended", exc_info=True)
+
+
+def _forget() -> None:
+    global _thread
+    _thread = None
+
+
+os.register_at_fork(after_in_child=_forget)
