@@ -7,7 +7,7 @@
     python jobs/verify.py a.lance b.lance --mix web=0.7,books=0.3 …                        # of a mixture
     python jobs/verify.py --state raylance_state.json --step 1200                          # of a run, by its checkpoint
     python jobs/verify.py --state raylance_state.json --shards                             # which shards are complete
-    python jobs/verify.py --run runs/food101                                               # what a run was trained on
+    python jobs/verify.py --run runs/food101                                               # which rows a run was handed
 
 Give the options of the run that is looked at; --state takes them from a checkpoint's raylance_state.json, with the
 values that "auto" had there. Without it, "auto" follows from the size of the rows of --columns. Orders with parameters,

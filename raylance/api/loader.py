@@ -31,13 +31,14 @@ from raylance.batches.device import can_pin, torch_device
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.environment import agreement, process
 from raylance.errors import ConfigError, RaylanceError
+from raylance.observe.record import public_uri
 from raylance.observe.verdict import Verdict
 from raylance.orders.permutation import Int64Array
 from raylance.planning.digest import Digest, Ledger
 from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.proof import check_permutation
 from raylance.planning.shard_context import ShardContext
-from raylance.planning.state import State, identity_of
+from raylance.planning.state import FILE_NAME, MOST_BYTES, State, identity_of, states_in
 from raylance.read_spec import DatasetSpec
 from raylance.runtime import notes
 from raylance.runtime.feeder import Feeder
@@ -78,6 +79,7 @@ class RankLoader(Positioned):
         self._is_bound_by_rank = False  # whether the batches bound last were given batch_size=, rows of one rank
         self._remainder: Remainder | None = None  # that of the batches bound last
         self._has_begun = False  # whether a pass has begun
+        self._is_placed = False  # whether a state was loaded, or the training function chose the place
         self._agreement: agreement.Agreement | None = None  # between the ranks, since the first pass
         self._session = session or Session(spec.read, options, self._context.world_size)
         self._prepares = session is None  # whether to prepare the next epoch; else the owner of `session` decides
@@ -194,6 +196,7 @@ class RankLoader(Positioned):
         plan, number = self._plan(size, self._remainder), check_integer("seek(): global_step", global_step, 0)
         if self._cursor.seek(plan, number):  # else the step before may still be taken back
             self._ledger.join()
+        self._is_placed = True
 
     def completed_shards(self) -> Int64Array:
         """Returns the IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).
@@ -219,6 +222,7 @@ class RankLoader(Positioned):
                 given_up,
             )
         self._ledger.move(self.epoch)
+        self._is_placed = True
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
         """Returns the number of steps of a whole epoch, the same on every rank.
@@ -451,7 +455,7 @@ class RankLoader(Positioned):
         return size
 
     def _on_load(self, saved: State) -> None:
-        self._batch_size = saved.global_batch_size
+        self._batch_size, self._is_placed = saved.global_batch_size, True
         self._ledger.load(saved.epoch, saved.position)
         self._recorder.on_resume(saved)
 
@@ -491,6 +495,8 @@ class RankLoader(Positioned):
         cursor to the next step; the last batch moves it to the next epoch.
         """
         process.check_context(self._context)
+        if not self._has_begun:
+            self._check_restored()
         self._agree(self._plan(spec.global_batch_size, spec.remainder))
         self._batch_size, self._has_begun = spec.global_batch_size, True
         self._cursor.moves += 1
@@ -570,6 +576,28 @@ class RankLoader(Positioned):
         )
         self._agreement = agreement.Agreement(store, context, self._recorder.stem, terms)
         self._agreement.wait()
+
+    def _check_restored(self) -> None:
+        """Raises ConfigError if Ray Train continues from a checkpoint with this loader's position, and nobody restored
+        it. A run that was not restored on purpose says so by `set_epoch`.
+        """
+        context = self._context
+        is_split = context.world_size > 1 if context.assignment is None else context.assignment.is_split
+        found = process.train_checkpoint_file(FILE_NAME, MOST_BYTES) if is_split else None
+        if found is None:
+            return
+        path, content = found
+        own = self._state()
+        saved = [state for state in states_in(content) if state.get("fingerprint") == own.fingerprint]
+        self._recorder.checkpoint = path
+        if saved and not self._is_placed and not Recorder.has_reported:
+            raise ConfigError(
+                f"Ray Train continues this run from {public_uri(path)}, which holds the position of "
+                f"{self._recorder.stem!r}: epoch {saved[0].get('epoch')}, position {saved[0].get('position')}. It was "
+                f"not restored, so this loader would begin at epoch {own.epoch}, position {own.position}, and a model "
+                "that is loaded from there would be trained on rows again. Call raylance.restore(loader) before the "
+                "first batch. To begin there on purpose, call loader.set_epoch(0)."
+            )
 
     def _return_unless_taken(self, handed: list[Any], place: tuple[int, int, int, int], moves: int) -> None:
         """Returns to a place if the batch that was handed out there is still in its list, as after an interrupt."""

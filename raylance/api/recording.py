@@ -9,7 +9,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -49,7 +49,11 @@ class Recorder:
         cursor: The position of the loader.
         stem: The dataset's name. Records add a number to it if several loaders have the same name.
         recording: Writes the record and the metrics; None if there are neither now.
+        checkpoint: The checkpoint from which Ray Train continued the run when the loader began; None if there was none.
+        has_reported: Whether a loader of this process was reported with a checkpoint.
     """
+
+    has_reported: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -69,6 +73,8 @@ class Recorder:
         self.stem = context.name or options.name or dataset_stem(read_spec.source.uri)
         self._name, self._number = self.stem, 1  # name in the record; number among loaders of the same data
         self.recording: Recording | None = None
+        self.checkpoint: str | None = None
+        self._restored: tuple[int, int] | None = None  # the place of the state that was loaded last
         self._resharded: tuple[int, str] | None = None  # old dp_size, and where; until the next batch
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
         self._enter_process()
@@ -104,6 +110,7 @@ class Recorder:
 
     def on_resume(self, saved: State) -> None:
         """Records that the loader continues at a saved state."""
+        self._restored = saved.epoch, saved.position
         self.stats.record_event("resume", {"epoch": saved.epoch, "position": saved.position})
 
     def time(self, batches: Generator[list[Any], None, None]) -> Generator[Any, None, None]:
@@ -175,6 +182,7 @@ class Recorder:
         """
         begin = clock.now()
         self.cursor.settle()
+        Recorder.has_reported |= has_checkpoint
         with saving([self.stats]):
             self.flush()
             yield
@@ -207,6 +215,8 @@ class Recorder:
             "run": run,
             "start": start,
             "repeats": plan.order.repeats,
+            "restored": self._restored,
+            "checkpoint": self.checkpoint is not None,
             "started": now_s() - waited_s,
             "raylance": __version__,
             "host": socket.gethostname(),

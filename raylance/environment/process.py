@@ -49,6 +49,22 @@ def train_storage() -> tuple[Any, str, str] | None:
     return storage.storage_filesystem, storage.experiment_fs_path, context.get_experiment_name()
 
 
+def train_checkpoint_file(name: str, most_bytes: int) -> tuple[str, bytes] | None:
+    """Returns the path of Ray Train's newest checkpoint and the content of a file in it, its first `most_bytes`; None
+    outside of a training function, without a checkpoint, and if the checkpoint has no such file.
+    """
+    if train_rank() is None:
+        return None
+    checkpoint = importlib.import_module("ray.train").get_checkpoint()
+    if checkpoint is None:
+        return None
+    try:
+        with checkpoint.filesystem.open_input_stream(f"{checkpoint.path}/{name}") as file:
+            return checkpoint.path, bytes(file.read(most_bytes))
+    except FileNotFoundError:
+        return None
+
+
 def in_local_mode() -> bool:
     """Whether Ray Train's local mode (`num_workers=0`) is on the call stack of this thread."""
     modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(None))

@@ -25,10 +25,9 @@ from raylance.integrations.checkpoint_files import (
     own_directory,
     write_files,
 )
-from raylance.planning.state import FORMAT, read_state
+from raylance.planning.state import FORMAT, LOADERS, read_state
 
 Reported = RankLoader | Batches | Dataset  # a Dataset only in Ray Train's local mode
-_LOADERS = "loaders"  # key of the states by name, if there are several loaders
 
 
 def report(
@@ -108,7 +107,7 @@ def report(
     ):
         if is_first and reported is not None:
             states = {name: found.state_dict() for name, found in loaders.items()}
-            position = states.get(None, {"format": FORMAT, _LOADERS: states})
+            position = states.get(None, {"format": FORMAT, LOADERS: states})
             write_files(reported, position, dict(state or {}) if is_own or state is not None else None)
         if reported is not None and checkpoint_upload_fn is None:
             check_room(reported)
@@ -215,7 +214,7 @@ def _check_names(loaders: Mapping[str | None, RankLoader]) -> None:
 
 def _saved_states(saved: dict[str, Any], loaders: Mapping[str | None, Any]) -> Mapping[Any, Any]:
     """Returns the saved state of each loader by its name. A single state fits a single loader of any name."""
-    several = saved.get(_LOADERS)
+    several = saved.get(LOADERS)
     if several is None and len(loaders) == 1:
         return dict.fromkeys(loaders, saved)
     if isinstance(several, Mapping) and set(several) == set(loaders):

@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 5
 FILE_NAME = "raylance_state.json"
+LOADERS = "loaders"
+"""Key of the states by name in the file of a checkpoint, if there are several loaders."""
+MOST_BYTES = 64 << 20
+"""Largest file that is read: the state of a mixture of thousands of datasets needs a tenth of it."""
 # Each of these must be equal, or the saved position would mean other rows.
 _MUST_MATCH = ("uri", "branch", "version", "identity", "filter", "split", "rows", "fingerprint", "seed")
 # These may change between runs, but rarely on purpose.
@@ -27,7 +31,6 @@ _SHOULD_MATCH = ("columns", "decode", "transform", "codecs")
 _OLDEST_FORMAT = 4  # of raylance 0.8 and 0.9
 _OLD_NAMES = {"world_size": "dp_size"}  # fields of the oldest format, and their present names
 _MOST = 2**63 - 1  # the largest count: keys, positions and tensors have 64 bits
-_MOST_BYTES = 64 << 20  # the state of a mixture of thousands of datasets needs a tenth of it
 
 _OMITTED = "raylance.omit_default"
 OMIT_DEFAULT = {_OMITTED: True}
@@ -124,6 +127,19 @@ def subject_of(state: Mapping[str, Any]) -> str:
 def selection_of(state: Mapping[str, Any]) -> str:
     """Returns a key of the rows that a state selects from its data. For the same data, equal keys mean equal rows."""
     return json.dumps([state.get(name) for name in ("version", "identity", "rows", "fingerprint")], sort_keys=True)
+
+
+def states_in(content: bytes) -> list[Mapping[str, Any]]:
+    """Returns the loaders' states in the content of a checkpoint's file, of one loader or of several by name; none if
+    the content is damaged, which is for `read_state` to say.
+    """
+    try:
+        loaded = json.loads(content)
+    except (ValueError, RecursionError):
+        return []
+    several = loaded.get(LOADERS, {}) if isinstance(loaded, dict) else {}
+    found = several.values() if isinstance(several, dict) and several else [loaded]
+    return [state for state in found if isinstance(state, dict)]
 
 
 def parse_state(saved: Mapping[str, Any]) -> State:
@@ -270,9 +286,9 @@ def read_state(directory: str | Path) -> dict[str, Any]:
     path = Path(directory, FILE_NAME)
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
         loaded = json.loads(content)
     except FileNotFoundError as error:
         raise StateError(

@@ -53,7 +53,7 @@ class Proof:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunProof:
-    """Proof of the rows that a run was trained on: they are compared with the planned rows, over all ranks and starts.
+    """Proof of the rows that a run's loops were handed: they are compared with the planned rows, over ranks and starts.
     The plan of an epoch has every selected row once or, if the order repeats rows, the rows that the order draws.
 
     The ranks counted and hashed the rows that their training functions took, with each report and at each epoch's end.
@@ -70,11 +70,15 @@ class RunProof:
     Attributes:
         datasets: The proofs. A dataset has one proof for all ranks. If each rank sees the whole dataset and the
             results differ, it has one for each rank. A dataset without recorded rows has none.
-        notes: Lines that name the datasets whose records could not all be examined, and why.
+        notes: Lines that name the datasets whose records could not all be examined, and why; and the starts that did
+            not restore a checkpoint that there was: if the model was loaded from it, rows came again.
+        starts: A line for each start of each dataset's loaders: the position that it restored, or whether there was a
+            checkpoint. Empty if there was one start.
     """
 
     datasets: tuple[Proof, ...]
     notes: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
 
     @property
     def faults(self) -> list[str]:
@@ -107,7 +111,7 @@ class RunProof:
 
     def __str__(self) -> str:
         lines = [f"{'FAULT: ' * (status == 'fault')}{line}" for status, line in self._lines_by_status()]
-        return "\n".join([*lines, *self.notes]) or self.verdict
+        return "\n".join([*lines, *self.starts, *self.notes]) or self.verdict
 
     __repr__ = __str__
 
@@ -128,7 +132,7 @@ def prove_run(
     storage_filesystem: Any = None,
     **changes: Any,
 ) -> RunProof:
-    """Proves which rows a run was trained on, during or after the run; see `RunProof`.
+    """Proves which rows a run's training functions were handed, during or after the run; see `RunProof`.
 
     The datasets are opened as the records describe them, and the hash of the planned rows is computed now, and
     compared with the recorded hash. Rows of a dataset that cannot be opened are counted but not compared.
@@ -170,7 +174,7 @@ def explain_run(
     storage_options: StorageOptions | None = None,
 ) -> Verdict:
     """Says in words which stage limits a run, over all ranks and starts, and what to change; see `Verdict`. Also says
-    whether the run was trained on every selected row once. Epochs that take long to compare are left to `prove_run`.
+    whether every selected row was handed out once. Epochs that take long to compare are left to `prove_run`.
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI.
@@ -196,16 +200,53 @@ def prove_records(run: Run, names: Sequence[str], *, most_rows: int | None = Non
     """
     proofs: list[Proof] = []
     notes: list[str] = []
+    starts: list[str] = []
     for label, records in _groups(run).items():
         if not {label, *_names(records)} & set(names):
             continue
         known = [record for record in records if record.digest is not None]
         if len(known) < len(records):
             notes.append(f"{label}: not all is proven, {_UNKNOWN_ROWS}")
+        begun = _starts(records)
+        notes += [f"{label}, {text}" for text, is_forgotten in begun if is_forgotten]
+        starts += [f"{label}, {text}" for text, is_forgotten in begun if not is_forgotten] * (len(begun) > 1)
         plans = _Plans(known, changes, most_rows)
         by_who = {who: prove(line_of_history(accounts), plans.expected) for who, accounts in _accounts(known).items()}
         proofs += [Proof(dataset=label, who=who, epochs=tuple(epochs)) for who, epochs in _joined(by_who).items()]
-    return RunProof(datasets=tuple(proof for proof in proofs if proof.epochs), notes=tuple(notes))
+    found = tuple(proof for proof in proofs if proof.epochs)
+    return RunProof(datasets=found, notes=tuple(notes), starts=tuple(starts))
+
+
+def _starts(records: Sequence[LoaderRecord]) -> list[tuple[str, bool]]:
+    """Returns a line for each start of the run, by its lowest rank, and whether it left a checkpoint unrestored.
+    Records of an older raylance do not say so, and are left out.
+    """
+    firsts: dict[str, LoaderRecord] = {}
+    for record in sorted(records, key=lambda record: (record.begun_s, record.rank)):
+        facts = record.facts
+        key = record.start or f"{facts['host']} {facts['pid']}"
+        if (
+            facts["split"]
+            and "restored" in facts
+            and record.rank <= (firsts[key].rank if key in firsts else record.rank)
+        ):
+            firsts.setdefault(key, record)
+    found = []
+    for number, record in enumerate(firsts.values(), 1):
+        facts, start = record.facts, f"start {number} of {len(firsts)}"
+        if facts["restored"] is not None:
+            epoch, position = facts["restored"]
+            found.append((f"{start}: restored epoch {epoch}, position {position:,}", False))
+        elif facts["checkpoint"]:
+            text = f"{start}: began at {_place(facts)}, though there was a checkpoint: it was not restored"
+            found.append((text, True))
+        else:
+            found.append((f"{start}: began at {_place(facts)}; there was no checkpoint", False))
+    return found
+
+
+def _place(facts: Mapping[str, Any]) -> str:
+    return f"epoch {facts['state']['epoch']}, position {facts['state']['position']:,}"
 
 
 def of_epochs(one: EpochProof) -> str:

@@ -197,6 +197,8 @@ def check_records(folder: Path) -> None:
     assert str(proof).splitlines() == [
         "train, epoch 0: 953 rows were handed out: every selected row exactly once",
         "val, each of 2 ranks, epoch 0: 953 rows were handed out: every selected row exactly once",
+        "train, start 1 of 2: began at epoch 0, position 0; there was no checkpoint",
+        f"train, start 2 of 2: restored epoch 0, position {at}",
     ]
     if importlib.util.find_spec("matplotlib") is None:  # an extra
         return
@@ -204,6 +206,50 @@ def check_records(folder: Path) -> None:
     assert "2 starts" in page
     assert '<td>all ranks together</td><td>0</td><td class="good">953 rows were handed out: every selected row' in page
     assert '<img src="data:image/png;base64' in page, "the first batch"
+
+
+def forgetful_fn(config: dict[str, Any]) -> None:
+    """Loads the model as Ray's guides do, and forgets the loader; then begins at row 0 on purpose."""
+    loader, checkpoint = ray.train.get_dataset_shard("train"), ray.train.get_checkpoint()
+    if checkpoint is not None:
+        with checkpoint.as_directory() as directory:
+            assert torch.load(Path(directory, "state.pt"))["step"] == 3
+        try:
+            next(iter(loader.iter_batches(global_batch_size=BATCH)))
+        except raylance.ConfigError as error:
+            Path(config["log"]).write_text(str(error))
+        loader.set_epoch(0)
+    for step, batch in enumerate(loader.iter_batches(global_batch_size=BATCH), 1):
+        del batch
+        if step == 3:
+            raylance.report({"step": step}, loader, state={"step": step})
+        if step == 5 and checkpoint is None:
+            raise RuntimeError("the first start ends here")
+
+
+@pytest.mark.promise("P8")
+def test_a_restore_that_was_forgotten_is_refused_and_shown(images_uri: str, tmp_path: Path) -> None:
+    """The loader began at row 0, and the proof said that every row came exactly once."""
+    log = tmp_path / "refused"
+    make_trainer(
+        forgetful_fn,
+        tmp_path,
+        name="forgetful",
+        workers=1,
+        failures=1,
+        train_loop_config={"log": str(log)},
+        datasets={"train": open_train(images_uri, decode=None, columns=["id"])},
+        dataset_config=raylance.DataConfig(num_decoders=0),
+    ).fit()
+    refused = log.read_text()
+    assert f"epoch 0, position {3 * BATCH}" in refused
+    assert "raylance.restore(loader)" in refused
+    proof = raylance.prove_run(tmp_path / "forgetful")
+    assert not proof.ok
+    assert [line for line in str(proof).splitlines() if "start" in line] == [
+        "train, start 1 of 2: began at epoch 0, position 0; there was no checkpoint",
+        "train, start 2 of 2: began at epoch 0, position 0, though there was a checkpoint: it was not restored",
+    ]
 
 
 def hand_fn(config: dict[str, Any]) -> None:
