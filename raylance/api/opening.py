@@ -24,10 +24,11 @@ from raylance.orders.registry import make_order
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
+from raylance.source.fields import blobs_inside, find_field, is_blob, leaf_names
 from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.pickled import refuse_pickled
 from raylance.source.provenance import STALE, Stale, check_fresh
-from raylance.source.reader import READ_MODES, Reader, ReadMode, is_blob, stored_row_bytes
+from raylance.source.reader import READ_MODES, Reader, ReadMode, stored_row_bytes
 from raylance.source.rows import table_rows
 from raylance.source.selection import Selection, share_selection
 from raylance.source.splits import Split
@@ -67,7 +68,8 @@ def dataset(
         uri: Path or URI of the dataset, or of a branch of it, readable from every node.
         version: Version number, tag, or (branch, number). None takes the newest version, and (branch, None) the newest
             version of the branch. The version is resolved now, and recorded in checkpoints.
-        columns: Columns to deliver; None for all.
+        columns: Columns to deliver; None for all. "image.bytes" names the field `bytes` of the struct `image`, and the
+            column in batches. With None, a struct that holds blobs or a field to decode comes as the fields inside it.
         filter: SQL expression that selects rows.
         split: A part of the filtered rows: `FractionSplit`, `RangeSplit` or `ValueSplit`.
         decode: One decoder or a list of them: `raylance.Image`, or another `raylance.Decoder`.
@@ -153,7 +155,8 @@ def dataset(
         names,
     )
     # Measuring stored bytes costs a read for each fragment, and is not needed if all rows have the same size.
-    varies = not all(is_dense(opened.schema.field(name).type) for name in names)
+    fields = [find_field(opened.schema, name) for name in names]
+    varies = not all(field is not None and is_dense(field.type) for field in fields)
     table = table_rows(
         source,
         selection,
@@ -271,17 +274,47 @@ def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str])
     return (decoding if decoding.transform is None else dataclasses.replace(decoding, blank=blank_row(made))), made
 
 
-def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, decoders: Sequence[Decoder]) -> list[str]:
+def _default_columns(schema: pa.Schema, decoded: Sequence[str]) -> list[str]:
+    """Returns all columns. A struct with blobs, or with a field to decode, is replaced by the fields inside it."""
+    names: list[str] = []
+    for field in schema:
+        inside = leaf_names(field, field.name)
+        is_split = field.name not in decoded and (blobs_inside(field, field.name) or {*inside} & {*decoded})
+        names += inside if is_split else [field.name]
+    return names
+
+
+def _find_fields(opened: lance.LanceDataset, names: Sequence[str]) -> dict[str, pa.Field]:
+    """Returns the fields of columns, by name.
+
+    Raises:
+        DatasetError: If there is no such field, or a field has blobs inside it, which Lance does not read with it.
+    """
     schema = opened.schema
+    found = {name: find_field(schema, name) if isinstance(name, str) else None for name in names}
+    if missing := sorted({repr(name) for name, field in found.items() if field is None}):
+        raise DatasetError(
+            f"{opened.uri!r} at version {opened.version} has no column {', '.join(missing)}; nothing was started. Its "
+            f"columns are {', '.join(schema.names)}."
+        )
+    fields = {name: field for name, field in found.items() if field is not None}
+    for name, field in fields.items():
+        if blobs := blobs_inside(field, name):
+            raise DatasetError(
+                f"column {name!r} of {opened.uri!r} holds the blobs {', '.join(blobs)}, and Lance gives only their "
+                "places, not their bytes, if the column is read as a whole; nothing was started. Name what lies inside "
+                f"structs by itself, columns={leaf_names(field, name)}. Blobs inside lists cannot be read: leave the "
+                "column out, or store one blob a row."
+            )
+    return fields
+
+
+def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, decoders: Sequence[Decoder]) -> list[str]:
     if isinstance(columns, str):
         raise ConfigError(f"columns={columns!r}: give a list of names, here [{columns!r}].")
-    names = list(schema.names if columns is None else columns)
-    missing = sorted({*names, *(decoder.column for decoder in decoders)} - set(schema.names))
-    if missing:
-        raise DatasetError(
-            f"{opened.uri!r} at version {opened.version} has no column {', '.join(map(repr, missing))}; nothing was "
-            f"started. Its columns are {', '.join(schema.names)}."
-        )
+    decoded = [decoder.column for decoder in decoders]
+    names = _default_columns(opened.schema, decoded) if columns is None else list(columns)
+    fields = _find_fields(opened, [*names, *decoded])
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"columns={names}: name at least one column, and each once.")
     added = {COMPONENT, DRAW, ROW_OFFSET, SEED, VALID}
@@ -296,8 +329,8 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, de
         name = decoder.column
         if name not in names:
             raise ConfigError(f"decode names {name!r}: it must be one of columns={names}.")
-        kind = schema.field(name).type
-        if not (is_blob(schema.field(name)) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        kind = fields[name].type
+        if not (is_blob(fields[name]) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
             raise DatasetError(
                 f"column {name!r} is {kind}, not binary, so it holds no {decoder.content}; nothing was started. "
                 "Decode a binary column, or leave decode= out."

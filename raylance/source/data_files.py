@@ -32,13 +32,14 @@ class DataFiles:
 
     def __init__(self, dataset: lance.LanceDataset, columns: Sequence[str]) -> None:
         self.dataset, self._columns = dataset, columns
-        self._fragments = dataset.get_fragments() if columns and "://" not in dataset.uri else []
+        schema = dataset.schema  # kept, because each access makes Lance convert it
+        is_flat = bool(columns) and {*columns} <= {*schema.names}
+        self._fragments = dataset.get_fragments() if is_flat and "://" not in dataset.uri else []
         rows = [fragment.metadata.num_rows for fragment in self._fragments]
         self._bounds = list(itertools.accumulate(rows, initial=0))  # the first row of each fragment, and the end
-        schema = dataset.schema  # kept, because each access makes Lance convert it
-        self._schema = pa.schema([(name, schema.field(name).type) for name in columns])
+        self._schema = pa.schema([(name, schema.field(name).type) for name in columns if is_flat])
         fields = {field.name(): field for field in dataset.lance_schema.fields()}
-        self._fields = {name: fields[name] for name in columns}
+        self._fields = {name: fields[name] for name in columns if is_flat}
         self._parts: dict[int, list[_Part] | None] = {}  # by fragment, after it was examined
         self._idle: deque[tuple[_Part, LanceFileReader]] = deque(maxlen=_IDLE)
         self._lock = threading.Lock()

@@ -20,6 +20,7 @@ from raylance.columns import ROW_OFFSET
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.source.data_files import DataFiles
+from raylance.source.fields import find_field, is_blob, select_fields
 from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, readable_text
 from raylance.source.limits import Calls, Reading, requests_of, result_of, within
 from raylance.source.memory import wanted_rows
@@ -76,11 +77,12 @@ def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> flo
         DatasetError: If the files cannot be read.
     """
     names, wanted = set(columns), set()
-    fields = [field for field in dataset.lance_schema.fields() if field.name() in names]
+    fields = [(field.name(), field, False) for field in dataset.lance_schema.fields()]
     while fields:
-        field = fields.pop()
-        wanted.add(field.id())
-        fields += field.children()
+        name, field, is_inside = fields.pop()
+        if is_wanted := is_inside or name in names:
+            wanted.add(field.id())
+        fields += [(f"{name}.{child.name()}", child, is_wanted) for child in field.children()]
     try:
         stats = patiently(dataset.stats.data_stats, functools.partial(requests_of, dataset))  # one request per file
     except LANCE_ERRORS as error:
@@ -153,7 +155,7 @@ class Reader(RowReader):
     Attributes:
         pinned: The version that is opened with the first read, and again before a read is repeated. It is checked from
             time to time while reads succeed.
-        columns: Columns to read.
+        columns: Columns to read; "image.bytes" is the field `bytes` of the struct `image`.
         row_bytes: Estimated bytes of a row of these columns; decides between range and take.
         dataset: The open dataset; None if the next read must open it: at first, and after a read that failed.
         mode: "range" and "take" read all rows in that way; "auto" chooses, see `choose`.
@@ -337,7 +339,8 @@ class Reader(RowReader):
         """Returns the rows at these offsets, and those between them if these were read, too."""
         if self._blobs is None:  # found once, because each access makes Lance convert the schema
             schema = dataset.schema
-            self._blobs = [name for name in self.columns if is_blob(schema.field(name))]
+            fields = [(name, find_field(schema, name)) for name in self.columns]
+            self._blobs = [name for name, field in fields if field is not None and is_blob(field)]
         blobs = self._blobs
         plain = [name for name in self.columns if name not in blobs]
         whole, places = (yield from self._read_plain(dataset, offsets, plain, is_range)) if plain else _NOTHING
@@ -360,7 +363,7 @@ class Reader(RowReader):
             # Schema.empty_table() refuses tensors with permuted axes.
             return pa.Table.from_batches([], schema=dataset.scanner(columns=columns).projected_schema), None
         if not is_range:
-            return _tidy(dataset.take(pa.array(offsets), columns=columns)), None
+            return _tidy(select_fields(dataset.take(pa.array(offsets), columns=columns), columns)), None
         start, rows = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
         # A scan reads large rows, because it shows progress: a slow storage must not look like one that hangs.
         is_small = rows * self.row_bytes <= _DIRECT_BYTES
@@ -423,8 +426,3 @@ def _distinct(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
         return chunk
     indices = pc.index_in(chunk.dictionary, different).take(chunk.indices).cast(kind.index_type)
     return pa.DictionaryArray.from_arrays(indices, different, ordered=kind.ordered)
-
-
-def is_blob(field: pa.Field) -> bool:
-    """Whether a column is blob-encoded, by either encoding version: a plain read gives descriptors, not bytes."""
-    return (field.metadata or {}).get(b"lance-encoding:blob") == b"true" or "lance.blob" in str(field.type)

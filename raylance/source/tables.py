@@ -13,6 +13,7 @@ from raylance.environment.shared import Shared, SharedTables
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Column, Order, Tables
 from raylance.orders.permutation import Int64Array
+from raylance.source.fields import find_field
 from raylance.source.reader import Reader
 from raylance.source.rows import Selected
 from raylance.source.selection import Selection
@@ -68,7 +69,7 @@ class SelectionRows:
 
     def column(self, name: str) -> Column:
         """See `Rows.column`."""
-        if name not in self.dataset.schema.names:
+        if find_field(self.dataset.schema, name) is None:
             raise DatasetError(
                 f"the order needs the column {name!r}, which {self.dataset.uri!r} does not have. Nothing was started. "
                 f"Name one of its columns: {', '.join(self.dataset.schema.names)}."

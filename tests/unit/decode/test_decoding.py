@@ -16,7 +16,7 @@ from raylance.api.dataset import spec_of
 from raylance.api.loader import recorder_of
 from raylance.decode.rows import OpenDecoding
 from raylance.torch_data import IterableDataset
-from tests.helpers.images import decode, make_images
+from tests.helpers.images import decode, encode, make_images
 
 
 def add_one(batch: dict[str, Any]) -> dict[str, Any]:
@@ -424,3 +424,80 @@ def test_global_generators_are_never_touched(images_uri: str) -> None:
             pass
         loader.state_dict()
     assert states() == before
+
+
+def structs(values: list[bytes | None], storage: str, *, is_blob: bool) -> pa.Table:
+    """Images as Hugging Face stores them, bytes beside a path; another struct holds them, and a number."""
+    metadata = {"lance-encoding:blob": "true"} if is_blob else None
+    image = pa.struct([pa.field("bytes", pa.large_binary(), metadata=metadata), ("path", pa.string())])
+    sample = pa.struct([pa.field("image", image), ("number", pa.int64())])
+    rows = [{"image": {"bytes": value, "path": f"{row}.png"}, "number": row} for row, value in enumerate(values)]
+    if storage != "2.0":  # which has no null structs
+        rows[3] = {"image": None, "number": 3}
+    plain = [row["image"] for row in rows]
+    return pa.table({"id": range(len(rows)), "image": pa.array(plain, image), "sample": pa.array(rows, sample)})
+
+
+@pytest.mark.parametrize("storage", ["2.0", "2.1", "2.2"])
+@pytest.mark.parametrize("is_blob", [False, True])
+@pytest.mark.parametrize("read", ["take", "range"])
+def test_fields_inside_structs_are_columns(tmp_path: Any, storage: str, is_blob: bool, read: Any) -> None:
+    """A plain read of blobs gave {'position': 0, 'size': 3}, or failed as though the struct were a blob."""
+    values: list[bytes | None] = [bytes([row]) * row for row in range(40)]
+    values[5] = None
+    uri = str(tmp_path / "structs.lance")
+    lance.write_dataset(structs(values, storage, is_blob=is_blob), uri, data_storage_version=storage)
+    values[3] = None if storage != "2.0" else values[3]
+    names = ["sample.image.bytes", "image.path", "image.bytes", "id", "sample.number"]
+    handle = raylance.dataset(uri, columns=names, order="row", seed=3, read=read, remainder="ragged")
+    assert handle.schema.names == names
+    assert handle.schema.field("image.bytes").type == pa.large_binary()
+    seen = []
+    for batch in handle.iter_batches(batch_size=8):
+        for row, first, second, path in zip(*(batch[name] for name in [names[3], *names[:3:2], names[1]]), strict=True):
+            assert first == second == values[row]
+            assert path == (None if row == 3 and storage != "2.0" else f"{row}.png")
+            seen.append(row)
+        assert batch["sample.number"].tolist() == batch["id"].tolist()
+    assert sorted(seen) == list(range(40))
+    assert handle.take([7, 2])["image.bytes"].tolist() == [values[7], values[2]]
+    if is_blob:
+        assert raylance.dataset(uri).schema.names == [
+            *("id", "image.bytes", "image.path"),
+            *("sample.image.bytes", "sample.image.path", "sample.number"),
+        ]
+        with pytest.raises(raylance.DatasetError, match=r"'image' .*image.bytes.*\['image.bytes', 'image.path'\]"):
+            raylance.dataset(uri, columns=["id", "image"])
+        with pytest.raises(raylance.DatasetError, match=r"'sample.image' .*sample.image.bytes"):
+            raylance.dataset(uri, columns=["sample.image"])
+    else:
+        whole = next(iter(raylance.dataset(uri, columns=["image", "image.path"], read=read).iter_batches(batch_size=9)))
+        assert [image and image["path"] for image in whole["image"]] == whole["image.path"].tolist()
+    with pytest.raises(raylance.DatasetError, match=r"no column 'image.size'"):
+        raylance.dataset(uri, columns=["image.size"])
+
+
+@pytest.mark.parametrize("is_blob", [False, True])
+def test_images_may_lie_in_a_struct(tmp_path: Any, is_blob: bool) -> None:
+    images = [encode(np.full((4, 6, 3), row, np.uint8)) for row in range(20)]
+    uri = str(tmp_path / "structs.lance")
+    table = structs([*images], "2.0", is_blob=is_blob)
+    lance.write_dataset(table, uri, data_storage_version="2.0")
+    handle = raylance.dataset(uri, decode=raylance.Image("image.bytes"), filter="id < 20", remainder="ragged")
+    assert handle.schema.names[:3] == ["id", "image.bytes", "image.path"]
+    named = raylance.dataset(uri, columns=["id", "image.bytes"], decode=raylance.Image("image.bytes", name="image"))
+    for name, loader in (("image.bytes", handle), ("image", named)):
+        for batch in loader.iter_torch_batches(batch_size=5):
+            assert batch[name][:, 0, 0, 0].tolist() == batch["id"].tolist()
+
+
+@pytest.mark.parametrize("storage", ["2.0", "2.2"])
+def test_blobs_inside_lists_are_refused(tmp_path: Any, storage: str) -> None:
+    item = pa.field("item", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    uri = str(tmp_path / "lists.lance")
+    table = pa.table({"id": [0, 1], "pages": pa.array([[b"a"], [b"b", b"c"]], pa.list_(item))})
+    lance.write_dataset(table, uri, data_storage_version=storage)
+    for columns in (None, ["pages"]):
+        with pytest.raises(raylance.DatasetError, match=r"'pages' .*pages.item.*inside lists cannot be read"):
+            raylance.dataset(uri, columns=columns)
+    assert raylance.dataset(uri, columns=["id"]).head(2)["id"].tolist() == [0, 1]
