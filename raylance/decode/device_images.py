@@ -46,7 +46,7 @@ class DeviceImage(BatchDecoder):
     markers among the pixels; and for PNG, WebP, GIF, AVIF, BMP, TGA, PPM, JPEG 2000 and TIFF of all modes that Pillow
     writes. On CUDA (nvImageCodec 0.9, an H100), all of 903 odd pictures that were intact were good, too, and 98.8 % of
     their values lay within 2 of 255 of those of `Image`: nvJPEG rounds differently, and interpolates the colours of
-    pictures of a few pixels differently. Of 97 damaged JPEGs, nvJPEG accepted one that `Image` refuses, and it makes
+    pictures of a few pixels differently. From 97 damaged JPEGs, nvJPEG accepted one that `Image` refuses. It makes
     other pixels of those that both accept.
 
     Attributes:
