@@ -9,9 +9,7 @@ import os
 import re
 import shlex
 import shutil
-import string
 import sys
-import urllib.parse
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -112,6 +110,19 @@ def locate(path: str) -> str:
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
+def locate_dataset(path: str) -> str:
+    """The same for a Lance dataset that a job writes.
+
+    Raises:
+        RefusedError: If Lance would write to another place: it ends URIs at # and ?.
+    """
+    if "://" in path and {*path} & {*"#?"}:
+        raise RefusedError(
+            f"{path} has # or ? in it. Lance would end the name there, and write to another place. Give another name."
+        )
+    return locate(path)
+
+
 def store_options(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     """The options that --storage-options give.
 
@@ -167,8 +178,7 @@ def open_filesystem(uri: str, options: dict[str, str]) -> tuple[pafs.FileSystem,
     if "://" not in uri:
         return pafs.LocalFileSystem(), locate(uri)
     if not options:
-        # A run's name may hold what no URI does, such as a space; what means something in one stays as it is.
-        filesystem, path = pafs.FileSystem.from_uri(urllib.parse.quote(uri, safe=string.punctuation))
+        filesystem, path = raylance.open_folder(uri)
         return filesystem, str(path)
     scheme, _, path = uri.partition("://")
     named = {key.lower().removeprefix("aws_"): value for key, value in options.items()}

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from raylance.integrations.checkpoints import report, restore
     from raylance.integrations.data_config import DataConfig
     from raylance.integrations.preemption import report_if_preempted
+    from raylance.observe.record import open_folder
     from raylance.orders.order import Order
     from raylance.orders.permutation import row_rng
     from raylance.orders.sampling import ClassBalanced, Weighted
@@ -81,6 +82,7 @@ _MODULES = {
     "reports.page": ("report_run",),
     "reports.proving": ("RunProof", "explain_run", "prove_run"),
     "reports.watching": ("watch",),
+    "observe.record": ("open_folder",),
     "integrations.checkpoint_files": ("newest_checkpoint",),
     "integrations.checkpoints": ("report", "restore"),
     "integrations.preemption": ("report_if_preempted",),
@@ -94,8 +96,8 @@ __all__ = [
     "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder",
     "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "Sequential",
     "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "add_column", "dataset", "explain_run",
-    "map_boxes", "map_points", "mix", "newest_checkpoint", "prove_run", "read_values", "report", "report_if_preempted",
-    "report_run", "restore", "row_rng", "watch", "write_column", "write_values",
+    "map_boxes", "map_points", "mix", "newest_checkpoint", "open_folder", "prove_run", "read_values", "report",
+    "report_if_preempted", "report_run", "restore", "row_rng", "watch", "write_column", "write_values",
 ]  # fmt: skip
 
 

@@ -47,6 +47,7 @@ from jobs.common import (
     exists,
     key_value,
     locate,
+    locate_dataset,
     reason,
     show_command,
     store_options,
@@ -199,7 +200,7 @@ def run(args: argparse.Namespace) -> str:
         return add_classes(args)
     check_numbers(args)
     options = store_options(args.storage_options)
-    uri = locate(args.out)
+    uri = locate_dataset(args.out)
     present = exists(uri, options)
     if present and not args.overwrite:
         tidy(uri, options, None, args)

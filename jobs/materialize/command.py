@@ -38,7 +38,7 @@ import ray
 import tqdm
 
 import raylance
-from jobs.common import connect, exists, key_value, locate, number_or_name, store_options, within
+from jobs.common import connect, exists, key_value, locate, locate_dataset, number_or_name, store_options, within
 from jobs.output import notes_of, separate_output_once
 
 from .images import QUALITY, Reencode
@@ -107,7 +107,7 @@ def open_source(args: argparse.Namespace) -> Wish:
             )
         # Refuses a column that holds no images.
         raylance.dataset(locate(args.data), decode=raylance.Image(images.column, size=8), stale="ignore", **given)
-    out = locate(args.out)
+    out = locate_dataset(args.out)
     if out.rstrip("/") == locate(args.data).rstrip("/"):
         raise raylance.ConfigError(
             f"--out {args.out} is the source itself. It would be overwritten. Give another name."

@@ -38,7 +38,10 @@ def as_checkpoint(path: str | os.PathLike[str]) -> ray.train.Checkpoint:
         raise ConfigError(
             f"checkpoint={public_uri(str(path))!r} is not a directory: write this rank's files there before report()."
         )
-    return ray.train.Checkpoint(str(path))
+    if "://" not in str(path):
+        return ray.train.Checkpoint(str(path))
+    filesystem, inside = open_folder(path)
+    return ray.train.Checkpoint(inside, filesystem=filesystem)
 
 
 @contextlib.contextmanager

@@ -5,11 +5,11 @@ A record is an Arrow file, <run>/raylance/<dataset>-rank<rank>-<start>.arrow: a 
 the loader was made. Facts, events and masked rows are JSON in its schema's metadata, under `raylance`.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
-import string
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
@@ -92,7 +92,15 @@ def holds_secret(uri: str) -> bool:
 
 
 def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) -> tuple[Any, str]:
-    """Returns the file system of a run's folder, and the path in it: `path` if `storage_filesystem` is given.
+    """Returns the file system of a run's folder, and the path in it, as Ray Train has them.
+
+    In a URI, all characters of the path are taken literally, because the name of a run may have any: a `#` begins no
+    fragment, and a `?` begins options only if pyarrow knows them (`?region=…`). A `%20` stands for a space only if
+    there is no folder with `%20` in its name, and one with the space.
+
+    Args:
+        path: The folder, <storage path>/<run name>, as a path or URI.
+        storage_filesystem: A file system of pyarrow, as for `ray.train.RunConfig`; `path` is then a path in it.
 
     Raises:
         ConfigError: If pyarrow cannot open the URI.
@@ -100,17 +108,43 @@ def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) ->
     path = os.fspath(path)
     if storage_filesystem is not None:
         return storage_filesystem, path.rstrip("/")
-    if "://" not in path:
+    scheme, is_uri, rest = path.partition("://")
+    if not is_uri:
         return pa.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
     try:
-        # A run's name may hold characters that no URI has, such as a space. Characters with a meaning in URIs are kept.
-        filesystem, inside = pa.fs.FileSystem.from_uri(urllib.parse.quote(path, safe=string.punctuation))
+        filesystem, inside = _open_uri(scheme, rest)
+        decoded = urllib.parse.unquote(inside)
+        if decoded != inside:
+            here, there = filesystem.get_file_info([inside, decoded])
+            inside = decoded if here.type is _ABSENT and there.type is not _ABSENT else inside
     except (pa.ArrowException, ValueError, OSError) as error:
         raise ConfigError(
             f"{public_uri(path)} cannot be opened ({public_uri(str(error))}). No record can be read or written there. "
             "Give the folder of a run, as a path or a URI."
         ) from error
-    return filesystem, inside.rstrip("/")
+    return filesystem, inside
+
+
+_ABSENT = pyarrow.fs.FileType.NotFound
+
+
+def _open_uri(scheme: str, rest: str) -> tuple[Any, str]:
+    """Opens what follows `scheme` and `://` in a URI; see `open_folder`. Nothing in the path is decoded."""
+    authority, _, inside = rest.partition("/")
+    if scheme == "file":
+        return pa.fs.LocalFileSystem(), f"/{inside.rstrip('/')}"
+    named, _, options = rest.rpartition("?")
+    if named and "=" in options:
+        with contextlib.suppress(pa.ArrowInvalid):  # they are a part of the name
+            authority_of_named, _, inside_of_named = named.partition("/")
+            filesystem, root = pa.fs.FileSystem.from_uri(f"{scheme}://{authority_of_named}?{options}")
+            return filesystem, _joined(root, inside_of_named)
+    filesystem, root = pa.fs.FileSystem.from_uri(f"{scheme}://{authority}")
+    return filesystem, _joined(root, inside)
+
+
+def _joined(root: str, inside: str) -> str:
+    return "/".join([root.rstrip("/"), *filter(None, inside.split("/"))])
 
 
 class Record:

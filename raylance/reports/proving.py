@@ -222,15 +222,11 @@ def _starts(records: Sequence[LoaderRecord]) -> list[tuple[str, bool]]:
     Records of an older raylance do not say so, and are left out.
     """
     firsts: dict[str, LoaderRecord] = {}
-    for record in sorted(records, key=lambda record: (record.begun_s, record.rank)):
+    for record in sorted(records, key=lambda record: (record.rank, record.begun_s)):
         facts = record.facts
-        key = record.start or f"{facts['host']} {facts['pid']}"
-        if (
-            facts["split"]
-            and "restored" in facts
-            and record.rank <= (firsts[key].rank if key in firsts else record.rank)
-        ):
-            firsts.setdefault(key, record)
+        if facts["split"] and "restored" in facts:
+            firsts.setdefault(record.start or f"{facts['host']} {facts['pid']}", record)
+    firsts = dict(sorted(firsts.items(), key=lambda item: item[1].begun_s))
     found = []
     for number, record in enumerate(firsts.values(), 1):
         facts, start = record.facts, f"start {number} of {len(firsts)}"

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import threading
 import time
 import weakref
@@ -193,6 +194,7 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: S
             f"uri={public_uri(uri)!r} holds a password or a key, which checkpoints, records and errors would show. "
             "Nothing was opened. Give it in storage_options or in the environment."
         )
+    check_uri(uri)
     if not callable(storage_options):
         check_options(storage_options)
     if "://" not in uri:  # workers and later runs may have another working directory
@@ -201,6 +203,17 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: S
         return patiently(functools.partial(_pin, uri, version, storage_options))
     except LANCE_ERRORS as error:
         raise _not_opened(uri, error, storage_options) from error
+
+
+def check_uri(uri: str) -> None:
+    """Raises ConfigError if Lance would open or write another place than a URI names: it ends URIs at # and ?."""
+    used = re.split("[#?]", uri, maxsplit=1)[0]
+    if used != uri and ("://" in uri or uri.startswith("file:")):
+        raise ConfigError(
+            f"uri={public_uri(uri)!r}: Lance ends a URI at {uri[len(used)]!r}, so it would use {public_uri(used)!r}. "
+            "Nothing was opened. Keep datasets in places whose names have neither # nor ?; a local one can be named by "
+            "its path."
+        )
 
 
 def _check_version(version: object) -> None:
