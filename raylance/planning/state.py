@@ -25,7 +25,7 @@ LOADERS = "loaders"
 MOST_BYTES = 64 << 20
 """Largest file that is read: the state of a mixture of thousands of datasets needs a tenth of it."""
 # Each of these must be equal, or the saved position would mean other rows.
-_MUST_MATCH = ("uri", "branch", "version", "identity", "filter", "split", "rows", "fingerprint", "seed")
+_MUST_MATCH = ("branch", "version", "identity", "filter", "split", "rows", "fingerprint", "seed")
 # These may change between runs, but rarely on purpose.
 _SHOULD_MATCH = ("columns", "decode", "transform", "codecs")
 _OLDEST_FORMAT = 4  # of raylance 0.8 and 0.9
@@ -205,18 +205,22 @@ def check_state(saved: State, current: State) -> None:
     """Refuses a saved state that means other rows than the loader's own.
 
     A field of the current order that is "auto" accepts every saved number, and the loader reuses it. Other columns or
-    another decoding are allowed, and one warning names them.
+    another decoding are allowed, and one warning names them; and so does one if equal files lie in another place.
 
     Raises:
         StateError: If fields differ; the message has both values of each, side by side.
     """
-    differing = _compare(saved, current, (*_MUST_MATCH, "order"))
-    if differing:
+    elsewhere, differing = (_compare(saved, current, names) for names in (("uri",), (*_MUST_MATCH, "order")))
+    is_known = bool(saved.identity and current.identity)  # else only the place tells data apart
+    if differing or (elsewhere and not is_known):
+        differing = "\n".join(filter(None, [elsewhere, differing]))
         raise StateError(
             f"the checkpoint belongs to other data or another order:\n{differing}\n"
             "Its position would mean other rows. Build the dataset with the saved values (version=… pins the version), "
             "or start under a new run name."
         )
+    if elsewhere:
+        logger.warning("the run continues with the same files, which lie in another place now:\n%s", elsewhere)
     differing = _compare(saved, current, _SHOULD_MATCH)
     if differing:
         logger.warning(

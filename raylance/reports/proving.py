@@ -14,6 +14,7 @@ import numpy as np
 from raylance.api.dataset import spec_of
 from raylance.audit.epoch import EpochAudit
 from raylance.audit.reopening import reopen
+from raylance.columns import dataset_stem
 from raylance.errors import ConfigError
 from raylance.observe.verdict import Verdict
 from raylance.planning.digest import Interval
@@ -291,20 +292,29 @@ def _account(record: LoaderRecord) -> Account:
 def _plan_of(record: LoaderRecord) -> str:
     """Names the plan that a record's rows are compared with; the same name means the same plan."""
     state = {
-        name: value for name, value in identity_of(record.facts["state"]).items() if name not in ("decode", "codecs")
+        name: value
+        for name, value in identity_of(record.facts["state"]).items()
+        if name not in ("uri", "decode", "codecs")  # the identity tells data apart, and they may be moved
     }
     return json.dumps([state, record.facts["remainder"]], sort_keys=True)
 
 
 def _groups(run: Run) -> dict[str, list[LoaderRecord]]:
     """Returns the records of each dataset by its label. Loaders made by hand get their names in the order in which they
-    are iterated, so another start may exchange the names. Therefore the data of the records decides, too.
+    are iterated, so another start may exchange the names. Therefore the data of the records decides, too. Data that
+    were moved between two starts count as lying in their first place.
     """
     groups: dict[tuple[Any, ...], list[LoaderRecord]] = {}
+    first: dict[str, Any] = {}  # by place and by identity
     for record in run.records:
-        facts = record.facts
-        called = facts.get("stem", facts["dataset"]), facts.get("number", 1)
-        groups.setdefault((*called, subject_of(facts["state"]), facts["split"]), []).append(record)
+        facts, state = record.facts, record.facts["state"]
+        keys = [json.dumps([name, state[name]]) for name in ("identity", "uri") if state.get(name)]
+        place = next((first[key] for key in keys if key in first), state.get("uri"))
+        first |= dict.fromkeys(keys, place)
+        stem = facts.get("stem", facts["dataset"])
+        stem = dataset_stem(place) if stem == dataset_stem(state.get("uri")) else stem
+        subject = subject_of(state | {"uri": place})
+        groups.setdefault((stem, facts.get("number", 1), subject, facts["split"]), []).append(record)
     labels: dict[str, list[LoaderRecord]] = {}
     for number, (key, records) in enumerate(groups.items()):
         others = {name for other, found in groups.items() if other != key for name in _names(found)}

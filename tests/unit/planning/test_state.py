@@ -165,8 +165,8 @@ def test_what_is_made_of_the_rows_may_change_and_is_named(caplog: pytest.LogCapt
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"uri": "b.lance"}, "uri: saved 'a.lance', now 'b.lance'"),
-        ({"uri": {"a": "a.lance"}}, "uri: saved 'a.lance', now {'a': 'a.lance'}"),
+        ({"uri": "b.lance", "identity": "j"}, "identity: saved 'i', now 'j'"),
+        ({"uri": "b.lance", "identity": ""}, "uri: saved 'a.lance', now 'b.lance'"),
         ({"version": 4}, "version: saved 3, now 4"),
         ({"filter": None}, "filter: saved 'x > 1', now None"),
         ({"rows": 99}, "rows: saved 100, now 99"),

@@ -17,6 +17,7 @@ import pytest
 import raylance
 from jobs import verify
 from raylance.api.loader import reporting
+from raylance.audit.epoch import EpochAudit
 from raylance.orders.order import Epoch, Order
 from raylance.orders.permutation import Int64Array, permute
 from raylance.reports.proving import prove_records
@@ -130,6 +131,39 @@ def test_a_dataset_that_is_gone_leaves_counts(uri: str, tmp_path: Path) -> None:
     assert raylance.prove_run(run, uri=uri).ok, "where it lies now"
     with pytest.raises(raylance.ConfigError, match="dataset='val': the run has 'moved'"):
         raylance.prove_run(run, dataset="val")
+
+
+@pytest.mark.parametrize("how", ["moved", "copied", "linked", "renamed"])
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_run_continues_with_files_that_lie_elsewhere(
+    uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, is_mixed: bool
+) -> None:
+    """It was refused: "its position would mean other rows"."""
+    old, new, run = tmp_path / "a" / "data.lance", tmp_path / "b" / "data.lance", tmp_path / "run"
+    if how == "renamed":
+        new = tmp_path / "a" / "other.lance"
+    shutil.copytree(uri, old)
+    new.parent.mkdir(exist_ok=True)
+
+    def opened(place: Path) -> raylance.Dataset:
+        data = open_data(str(place), remainder="ragged")
+        return raylance.mix({"one": (data, 2), "two": (open_data(uri), 1)}) if is_mixed else data
+
+    state = train(opened(old), run, 3)
+    {"linked": lambda: new.symlink_to(old), "copied": lambda: shutil.copytree(old, new)}.get(
+        how, lambda: old.rename(new)
+    )()
+    caplog.clear()
+    state = train(opened(new), run, 3, state=state)
+    assert caplog.text.count(f"saved {str(old)!r}, now {str(new)!r}") == 2, "one warning a loader"
+    train(opened(new), run, 9, state=state)
+    proof = raylance.prove_run(run)
+    assert proof.ok, str(proof)
+    assert len(proof.datasets) == 1
+    assert EpochAudit(opened(new), state=state).count().ok
+    lance.write_dataset(pa.table({"id": np.arange(330)}), new, mode="overwrite")
+    with pytest.raises(raylance.StateError, match="identity"):
+        train(opened(new), run, 1, state=state)
 
 
 def test_draws_and_mixtures_are_proven_against_their_plans(uri: str, tmp_path: Path) -> None:
