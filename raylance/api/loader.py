@@ -261,7 +261,8 @@ class RankLoader(Positioned):
                 they do not fit in `max_inflight_bytes`. It is also the largest number of finished batches that wait for
                 the training loop. 0 acts as 1.
             dtypes: One dtype for all tensors, or dtypes by column; None keeps the stored dtypes. One dtype for all does
-                not change columns that raylance adds, such as the `…_length` of a `Pad`; name these to change them.
+                not change columns that raylance adds, such as the `…_length` of a `Pad`; name these to change them. Do
+                not name columns without tensors: text, decimals, dates.
             device: The device of the tensors. "auto" is the device of the Ray Train worker; the CPU if there is none.
                 Batches for CUDA are copied through pinned memory on a side stream as soon as they are made. So finished
                 batches that wait for the training loop take memory of the device.

@@ -21,7 +21,7 @@ from raylance.decode.arrays import to_numpy
 from raylance.environment import facts as surroundings
 from raylance.environment import process
 from raylance.environment.connection import ray_session
-from raylance.errors import DatasetError
+from raylance.errors import ConfigError, DatasetError
 from raylance.observe import Stats, clock
 from raylance.observe.clock import now_s
 from raylance.observe.figures import RankFigures
@@ -336,6 +336,6 @@ def _rows_html(rows: pa.Table) -> str:
 def _values(column: pa.Table) -> Mapping[str, Any]:
     try:
         return to_numpy(column)
-    except DatasetError:  # the column has nulls, which an array cannot hold
+    except (ConfigError, DatasetError):  # the column has nulls, or a type that an array cannot hold
         values: dict[str, Any] = column.to_pydict()
         return values

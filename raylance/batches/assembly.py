@@ -44,10 +44,10 @@ class ItemRows:
         self.schema: pa.Schema = table.schema  # kept, as the names are, because pyarrow makes a new object each time
         self._sliceable: NumpyBatch | None = None
 
-    def sliceable(self, names: Sequence[str], lists: Lists) -> NumpyBatch:
-        """See `to_sliceable`. All calls must give the same columns, and the same `lists`."""
+    def sliceable(self, names: Sequence[str], lists: Lists, as_bits: bool = False) -> NumpyBatch:
+        """See `to_sliceable`. All calls must have the same arguments."""
         if self._sliceable is None:
-            self._sliceable = to_sliceable(self.table.select(names), lists)
+            self._sliceable = to_sliceable(self.table.select(names), lists, as_bits=as_bits)
         return self._sliceable
 
 
@@ -69,15 +69,18 @@ class StepRows:
         table = self.item.table if names is None else self.item.table.select(names)
         return table if self.count == table.num_rows else table.slice(self.begin, self.count)
 
-    def to_numpy(self, names: Sequence[str], lists: Lists, join: Join) -> NumpyBatch:
+    def to_numpy(self, names: Sequence[str], lists: Lists, join: Join, *, as_bits: bool = False) -> NumpyBatch:
         """Converts some columns of the rows; see `raylance.decode.arrays.to_numpy`."""
         if self.count == self.item.table.num_rows:
-            return to_numpy(self.table(names), lists, join)
-        sliceable, end = self.item.sliceable(names, lists), self.begin + self.count
+            return to_numpy(self.table(names), lists, join, as_bits=as_bits)
+        sliceable, end = self.item.sliceable(names, lists, as_bits), self.begin + self.count
         batch: NumpyBatch = {}
         for name in names:
             array = sliceable.get(name)
-            batch |= to_numpy(self.table([name]), lists, join) if array is None else {name: array[self.begin : end]}
+            if array is None:
+                batch |= to_numpy(self.table([name]), lists, join, as_bits=as_bits)
+            else:
+                batch[name] = array[self.begin : end]
         return batch
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
@@ -26,7 +27,11 @@ from raylance.decode.arrays import (
     Pad,
     Paddings,
     as_padding,
+    holds_bfloat16,
+    is_dense,
+    is_dense_list,
     is_kept,
+    numpy_bfloat16,
     to_arrow,
 )
 from raylance.errors import ConfigError, DatasetError
@@ -132,13 +137,14 @@ def torch_converter(
     by_column = _dtypes(read_spec, dtypes, lists)
     for name, how in lists.items():
         if name in by_column and isinstance(how, Pad) and (value := np.asarray(how.value)).dtype.kind not in "mM":
-            made = torch.as_tensor(value).to(by_column[name])  # a tensor cannot hold dates
-            if not is_kept(value.item(), made.item()) or _is_cut_off(value.item(), made):
-                raise _cannot_pad(name, value.item(), f"dtypes= converts them to {by_column[name]}")
+            given = _tensor(value, of_bits=read_spec.list_dtypes[name].metadata is not None)
+            made = given.to(by_column[name])  # a tensor cannot hold dates
+            if not is_kept(given.item(), made.item()) or _is_cut_off(given.item(), made):
+                raise _cannot_pad(name, given.item(), f"dtypes= converts them to {by_column[name]}")
     channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()
 
     def convert(rows: StepRows, names: Sequence[str], decoded: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        arrays, schema = rows.to_numpy(names, lists, join), rows.item.schema
+        arrays, schema = rows.to_numpy(names, lists, join, as_bits=True), rows.item.schema
         batch = to_torch(arrays, schema, lists=lists, dtypes=by_column, channels_last=channels_last)
         shaped = {name: _shaped(name, tensor, by_column, channels_last) for name, tensor in decoded.items()}
         return in_order(read_spec, batch, shaped)
@@ -190,7 +196,9 @@ def in_order(read_spec: ReadSpec, batch: dict[str, Any], decoded: Mapping[str, A
 
 
 def _dtypes(read_spec: ReadSpec, dtypes: Any, lists: Lists) -> Mapping[str, torch.dtype]:
-    """Returns dtypes by column. A single dtype does not apply to columns that raylance adds, such as offsets."""
+    """Returns dtypes by column. A single dtype does not apply to columns that raylance adds, such as offsets, nor to
+    columns without tensors, such as text.
+    """
     if dtypes is None:
         return {}
     by_column = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(read_spec.delivers, dtypes)
@@ -200,7 +208,32 @@ def _dtypes(read_spec: ReadSpec, dtypes: Any, lists: Lists) -> Mapping[str, torc
             raise ConfigError(f"dtypes names {name!r}, which no batch has; its columns are {', '.join(columns)}.")
         if not isinstance(dtype, torch.dtype):
             raise ConfigError(f"dtypes={dtypes!r}: {dtype!r} is not a torch dtype; write e.g. torch.float32.")
-    return dict(by_column)
+        try:
+            torch.zeros(1).to(dtype)
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(
+                f"dtypes={dtypes!r}: torch cannot convert numbers to {dtype} ({error}). Nothing was started. Choose "
+                "another dtype, and convert in the training loop."
+            ) from error
+    kinds = {} if read_spec.schema is None else {field.name: field.type for field in read_spec.schema}
+    others = [name for name in by_column if name in kinds and not _makes_tensors(kinds[name])]
+    if others and isinstance(dtypes, Mapping):
+        raise ConfigError(
+            f"dtypes names {others[0]!r}, which is {kinds[others[0]]}, and batches hold no tensor of that, so that it "
+            f"has no dtype. Nothing was started. Leave {others[0]!r} out of dtypes=, or make numbers of it in "
+            "collate_fn= or transform=."
+        )
+    return {name: dtype for name, dtype in by_column.items() if name not in others}
+
+
+def _makes_tensors(kind: pa.DataType) -> bool:
+    """Returns whether a batch's column of this type is a tensor, or a list of tensors."""
+    if pa.types.is_dictionary(kind):
+        return _makes_tensors(kind.value_type)
+    leaf = kind
+    while pa.types.is_list(leaf) or pa.types.is_large_list(leaf) or pa.types.is_fixed_size_list(leaf):
+        leaf = leaf.value_type
+    return (is_dense(kind) or is_dense_list(kind)) and is_dense(leaf) and not pa.types.is_temporal(leaf)
 
 
 def _adds_lengths(how: Pad | int | Jagged | None) -> bool:
@@ -211,6 +244,10 @@ def _lists(read_spec: ReadSpec, pad_lists: Any, tensors: bool) -> Lists:
     """Returns how lists are converted. `tensors` is whether batches are tensors, which cannot hold dates."""
     if not isinstance(pad_lists, Mapping | None):
         raise ConfigError(f"pad_lists={pad_lists!r}: say which column to pad with what, as {{'tokens': 0}}.")
+    if not tensors:
+        for field in read_spec.schema or ():
+            if holds_bfloat16(field.type):
+                numpy_bfloat16(field.name)
     chosen = {name: _how(read_spec, name, how) for name, how in (pad_lists or {}).items()}
     for name, how in chosen.items():
         added = name + (OFFSETS if how == "jagged" else LENGTH)
@@ -282,10 +319,10 @@ def to_torch(
     dtypes: Mapping[str, torch.dtype],
     channels_last: frozenset[str],
 ) -> dict[str, Any]:
-    """Converts the arrays of n rows, which `to_numpy` made of a table with this schema and with these `lists`, to
-    tensors of the same shapes. Strings, bytes and unpadded lists become Python lists, and jagged lists become
-    `JaggedParts`. Columns in `channels_last`, (n, …, H, W, C), become (n, …, C, H, W) views in channels-last memory; so
-    do the arrays in lists of such columns.
+    """Converts the arrays of n rows, which `to_numpy` made of a table with this schema, with these `lists` and
+    `as_bits`, to tensors of the same shapes. Strings, bytes and unpadded lists become Python lists, and jagged lists
+    become `JaggedParts`. Columns in `channels_last`, (n, …, H, W, C), become (n, …, C, H, W) views in channels-last
+    memory; so do the arrays in lists of such columns.
 
     Raises:
         DatasetError: If a column holds dates.
@@ -293,18 +330,26 @@ def to_torch(
     batch: dict[str, Any] = {}
     offsets = {name: arrays.pop(name + OFFSETS) for name, how in lists.items() if how == "jagged" and name in arrays}
     for name, array in arrays.items():
+        of_bits = array.dtype in (np.uint16, object) and holds_bfloat16(schema.field(name).type)
         if array.dtype == object:
             for value in array:
                 _refuse_dates(name, schema, value)
             batch[name] = [
-                _shaped(name, torch.tensor(value), dtypes, channels_last) if isinstance(value, np.ndarray) else value
+                _shaped(name, _tensor(value.copy(), of_bits), dtypes, channels_last)
+                if isinstance(value, np.ndarray)
+                else value
                 for value in array
             ]
             continue
         _refuse_dates(name, schema, array)
-        tensor = _shaped(name, torch.from_numpy(array), dtypes, channels_last)
+        tensor = _shaped(name, _tensor(array, of_bits), dtypes, channels_last)
         batch[name] = JaggedParts.of(tensor, offsets[name]) if name in offsets else tensor
     return batch
+
+
+def _tensor(array: npt.NDArray[Any], of_bits: bool) -> torch.Tensor:
+    """Returns a tensor with the memory of an array, which holds numbers, or the bits of bfloat16."""
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if of_bits else torch.from_numpy(array)
 
 
 def _shaped(

@@ -99,7 +99,8 @@ def _named(value: Any, classes: Sequence[str]) -> Any:
 def _plain(value: Any) -> Any:
     """Returns a value as a NumPy array or Python object; images get their channels last."""
     if hasattr(value, "detach"):  # a tensor
-        value = value.detach().cpu().numpy()
+        value = value.detach().cpu()
+        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
         if value.dtype == np.uint8 and value.ndim == 3:
             value = np.moveaxis(value, 0, -1)
     return value.item() if isinstance(value, np.generic) or getattr(value, "ndim", 1) == 0 else value

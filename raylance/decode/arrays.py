@@ -6,6 +6,7 @@ Arrays of numbers are views of the Arrow memory if the data is in one piece.
 
 import contextlib
 import dataclasses
+import importlib
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
@@ -14,12 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from lance.arrow import BFloat16Type
 
 from raylance.arguments import check_flag, check_integer
 from raylance.errors import ConfigError, DatasetError
 from raylance.source.memory import values_of
 
 NumpyBatch = dict[str, npt.NDArray[Any]]
+BFLOAT16 = np.dtype(np.uint16, metadata={"bfloat16": True})
+"""The dtype of bfloat16 as bits: NumPy itself has no such number."""
+
 Join = Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]]  # joins arrays (n, …) along their first axis
 
 
@@ -73,7 +78,9 @@ _LISTS = pa.ListType, pa.LargeListType
 _INSIDE = " inside its lists"
 
 
-def to_numpy(table: pa.Table, lists: Lists = AS_LISTS, join: Join = np.concatenate) -> NumpyBatch:
+def to_numpy(
+    table: pa.Table, lists: Lists = AS_LISTS, join: Join = np.concatenate, *, as_bits: bool = False
+) -> NumpyBatch:
     """Converts a table of n rows to arrays by column.
 
     Numbers become (n,). Fixed-size lists and lists of one length become (n, k). Fixed-shape tensors become (n, …) with
@@ -82,20 +89,22 @@ def to_numpy(table: pa.Table, lists: Lists = AS_LISTS, join: Join = np.concatena
     a column `…_length`, int64 (n,), if `Pad.lengths` is True. Jagged lists become the values of all rows (sum, …), and
     a column `…_offsets`, int64 (n + 1,).
 
-    All arrays are writable. Arrays of numbers are views of the table's memory if the column is in one piece, so
+    Columns of bfloat16 become arrays of `ml_dtypes.bfloat16`, or uint16 with `as_bits`. All arrays are writable. Arrays
+    of numbers are views of the table's memory if the column is in one piece, so
     nothing else may read the table; `join` joins the chunks of other columns.
 
     Raises:
         DatasetError: If there are nulls among numbers; if a list does not have the length that `lists` gives for
             its column, or is longer than `Pad.length`, unless `Pad.truncate` is True.
+        ConfigError: If a column is bfloat16, and ml_dtypes is not installed.
     """
     batch: NumpyBatch = {}
     for name, column in zip(table.schema.names, table.columns, strict=True):
-        batch |= _numpy_columns(name, column, lists.get(name), join)
+        batch |= _numpy_columns(name, column, lists.get(name), join, as_bits)
     return batch
 
 
-def to_sliceable(table: pa.Table, lists: Lists = AS_LISTS) -> NumpyBatch:
+def to_sliceable(table: pa.Table, lists: Lists = AS_LISTS, *, as_bits: bool = False) -> NumpyBatch:
     """Converts those columns of a table whose arrays are the same if some of the rows are converted by themselves, and
     which are in one piece: numbers, tensors, and lists of one length. See `to_numpy`.
 
@@ -106,16 +115,49 @@ def to_sliceable(table: pa.Table, lists: Lists = AS_LISTS) -> NumpyBatch:
         how = lists.get(name)
         if column.num_chunks == 1 and (is_dense(column.type) or isinstance(how, int)):
             with contextlib.suppress(DatasetError):
-                batch |= _numpy_columns(name, column, how, np.concatenate)
+                batch |= _numpy_columns(name, column, how, np.concatenate, as_bits)
     return batch
 
 
-def _numpy_columns(name: str, column: pa.ChunkedArray, how: Pad | int | Jagged | None, join: Join) -> NumpyBatch:
+def _numpy_columns(
+    name: str, column: pa.ChunkedArray, how: Pad | int | Jagged | None, join: Join, as_bits: bool
+) -> NumpyBatch:
     if pa.types.is_dictionary(column.type):
-        return _numpy_columns(name, column.cast(column.type.value_type), how, join)
-    if is_dense_list(column.type):
-        return _dense_lists(name, column.combine_chunks(), how, join)
-    return {name: _numpy_column(name, column, join)}
+        return _numpy_columns(name, column.cast(column.type.value_type), how, join, as_bits)
+    is_list = is_dense_list(column.type)
+    batch = (
+        _dense_lists(name, column.combine_chunks(), how, join) if is_list else {name: _numpy_column(name, column, join)}
+    )
+    if not as_bits and holds_bfloat16(column.type):
+        dtype, array = numpy_bfloat16(name), batch[name]
+        if array.dtype == object:
+            batch[name] = np.fromiter((each if each is None else each.view(dtype) for each in array), dtype=object)
+        else:
+            batch[name] = array.view(dtype)
+    return batch
+
+
+def holds_bfloat16(kind: pa.DataType) -> bool:
+    """Returns whether values of a type are Lance's bfloat16, or lists of it."""
+    while isinstance(kind, (*_LISTS, pa.FixedSizeListType)):
+        kind = kind.value_type
+    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "lance.bfloat16"
+
+
+def numpy_bfloat16(name: str) -> np.dtype[Any]:
+    """Returns the dtype of bfloat16 for NumPy, for a column of this name.
+
+    Raises:
+        ConfigError: If ml_dtypes is not installed.
+    """
+    try:
+        dtype: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+    except ImportError as error:
+        raise ConfigError(
+            f"column {name!r} is bfloat16, for which NumPy has no type by itself. No batch is made of it. pip install "
+            "ml_dtypes, iterate with iter_torch_batches, or leave the column out of columns=."
+        ) from error
+    return dtype
 
 
 def _numpy_column(name: str, column: pa.ChunkedArray, join: Join, where: str = "") -> npt.NDArray[Any]:
@@ -127,11 +169,21 @@ def _numpy_column(name: str, column: pa.ChunkedArray, join: Join, where: str = "
         flat: pa.Array = chunk
         _refuse_nulls(name, flat, where)
         while not pa.types.is_primitive(flat.type):
-            flat = flat.storage if isinstance(flat.type, pa.BaseExtensionType) else values_of(flat)
+            flat = _inner(flat)
             _refuse_nulls(name, flat, _INSIDE)
         arrays.append(_writable(flat).reshape(len(chunk), *shape))  # (rows of the chunk, *shape)
     stored = arrays[0] if len(arrays) == 1 else join(arrays)
     return stored.transpose(0, *(axis + 1 for axis in axes))
+
+
+def _inner(array: pa.Array) -> pa.Array:
+    """Returns the storage of an extension array, the bits of bfloat16, or the values of fixed-size lists."""
+    if not isinstance(array.type, pa.BaseExtensionType):
+        return values_of(array)
+    storage = array.storage
+    if not holds_bfloat16(array.type):
+        return storage
+    return pa.Array.from_buffers(pa.uint16(), len(storage), storage.buffers(), storage.null_count, storage.offset)
 
 
 def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, join: Join) -> NumpyBatch:
@@ -202,7 +254,7 @@ def _layout(kind: pa.DataType) -> tuple[tuple[int, ...], tuple[int, ...], pa.Dat
         axes = range(len(kind.shape)) if kind.permutation is None else kind.permutation
         return tuple(kind.shape), tuple(axes), kind.value_type
     if isinstance(kind, pa.BaseExtensionType):
-        return _layout(kind.storage_type)
+        return ((), (), pa.uint16()) if holds_bfloat16(kind) else _layout(kind.storage_type)
     if pa.types.is_fixed_size_list(kind):
         shape, inner, leaf = _layout(kind.value_type)
         return (kind.list_size, *shape), (0, *(axis + 1 for axis in inner)), leaf
@@ -252,7 +304,10 @@ def list_lengths(table: pa.Table, ragged: Collection[str] = ()) -> dict[str, int
 def list_dtypes(schema: pa.Schema) -> dict[str, np.dtype[Any]]:
     """Returns the dtype of the values, for each column of lists that can be padded."""
     lists = {field.name: field.type.value_type for field in schema if is_dense_list(field.type)}
-    found = {name: _writable(pa.array([], _layout(kind)[2] or kind)).dtype for name, kind in lists.items()}
+    found = {
+        name: BFLOAT16 if holds_bfloat16(kind) else _writable(pa.array([], _layout(kind)[2] or kind)).dtype
+        for name, kind in lists.items()
+    }
     return {name: dtype for name, dtype in found.items() if not dtype.hasobject}  # times of day are objects
 
 
@@ -262,6 +317,13 @@ def as_padding(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
     Fractions may be rounded. A whole number must not change, and a bool must not become a number. NaN, infinities and
     zero must stay the same, and no other number may become one of them.
     """
+    if dtype.metadata == BFLOAT16.metadata:
+        import torch  # imported here, because some helpers do not need torch
+
+        number = as_padding(value, np.dtype(np.float32))
+        bits = None if number is None else torch.from_numpy(number).to(torch.bfloat16).view(torch.int16)
+        kept = bits is not None and is_kept(np.asarray(value).item(), bits.view(torch.bfloat16).item())
+        return np.asarray(bits.numpy().view(np.uint16)) if bits is not None and kept else None
     try:
         with np.errstate(all="ignore"):
             given = np.asarray(value)
@@ -328,6 +390,14 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 def to_arrow(array: npt.NDArray[Any]) -> pa.Array:
     """Converts an array (n, …) to a column of n numbers or fixed-shape tensors, without a copy if possible."""
+    if array.dtype.name == "bfloat16":  # an extension type, of which Arrow makes no tensors
+        bits = np.ascontiguousarray(array).reshape(-1).view(np.uint16)
+        kind: pa.DataType = BFloat16Type()
+        storage = pa.Array.from_buffers(kind.storage_type, len(bits), [None, pa.py_buffer(bits)])
+        made: pa.Array = pa.ExtensionArray.from_storage(kind, storage)
+        for size in array.shape[:0:-1]:
+            made = pa.FixedSizeListArray.from_arrays(made, size)
+        return made
     flat = pa.array(np.ascontiguousarray(array).reshape(-1))
     if array.ndim == 1:
         return flat

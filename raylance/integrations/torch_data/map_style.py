@@ -58,7 +58,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
             indices: Indices of selected rows, in any order; they may repeat. Negative ones count from the end.
 
         Returns:
-            A dict by column for each index: NumPy scalars, tensors for lists, uint8 images (3, H, W), strings, bytes.
+            A dict by column for each index: NumPy scalars, tensors for lists and bfloat16, uint8 images (3, H, W),
+            strings, bytes.
 
         Raises:
             IndexError: If an index is outside the selection.
@@ -81,9 +82,15 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         valid = real & decoded
         table = table.drop_columns([VALID]).append_column(VALID, [valid]).drop_columns(self._hidden)
         channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()
-        batch = to_torch(to_numpy(table), table.schema, dtypes={}, channels_last=channels_last)
-        columns = {k: v.numpy() if isinstance(v, torch.Tensor) and v.ndim == 1 else v for k, v in batch.items()}
+        batch = to_torch(to_numpy(table, as_bits=True), table.schema, dtypes={}, channels_last=channels_last)
+        columns = {name: _scalars(values) for name, values in batch.items()}
         return [{name: values[row] for name, values in columns.items()} for row in range(len(indices))]
+
+
+def _scalars(values: Any) -> Any:
+    """Returns a tensor of numbers as an array, so that a row has NumPy scalars; NumPy has no bfloat16."""
+    is_scalars = isinstance(values, torch.Tensor) and values.ndim == 1 and values.dtype != torch.bfloat16
+    return values.numpy() if is_scalars else values
 
 
 class RowSampler(Steps, torch.utils.data.Sampler[list[int]]):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lance.arrow import BFloat16Type, bfloat16_array
 
 import raylance
 from raylance.batches import joining
@@ -25,6 +26,7 @@ from raylance.batches.joining import Joiner
 from raylance.decode.arrays import Pad, to_numpy
 from raylance.errors import ConfigError, DatasetError
 from raylance.source import lending
+from raylance.torch_data import MapDataset
 from tests.helpers.images import make_images
 
 TENSORS = pa.ExtensionArray.from_storage(
@@ -450,3 +452,104 @@ def test_memory_of_batches_of_another_size_is_let_go() -> None:
     for _ in range(30):
         assert join([np.zeros((1, 1 << 17))] * 2).sum() == 0
     assert spare_bytes() == [2 << 20]
+
+
+BRAIN = np.array([0.5, -1.0, 3.0, 1e30, 2.0, 65280.0], np.float32)  # which bfloat16 holds, but 1e30
+
+
+@pytest.fixture
+def bfloat16_uri(write_dataset: Callable[..., str]) -> str:
+    numbers = bfloat16_array(BRAIN.tolist())
+    columns = {
+        "one": numbers.slice(1, 3),
+        "vector": pa.FixedSizeListArray.from_arrays(numbers, 2),
+        "list": pa.ListArray.from_arrays([0, 1, 1, 6], numbers),
+        "even": pa.ListArray.from_arrays([0, 2, 4, 6], numbers),
+        "name": ["a", "b", "c"],
+    }
+    return write_dataset(pa.table(columns))
+
+
+def test_bfloat16_is_a_tensor_of_its_dtype(bfloat16_uri: str) -> None:
+    """It came as lists of Python objects, and dtypes= was ignored."""
+    handle, wanted = raylance.dataset(bfloat16_uri, order="sequential"), torch.tensor(BRAIN).to(torch.bfloat16)
+    (batch,) = handle.iter_torch_batches(batch_size=3)
+    assert {batch[name].dtype for name in ("one", "vector", "even")} == {torch.bfloat16}
+    assert torch.equal(batch["one"], wanted[1:4])
+    assert torch.equal(batch["vector"], wanted.reshape(3, 2))
+    assert torch.equal(batch["even"], wanted.reshape(3, 2))
+    assert [len(each) for each in batch["list"]] == [1, 0, 5]
+    assert torch.equal(batch["list"][2], wanted[1:])
+    (batch,) = handle.iter_torch_batches(batch_size=3, pad_lists={"list": -1.5}, dtypes=torch.float32)
+    assert batch["list"].dtype == batch["one"].dtype == torch.float32
+    assert batch["list"][0].tolist() == [0.5, *[-1.5] * 4]
+    assert batch["name"] == ["a", "b", "c"]
+    (batch,) = handle.iter_torch_batches(batch_size=3, pad_lists={"list": "jagged"})
+    assert torch.equal(batch["list"].values(), wanted)
+    with pytest.raises(raylance.ConfigError, match="257"):
+        handle.iter_torch_batches(batch_size=3, pad_lists={"list": 257})
+    (item, *_) = MapDataset(handle)
+    assert item["one"].dtype == torch.bfloat16
+    assert "-1" in repr(handle.show({"one": batch["one"], "vector": batch["vector"]}))
+
+
+def test_bfloat16_without_its_package_is_refused_by_name(bfloat16_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    handle = raylance.dataset(bfloat16_uri)
+    for arguments in ({}, {"pad_lists": {"list": 0}}):
+        with pytest.raises(raylance.ConfigError, match="'one' is bfloat16.*ml_dtypes"):
+            handle.iter_batches(batch_size=3, **arguments)
+    with pytest.raises(raylance.ConfigError, match="'one' is bfloat16"):
+        handle.iter_torch_batches(batch_size=3, collate_fn=dict)
+    with pytest.raises(raylance.ConfigError, match="'one' is bfloat16"):
+        raylance.dataset(bfloat16_uri, transform=lambda batch: batch)
+    with pytest.raises(raylance.ConfigError, match="'one' is bfloat16"):
+        handle.head(2)
+    assert next(iter(handle.iter_batches(batch_size=3, batch_format="pyarrow")))["one"].type == BFloat16Type()
+    assert "bfloat16" in handle.show()._repr_html_()
+
+
+def test_bfloat16_is_a_number_of_numpy_with_its_package(bfloat16_uri: str) -> None:
+    dtype = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+
+    def double(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"one": batch["one"] * dtype.type(2), "vector": batch["vector"], "name": batch["name"]}
+
+    handle = raylance.dataset(bfloat16_uri, order="sequential")
+    (batch,) = handle.iter_batches(batch_size=3, pad_lists={"list": 0.5})
+    assert {batch[name].dtype for name in ("one", "vector", "even", "list")} == {dtype}
+    np.testing.assert_array_equal(
+        batch["vector"].astype(np.float32), BRAIN.astype(dtype).astype(np.float32).reshape(3, 2)
+    )
+    assert batch["list"][1].tolist() == [0.5] * 5
+    (batch,) = raylance.dataset(bfloat16_uri, order="sequential", transform=double).iter_torch_batches(batch_size=3)
+    assert torch.equal(batch["one"], torch.tensor(BRAIN).to(torch.bfloat16)[1:4] * 2)
+    assert batch["vector"].dtype == torch.bfloat16
+
+
+OF_NO_DTYPE: dict[str, pa.Array] = {
+    "text": pa.array(["a", "b"]),
+    "bytes": pa.array([b"a", b"b"]),
+    "decimal": pa.array([1, 2]).cast(pa.decimal128(20, 1)),
+    "decimals": pa.array([[1], [2, 3]], pa.list_(pa.int64())).cast(pa.list_(pa.decimal128(20, 1))),
+    "time": pa.array([1, 2], pa.time64("us")),
+    "date": pa.array([1, 2], pa.timestamp("us")),
+    "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16, b"1" * 16], pa.binary(16))),
+    "struct": pa.array([{"x": 1}, {"x": 2}]),
+    "class": pa.array(["a", "b"]).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("name", OF_NO_DTYPE)
+def test_a_dtype_of_a_column_without_tensors_is_refused(write_dataset: Callable[..., str], name: str) -> None:
+    """It was ignored."""
+    table = pa.table({"id": pa.array([1, 2], pa.int16()), name: OF_NO_DTYPE[name]})
+    handle = raylance.dataset(write_dataset(table))
+    with pytest.raises(raylance.ConfigError, match=f"dtypes names '{name}', which is "):
+        handle.iter_torch_batches(batch_size=2, dtypes={name: torch.float32})
+    if name not in ("date", "time"):
+        (batch,) = handle.iter_torch_batches(batch_size=2, dtypes=torch.float32)
+        assert batch["id"].dtype == torch.float32
+    for dtype in (torch.quint8, torch.bits8):
+        with pytest.raises(raylance.ConfigError, match=f"torch cannot convert numbers to {dtype}"):
+            handle.iter_torch_batches(batch_size=2, dtypes={"id": dtype})
