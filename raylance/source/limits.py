@@ -3,6 +3,9 @@
 There are two limits. Lance applies the first one to each request. The caller applies the second one: it stops waiting
 for a call that does not return. The thread of this call ends when the call ends. Until then, the thread delays no later
 calls, and it delays the end of the process by a few seconds at most.
+
+A thread that returns from Lance while the interpreter ends aborts the process, which had done all its work. So at the
+end of the process no call begins any more, and those that run are awaited.
 """
 
 import atexit
@@ -30,6 +33,7 @@ _CONNECT_S = 5.0  # longest time of connecting, by Lance's default
 _EXIT_S = 5.0  # most seconds that the end of the process waits for running calls
 _SOON_S = 0.5
 _running: set[Future[Any]] = set()
+_ends = threading.Event()  # whether the process ends
 
 
 def with_limits(uri: str, options: Mapping[str, str] | None, limit_s: float) -> dict[str, str] | None:
@@ -70,9 +74,13 @@ class _Call:
 
     def run(self) -> bool:
         """Runs the call, or its next part; returns whether another part follows."""
-        if self._parts is None and not self.future.set_running_or_notify_cancel():
-            return False
-        _running.add(self.future)
+        _running.add(self.future)  # before the look at `_ends`: a call that `_end` does not find here does not begin
+        if self._parts is None:
+            if _ends.is_set():
+                self.future.cancel()
+            if not self.future.set_running_or_notify_cancel():
+                _running.discard(self.future)
+                return False
         try:
             result = self.call() if self._parts is None else self._parts
             if isinstance(result, Generator):
@@ -178,6 +186,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_spare.clear)
     os.register_at_fork(after_in_child=_running.clear)  # else the child would wait at its end for its parent's calls
 
-# A thread that returns from Lance while the interpreter ends would abort the process. Most calls end soon. For a
-# call that hangs, the process does not wait longer.
-atexit.register(lambda: wait(list(_running), _EXIT_S))
+
+@atexit.register
+def _end() -> None:
+    """Waits for the calls that run, and lets no other begin. Most calls end soon; a call that hangs is not awaited."""
+    _ends.set()
+    wait(list(_running), _EXIT_S)

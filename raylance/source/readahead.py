@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future, wait
 from typing import TypeVar
 
 import numpy as np
@@ -235,6 +235,8 @@ class ReadAhead:
         if not used.is_whole:  # before, not all rows had room, or there was an error that may have passed
             try:
                 self._fill(used)
+            except CancelledError:  # the process ends
+                raise
             except Exception as error:
                 # The error may concern other rows of the portion, so the rows of this item are read alone. The next
                 # request for the portion reads it again.

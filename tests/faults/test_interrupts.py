@@ -85,6 +85,62 @@ def end_of(run: subprocess.Popen[str], limit_s: float = ENDS_S) -> str:
     return output
 
 
+# ---- the end of a script that reads ahead
+
+ENDS = """
+import os, signal, sys
+import raylance, raylance.torch_data as torch_data
+
+def main():
+    uri, how = sys.argv[1:]
+    handle = raylance.dataset(uri, filter="id % 3 != 0", window_bytes=8 << 20)
+    if how == "workers":
+        steps = torch_data.IterableDataset(handle, global_batch_size=256, max_window_bytes=16 << 20)
+        batches = torch_data.Loader(steps, num_workers=2)
+    else:
+        loader = handle.loader(max_window_bytes=16 << 20)
+        batches = loader.batches(global_batch_size=256)
+    for _ in range(1 if how == "workers" else 2):
+        for step, _ in enumerate(batches):
+            if how != "epochs" and step == 20:
+                if how == "interrupt":
+                    os.kill(os.getpid(), signal.SIGINT)
+                if how == "exit":
+                    sys.exit()
+                break
+    if how == "closed":
+        loader.close()
+    print("done", flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture(scope="module")
+def wide_uri(write_dataset: Callable[..., str]) -> str:
+    """100 MB: a script ends while windows of 8 MiB are read ahead."""
+    rows, width = 100_000, 256
+    values = pa.array(np.random.default_rng(0).random(rows * width, dtype=np.float32))
+    vectors = pa.FixedSizeListArray.from_arrays(values, width)
+    return write_dataset(pa.table({"id": np.arange(rows), "x": vectors}), max_rows_per_file=20_000)
+
+
+@pytest.mark.parametrize("runs", [1, pytest.param(15, marks=SLOW)])
+@pytest.mark.parametrize("how", ["break", "closed", "epochs", "exit", "interrupt", "workers"])
+def test_a_script_ends_with_its_own_status_and_leaves_nothing(
+    wide_uri: str, tmp_path: Path, how: str, runs: int
+) -> None:
+    """A job that ended well must not be a failed pod."""
+    path = tmp_path / "script.py"
+    path.write_text(ENDS)
+    for _ in range(runs):
+        with script(f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')", wide_uri, how) as run:
+            output = end_of(run)
+            assert run.returncode == (-signal.SIGINT if how == "interrupt" else 0), output[-3000:]
+            assert "done" in output or how in ("exit", "interrupt")
+
+
 # ---- SIGINT while batches are awaited
 
 # A person's interrupt may hit any line. In the lines below, a row that was handed out would be forgotten by the script,
