@@ -28,11 +28,9 @@ def mix(
 ) -> Dataset:
     """Mixes datasets by weight, each in its own order.
 
-    The positions of an epoch are divided into stretches of up to 1,000. Each stretch has a fixed number of rows of each
-    dataset, so every global batch is close to the weights. If the weights can be matched exactly by whole numbers of
-    rows in a stretch, the shares are exact. Otherwise each dataset's share is rounded to a thousandth of all rows,
-    which changes small shares most, such as 0.0135 to 0.014. If a share is less than a thousandth, a stretch has up to
-    1,000,000 positions, and each share is exact or within 1 % of its weight. `plan()` shows the resulting shares.
+    The datasets' rows alternate as evenly as their weights allow: of the first p rows of an epoch, each dataset has its
+    share of p, give or take a few rows, for any p. So every global batch is close to the weights. `plan()` shows the
+    shares.
 
     `with_row_offset=True` adds two columns to a batch. `_rowoffset` holds each row's offset in the dataset from which
     the row comes, and `_component` holds the index of that dataset in `parts`.
@@ -50,9 +48,9 @@ def mix(
         A handle, as `raylance.dataset` returns. Checkpoints of a run on it hold the position in each dataset.
 
     Raises:
-        ConfigError: If `parts` is empty; if a weight is not positive, or so small that no stretch of up to 1,000,000
-            positions matches it within 1 %; if the datasets differ in columns, decoding, `on_bad_row` or
-            `max_bad_rows`; if one of them is a mixture or was opened with `window_bytes`; if `stop` is unknown.
+        ConfigError: If `parts` is empty; if a weight is not positive; if the datasets differ in columns, decoding,
+            `on_bad_row` or `max_bad_rows`; if one of them is a mixture or was opened with `window_bytes`; if `stop` is
+            unknown.
     """
     _check_parts(parts)
     check_word("remainder", remainder, REMAINDERS)
@@ -88,7 +86,7 @@ def mix(
         rows=selection.rows,
         row_bytes=rows.row_bytes,
         fingerprint=selection.fingerprint,
-        order=MixOrder(components=components, stop=stop),
+        order=MixOrder(components=components, stop=stop, spread="tree"),
         seed=delivery_specs[0].seed,
         remainder=remainder,
         masks_bad_rows=delivery_specs[0].masks_bad_rows,

@@ -118,7 +118,8 @@ def reopen(
     order = cast("MixOrder", spec.delivery.order)
     # The recorded quotas are restored, because mix() divides them by a common divisor.
     components = [dataclasses.replace(part, quota=parts[part.name]["quota"]) for part in order.components]
-    order = dataclasses.replace(order, components=tuple(components)).adopt(saved.order)
+    spread = saved.order.get("spread", "pattern")
+    order = dataclasses.replace(order, components=tuple(components), spread=spread).adopt(saved.order)
     return Dataset(spec.with_delivery(order=order))
 
 

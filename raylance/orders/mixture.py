@@ -1,18 +1,18 @@
-"""Owns mixtures, which combine several datasets in one order by fixed quotas; never changes a component's own order.
+"""Owns mixtures, which combine several datasets in one order by fixed shares; never changes a component's own order.
 
 A mixture is one order over the concatenated selections of its components. So everything else (steps, ranks, resume,
-lost helpers) works as with one dataset. A pattern of B components repeats: position p belongs to the component at index
-p mod B, so every stretch of B positions has the quotas. The position within the component is computed by arithmetic.
+lost helpers) works as with one dataset. Which component a position belongs to, and which of its rows, in the
+component's own order, is computed by arithmetic: see `_Tree`.
 """
 
 import dataclasses
 import functools
-import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from raylance.errors import ConfigError
 from raylance.orders.checking import select_rows
@@ -20,11 +20,8 @@ from raylance.orders.order import Auto, Epoch, Facts, Order, Resolved, Tables
 from raylance.orders.permutation import Int64Array, UInt64Array
 from raylance.orders.shuffles import stack, stacked_kind, stacked_rows
 
-logger = logging.getLogger(__name__)
-
-_SHORT_PATTERN = 1000
-_LONGEST_PATTERN = 1_000_000  # two arrays of 8 MB, which take a fraction of a second once per process
-_NEAR = 0.01
+_MOST_SHARES = 2**31  # so that the product of two shares is an int64
+_AS_WEIGHTS = 0.011  # of a share: how far the quotas of raylance 0.10 are from the weights, 1 % or half a thousandth
 _MOST_TOGETHER, _MOST_ALONE = 4096, 512  # most own epochs of components that an epoch of the mixture keeps
 
 
@@ -33,7 +30,7 @@ class Component:
     """One dataset of a mixture, with its own order and seed.
 
     Attributes:
-        quota: Number of positions that the component gets in each repetition of the pattern.
+        quota: The component's share of the positions, in parts of the sum of all quotas.
         epoch_rows: Number of positions of the component's own epoch, after which its next epoch begins. "auto" takes
             the number from the component's order.
     """
@@ -71,71 +68,131 @@ class Component:
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
-    """Returns the number of positions of each component in a stretch, which is one repetition of the pattern.
-
-    A stretch has up to 1,000 positions. The quotas match the weights exactly if possible, otherwise to a thousandth of
-    the stretch. If a weight is less than a thousandth of their sum, the stretch has up to 1,000,000 positions, and the
-    quotas match exactly if possible, otherwise within 1 % of each weight.
-
-    Raises:
-        ConfigError: If no stretch of up to 1,000,000 positions has such quotas.
+    """Returns the components' shares as whole numbers, at least 1, whose sum is at most 2**31. Weights are taken as
+    they are written: 0.7 and 0.3 are 7 and 3. If no such numbers are exact, each is off by one part of the sum at most.
     """
-    shares = np.asarray(weights, dtype=np.float64)
-    if not np.isfinite(sum(weights)):
-        shares = shares / max(weights)
-    shares = shares / sum(shares.tolist())
-    size = _first_stretch(shares, len(weights), _SHORT_PATTERN, 0)
-    if not size and shares.min() * _SHORT_PATTERN > 1 - 1e-9:
-        size = _SHORT_PATTERN
-    for tolerance in (0, _NEAR):
-        size = size or _first_stretch(shares, _SHORT_PATTERN + 1, _LONGEST_PATTERN, tolerance)
-    if not size:
-        raise ConfigError(
-            f"mix(): the weights {list(weights)} give the rarest dataset {shares.min():.3g} of all rows. No "
-            f"stretch of {_LONGEST_PATTERN:,} positions comes within {_NEAR:.0%} of all weights. Raise its weight to "
-            f"at least {1 / _LONGEST_PATTERN:g} of their sum, make the small weights multiples of one another, or "
-            "leave the dataset out."
-        )
-    return [int(quota) for quota in np.rint(shares * size)]
+    exact = [Fraction(weight) if isinstance(weight, int) else Fraction(repr(float(weight))) for weight in weights]
+    scale = math.lcm(*(weight.denominator for weight in exact))
+    whole = [int(weight * scale) for weight in exact]
+    divisor, total = math.gcd(*whole), sum(whole)
+    if total // divisor <= _MOST_SHARES:
+        return [number // divisor for number in whole]
+    return [max(1, number * (_MOST_SHARES - len(whole)) // total) for number in whole]
 
 
-def _first_stretch(shares: npt.NDArray[np.float64], least: int, most: int, tolerance: float) -> int:
-    """Returns the size, from `least` to `most`, of the shortest stretch whose quotas are at least 1 and within the
-    relative `tolerance` of their shares; 0 if there is none.
+class _Tree:
+    """Deals positions to components by a binary tree: of the first p positions of a node, its left half gets
+    floor(p * left / total + 1/2), and its right half the others.
+
+    Such a split is a Sturmian word, the most even sequence of two letters. So at any position each component has its
+    share, give or take a few rows, and neither size nor cost depends on the weights.
     """
-    together = (1 << 20) // len(shares) + 1
-    for low in range(least, most + 1, together):
-        sizes = np.arange(low, min(low + together, most + 1))
-        wanted = shares[:, None] * sizes  # (components, sizes)
-        off = np.where(wanted < 0.5, np.inf, np.abs(np.rint(wanted) - wanted))
-        near = np.flatnonzero((off <= np.maximum(1e-9, tolerance * wanted)).all(axis=0))
-        if len(near):
-            return int(sizes[near[0]])
-    return 0
+
+    def __init__(self, quotas: tuple[int, ...]) -> None:
+        self.size = sum(quotas)
+        # By node, the root first: quota of the left half, quota of both, and the nodes of the halves. A component is a
+        # node that goes to itself.
+        nodes: list[tuple[int, int, int, int]] = []
+        owners: list[int] = []
+        self._paths: list[list[tuple[int, int, bool]]] = [[] for _ in quotas]  # (left, total, is left), the root last
+
+        def add(low: int, high: int) -> int:
+            number, total, middle = len(nodes), sum(quotas[low:high]), (low + high) // 2
+            nodes.append((total, total, number, number))
+            owners.append(low)
+            if high - low > 1:
+                left = sum(quotas[low:middle])
+                nodes[number] = left, total, add(low, middle), add(middle, high)
+                for index in range(low, high):
+                    self._paths[index].append((left, total, index < middle))
+            return number
+
+        add(0, len(quotas))
+        self._nodes, self._owners = np.array(nodes, dtype=np.int64).T, np.array(owners, dtype=np.int64)
+        self._depth = max(map(len, self._paths))
+
+    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Returns the component of each position, and how many earlier positions belong to the same component."""
+        node, place = np.zeros(len(positions), dtype=np.int64), positions
+        for _ in range(self._depth):
+            left, total, left_node, right_node = self._nodes[:, node]
+            turn, rest = np.divmod(place, total)
+            before, over = np.divmod(rest * left + total // 2, total)
+            before += turn * left
+            is_left = over + left >= total
+            node, place = np.where(is_left, left_node, right_node), np.where(is_left, before, place - before)
+        return self._owners[node], place
+
+    def counts(self, position: int) -> list[int]:
+        """Returns how many of the first positions belong to each component."""
+        found = []
+        for path in self._paths:
+            count = position
+            for left, total, is_left in reversed(path):
+                first = (count * left + total // 2) // total
+                count = first if is_left else count - first
+            found.append(count)
+        return found
+
+    def position(self, component: int, index: int) -> int:
+        """Returns the position of a component's row with this index."""
+        for left, total, is_left in self._paths[component]:
+            half = total // 2
+            first = -((half - (index + 1) * total) // left) - 1  # before its next one, the left half has index + 1
+            index = first if is_left else (index * total + half) // (total - left)
+        return index
+
+
+class _Pattern:
+    """Deals positions by a pattern that repeats, as mixtures of raylance 0.10 and before did: a checkpoint of theirs is
+    continued by it. Each repetition has the quotas.
+    """
+
+    def __init__(self, quotas: tuple[int, ...]) -> None:
+        due = np.concatenate([(np.arange(quota) + 0.5) / quota for quota in quotas])
+        owner = np.repeat(np.arange(len(quotas), dtype=np.int64), quotas)
+        self._pattern = owner[np.lexsort((owner, due))]
+        self._places = np.argsort(self._pattern, kind="stable")  # the places in a repetition, sorted by component
+        self._rank = np.empty_like(self._pattern)
+        self._rank[self._places] = np.concatenate([np.arange(quota) for quota in quotas])
+        self._quotas, self.size = np.array(quotas, dtype=np.int64), len(owner)
+
+    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """See `_Tree.place`."""
+        turn, place = np.divmod(positions, self.size)
+        which = self._pattern[place]
+        return which, turn * self._quotas[which] + self._rank[place]
+
+    def counts(self, position: int) -> list[int]:
+        """See `_Tree.counts`."""
+        turn, rest = divmod(position, self.size)
+        part = np.bincount(self._pattern[:rest], minlength=len(self._quotas))
+        return [turn * quota + count for quota, count in zip(self._quotas.tolist(), part.tolist(), strict=True)]
+
+    def position(self, component: int, index: int) -> int:
+        """See `_Tree.position`."""
+        turn, place = divmod(index, int(self._quotas[component]))
+        first = int(self._quotas[:component].sum())
+        return turn * self.size + int(self._places[first + place])
 
 
 @functools.lru_cache(maxsize=16)
-def _deal(quotas: tuple[int, ...]) -> tuple[Int64Array, Int64Array]:
-    """Spreads the components over a stretch as evenly as the quotas allow. Returns the component of each position, and
-    the position's index among the positions of that component.
-    """
-    due = np.concatenate([(np.arange(quota) + 0.5) / quota for quota in quotas])
-    owner = np.repeat(np.arange(len(quotas), dtype=np.int64), quotas)
-    pattern = owner[np.lexsort((owner, due))]
-    rank = np.empty_like(pattern)
-    rank[np.argsort(pattern, kind="stable")] = np.concatenate([np.arange(quota) for quota in quotas])
-    pattern.flags.writeable = rank.flags.writeable = False
-    return pattern, rank
+def _dealing(spread: str, quotas: tuple[int, ...]) -> _Tree | _Pattern:
+    return _Tree(quotas) if spread == "tree" else _Pattern(quotas)
 
 
 @functools.lru_cache(maxsize=64)
-def _epoch_rows(quotas: tuple[int, ...], rows: tuple[int, ...], stop: str) -> int:
-    pattern, each, count = _deal(quotas)[0], np.array(quotas, dtype=np.int64), np.array(rows, dtype=np.int64)
-    places = np.argsort(pattern, kind="stable")  # the places in a stretch, sorted by component
-    # For each component: the position at which its next epoch would begin, or the position of its last row.
-    stretch, place = np.divmod(count if stop == "first_exhausted" else count - 1, each)
-    ends = stretch * len(pattern) + places[np.cumsum(each) - each + place]
-    return int(ends.min()) if stop == "first_exhausted" else int(ends.max()) + 1
+def _epoch_rows(spread: str, quotas: tuple[int, ...], rows: tuple[int, ...], stop: str) -> int:
+    dealing, is_first = _dealing(spread, quotas), stop == "first_exhausted"
+    # For each component: the position at which its next epoch would begin, or the position after its last row.
+    ends = [dealing.position(index, count if is_first else count - 1) for index, count in enumerate(rows)]
+    found = min(ends) if is_first else max(ends) + 1
+    if found >= 2**63:
+        raise ConfigError(
+            f'mix(): with stop="{stop}" an epoch has {found:.3g} rows, and positions have 63 bits. Raise the smallest '
+            "weight, or give stop= as a number of rows."
+        )
+    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,6 +202,7 @@ class MixOrder(Order):
     Attributes:
         stop: "first_exhausted" ends the epoch before any component begins its next epoch; "all_exhausted" ends it when
             each component was delivered whole; a number is the epoch's number of rows.
+        spread: How positions are dealt: by "tree", or by "pattern", as checkpoints of raylance 0.10 and before have it.
         chunk_positions: Number of positions to read together. "auto": enough for at least one window of each component,
             but at most the number of rows that fit half of `window_bytes`.
     """
@@ -154,6 +212,7 @@ class MixOrder(Order):
     components: tuple[Component, ...]
     stop: str | int
     chunk_positions: int | Auto = "auto"
+    spread: str = "pattern"
 
     def __post_init__(self) -> None:
         words = ("first_exhausted", "all_exhausted")
@@ -172,7 +231,28 @@ class MixOrder(Order):
     def params(self) -> dict[str, Any]:
         """See `Order.params`. Components are listed by name, with their quotas and orders."""
         components = {part.name: part.params() for part in self.components}
-        return {"name": self.name, "stop": self.stop, "chunk_positions": self.chunk_positions, "components": components}
+        params = {
+            "name": self.name,
+            "stop": self.stop,
+            "chunk_positions": self.chunk_positions,
+            "components": components,
+        }
+        return params if self.spread == "pattern" else params | {"spread": self.spread}
+
+    def dealt_as(self, params: Mapping[str, Any]) -> Self:
+        """See `Order.dealt_as`. A mixture that raylance 0.10 recorded keeps its pattern, if it has these weights."""
+        saved = params.get("components")
+        names = [part.name for part in self.components]
+        if self.spread == "pattern" or "spread" in params or not isinstance(saved, Mapping) or [*saved] != names:
+            return self
+        quotas = [part.get("quota") for part in saved.values()]
+        if not all(isinstance(quota, int) and quota > 0 for quota in quotas):
+            return self
+        shares, wanted = (np.array(each) / sum(each) for each in (quotas, self.quotas))
+        if (np.abs(shares - wanted) > np.maximum(_AS_WEIGHTS * wanted, 0.0005)).any():
+            return self
+        parts = (dataclasses.replace(part, quota=quota) for part, quota in zip(self.components, quotas, strict=True))
+        return dataclasses.replace(self, components=tuple(parts), spread="pattern")
 
     def adopt(self, params: Any) -> Self:
         """See `Order.adopt`."""
@@ -200,7 +280,7 @@ class MixOrder(Order):
             settings=dataclasses.replace(self, components=components, chunk_positions=chunk),
             rows=facts.rows,
             seed=facts.seed,
-            epoch_rows=_epoch_rows(self.quotas, rows, stop) if isinstance(stop, str) else stop,
+            epoch_rows=_epoch_rows(self.spread, self.quotas, rows, stop) if isinstance(stop, str) else stop,
             shard_rows=1,
             read_positions=chunk,
             parts=tuple(parts),
@@ -210,12 +290,8 @@ class MixOrder(Order):
         """Returns the progress of each component, by name, in this epoch of the mixture: the number of consumed rows,
         the number of its own epochs that ended ("passes"), and the position in its current own epoch.
         """
-        pattern, _ = _deal(self.quotas)
-        stretch, rest = divmod(position, len(pattern))
-        counts = np.bincount(pattern[:rest], minlength=len(self.components)).tolist()
         standings = {}
-        for part, count in zip(self.components, counts, strict=True):
-            rows = stretch * part.quota + count
+        for part, rows in zip(self.components, _dealing(self.spread, self.quotas).counts(position), strict=True):
             # The first iteration resolves "auto". Before it no row is consumed, so any divisor is right.
             passes, own = divmod(rows, part.rows if isinstance(part.epoch_rows, str) else part.epoch_rows)
             standings[part.name] = {"rows": rows, "passes": passes, "position": own}
@@ -246,11 +322,11 @@ class _MixResolved(Resolved):
         return [own for part in self.parts for own in part.custom_parts()]
 
     @functools.cached_property
-    def numbers(self) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """For each component: its quota, the positions of its own epoch, and the rows of all components before it."""
+    def numbers(self) -> tuple[Int64Array, Int64Array]:
+        """For each component: the positions of its own epoch, and the rows of all components before it."""
         rows = np.array([part.rows for part in self.parts], dtype=np.int64)
         own = np.array([part.epoch_rows for part in self.parts], dtype=np.int64)
-        return np.array(self.settings.quotas, dtype=np.int64), own, np.cumsum(rows) - rows
+        return own, np.cumsum(rows) - rows
 
     @functools.cached_property
     def kinds(self) -> tuple[list[type[Order] | None], Int64Array]:
@@ -273,12 +349,11 @@ class _MixEpoch(Epoch):
     order: _MixResolved
 
     def rows(self, positions: Int64Array) -> Int64Array:
-        (quotas, own_rows, starts), (kinds, kind_of_part) = self.order.numbers, self.order.kinds
-        pattern, rank = _deal(self.order.settings.quotas)
-        stretch, place = np.divmod(positions, len(pattern))
-        which = pattern[place]
-        passes, within = np.divmod(stretch * quotas[which] + rank[place], own_rows[which])
-        own_epochs, out = passes * len(quotas) + which, starts[which]
+        (own_rows, starts), (kinds, kind_of_part) = self.order.numbers, self.order.kinds
+        settings = self.order.settings
+        which, counted = _dealing(settings.spread, settings.quotas).place(positions)
+        passes, within = np.divmod(counted, own_rows[which])
+        own_epochs, out = passes * len(starts) + which, starts[which]
         for index, kind in enumerate(kinds):
             mine = np.flatnonzero(kind_of_part[which] == index)
             if not len(mine):

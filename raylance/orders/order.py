@@ -165,6 +165,10 @@ class Order:
         fields = [field.name for field in dataclasses.fields(self) if field.compare]
         return {"name": self.name, **{name: getattr(self, name) for name in fields}}
 
+    def dealt_as(self, params: Mapping[str, Any]) -> Self:
+        """Returns this order as an earlier raylance computed it, if that is how the checkpoint's `params` have it."""
+        return self
+
     def adopt(self, params: Mapping[str, Any]) -> Self:
         """Returns this order with the values of a checkpoint, `params`, for the fields that are "auto". Other fields
         keep their values, even if `params` has different ones.

@@ -184,9 +184,13 @@ class Cursor:
         Raises:
             StateError: If the state is damaged, too old or too new, or belongs to other rows or another order.
         """
-        saved = parse_state(state)
-        check_state(saved, self.state(None, 1))
-        spec = _adopt(self.delivery_spec, saved)
+        saved, before = parse_state(state), self.delivery_spec
+        self.delivery_spec = dataclasses.replace(before, order=before.order.dealt_as(saved.order))
+        try:
+            check_state(saved, self.state(None, 1))
+            spec = _adopt(self.delivery_spec, saved)
+        finally:
+            self.delivery_spec = before
         saved = _continue(saved, spec)
         self.delivery_spec, self.global_step = spec, saved.global_step
         self.epoch, self.position, self.step = saved.epoch, saved.position, saved.step

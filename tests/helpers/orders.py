@@ -1,6 +1,7 @@
 """Owns the orders that properties are tried on: any kind, of any sizes, resolved; never a dataset."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -43,7 +44,7 @@ MIXED: tuple[Order, ...] = (
 )
 
 
-def mix_of(stop: str | int, *parts: tuple[Order, int, int], **settings: int) -> MixOrder:
+def mix_of(stop: str | int, *parts: tuple[Order, int, int], **settings: Any) -> MixOrder:
     """A mixture of orders, each with its rows and its quota; they are called a, b, …, and have the seeds 1, 2, …"""
     components = [
         Component(name=chr(ord("a") + index), order=order, seed=index + 1, rows=rows, quota=quota)
@@ -63,7 +64,8 @@ def mixtures(draw: st.DrawFn, draws: bool = True) -> Resolved:
         part = Component(name=f"part {index}", order=order, seed=index, rows=rows, quota=quota, tables=tables)
         components.append(part)
     stop = draw(st.sampled_from(["first_exhausted", "all_exhausted", 150]))
-    order = MixOrder(components=tuple(components), stop=stop, chunk_positions=draw(st.integers(1, 100)))
+    settings = {"chunk_positions": draw(st.integers(1, 100)), "spread": draw(st.sampled_from(["tree", "pattern"]))}
+    order = MixOrder(components=tuple(components), stop=stop, **settings)
     return order.resolve(Facts(rows=sum(part.rows for part in components), seed=3))
 
 

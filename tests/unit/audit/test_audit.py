@@ -205,7 +205,7 @@ def test_weights_that_were_rounded_stay_what_they_were(uris: tuple[str, ...]) ->
     parts = {name: raylance.dataset(uri, columns=["id"]) for name, uri in zip("ab", uris, strict=False)}
     data = raylance.mix({"a": (parts["a"], 0.2501), "b": (parts["b"], 0.7499)}, stop=700)
     state = data.loader().state_dict()
-    assert [part["quota"] for part in state["order"]["components"].values()] == [250, 750]
+    assert [part["quota"] for part in state["order"]["components"].values()] == [2501, 7499]
     again = EpochAudit(reopen(state, columns=["id"]), global_batch_size=7, state=state)
     first = EpochAudit(data, global_batch_size=7).rows_of_step(50)
     assert again.rows_of_step(50).equals(first)
