@@ -107,6 +107,8 @@ def connect() -> bool:
 
 def locate(path: str) -> str:
     """Makes a local path absolute: every node writes, and a worker's current directory is not that of the driver."""
+    if path[:5].lower() == "file:" and "://" not in path:
+        return f"file:///{path[5:].lstrip('/')}"
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
@@ -175,8 +177,8 @@ def open_filesystem(uri: str, options: dict[str, str]) -> tuple[pafs.FileSystem,
     Raises:
         RefusedError: If it has options that pyarrow has no name for.
     """
-    if "://" not in uri:
-        return pafs.LocalFileSystem(), locate(uri)
+    if "://" not in (uri := locate(uri)):
+        return pafs.LocalFileSystem(), uri
     if not options:
         filesystem, path = raylance.open_folder(uri)
         return filesystem, str(path)

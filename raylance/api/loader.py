@@ -187,7 +187,9 @@ class RankLoader(Positioned):
         Raises:
             ConfigError: If the global batch size is not known, or if with this size no step has that number.
         """
-        size = self._batch_size if global_batch_size is None else global_batch_size
+        size = self._batch_size
+        if global_batch_size is not None:
+            size = check_integer("seek(): global_batch_size", global_batch_size, 1)
         if size is None:
             raise ConfigError(
                 f"seek({global_step}) before the first batch: how many rows a step has is not known. Give "

@@ -165,5 +165,7 @@ def label_codes(data: Dataset, column: str) -> Int64Array:
     for part in parts_of(data):
         part.take(np.empty(0, dtype=np.int64), [column])  # refuses a missing column
         batches += part.scan({"label": f"`{column}`"})
-    labels = pa.chunked_array([batch["label"] for batch in batches]).combine_chunks()
+    found = [batch["label"] for batch in batches]
+    plain = [each.cast(each.type.value_type) if pa.types.is_dictionary(each.type) else each for each in found]
+    labels = pa.chunked_array(plain).combine_chunks()
     return np.asarray(labels.dictionary_encode(null_encoding="encode").indices, dtype=np.int64)

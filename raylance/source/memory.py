@@ -30,6 +30,7 @@ _LARGE_VALUE_BYTES = 2 << 10  # from this mean size on, a Python loop copies val
 _NUMBERS = 1, 2, 4, 8  # bytes that NumPy copies as one number
 _FEW = 8  # more columns of one width than this share one piece of memory
 _SPARE = 1.05  # reserved memory, relative to the bytes that the first rows predict
+_CHUNK_BYTES = 1 << 30  # of values: a chunk of text, bytes or lists counts no more than 2 GiB
 _KEPT_BYTES = 64 << 20  # most freed memory that each arena keeps
 # The largest freed piece that is kept: twice the size of one read. A larger piece, such as one large row, goes back to
 # the system. If it were kept, it would pin the freed memory around it: a reader of 32 MiB of rows held 170 MiB.
@@ -559,12 +560,20 @@ def take_rows(table: pa.Table, places: npt.NDArray[np.int64], lend: Lend = _fres
 def _take(column: pa.ChunkedArray, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | pa.ChunkedArray:
     if column.num_chunks == 1 and (taken := _take_as_bytes(column.chunk(0), places, lend)) is not None:
         return taken
-    if column.num_chunks > 1 and column.nbytes > np.iinfo(np.int32).max and len(places):
-        # Arrow would join the chunks, and one chunk may not be able to hold all values.
-        return pa.concat_arrays([column.slice(place, 1).chunk(0) for place in places.tolist()])
+    if not _width(column.type) and len(places) and column.nbytes * np.bincount(places).max() > _CHUNK_BYTES:
+        return _take_in_chunks(column, places)  # one chunk may not hold all values, and Arrow would wrap its offsets
     if _is_nested(column.type):
         column = own_memory(pa.table([column], [""]))[0]  # Arrow 26 takes wrong values from a slice of such a column
     return column.take(pa.array(places))
+
+
+def _take_in_chunks(column: pa.ChunkedArray, places: npt.NDArray[np.int64]) -> pa.ChunkedArray:
+    """Copies values one by one, into as many chunks as their bytes need."""
+    values = [column.slice(place, 1).chunk(0) for place in places.tolist()]
+    chunk_of = np.cumsum([value.nbytes for value in values]) // _CHUNK_BYTES
+    groups = np.split(np.arange(len(values)), np.flatnonzero(np.diff(chunk_of)) + 1)
+    chunks = [pa.concat_arrays([values[number] for number in group.tolist()]) for group in groups if len(group)]
+    return pa.chunked_array(chunks, column.type)
 
 
 def _take_as_bytes(array: pa.Array, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | None:

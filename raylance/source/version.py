@@ -15,9 +15,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import lance
+import numpy as np
 from lance.fragment import FragmentMetadata
 
 from raylance.errors import ConfigError, DatasetError
@@ -187,18 +188,16 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: S
             f"uri={uri!r} is a {type(uri).__name__}: give the path or URI of one Lance dataset. Open several one by "
             "one, and join them with raylance.mix()."
         )
-    _check_version(version)
-    uri = os.fspath(uri)
+    version, uri = _check_version(version), os.fspath(uri)
     if holds_secret(uri):  # states, records and errors of the storage show it
         raise ConfigError(
             f"uri={public_uri(uri)!r} holds a password or a key, which checkpoints, records and errors would show. "
             "Nothing was opened. Give it in storage_options or in the environment."
         )
     check_uri(uri)
+    uri = _locate(uri)
     if not callable(storage_options):
         check_options(storage_options)
-    if "://" not in uri:  # workers and later runs may have another working directory
-        uri = os.path.abspath(uri)
     try:
         return patiently(functools.partial(_pin, uri, version, storage_options))
     except LANCE_ERRORS as error:
@@ -216,15 +215,29 @@ def check_uri(uri: str) -> None:
         )
 
 
-def _check_version(version: object) -> None:
-    match version:
-        case bool():  # which Python takes for an int
-            pass
-        case None | int() | str() | tuple((None | str(), None | int())):
-            return
+def _locate(uri: str) -> str:
+    """Returns a local path as an absolute one, because workers and later runs may have another working directory."""
+    if uri[:5].lower() == "file:" and "://" not in uri:
+        return f"file:///{uri[5:].lstrip('/')}"
+    if "://" in uri:
+        return uri
+    return os.path.abspath(os.path.expanduser(uri) if uri.startswith("~/") else uri)  # as Lance expands it
+
+
+def _check_version(version: Any) -> Version | None:
+    """Returns a version with its number as an int."""
+    branch, number = version if isinstance(version, tuple) and len(version) == 2 else (None, version)
+    is_number = isinstance(number, int | np.integer) and not isinstance(number, bool) and 0 <= number < 2**64
+    if isinstance(version, tuple):
+        if isinstance(branch, str | None) and (number is None or is_number) and len(version) == 2:
+            return branch, None if number is None else int(number)
+    elif version is None or isinstance(version, str):
+        return version
+    elif is_number:
+        return int(version)
     raise ConfigError(
-        f"version={version!r}: give a version number, the name of a tag, a reference (branch, number or None), or None "
-        "for the newest."
+        f"version={version!r}: nothing was opened. Give a version number from 0 to 2**64 - 1, the name of a tag, a "
+        "reference (branch, number or None), or None for the newest."
     )
 
 

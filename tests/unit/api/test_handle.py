@@ -1,6 +1,7 @@
 """Owns the checks of `raylance.dataset`: what the handle shows, and what it refuses before any actor starts."""
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
@@ -8,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import raylance
+from jobs import common
 from raylance.api.dataset import adapter_of
 from raylance.api.train_adapter import LOADER_NAMES, RAY_DATA_NAMES
 from raylance.planning.shard_context import Assignment
@@ -76,6 +79,16 @@ def settings(**changes: Any) -> dict[str, Any]:
         ({"split": "train"}, raylance.ConfigError, "give a FractionSplit"),
         ({"seed": 0.5}, raylance.ConfigError, "seed=0.5"),
         ({"version": 77}, raylance.DatasetError, "no version 77"),
+        ({"version": np.int64(77)}, raylance.DatasetError, "no version 77"),
+        ({"version": -1}, raylance.ConfigError, "version=-1"),
+        ({"version": 2**64}, raylance.ConfigError, "version=18446744073709551616"),
+        ({"version": 1.0}, raylance.ConfigError, "version=1.0"),
+        ({"version": True}, raylance.ConfigError, "version=True"),
+        ({"version": np.bool_(True)}, raylance.ConfigError, "version="),
+        ({"version": (None, -1)}, raylance.ConfigError, "version=.None, -1."),
+        ({"version": (None, 2**64)}, raylance.ConfigError, "version="),
+        ({"version": (1, 1)}, raylance.ConfigError, "version=.1, 1."),
+        ({"version": (None, 1, 1)}, raylance.ConfigError, "version="),
         ({"filter": "label = 99"}, raylance.DatasetError, "no row with label = 99"),
     ],
 )
@@ -252,6 +265,37 @@ def test_paths_are_made_absolute(images_uri: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(path.parent)
     for uri in (path, path.name, images_uri):
         assert raylance.dataset(uri, columns=["id"]).loader().state_dict()["uri"] == images_uri
+
+
+@pytest.mark.parametrize("version", [np.int64(1), np.uint8(1), (None, np.int32(1)), 1])
+def test_a_version_is_an_integer_of_any_kind(images_uri: str, version: Any) -> None:
+    state = raylance.dataset(images_uri, columns=["id"], version=version).loader().state_dict()
+    assert (state["version"], type(state["version"])) == (1, int)
+
+
+@pytest.mark.parametrize("form", ["~/{}", "file:{}", "file:///{}", "FILE:{}", "{}/", "/{}"])
+@pytest.mark.parametrize("kind", [str, Path])
+def test_places_are_opened_as_lance_opens_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, kind: type
+) -> None:
+    """~/x.lance and file:/x.lance were looked for in the working directory."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    place = tmp_path / "x.lance"
+    lance.write_dataset(pa.table({"id": [1, 2]}), place)
+    given = kind(form.format("x.lance" if form.startswith("~") else place))
+    if kind is Path and form == "file:///{}":
+        pytest.skip("a Path has no //")
+    assert lance.dataset(given).count_rows() == 2
+    handle = raylance.dataset(given)
+    monkeypatch.chdir(tmp_path)
+    assert handle.head(2)["id"].tolist() == [1, 2]
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    raylance.add_column(given, "found", pa.int64())
+    assert lance.dataset(place).schema.names == ["id", "found"]
+    assert lance.dataset(common.locate(str(given))).count_rows() == 2
+    assert os.listdir() == []
 
 
 def whole_passes(batches: Any, count: int, caplog: pytest.LogCaptureFixture) -> list[str]:
