@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import io
+import json
 import logging
 import os
 import pickle
@@ -26,7 +27,10 @@ from raylance.planning.state import FILE_NAME, parse_state, read_state, write_st
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "state.pt"
-FILES = frozenset({FILE_NAME, STATE_FILE})  # written by raylance
+_LIST = "raylance_files-{:05d}.json"  # by rank: which files of its directory belong to the checkpoint
+_LISTS = "raylance_files-*.json"
+FILES = frozenset({FILE_NAME, STATE_FILE, _LIST.format(0)})  # written by raylance, if `report` has no checkpoint=
+_NAMED = 5  # most files that a warning names
 _RESERVE_BYTES = 4 << 20  # for Ray Train's list of checkpoints, overwritten in place, and for raylance's records
 
 
@@ -166,6 +170,69 @@ def _bytes_in(directory: str) -> int:
             with contextlib.suppress(FileNotFoundError):  # the user may have removed the file
                 needed += os.stat(os.path.join(parent, name)).st_size
     return needed
+
+
+def list_files(checkpoint: ray.train.Checkpoint, rank: int, world_size: int, steps: Mapping[str, Any]) -> None:
+    """Writes which files of a rank's directory belong to a report, into the directory, if that is on this machine.
+
+    Ray Train copies the directories of all ranks into one folder, and deletes nothing there. If an earlier report had
+    the same name, and more ranks or other files, its files stay beside the new ones. The world size and the steps of
+    the loaders, which are the same on all ranks, say which lists belong together.
+    """
+    if not isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem):
+        return
+    folder = Path(checkpoint.path)
+    content = {"world_size": world_size, "steps": steps, "files": sorted(_files_in(folder))}
+    try:
+        (folder / _LIST.format(rank)).write_text(json.dumps(content))
+    except OSError as error:
+        raise _unwritten(checkpoint.path, error) from error
+
+
+@contextlib.contextmanager
+def only_listed(directory: str, steps: Mapping[str, Any]) -> Iterator[Path]:
+    """Yields the directory of a checkpoint at these steps; or, if files of an earlier report lie there, another one
+    with links to the files of this one. If rank 0 has no list for these steps, or a list is damaged, all files belong
+    to it.
+    """
+    folder = Path(directory)
+    lists = {path.name: _read_list(path) for path in folder.glob(_LISTS)}
+    first = lists.get(_LIST.format(0), {})
+    mine = [each for each in lists.values() if each.get("world_size") == first.get("world_size") is not None]
+    listed = {name for each in mine if each["steps"] == steps for name in each["files"]}
+    if not all(lists.values()) or first.get("steps") != steps or not (stale := sorted(_files_in(folder) - listed)):
+        yield folder
+        return
+    logger.warning(
+        "%s also holds files of an earlier report with the same name, which are left out: %s%s. Give each report a "
+        "name of its own, and remove these files.",
+        directory,
+        ", ".join(stale[:_NAMED]),
+        ", …" * (len(stale) > _NAMED),
+    )
+    with tempfile.TemporaryDirectory(prefix="raylance-restore-") as made:
+        for name in _files_in(folder) & listed:
+            link = Path(made, name)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to((folder / name).resolve())
+        yield Path(made)
+
+
+def _files_in(folder: Path) -> set[str]:
+    """Returns the relative paths of all files in a directory but the lists."""
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    return found - {path.name for path in folder.glob(_LISTS)}
+
+
+def _read_list(path: Path) -> dict[str, Any]:
+    """Returns the content of a list; an empty one if it is damaged."""
+    try:
+        content = json.loads(path.read_text())
+        if {*content} == {"world_size", "steps", "files"} and all(isinstance(name, str) for name in content["files"]):
+            return dict(content)
+    except (ValueError, TypeError):
+        logger.warning("%s is damaged: which files belong to the checkpoint is not known", path)
+    return {}
 
 
 def load_state_file(path: Path) -> dict[str, Any] | None:

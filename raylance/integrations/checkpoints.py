@@ -21,7 +21,9 @@ from raylance.integrations.checkpoint_files import (
     as_checkpoint,
     check_room,
     fetched,
+    list_files,
     load_state_file,
+    only_listed,
     own_directory,
     write_files,
 )
@@ -87,7 +89,8 @@ def report(
         raise ConfigError(f"state={state!r} is not a dict: restore() could not give it back. Put it into one.")
     loaders = _by_name(loader)
     _check_missing(loaders)
-    is_first = ray.train.get_context().get_world_rank() == 0
+    context = ray.train.get_context()
+    is_first = context.get_world_rank() == 0
     given = checkpoint if isinstance(checkpoint, ray.train.Checkpoint | None) else as_checkpoint(checkpoint)
     if is_first and given is None and checkpoint_upload_mode is CheckpointUploadMode.NO_UPLOAD:
         raise ConfigError(
@@ -105,10 +108,12 @@ def report(
         _all(reporting(found, metrics) for found in loaders.values()),
         own_directory(checkpoint_upload_mode) if is_own else contextlib.nullcontext(given) as reported,
     ):
-        if is_first and reported is not None:
+        if reported is not None:
             states = {name: found.state_dict() for name, found in loaders.items()}
             position = states.get(None, {"format": FORMAT, LOADERS: states})
-            write_files(reported, position, dict(state or {}) if is_own or state is not None else None)
+            if is_first:
+                write_files(reported, position, dict(state or {}) if is_own or state is not None else None)
+            list_files(reported, context.get_world_rank(), context.get_world_size(), _steps(position))
         if reported is not None and checkpoint_upload_fn is None:
             check_room(reported)
         if is_own:
@@ -152,12 +157,12 @@ def restore(
     checkpoint = checkpoint or ray.train.get_checkpoint()
     if checkpoint is None:
         return None
-    with fetched(checkpoint) as directory:
+    with fetched(checkpoint) as fetched_to, _of_this_report(fetched_to) as directory:
         states = _saved_states(read_state(directory), loaders) if loaders else {}
-        state = load_state_file(Path(directory, STATE_FILE))
+        state = load_state_file(directory / STATE_FILE)
         _move_all(loaders, states)
         if load is not None:
-            load(Path(directory))
+            load(directory)
         if state is None and load is None:
             moved = "The loaders stand where it says; load" if loaders else "Load"
             raise StateError(
@@ -166,6 +171,20 @@ def restore(
                 "start under a new run name."
             )
         return state or {}
+
+
+def _steps(position: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the steps of the loaders in the content of a state file."""
+    states = position.get(LOADERS, {"": position})
+    return {name or "": state.get("global_step") for name, state in states.items()}
+
+
+def _of_this_report(directory: str) -> contextlib.AbstractContextManager[Path]:
+    """Returns a context of a checkpoint's directory without the files of an earlier report of the same name."""
+    try:
+        return only_listed(directory, _steps(read_state(directory)))
+    except (StateError, AttributeError):  # not by raylance, or damaged: reading it says so
+        return contextlib.nullcontext(Path(directory))
 
 
 def _move_all(loaders: Mapping[str | None, RankLoader], states: Mapping[Any, Any]) -> None:

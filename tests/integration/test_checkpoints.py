@@ -49,6 +49,7 @@ def report_all(config: dict[str, Any]) -> dict[str, Any]:
         Path(directory, f"part-{rank}.txt").write_text(f"of rank {rank}")
         raylance.report({"step": 1}, loader, checkpoint=directory, checkpoint_dir_name="sharded")
         raylance.report({"step": 1}, loader, {"step": 1}, checkpoint=directory, checkpoint_dir_name="both")
+        raylance.report({"step": 1}, loader, {"step": 1}, checkpoint=directory, checkpoint_dir_name="again")
     next(batches)
     asynchronous = {"checkpoint_upload_mode": CheckpointUploadMode.ASYNC, "checkpoint_dir_name": "asynchronous"}
     raylance.report({"step": 2}, loader, {"step": 2, "weights": torch.ones(2)}, **asynchronous)
@@ -62,6 +63,10 @@ def report_all(config: dict[str, Any]) -> dict[str, Any]:
     modes = {"checkpoint_upload_mode": CheckpointUploadMode.NO_UPLOAD, "checkpoint_dir_name": "there"}
     raylance.report({"step": 4}, loader, checkpoint=Checkpoint(there), **modes)
     next(batches)
+    with tempfile.TemporaryDirectory() as directory:  # only one rank has files now
+        Path(directory, "part-0.txt").write_text("later")
+        named = {"checkpoint": directory if rank == 0 else None, "checkpoint_dir_name": "again"}
+        raylance.report({"step": 5}, loader, **named)
     saved = report_slowly(loader, "in a step")
     list(batches)
     return refused | {"saved": [*saved, *report_slowly(loader, "after the pass")]}
@@ -100,6 +105,14 @@ def test_every_way_of_reporting(images_uri: str, tmp_path: Path) -> None:
     reported = {Path(checkpoint.path).name: (checkpoint, metrics) for checkpoint, metrics in result.best_checkpoints}
     for name in ("in a step", "after the pass"):
         reported.pop(name)
+    again, _ = reported.pop("again")
+    assert sorted(path.name for path in Path(again.path).glob("part-*")) == ["part-0.txt", "part-1.txt"]
+    shown: list[str] = []
+    loader = train.loader()
+    # Rank 1's file and state.pt are of the earlier report of that name: both were handed over.
+    assert raylance.restore(loader, again, load=lambda at: shown.extend(path.name for path in at.iterdir())) == {}
+    assert sorted(shown) == ["part-0.txt", "raylance_state.json"]
+    assert loader.state_dict()["position"] == 5 * BATCH
     steps = {"sharded": 1, "both": 1, "asynchronous": 2, "custom": 3, "there": 4}
     assert {name: metrics["step"] for name, (_, metrics) in reported.items()} == steps
     assert [name for name, (_, metrics) in reported.items() if metrics.get("validated") == 30.0] == ["custom"]

@@ -1,0 +1,62 @@
+"""Owns the checks of a checkpoint's name that is used again: which files belong to it; never those of Ray Train."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import ray.train
+
+from raylance.integrations.checkpoint_files import list_files, only_listed
+
+STEPS = {"": 6}
+
+
+def upload(folder: Path, to: Path, parts: dict[int, list[str]], steps: dict[str, int], world_size: int) -> None:
+    """A report: each rank's directory, copied into one folder as Ray Train does."""
+    for rank, names in parts.items():
+        own = folder / f"{to.name}-{world_size}-{steps}-{rank}"
+        for name in names:
+            (own / name).parent.mkdir(parents=True, exist_ok=True)
+            (own / name).write_text(f"{name} of {world_size} ranks at {steps}")
+        list_files(ray.train.Checkpoint(str(own)), rank, world_size, steps)
+        shutil.copytree(own, to, dirs_exist_ok=True)
+
+
+def seen(directory: Path, steps: dict[str, int]) -> set[str]:
+    with only_listed(str(directory), steps) as shown:
+        return {
+            str(path.relative_to(shown)): path.read_text() == f"{path.relative_to(shown)} of 2 ranks at {steps}"
+            for path in shown.rglob("*")
+            if path.is_file() and not path.name.startswith("raylance_files")
+        }
+
+
+@pytest.mark.parametrize(
+    ("steps", "world_size"), [({"": 3}, 4), ({"": 6}, 4), ({"": 3}, 2)], ids=["earlier", "more ranks", "same ranks"]
+)
+def test_files_of_an_earlier_report_are_no_part_of_a_checkpoint(
+    tmp_path: Path, steps: dict[str, int], world_size: int
+) -> None:
+    """Four ranks wrote `latest`, then two: all four parts were handed to load=, and an old state.pt was restored."""
+    latest = tmp_path / "latest"
+    before = {rank: [f"part-{rank}.pt", f"deep/{rank}.bin"] for rank in range(world_size)}
+    upload(tmp_path, latest, {**before, 0: [*before[0], "state.pt"]}, steps, world_size)
+    upload(tmp_path, latest, {0: ["part-0.pt"], 1: ["part-1.pt", "more/1"]}, STEPS, 2)
+    assert seen(latest, STEPS) == {"part-0.pt": True, "part-1.pt": True, "more/1": True}
+
+
+def test_a_checkpoint_of_one_report_is_handed_over_as_it_is(tmp_path: Path) -> None:
+    """Also one without lists, as raylance 0.10 wrote it, or with a damaged one: nothing is left out on suspicion."""
+    latest = tmp_path / "latest"
+    upload(tmp_path, latest, {0: ["a"], 1: ["b"]}, STEPS, 2)
+    with only_listed(str(latest), STEPS) as shown:
+        assert shown == latest
+    (latest / "stray").write_text("put there by hand")
+    for path in sorted(latest.glob("raylance_files-*"), reverse=True):
+        path.write_text("{")
+        with only_listed(str(latest), STEPS) as shown:
+            assert shown == latest
+    for path in latest.glob("raylance_files-*"):
+        path.unlink()
+    with only_listed(str(latest), STEPS) as shown:
+        assert shown == latest
