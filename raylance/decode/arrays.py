@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from lance.arrow import BFloat16Type
 
 from raylance.arguments import check_flag, check_integer
+from raylance.columns import bfloat16_type
 from raylance.errors import ConfigError, DatasetError
 from raylance.source.memory import values_of
 
@@ -392,7 +392,7 @@ def to_arrow(array: npt.NDArray[Any]) -> pa.Array:
     """Converts an array (n, …) to a column of n numbers or fixed-shape tensors, without a copy if possible."""
     if array.dtype.name == "bfloat16":  # an extension type, of which Arrow makes no tensors
         bits = np.ascontiguousarray(array).reshape(-1).view(np.uint16)
-        kind: pa.DataType = BFloat16Type()
+        kind = bfloat16_type()
         storage = pa.Array.from_buffers(kind.storage_type, len(bits), [None, pa.py_buffer(bits)])
         made: pa.Array = pa.ExtensionArray.from_storage(kind, storage)
         for size in array.shape[:0:-1]:

@@ -73,7 +73,7 @@ def make_plan(
         ConfigError: If there would be no step, or some ranks would have no row in any step.
     """
     remainder = remainder or spec.remainder
-    if global_batch_size < dp_size and remainder != "ragged":
+    if global_batch_size < dp_size:
         raise ConfigError(
             f"a global batch of {global_batch_size} rows on {dp_size} data-parallel ranks: some would have no row in "
             f"any step, and their loss no value. Use global_batch_size={dp_size} or more, or fewer data-parallel ranks."

@@ -134,6 +134,12 @@ class Plan:
         """Returns the position of this plan's next step after the one at a position; at most `epoch_rows`."""
         return min(position + self.stride, self.epoch_rows)
 
+    @property
+    def empty_ranks(self) -> int:
+        """Number of data-parallel ranks that get no row in the last step of an epoch."""
+        rows = self.epoch_rows % self.global_batch_size if self.remainder == "ragged" else 0
+        return max(0, self.dp_size - rows) if rows else 0
+
     def rank_slice(self, position: int, dp_rank: int) -> tuple[int, int]:
         """Returns a rank's half-open slice of the rows of the step at a position. The rows are in lane-major order."""
         size = self.step_size(position)

@@ -176,6 +176,7 @@ class PlanSummary:
                 f"{dealt}{counted(plan.dp_size, 'rank')}, global batch {plan.global_batch_size:,}",
                 f"{counted(self.steps, 'step')} an epoch on every rank; {self.rows_dropped:,} rows dropped, "
                 f"{self.rows_repeated:,} repeated (remainder={plan.remainder!r})",
+                *self._empty_in_words(),
                 f"{self.window_bytes / 2**20:,.1f} MiB a window and rank, {self.held_bytes / 2**20:,.1f} MiB held "
                 f"({self.row_bytes:,.0f} bytes a row, {self.measure})",
                 f"read by {self.reads}",
@@ -189,6 +190,14 @@ class PlanSummary:
         if settings.repeats:  # such an order has no shards
             return f"{plan.epoch_rows:,} rows an epoch, drawn from {plan.rows:,}"
         return f"{plan.rows:,} rows in {counted(self.shards, 'shard')} of {settings.shard_rows}"
+
+    def _empty_in_words(self) -> list[str]:
+        """Returns a line if ranks get no row in the last step."""
+        if not (empty := self.plan.empty_ranks):
+            return []
+        last = counted(self.plan.dp_size - empty, "row")
+        ranks = f"{empty} of {self.plan.dp_size} ranks"
+        return [f"the last step has {last}, none for {ranks}: add up sums and counts, not means"]
 
     def _table(self) -> list[str]:
         """Returns headings and a line for each dataset of a mixture; no line if it is not a mixture."""

@@ -7,8 +7,10 @@ lock.
 
 import contextlib
 import functools
+import gc
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 
 from raylance.source.limits import Calls
@@ -18,12 +20,27 @@ logger = logging.getLogger(__name__)
 _thread: Calls | None = None
 
 
+class _Collecting(threading.local):
+    """Whether the garbage collector runs in this thread."""
+
+    now = False
+
+
+_collecting = _Collecting()
+
+
+def _see_collector(phase: str, _: object) -> None:
+    _collecting.now = phase == "start"
+
+
 def start_thread() -> None:
     """Starts the thread, once in each process. `leave` cannot do it, because starting a thread takes locks."""
     global _thread
     if _thread is None:
         thread = Calls(1, "raylance-notes")
         thread.start(int)  # the first call starts the thread
+        if _see_collector not in gc.callbacks:
+            gc.callbacks.append(_see_collector)
         _thread = thread
 
 
@@ -37,14 +54,15 @@ def leave(end: Callable[..., object], *args: object) -> None:
 
 @contextlib.contextmanager
 def at_end(end: Callable[[], object]) -> Iterator[None]:
-    """Calls `end` after the body, which is part of a generator. If the generator is left in mid-body, perhaps to the
-    garbage collector, leaves a note instead.
+    """Calls `end` after the body, which is part of a generator. If the garbage collector or another thread than the
+    first one leaves the generator in mid-body, leaves a note instead. A loop's `break` does neither.
     """
-    call = end
+    call, thread = end, threading.get_ident()
     try:
         yield
     except GeneratorExit:
-        call = functools.partial(leave, end)
+        if threading.get_ident() != thread or _collecting.now:
+            call = functools.partial(leave, end)
         raise
     finally:
         call()
