@@ -44,6 +44,9 @@ _TEXT_BYTES = 16 << 20  # most bytes of such a text
 _TIFF = "TIFF"  # Pillow turns TIFFs itself when it loads them; images of other formats stay as they are stored
 _JPEG = b"\xff\xd8\xff"
 _COLOURS = ("YCbCr", "RGB", "Gray")  # colour spaces of JPEGs; Pillow converts CMYK
+_BLOCK_PIXELS = 4 << 20  # most that Pillow holds in one block, which Arrow can import
+_STRIP_PIXELS = 1 << 20  # of a larger image that are converted at once
+_KEPT_BYTES = 64 << 20  # of memory for pixels that a thread keeps from one JPEG to the next
 _TORCH = importlib.metadata.version("torch").partition("+")[0]
 CODEC = f"simplejpeg {simplejpeg.__version__}, pillow {PIL.__version__}, torch {_TORCH}"
 """The codecs that make the pixels."""
@@ -127,7 +130,7 @@ class PixelDecoder:
             grey = np.asarray(one if one.mode in ("L", "P") else one.convert("L"))
             white = 1 if image.mode == "1" else white
             if white < 255:  # Pillow has scaled it
-                grey = ((grey.astype(np.uint16) * white + 127) // 255).astype(np.uint8)
+                grey = ((np.arange(256) * white + 127) // 255).astype(np.uint8)[grey]
             whole = self._turned(grey[..., None], image)
         return [_part(whole, box) for box in cut(whole.shape[0], whole.shape[1])]
 
@@ -162,9 +165,7 @@ class PixelDecoder:
                 sides = sides[::-1] if is_turned else sides
                 least = {"min_height": sides[0], "min_width": sides[1], "min_factor": 2}
                 high, wide, _, _ = simplejpeg.decode_jpeg_header(data, **least)
-            if len(self._memory) < high * wide * 3:
-                self._memory = np.empty(high * wide * 3, dtype=np.uint8)
-            stored = simplejpeg.decode_jpeg(data, "RGB", buffer=self._memory[: high * wide * 3], **least)
+            stored = simplejpeg.decode_jpeg(data, "RGB", buffer=self._scratch(high * wide * 3), **least)
         except ValueError:  # the data may be damaged; Pillow may decode a part of it, or describe the damage better
             return None
         pixels = _shown(stored, self._count(orientation))
@@ -175,6 +176,13 @@ class PixelDecoder:
                 for left, top, width, height in boxes
             ]
         return [_part(pixels, box) for box in boxes]
+
+    def _scratch(self, nbytes: int) -> Pixels:
+        """Returns memory for one image; that of a very large one is given back after it."""
+        memory = self._memory if nbytes <= len(self._memory) else np.empty(nbytes, dtype=np.uint8)
+        if nbytes <= _KEPT_BYTES:
+            self._memory = memory
+        return memory[:nbytes]
 
 
 def jpeg_size(data: memoryview) -> tuple[int, int] | None:
@@ -395,22 +403,38 @@ def _too_many(what: str, max_pixels: int | None) -> Exception:
 
 
 def _rgb(image: PIL.Image.Image) -> Pixels:
-    """Decodes to uint8 (H, W, 4) as stored, but a TIFF as displayed, which Pillow itself turns; the fourth channel is
-    padding. The array may be read-only.
+    """Decodes to uint8 (H, W, 3), or (H, W, 4) with padding after the colours: as stored, but a TIFF, which Pillow
+    itself turns, as displayed. The array may be read-only.
     """
     image.load()
+    high, wide = image.height, image.width
     if image.mode in ("I", "F") and image.format != "PPM":  # Pillow gives the 16 bits of PPM as 32 bits
-        image = PIL.Image.fromarray(_grey_of_32_bits(np.asarray(image)))
-    elif image.mode.startswith("I"):  # 16-bit grey: convert() would clip it to white
-        high = np.asarray(image).astype(np.uint32) >> 8
-        image = PIL.Image.fromarray(np.minimum(high, 255).astype(np.uint8))
-    if image.mode != "RGB":
-        image = image.convert("RGB")
-    try:
-        packed = pa.array(image)
-    except ValueError:  # an image of more than 16 MB is in several blocks, which Arrow cannot import
-        return np.asarray(image.convert("RGBX"))
-    return np.asarray(packed.values.to_numpy(zero_copy_only=True).reshape(image.height, image.width, 4))
+        deep = np.asarray(image)
+        black, scale = _scale_of_32_bits(deep)
+        return _in_strips(high, wide, lambda rows: _grey_of_32_bits(deep[rows], black, scale)[..., None])
+    if image.mode.startswith("I"):  # 16-bit grey: convert() would clip it to white
+        deep = np.asarray(image)
+        return _in_strips(high, wide, lambda rows: np.minimum(deep[rows].astype(np.uint32) >> 8, 255)[..., None])
+    if high * wide <= _BLOCK_PIXELS:
+        with contextlib.suppress(ValueError):  # Arrow cannot import an image in several blocks
+            packed = pa.array(image if image.mode == "RGB" else image.convert("RGB"))
+            return np.asarray(packed.values.to_numpy(zero_copy_only=True).reshape(high, wide, 4))
+    return _in_strips(high, wide, lambda rows: np.asarray(image.crop((0, rows.start, wide, rows.stop)).convert("RGB")))
+
+
+def _strips(high: int, wide: int) -> Iterator[slice]:
+    rows = max(1, _STRIP_PIXELS // max(1, wide))
+    return (slice(top, min(top + rows, high)) for top in range(0, high, rows))
+
+
+def _in_strips(high: int, wide: int, strip: Callable[[slice], Pixels]) -> Pixels:
+    """Returns an array (high, wide, 3) that is filled strip by strip, because a large image in several forms at once
+    would take several times its memory.
+    """
+    out = np.empty((high, wide, 3), dtype=np.uint8)
+    for rows in _strips(high, wide):
+        out[rows] = strip(rows)
+    return out
 
 
 def _white(image: Any) -> int:
@@ -440,10 +464,11 @@ def shown_size(encoded: bytes | memoryview, rules: Rules) -> tuple[int, int, int
         return (*((image.height, image.width) if is_stored_turned else image.size), orientation)
 
 
-def _grey_of_32_bits(grey: npt.NDArray[Any]) -> Pixels:
-    """Scales int32 or float32 (H, W) to uint8, as `Image` documents."""
-    finite = grey[np.isfinite(grey)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+def _scale_of_32_bits(grey: npt.NDArray[Any]) -> tuple[float, float]:
+    """Returns the value of black and the scale of int32 or float32 (H, W), as `Image` documents."""
+    parts = (grey[rows][np.isfinite(grey[rows])] for rows in _strips(*grey.shape))
+    ends = [(float(part.min()), float(part.max())) for part in parts if part.size] or [(0.0, 0.0)]
+    low, high = min(end[0] for end in ends), max(end[1] for end in ends)
     black, white = 0.0, next((white for white in (1.0, 255.0, 65535.0) if high <= white), high)
     if low < 0 or high > 65535:
         black, white = low, high
@@ -452,6 +477,10 @@ def _grey_of_32_bits(grey: npt.NDArray[Any]) -> Pixels:
     scale = (
         1 / 256 if (black, white) == (0.0, 65535.0) else 255 / (white - black) if white > black else 0.0
     )  # the upper 8 of 16 bits
+    return black, scale
+
+
+def _grey_of_32_bits(grey: npt.NDArray[Any], black: float, scale: float) -> Pixels:
     scaled = (np.where(np.isfinite(grey), grey, black).astype(np.float64) - black) * scale
     return np.asarray(scaled.astype(np.uint8))
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
 import warnings
 import zlib
 from collections.abc import Callable
@@ -458,3 +459,44 @@ def test_a_format_of_a_plugin_is_decoded_where_its_setup_is_named(write_dataset:
     np.testing.assert_array_equal(found, [np.asarray(picture(12, 20, seed)) for seed in range(6)])
     with pytest.raises(raylance.ConfigError, match="setup=3"):
         Image("image", setup=3)  # type: ignore[arg-type]
+
+
+LARGE = (2400, 2000)  # of more pixels than are converted at once
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "1", "RGBA", "LA", "CMYK", "turned"])
+def test_large_images_are_decoded_like_small_ones(mode: str) -> None:
+    image = picture(*LARGE)
+    if mode == "turned":
+        data = encode(image, "WEBP", orientation=6, lossless=True, quality=0, method=0)
+    else:
+        data = encode(image.convert(mode), "TIFF" if mode == "CMYK" else "PNG")
+    np.testing.assert_array_equal(PixelDecoder().decode(data, whole)[..., :3], by_pillow(data))
+
+
+def test_large_deep_images_are_scaled_as_a_whole() -> None:
+    deep = np.arange(LARGE[0] * LARGE[1], dtype=np.uint32).reshape(LARGE) % 65536
+    found = PixelDecoder().decode(encode(PIL.Image.fromarray(deep.astype(np.uint16))), whole)
+    np.testing.assert_array_equal(found[..., :3], (deep >> 8).astype(np.uint8)[..., None].repeat(3, 2))
+    floats = np.linspace(-1, 1, deep.size, dtype=np.float32).reshape(LARGE)
+    found = PixelDecoder().decode(encode(PIL.Image.fromarray(floats), "TIFF"), whole)
+    np.testing.assert_array_equal(found[..., 0], ((floats.astype(np.float64) + 1) * 127.5).astype(np.uint8))
+
+
+def test_memory_of_large_images_is_bounded_and_given_back() -> None:
+    """A decoder kept the memory of its largest JPEG for good, and an image by Pillow took 8 bytes a pixel beside it."""
+    small, large = jpeg(picture(90, 60)), jpeg(PIL.Image.new("RGB", (6000, 5000)))
+    by_pillow_alone = encode(PIL.Image.new("RGB", LARGE))
+    decoder = PixelDecoder()
+    for data in (small, by_pillow_alone):
+        decoder.decode(data, whole)
+    tracemalloc.start()
+    try:
+        decoder.decode(large, whole)
+        decoder.decode(small, whole)
+        assert tracemalloc.get_traced_memory()[0] < 10 << 20
+        tracemalloc.reset_peak()
+        decoder.decode(by_pillow_alone, whole)
+        assert tracemalloc.get_traced_memory()[1] < 5 * LARGE[0] * LARGE[1]
+    finally:
+        tracemalloc.stop()
