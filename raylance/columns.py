@@ -68,10 +68,3 @@ def describe_rows(offsets: npt.NDArray[np.int64], datasets: tuple[str, ...]) -> 
         rows = f"row offset {low}" if low == high else f"row offsets between {low} and {high}"
         ranges.append(rows + "".join(f" of {name}" for name in datasets[component:][:1]))
     return ", ".join(ranges)
-
-
-def bfloat16_type() -> Any:
-    """Returns Lance's type of bfloat16, which Arrow lacks."""
-    from lance.arrow import BFloat16Type  # not loaded by processes that decode other columns
-
-    return BFloat16Type()

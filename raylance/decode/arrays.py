@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raylance.arguments import check_flag, check_integer
-from raylance.columns import bfloat16_type
 from raylance.errors import ConfigError, DatasetError
 from raylance.source.memory import values_of
 
@@ -142,6 +141,27 @@ def holds_bfloat16(kind: pa.DataType) -> bool:
     while isinstance(kind, (*_LISTS, pa.FixedSizeListType)):
         kind = kind.value_type
     return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "lance.bfloat16"
+
+
+def with_bfloat16(table: pa.Table) -> pa.Table:
+    """Returns a table whose columns of bfloat16 have their type: in a helper that has not loaded Lance, they come as
+    bytes, with the name of the type beside them.
+    """
+    if not any(map(_is_unknown_bfloat16, table.schema)):
+        return table
+    importlib.import_module("lance.arrow")  # registers the type; other helpers do without Lance
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return pa.ipc.open_stream(sink.getvalue()).read_all()
+
+
+def _is_unknown_bfloat16(field: pa.Field) -> bool:
+    kind, about = field.type, field.metadata or {}
+    if isinstance(kind, pa.BaseExtensionType):
+        return False
+    inside = (kind.field(place) for place in range(kind.num_fields))
+    return about.get(b"ARROW:extension:name") == b"lance.bfloat16" or any(map(_is_unknown_bfloat16, inside))
 
 
 def numpy_bfloat16(name: str) -> np.dtype[Any]:
@@ -392,7 +412,7 @@ def to_arrow(array: npt.NDArray[Any]) -> pa.Array:
     """Converts an array (n, …) to a column of n numbers or fixed-shape tensors, without a copy if possible."""
     if array.dtype.name == "bfloat16":  # an extension type, of which Arrow makes no tensors
         bits = np.ascontiguousarray(array).reshape(-1).view(np.uint16)
-        kind = bfloat16_type()
+        kind: pa.DataType = importlib.import_module("lance.arrow").BFloat16Type()  # helpers do without Lance otherwise
         storage = pa.Array.from_buffers(kind.storage_type, len(bits), [None, pa.py_buffer(bits)])
         made: pa.Array = pa.ExtensionArray.from_storage(kind, storage)
         for size in array.shape[:0:-1]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, describe_rows, split_offsets
-from raylance.decode.arrays import NumpyBatch, to_arrow, to_numpy
+from raylance.decode.arrays import NumpyBatch, to_arrow, to_numpy, with_bfloat16
 from raylance.errors import ConfigError, HelperError, RaylanceError
 from raylance.orders.permutation import UInt64Array
 
@@ -35,7 +35,8 @@ class Transformer:
     """Calls a transform, and checks its result."""
 
     def __init__(self, transform: Transform | None, blank: pa.Table | None, datasets: tuple[str, ...]) -> None:
-        self._transform, self._blank, self._datasets = transform, blank, datasets
+        self._transform, self._datasets = transform, datasets
+        self._blank = None if blank is None else with_bfloat16(blank)
 
     def __call__(self, table: pa.Table, seeds: UInt64Array) -> pa.Table:
         """Transforms decoded rows; returns the same number of rows, with the schema found at the opening. The transform
@@ -46,6 +47,7 @@ class Transformer:
             ConfigError: If the transform returns no batch that fits, or raises a `ConfigError` or an `ImportError`.
             HelperError: If this machine has too little memory for the transform.
         """
+        table = with_bfloat16(table)
         arrays = to_numpy(table)
         arrays.pop(DRAW, None)
         _, arrays[ROW_OFFSET] = split_offsets(table[ROW_OFFSET].to_numpy())  # a copy
@@ -182,6 +184,11 @@ def _arrow(values: Any) -> pa.Array:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     array: npt.NDArray[Any] = np.asarray(values) if not isinstance(values, list) else np.array(values, dtype=object)
+    if array.dtype == object and any(str(getattr(value, "dtype", "")) == "bfloat16" for value in array):
+        ends = np.cumsum([0, *(0 if value is None else len(value) for value in array)])
+        starts = [None if value is None else end for value, end in zip(array, ends.tolist(), strict=False)]
+        flat = to_arrow(np.concatenate([value for value in array if value is not None]))
+        return pa.ListArray.from_arrays(pa.array([*starts, ends[-1]], pa.int32()), flat)
     if array.dtype == object or array.dtype.kind in "US":
         return pa.array(array.tolist())
     return to_arrow(array)

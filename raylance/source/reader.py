@@ -12,6 +12,7 @@ from concurrent.futures import Future, wait
 from typing import Literal, TypeVar
 
 import lance
+import lance.arrow  # registers bfloat16 with Arrow
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc

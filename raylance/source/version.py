@@ -236,8 +236,8 @@ def _check_version(version: Any) -> Version | None:
     elif is_number:
         return int(version)
     raise ConfigError(
-        f"version={version!r}: nothing was opened. Give a version number from 0 to 2**64 - 1, the name of a tag, a "
-        "reference (branch, number or None), or None for the newest."
+        f"version={version!r}: give a version number from 0 to 2**64 - 1, the name of a tag, a reference (branch, "
+        "number or None), or None for the newest."
     )
 
 

@@ -509,11 +509,12 @@ def test_bfloat16_without_its_package_is_refused_by_name(bfloat16_uri: str, monk
     assert "bfloat16" in handle.show()._repr_html_()
 
 
+@pytest.mark.usefixtures("ray_session")
 def test_bfloat16_is_a_number_of_numpy_with_its_package(bfloat16_uri: str) -> None:
     dtype = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
 
     def double(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {"one": batch["one"] * dtype.type(2), "vector": batch["vector"], "name": batch["name"]}
+        return {"one": batch["one"] * dtype.type(2), **{name: batch[name] for name in ("vector", "name", "list")}}
 
     handle = raylance.dataset(bfloat16_uri, order="sequential")
     (batch,) = handle.iter_batches(batch_size=3, pad_lists={"list": 0.5})
@@ -522,9 +523,12 @@ def test_bfloat16_is_a_number_of_numpy_with_its_package(bfloat16_uri: str) -> No
         batch["vector"].astype(np.float32), BRAIN.astype(dtype).astype(np.float32).reshape(3, 2)
     )
     assert batch["list"][1].tolist() == [0.5] * 5
-    (batch,) = raylance.dataset(bfloat16_uri, order="sequential", transform=double).iter_torch_batches(batch_size=3)
-    assert torch.equal(batch["one"], torch.tensor(BRAIN).to(torch.bfloat16)[1:4] * 2)
-    assert batch["vector"].dtype == torch.bfloat16
+    changed = raylance.dataset(bfloat16_uri, order="sequential", transform=double)
+    for options in ({"runtime": "threads"}, {"num_decoders": 1}):  # a decode actor has not loaded Lance
+        with changed.loader(**options) as loader:
+            (batch,) = loader.iter_torch_batches(batch_size=3)
+        assert torch.equal(batch["one"], torch.tensor(BRAIN).to(torch.bfloat16)[1:4] * 2)
+        assert batch["vector"].dtype == batch["list"][2].dtype == torch.bfloat16
 
 
 OF_NO_DTYPE: dict[str, pa.Array] = {
