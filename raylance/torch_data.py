@@ -16,6 +16,7 @@ from raylance.environment.process import find_place
 from raylance.errors import ConfigError, RaylanceError
 from raylance.integrations.torch_data.iterable import IterableDataset
 from raylance.integrations.torch_data.map_style import MapDataset, RowSampler
+from raylance.integrations.torch_data.sending import Function, workers_start
 from raylance.integrations.torch_data.steps import Steps
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ class Loader(torch.utils.data.DataLoader[Any]):
             raise ConfigError("Loader keeps a state: pass it an IterableDataset, or a MapDataset and its RowSampler.")
         batching: dict[str, Any] = {"batch_size": None} if steps is dataset else {"batch_sampler": steps}
         spawned = {"multiprocessing_context": "spawn"} if options.get("num_workers") else {}
+        for name in ("collate_fn", "worker_init_fn"):
+            if callable(options.get(name)):
+                options[name] = Function(f"{name}=", options[name])
         super().__init__(dataset, in_order=True, **batching, **(spawned | options))
         self._passes = 0
         self.steps, self.set_epoch = steps, steps.set_epoch
@@ -58,7 +62,9 @@ class Loader(torch.utils.data.DataLoader[Any]):
                 self.num_workers,
                 self.num_workers,
             )
-        for batch in super().__iter__():
+        with workers_start():
+            batches = super().__iter__()
+        for batch in batches:
             self.steps.consumed()
             is_last = self.steps.position == 0
             yield batch

@@ -13,6 +13,7 @@ from raylance.batches.batches import BatchSpec, Dtypes, make_batch_spec, torch_c
 from raylance.batches.device import build_jagged
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.errors import ConfigError
+from raylance.integrations.torch_data.sending import Function
 from raylance.integrations.torch_data.steps import Pass, Steps
 from raylance.observe import Stats
 from raylance.planning.plan import Plan
@@ -40,6 +41,8 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     ) -> None:
         """Takes arguments of `RankLoader.iter_torch_batches`, and the arguments of `RowSampler` as `**steps`."""
         super().__init__(handle, **steps)
+        if callable(collate_fn):
+            collate_fn = Function("collate_fn=", collate_fn)
         self._arguments, self._with_row_offset = (dtypes, collate_fn, pad_lists), with_row_offset
         self._batch_spec()  # refuses wrong arguments now
         self._idle: Session | None = None  # session of the last pass, which the next pass uses again
@@ -47,7 +50,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     def __getstate__(self) -> dict[str, Any]:
         with contextlib.suppress(ConfigError):  # sends the rank to DataLoader workers; any other process finds its own
             self.begin()
-        return self.__dict__ | {"_idle": None}
+        return super().__getstate__() | {"_idle": None}
 
     def _batch_spec(self) -> BatchSpec:
         convert = torch_converter(self._opened.spec.read, *self._arguments)

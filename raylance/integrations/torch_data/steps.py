@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from raylance.arguments import check_batch_size, check_flag, check_integer, refu
 from raylance.environment.process import NO_GROUP, DistInfo, Mesh, data_parallel_of, find_place
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, RaylanceError
+from raylance.integrations.torch_data.sending import errors_travel, pack
 from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.shard_context import RankAndSize, arrange_replicas, take_function
 from raylance.planning.state import State
@@ -34,6 +36,12 @@ class Opened:
             raise ConfigError(f"a {type(handle).__name__} is not a handle: pass what raylance.dataset(…) returned.")
         self.spec = spec_of(handle).map_shared(Shared.here)
         self._context = context_of(handle)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"spec": pack("a handle with its decode=, transform= and order=:", self.spec)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, spec=pickle.loads(state["spec"]))
 
     def check_process(self) -> None:
         """Raises RaylanceError in a fork of the process that opened or received the handle."""
@@ -101,6 +109,12 @@ class Steps(Positioned):
         self._whole_passes = WholePasses()
         self._start, self._writer = torch.zeros(4, dtype=torch.int64), os.getpid()
         self._workers_passed = torch.zeros(2, dtype=torch.int64)  # last whole epoch plus 1; whether it has warned
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_dist_info": pack("dist_info=", self._dist_info)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _dist_info=pickle.loads(state["_dist_info"]))
 
     @property
     def position(self) -> int:
@@ -206,7 +220,8 @@ class Pass(Iterator[Any]):
     def __next__(self) -> Any:
         if self._batches is None:
             self._batches = self._begin(self._epoch, self._position)
-        batch = next(self._batches)
+        with errors_travel():
+            batch = next(self._batches)
         self._position += self._rows
         return batch
 

@@ -5,6 +5,9 @@ import importlib.util
 import itertools
 import json
 import pickle
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,14 @@ import pytest
 import torch
 import torch.distributed
 import torch.multiprocessing
+from jupyter_client.manager import start_new_kernel
 from torch.utils.data import DataLoader
 
 import raylance
 from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler, find_place
 from tests.helpers.scripts import FORKED, log_to, run_script
 
+SLOW = pytest.mark.slow
 STYLES = ["iterable", "map"]
 
 
@@ -110,6 +115,122 @@ def test_workers_that_persist_keep_order_epochs_and_state(uri: str, style: str) 
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
     assert ids(resumed) == rest
+
+
+class Unsendable:
+    def __reduce__(self) -> Any:
+        raise ValueError("stays here")
+
+
+def with_generator(batch: Any) -> Any:
+    return (number for number in (1, 2))
+
+
+def with_lock(batch: Any) -> Any:
+    return {"id": batch["id"], "lock": threading.Lock()}
+
+
+def with_refusal(batch: Any) -> Any:
+    return [1, Unsendable()]
+
+
+def with_graph(batch: Any) -> Any:
+    return {"id": torch.ones(2, requires_grad=True) * 2}
+
+
+def with_error(batch: Any) -> Any:
+    class LocalError(Exception):
+        pass
+
+    raise LocalError("of this function")
+
+
+@pytest.mark.parametrize("option", ["dataset", "loader"])
+@pytest.mark.parametrize(
+    ("collate_fn", "named"),
+    [
+        (with_generator, "generator"),
+        (with_lock, "lock at 'lock'"),
+        (with_refusal, "Unsendable at 1"),
+        (with_graph, "Tensor at 'id'"),
+        (with_error, "LocalError: of this function"),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_a_batch_that_cannot_be_sent_is_named(uri: str, option: str, collate_fn: Any, named: str) -> None:
+    """torch only prints the error in the worker, and waits for the batch for ever."""
+    handle, options = open_dataset(uri), {"num_workers": 1, "multiprocessing_context": FORKED}
+    if option == "dataset":
+        made = IterableDataset(handle, global_batch_size=100, collate_fn=collate_fn)
+        loader = Loader(made, **options)
+    else:
+        sampler = RowSampler(handle, global_batch_size=100)
+        loader = Loader(MapDataset(handle), sampler, collate_fn=by_rows(collate_fn), **options)
+    with pytest.raises(raylance.RaylanceError) as caught:
+        next(iter(loader))
+    assert named in str(caught.value)
+    assert collate_fn.__name__ in str(caught.value)
+
+
+def by_rows(collate_fn: Any) -> Any:
+    return functools.wraps(collate_fn)(functools.partial(from_rows, collate_fn))
+
+
+def from_rows(collate_fn: Any, rows: Any) -> Any:
+    return collate_fn({"id": [row["id"] for row in rows]})
+
+
+@pytest.mark.parametrize("value", [threading.Lock()], ids=["a lock"])
+def test_a_function_that_cannot_be_sent_is_named(uri: str, value: Any) -> None:
+    def keeps(batch: Any) -> Any:
+        return batch, value
+
+    loader = Loader(IterableDataset(open_dataset(uri), global_batch_size=100, collate_fn=keeps), num_workers=1)
+    with pytest.raises(raylance.ConfigError, match="collate_fn=.*keeps"):
+        next(iter(loader))
+
+
+OF_NO_FILE = """
+import sys, raylance
+from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler
+
+class Twice:
+    def __call__(self, batch):
+        return batch | {"id": batch["id"] * FACTOR}
+
+FACTOR = 2
+def collate(batch):
+    return batch["id"] + OFFSET
+
+def of_rows(rows):
+    return [int(row["id"]) + OFFSET for row in rows]
+
+def begin(worker):
+    assert OFFSET == 1
+
+OFFSET = 1
+handle = raylance.dataset(URI, columns=["id"], order="sequential", transform=Twice())
+loader = Loader(IterableDataset(handle, global_batch_size=3, collate_fn=collate), num_workers=1, worker_init_fn=begin)
+print(next(iter(loader)).tolist())
+sampler = RowSampler(handle, global_batch_size=3)
+print(next(iter(Loader(MapDataset(handle), sampler, num_workers=1, collate_fn=of_rows))))
+"""
+
+
+@pytest.mark.parametrize("how", ["stdin", pytest.param("-c", marks=SLOW), pytest.param("notebook", marks=SLOW)])
+def test_functions_of_no_file_reach_workers(uri: str, how: str) -> None:
+    text = OF_NO_FILE.replace("URI", repr(uri))
+    if how == "notebook":
+        kernel, client = start_new_kernel()
+        shown: list[str] = []
+        client.execute_interactive(text, output_hook=lambda said: shown.append(str(said["content"])), timeout=120)
+        client.stop_channels()
+        kernel.shutdown_kernel()
+        assert "".join(shown).count("[1, 3, 5]") == 2, shown
+    else:
+        arguments, given = (["-c", text], "") if how == "-c" else (["-"], text)
+        run = subprocess.run([sys.executable, *arguments], input=given, capture_output=True, text=True, timeout=120)
+        assert run.stdout == "[1, 3, 5]\n[1, 3, 5]\n", run.stderr[-2000:]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
