@@ -5,7 +5,7 @@ import dataclasses
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -230,7 +230,7 @@ class Dataset:
     def loader(
         self,
         *,
-        rank: int | None = None,
+        rank: int | Literal["auto"] | None = None,
         world_size: int | None = None,
         ranks_per_replica: int = 1,
         **options: Any,
@@ -240,18 +240,29 @@ class Dataset:
         loader, too.
 
         Args:
-            rank: The rank that the loader serves; None for rank 0 of 1.
+            rank: The rank that the loader serves. "auto" takes rank and world size from torch.distributed if it is
+                initialised, else from Ray Train, else from the environment variables of torchrun, MPI or Slurm. None
+                for rank 0 of 1, which is refused if one of these shows that there are more processes.
             world_size: Number of ranks.
             ranks_per_replica: Number of contiguous ranks that get the same rows; see `raylance.DataConfig`.
             **options: Fields of `raylance.Options`, such as `num_decoders=2`.
 
         Raises:
             ConfigError: If the rank is outside the world, the ranks do not divide into replicas, or an option is
-                unknown or impossible; if no rank is given in one of several workers of Ray Train.
+                unknown or impossible; if no rank is given in one of several processes, as in a worker of Ray Train.
         """
+        if rank == "auto":
+            rank, found = process.find_place("auto")
+            if world_size not in (None, found):
+                raise ConfigError(
+                    f'loader(rank="auto", world_size={world_size!r}) in a world of {found}: rows would come twice or '
+                    "never. Leave world_size out, or give both numbers."
+                )
+            world_size = found
         size = check_integer("world_size", 1 if world_size is None else world_size, 1)
+        is_placed = rank is not None
         if rank is None:
-            self._refuse_in_larger_world()
+            process.refuse_larger_world()
             if size != 1:
                 raise ConfigError(
                     f"loader(world_size={world_size!r}) without rank=: every process would be rank 0, and the rows of "
@@ -259,7 +270,8 @@ class Dataset:
                 )
         function = take_function(options)
         checked = make_options("loader()", options, ("rank", "world_size", "ranks_per_replica"))
-        context = ShardContext(rank=check_integer("rank", 0 if rank is None else rank, 0), world_size=size)
+        rank = check_integer("rank", 0 if rank is None else rank, 0)
+        context = ShardContext(rank=rank, world_size=size, is_placed=is_placed)
         pairs = arrange_replicas(ranks_per_replica, size, function)
         context = dataclasses.replace(context, data_parallel=pairs[context.rank])
         made = RankLoader(self._spec, checked, context)
@@ -274,7 +286,7 @@ class Dataset:
             **arguments: Arguments of `RankLoader.iter_torch_batches`.
 
         Raises:
-            ConfigError: If it is called in one of several workers of Ray Train; also as
+            ConfigError: If it is called in one of several processes, as in a worker of Ray Train; also as
                 `RankLoader.iter_torch_batches`.
         """
         return self._whole("iter_torch_batches", epoch, arguments)
@@ -292,20 +304,9 @@ class Dataset:
                 )
             batches: Batches = getattr(local_loader, method)(**arguments)
             return batches
-        self._refuse_in_larger_world()
+        process.refuse_larger_world()
         epoch = check_integer("epoch", epoch, 0)
         return self._passes.iterate(method, epoch, arguments, repr(self))
-
-    def _refuse_in_larger_world(self) -> None:
-        """Raises in one of several workers of Ray Train, because each worker, as rank 0 of 1, would get all rows."""
-        _, world_size = process.train_rank() or (0, 1)
-        if world_size > 1:
-            raise ConfigError(
-                f"this handle is used in one of {world_size} workers of Ray Train, each of which would get all of its "
-                f"{len(self):,} rows. Pass it as datasets={{'train': …}} to the trainer and take this rank's loader by "
-                "ray.train.get_dataset_shard('train'); if every rank shall see all rows, leave its name out of "
-                "datasets_to_split, or call handle.loader(rank=0, world_size=1)."
-            )
 
     def share(self) -> None:
         """Puts large values, such as the selection or weights, into Ray's object store, so that all ranks read one

@@ -87,6 +87,7 @@ class TrainAdapter:
         if run is None:
             return None
         if self._local is None or self._local[0] is not run:
+            process.refuse_larger_world()
             self._local = run, self.iterator()
         return self._local[1]
 

@@ -18,12 +18,21 @@ from raylance.arguments import check_integer
 from raylance.errors import ConfigError
 from raylance.planning.shard_context import RankAndSize, ShardContext
 
-DistInfo = Literal["torch", "jax", "ray"] | RankAndSize | Callable[[], RankAndSize] | None
+DistInfo = Literal["torch", "jax", "ray", "auto"] | RankAndSize | Callable[[], RankAndSize] | None
 Mesh = DeviceMesh | torch.distributed.ProcessGroup
 NO_GROUP: Any = torch.distributed.GroupMember.NON_GROUP_MEMBER
 """The object that torch.distributed returns in place of a group to a process outside that group."""
 _INTERNAL = "ray.train.v2._internal.execution"
-_LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+# Environment variables in which launchers say world size and rank: torchrun and Lightning, MPI, Slurm, LSF. Lightning
+# sets no RANK. torchrun may run once on each node of an outer launcher, so it comes first.
+_LAUNCHERS = {
+    "WORLD_SIZE": "RANK",
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK",
+    "PMI_SIZE": "PMI_RANK",
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+    "JSM_NAMESPACE_SIZE": "JSM_NAMESPACE_RANK",
+}
 
 
 def train_rank() -> RankAndSize | None:
@@ -149,9 +158,12 @@ def check_context(context: ShardContext) -> None:
     """Checks that a loader can deliver batches in this process.
 
     Raises:
-        ConfigError: As `check_process`; and if, by mistake, every rank of a Ray Train run sees the whole dataset.
+        ConfigError: As `check_process`; as `refuse_larger_world`, if nobody gave the rank; and if, by mistake, every
+            rank of a Ray Train run sees the whole dataset.
     """
     check_process(context.pid)
+    if not context.is_placed:
+        refuse_larger_world()
     assignment = context.assignment
     if assignment is None or assignment.is_split or train_rank() is None:
         return
@@ -170,23 +182,61 @@ def check_context(context: ShardContext) -> None:
         )
 
 
+def _known_places() -> dict[str, tuple[int | None, int]]:
+    """Returns rank, None if unknown, and world size of this process, by who says so, the most trusted first."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():  # by the program itself
+        return {"torch.distributed": (torch.distributed.get_rank(), torch.distributed.get_world_size())}
+    places: dict[str, tuple[int | None, int]] = {}
+    if (in_train := train_rank()) is not None:
+        places["Ray Train"] = in_train
+    for size_name, rank_name in _LAUNCHERS.items():
+        rank, size = (os.environ.get(name, "") for name in (rank_name, size_name))
+        if size.isdecimal():
+            places[size_name] = (int(rank) if rank.isdecimal() else None, int(size))
+    return places
+
+
+def refuse_larger_world() -> None:
+    """Checks that a loader of all rows, for which nobody gave a rank, is the only one.
+
+    Raises:
+        ConfigError: If torch.distributed, Ray Train or the environment of a launcher shows more than one process.
+    """
+    larger = {name: place for name, place in _known_places().items() if place[1] > 1}
+    if not larger:
+        return
+    said, (rank, size) = next(iter(larger.items()))
+    is_worker = train_rank() is not None and not in_local_mode()
+    shard = "pass the handle to the trainer as datasets={'train': …} and take ray.train.get_dataset_shard('train'); or "
+    raise ConfigError(
+        f"this is one of {size} processes ({said} has rank {'unknown' if rank is None else rank} of {size}), and "
+        f"without a rank each of them would get all rows. To share them, {shard if is_worker else ''}give "
+        f"the loader its place: handle.loader(rank={'…' if rank is None else rank}, world_size={size}), or "
+        'handle.loader(rank="auto"), which takes the place that is found so. For all rows in each process: '
+        "handle.loader(rank=0, world_size=1)."
+    )
+
+
 def find_place(dist_info: DistInfo = None) -> RankAndSize:
     """Returns (rank, world size) of this process.
 
     Args:
         dist_info: "torch", "jax" or "ray" to ask torch.distributed, jax or Ray Train; or the pair (rank, world size);
-            or a function that returns the pair. None asks torch.distributed if it is initialised, and otherwise
-            returns (0, 1).
+            or a function that returns the pair. "auto" asks torch.distributed if it is initialised, else Ray Train,
+            else the environment variables of torchrun, MPI or Slurm. None asks only torch.distributed. Both return
+            (0, 1) if nobody answers.
 
     Raises:
         ConfigError: If `dist_info` does not give a rank and a world size; if the rank is not less than the world size;
-            or if None or "jax" gives (0, 1), although environment variables of a launcher, or Ray Train, show that
-            there are more processes.
+            or if None, "jax" or "auto" gives (0, 1), although environment variables of a launcher, or Ray Train, show
+            that there are more processes.
     """
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     try:
         found: Any = dist_info() if callable(dist_info) else (0, 1) if dist_info is None else dist_info
-        if dist_info == "torch" or (dist_info is None and ready):
+        if dist_info == "auto":
+            found = next(iter(_known_places().values()), (0, 1))
+        elif dist_info == "torch" or (dist_info is None and ready):
             found = torch.distributed.get_rank(), torch.distributed.get_world_size()
         elif dist_info == "jax":
             jax = importlib.import_module("jax")
@@ -194,10 +244,9 @@ def find_place(dist_info: DistInfo = None) -> RankAndSize:
         elif dist_info == "ray":
             context = importlib.import_module("ray.train").get_context()
             found = context.get_world_rank(), context.get_world_size()
-        if found == (0, 1) and dist_info in (None, "jax") and not ready:
-            sizes = {name: int(os.environ.get(name) or 1) for name in _LAUNCHERS}
-            sizes["Ray Train"] = (train_rank() or found)[1]
-            if max(sizes.values()) > 1:
+        if found == (0, 1) and dist_info in (None, "jax", "auto") and not ready:
+            sizes = {name: size for name, (_, size) in _known_places().items()}
+            if max(sizes.values(), default=1) > 1:
                 raise ValueError(f"there are more processes, but none of them knows of the others here: {sizes}")
         rank, world_size = found
         if not (type(rank) is type(world_size) is int and 0 <= rank < world_size):
@@ -205,7 +254,15 @@ def find_place(dist_info: DistInfo = None) -> RankAndSize:
     except (ImportError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"dist_info={dist_info!r} does not give the rank of this process ({error}), without which every rank would "
-            'deliver every row. Initialise torch.distributed ("torch") or jax ("jax") before the first batch, iterate '
-            'inside of a Ray Train worker ("ray"), or pass (rank, world size): (0, 1) for a process that is alone.'
+            f"deliver every row. {_how_to_place()}, or pass (rank, world size): (0, 1) for a process that is alone."
         ) from error
     return rank, world_size
+
+
+def _how_to_place() -> str:
+    if train_rank() is not None:
+        return 'This is a worker of Ray Train: pass dist_info="ray"'
+    return (
+        'Initialise torch.distributed ("torch") or jax ("jax") before the first batch, iterate inside of a Ray Train '
+        'worker ("ray"), take the place that a launcher sets in the environment ("auto")'
+    )

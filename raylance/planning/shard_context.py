@@ -43,6 +43,7 @@ class ShardContext:
         replica_ranks: Number of ranks of each replica, which are peers, if replicas come and go. The data-parallel size
             is then the number of replicas that take part, and may be any number. None if all ranks of the world take
             part.
+        is_placed: Whether somebody gave the rank. If not, the loader must be the only one, see `refuse_larger_world`.
         pid: ID of the process that made or received the context; a fork keeps its parent's.
     """
 
@@ -51,6 +52,7 @@ class ShardContext:
     data_parallel: RankAndSize | None = None
     assignment: Assignment | None = None
     replica_ranks: int | None = None
+    is_placed: bool = True
     pid: int = dataclasses.field(default_factory=os.getpid, compare=False, init=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +104,7 @@ class ShardContext:
                 is not elastic.
         """
         ranks = self.peers if is_elastic else None
-        return dataclasses.replace(self, data_parallel=(dp_rank, dp_size), replica_ranks=ranks)
+        return dataclasses.replace(self, data_parallel=(dp_rank, dp_size), replica_ranks=ranks, is_placed=True)
 
     def to_dict(self) -> dict[str, int]:
         """Returns the ranks and sizes, for records."""

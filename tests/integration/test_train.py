@@ -414,7 +414,7 @@ def test_without_a_data_config_and_with_common_mistakes(images_uri: str, tmp_pat
         assert sorted(ranks[0]["rows"][name] + ranks[1]["rows"][name]) == [r for r in range(1003) if not 200 <= r < 250]
     for said in (rank["said"] for rank in ranks):
         assert "get_dataset_shard('train')" in said["iterated"]
-        assert "each of which would get all of its 953 rows" in said["loader"]
+        assert "each of them would get all rows" in said["loader"]
         assert "the loader of 'extra' stands at epoch 1 and is not reported" in said["missing"]
         assert "no loader was given" in said["nothing"]
         assert "'train': int is not a loader" in said["no loader"]

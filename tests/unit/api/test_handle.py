@@ -16,6 +16,7 @@ import pytest
 
 import raylance
 from jobs import common
+from raylance import torch_data
 from raylance.api.dataset import adapter_of
 from raylance.api.train_adapter import LOADER_NAMES, RAY_DATA_NAMES
 from raylance.planning.shard_context import Assignment
@@ -344,6 +345,105 @@ def test_what_is_meant_to_come_again_warns_of_nothing(
         assert whole_passes(handle.iter_batches(batch_size=100, epoch=epoch), 1, caplog) == [""]
     with handle.loader() as loader:
         assert whole_passes(loader.batches(batch_size=100), 3, caplog) == [""] * 3
+
+
+LAUNCHED = [
+    {"WORLD_SIZE": "2", "RANK": "1"},
+    {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"},
+    {"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"},
+    {"PMI_SIZE": "2", "PMI_RANK": "1"},
+    {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
+    {"JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_RANK": "1"},
+    {"WORLD_SIZE": "2", "RANK": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+]
+WAYS: dict[str, Callable[[raylance.Dataset], Any]] = {
+    "loader": lambda data: data.loader(),
+    "torch batches": lambda data: data.iter_torch_batches(batch_size=8),
+    "batches": lambda data: data.iter_batches(batch_size=8),
+    "mixture": lambda data: raylance.mix({"a": (data, 1)}).loader(),
+    "mixture's batches": lambda data: raylance.mix({"a": (data, 1)}).iter_batches(batch_size=8),
+    "torch_data": lambda data: next(iter(torch_data.IterableDataset(data, batch_size=8))),
+    "sampler": lambda data: next(iter(torch_data.RowSampler(data, batch_size=8))),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_one_of_several_processes_is_told_to_give_its_rank(
+    way: Callable[[raylance.Dataset], Any], images_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of them would train on all rows."""
+    data = raylance.dataset(images_uri, columns=["id"])
+    for launched in LAUNCHED:
+        with monkeypatch.context() as environment:
+            for name, value in launched.items():
+                environment.setenv(name, value)
+            with pytest.raises(raylance.ConfigError, match="2") as caught:
+                way(data)
+            assert "rank=1, world_size=2" in str(caught.value) or "auto" in str(caught.value)
+    way(data)
+
+
+def test_a_launchers_place_is_taken_on_request(images_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = raylance.dataset(images_uri, columns=["id"])
+    assert (data.loader(rank="auto").rank, data.loader(rank="auto").world_size) == (0, 1)
+    for launched in LAUNCHED:
+        with monkeypatch.context() as environment:
+            for name, value in launched.items():
+                environment.setenv(name, value)
+            loader = data.loader(rank="auto", ranks_per_replica=2)
+            assert (loader.rank, loader.world_size, loader.dp_rank, loader.dp_size) == (1, 2, 0, 1)
+            assert data.loader(rank=0, world_size=1).world_size == 1
+            with pytest.raises(raylance.ConfigError, match="world_size=3.* world of 2"):
+                data.loader(rank="auto", world_size=3)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # Lightning sets no RANK
+    with pytest.raises(raylance.ConfigError, match="rank None of 2"):
+        data.loader(rank="auto")
+
+
+def test_a_world_that_grew_since_the_loader_was_made_is_seen(images_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the main process of Lightning's ddp, which starts the others."""
+    data = raylance.dataset(images_uri, columns=["id"])
+    loader = data.loader(runtime="threads")
+    made = [loader.batches(batch_size=8), data.iter_batches(batch_size=8)]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for batches in made:
+        with pytest.raises(raylance.ConfigError, match="one of 2 processes"):
+            next(iter(batches))
+
+
+GROUP = """
+import sys, torch.distributed as dist, torch.multiprocessing as processes, raylance
+
+def run(rank, uri, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+    data = raylance.dataset(uri, columns=["id"], remainder="ragged")
+    for way in (data.loader, raylance.mix({"a": (data, 1)}).loader, lambda: data.iter_batches(batch_size=8)):
+        try:
+            way()
+        except raylance.ConfigError as error:
+            assert f"rank={rank}, world_size=2" in str(error), error
+        else:
+            raise SystemExit("not refused")
+    with data.loader(rank="auto", runtime="threads") as loader:
+        ids = [number for batch in loader.iter_batches(batch_size=50) for number in batch["id"].tolist()]
+    both = [None, None]
+    dist.all_gather_object(both, ids)
+    assert len(both[0] + both[1]) == len(set(both[0] + both[1])) == len(data)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    processes.spawn(run, (URI, FOLDER), nprocs=2)
+    print("each row once")
+"""
+
+
+def test_processes_of_one_group_share_the_rows(images_uri: str, tmp_path: Path) -> None:
+    """`torch.multiprocessing.spawn` sets no variables."""
+    text = GROUP.replace("URI", repr(images_uri)).replace("FOLDER", repr(str(tmp_path)))
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert ran.stdout == "each row once\n", ran.stderr[-3000:]
 
 
 def test_a_person_at_a_prompt_may_look_twice(images_uri: str) -> None:
