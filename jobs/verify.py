@@ -282,9 +282,8 @@ def prove(args: argparse.Namespace) -> dict[str, Any]:
     changes = {name: getattr(args, name) for name in LACKING if getattr(args, name) is not None}
     changes |= {"storage_options": dict(args.storage_options)} if args.storage_options else {}
     proof = raylance.prove_run(args.run, uri=args.uri, dataset=args.dataset, **changes)
-    print(proof)
     words = "OK: " if proof.ok else "" if proof.faults else "NOT PROVEN: "
-    print(f"{words}{proof.verdict}")
+    print(*(line for line in str(proof).splitlines() if line not in proof.verdict), f"{words}{proof.verdict}", sep="\n")
     wrong = {"faults": proof.faults, "unproven": proof.unproven}
     return wrong | {"verdict": proof.verdict, "datasets": [dataclasses.asdict(one) for one in proof.datasets]}
 

@@ -10,7 +10,7 @@ import html
 from collections.abc import Mapping, Sequence
 
 from raylance.observe.diagnoses import DIAGNOSES
-from raylance.observe.diagnoses.diagnosis import NO_MODEL, SPARE, UPLOADS, does_nothing, rate, waited
+from raylance.observe.diagnoses.diagnosis import NO_MODEL, POLLS, SPARE, UPLOADS, does_nothing, rate, waited
 from raylance.observe.diagnoses.finishing import SHORT_STEP_S
 from raylance.observe.figures import MOSTLY, STAGES, Limit, RankFigures, RunFigures, saving_share
 
@@ -109,7 +109,7 @@ def _describe(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
         summary, advice = diagnosis.evidence(run) if diagnosis.evidence else diagnosis.means, diagnosis.advice(run)
     saves = saving_share(run.ranks)
     if limit != "saving" and saves > _SAVES_TOO:
-        advice.append(f"saving takes {saves:.0%} of the time: save less often; or {UPLOADS}")
+        advice.append(f"saving takes {saves:.0%} of the time. Report less often: {POLLS}; or {UPLOADS}")
     others_s = run.sum("other_s")
     others = others_s / max(1e-9, others_s + run.sum("save_s") + run.steady_s)
     if others > _OTHERS:
@@ -126,8 +126,9 @@ def _describe(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
 def _limits_at_times(run: RunFigures, stage: Limit) -> tuple[str, list[str]]:
     """Describes a stage that the trainer waits for although the stage could deliver more than the trainer takes."""
     summary = (
-        f"{stage} is the limit at times: the trainer, which takes {rate(run.rates['training'])}, "
-        f"{waited(run)} for it, although it does {rate(run.rates[stage])} when it has work"
+        f"training takes {1 - run.waiting:.0%} of the time, and {stage} is the limit at times: the trainer, which "
+        f"takes {rate(run.rates['training'])}, {waited(run)} for it, although it does {rate(run.rates[stage])} when it "
+        "has work"
     )
     if does_nothing(run):
         return summary, [NO_MODEL]

@@ -17,7 +17,7 @@ from raylance.api.dataset import spec_of
 from raylance.audit.reopening import reopen
 from raylance.columns import ROW_OFFSET, TRANSFORM, dataset_of, split_offsets
 from raylance.errors import DatasetError
-from raylance.observe.figures import RankFigures
+from raylance.observe.figures import STAGES, RankFigures
 from raylance.observe.record import open_folder, public_uri
 from raylance.observe.verdict import Verdict, judge
 from raylance.observe.wait_clock import WAITS
@@ -30,6 +30,7 @@ from raylance.reports.timeline import Timeline, timeline
 from raylance.source.rows import TableRows
 from raylance.source.storage_options import StorageOptions
 
+_MUCH = 0.25  # share of the time: if a stage is the limit at times, for less, the page has the colour of training
 _RANKS = 16  # most ranks that are drawn
 _LINES = 100  # most lines of a table
 _BAD_ROWS = 24  # most bad rows that are shown
@@ -101,7 +102,7 @@ def render(run: Run, first_rows: str = "", storage_options: StorageOptions | Non
         name=run.name,
         subtitle=_subtitle(run, main, found),
         verdict=verdict,
-        color=drawing.COLORS.get(verdict.limit, "#8a8f98"),
+        color=drawing.COLORS.get("training" if _is_at_times(verdict) else verdict.limit, "#8a8f98"),
         main=run.main,
         shown_ranks=len(ranks),
         hidden_ranks=len(parts) - len(ranks),
@@ -239,6 +240,11 @@ def _dataset_row(name: str, parts: Sequence[RankFigures], verdict: Verdict) -> t
         f"{verdict.seconds['starting'] / len(parts):,.1f}",
         _longest(verdict),
     )
+
+
+def _is_at_times(verdict: Verdict) -> bool:
+    """Whether a stage is the limit for so little of the time that the page has the colour of training."""
+    return verdict.limit in STAGES and verdict.waiting < _MUCH
 
 
 def _longest(verdict: Verdict) -> str:

@@ -9,10 +9,11 @@ SPARE = 1.1  # times the rate that is just enough: advice aims at this rate
 UPLOADS = (
     "raylance.report(…, checkpoint_upload_mode=ray.train.CheckpointUploadMode.ASYNC) uploads while training continues"
 )
-NO_MODEL = (
-    "this loop does next to nothing with its batches, so that any loader would be its limit: what limits a trainer "
-    "shows with the model in it"
+POLLS = (
+    "from the second one on, a report waits until Ray Train has taken the one before, whatever it holds, and Ray Train "
+    "asks every 2 s. RAY_TRAIN_HEALTH_CHECK_INTERVAL_S=0.2, set before Ray Train is imported, makes that shorter"
 )
+NO_MODEL = "this loop does next to nothing with its batches, so any loader would limit it: measure again with the model"
 _NO_STEP_S = 0.002  # per batch: a loop that takes less does not train
 
 

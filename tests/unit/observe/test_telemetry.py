@@ -640,10 +640,10 @@ def test_rates_of_a_run_count_the_rows_of_peers_once() -> None:
         ({"user_s": 0.03, "wait_finish_s": 0.01, "collate_s": 0.1}, "finishing", "", "a larger global_batch_size="),
         ({"user_s": 9.0, "wait_finish_s": 9.0, "rows": 10.0}, "finishing", "", "a larger global_batch_size="),
         ({"user_s": 11.0, "save_s": 10.0, "wait_decode_s": 1.0}, "saving",
-         "saving is the limit: 83% of the time since the first batch went to raylance.report; the rest of it, training "
-         "takes 1,000 rows/s and waited for 50%", "save less often"),
+         "saving is the limit: 83% of the time since the first batch went to raylance.report; in the remaining time, "
+         "training takes 1,000 rows/s and waited for 50%", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"),
         ({"user_s": 4.0, "save_s": 1.0, "wait_decode_s": 3.0, "decode_s": 7.0}, "decoding", "decoding is the limit:",
-         "saving takes 14% of the time: save less often; or raylance.report(…, checkpoint_upload_mode="),
+         "saving takes 14% of the time. Report less often: from the second one on, a report waits until Ray Train"),
         ({"user_s": 10.0, "save_s": 2.0}, "training", "training is the limit", "saving takes 20% of the time"),
         ({"user_s": 10.0, "other_s": 7.0}, "training", "training is the limit: it takes 333 rows/s",
          "70% of the time since its first batch went to other loaders, iterated during its steps"),
