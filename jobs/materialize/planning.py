@@ -170,6 +170,11 @@ def check_columns(source: lance.LanceDataset, wish: Wish) -> None:
     """Refuses columns that a copy cannot hold, or cannot be grouped by."""
     fields = {field.name: field for field in source.schema}
     for name in wish.columns:
+        if name not in fields:
+            raise raylance.ConfigError(
+                f"column {name} lies inside a struct. A copy holds whole columns, so nothing was copied. Name "
+                f"{name.partition('.')[0]} by --columns, unless it holds blobs, or leave it out."
+            )
         if is_blob(fields[name]):
             raise raylance.ConfigError(
                 f"column {name} is blob-encoded. A scan gives descriptors and not its bytes, so a copy would hold no "

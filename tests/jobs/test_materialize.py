@@ -630,7 +630,8 @@ def test_what_cannot_be_honoured_is_refused(
     start = ["--data", uri, "--out", tmp_path / "out", "--columns", "id,label,data"]
     for said, options in {
         "column film is blob-encoded. A scan gives descriptors": ["--columns", "id,film"],
-        "column nested is blob-encoded": ["--columns", "id,nested"],
+        "column 'nested' of .* holds the blobs nested.film": ["--columns", "id,nested"],
+        "column nested.film lies inside a struct": ["--columns", "id,nested.film"],
         "has no column 'nothing'": ["--columns", "nothing"],
         "--group-by species: .* has no such column": ["--group-by", "species"],
         "--group-by weight is double": ["--group-by", "weight"],
