@@ -299,6 +299,14 @@ def test_places_are_opened_as_lance_opens_them(
     assert os.listdir() == []
 
 
+@pytest.mark.parametrize("form", ["file:{}#2", "FILE:{}#2", "file://{}?x=1", "File:{}?2", "s3://bucket/run#2/d.lance"])
+def test_a_place_that_lance_would_cut_is_refused(tmp_path: Path, form: str) -> None:
+    """FILE:/x.lance#2 opened /x.lance."""
+    lance.write_dataset(pa.table({"id": [1, 2]}), tmp_path / "x.lance")
+    with pytest.raises(raylance.ConfigError, match="ends a URI"):
+        raylance.dataset(form.format(tmp_path / "x.lance"))
+
+
 def whole_passes(batches: Any, count: int, caplog: pytest.LogCaptureFixture) -> list[str]:
     """What is warned of after each of some whole passes, by a consumer that stops by count, as Lightning does."""
     warnings = []
