@@ -1,5 +1,6 @@
 """Owns what tests ask of the session's Ray: its actors, its free CPUs, its object store; and ports for another Ray."""
 
+import re
 import socket
 import time
 from typing import Any
@@ -58,3 +59,12 @@ def in_object_store() -> int:
 
     name = "object_store_memory"
     return int(ray.cluster_resources()[name] - ray.available_resources().get(name, 0))
+
+
+def held_mib() -> int:
+    """MiB that objects take in Ray's object store, also those whose owner has freed them and whose views live on."""
+    import ray
+    from ray._private.internal_api import memory_summary  # no public call counts them
+
+    said = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+    return int(re.findall(r"Plasma memory usage (\d+) MiB", said)[0])

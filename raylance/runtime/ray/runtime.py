@@ -16,6 +16,7 @@ import uuid
 from concurrent.futures import Future
 from typing import Any
 
+import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -48,7 +49,9 @@ from raylance.runtime.ray.faults import as_raised, fault_of, is_helper_gone, is_
 from raylance.runtime.ray.shard_actor import ShardActor
 from raylance.runtime.runtime import Runtime
 from raylance.settings import Options
+from raylance.source.memory import own_memory
 
+_SMALL = 16  # times: a column that has so many times fewer bytes than another one is small beside it
 _LOOK_S = 1.0  # seconds between checks that the Ray session exists, because Ray does not report its end
 
 
@@ -196,7 +199,8 @@ class RayRuntime(Runtime):
             refs[1] = self._results[command.decode][0]
         try:
             tables = fetch(refs, self._session, self._options.work_timeout_s)
-            self.post(Fetched(command.call, tables[0], tables[1] if len(tables) > 1 else None))
+            plain, *others = map(_apart, tables)
+            self.post(Fetched(command.call, plain, *(others or [None])))
         except RayError as error:
             self.post(_failure(command.call, error))
 
@@ -233,6 +237,19 @@ def _report(
 ) -> None:
     error = answer.exception()
     inbox.put(to_event(error, None if error is not None else answer.result(), *about))
+
+
+def _apart(table: pa.Table) -> pa.Table:
+    """Copies the columns that are small beside the largest one. A column is a view of Ray's object: else a label that
+    the training loop keeps would keep the pictures that came with it in the object store.
+    """
+    largest = max((column.nbytes for column in table.columns), default=0)
+    small = [name for name in table.column_names if _SMALL * table[name].nbytes <= largest]
+    if not small:
+        return table
+    copies = own_memory(table.select(small))
+    columns = [copies[name] if name in small else table[name] for name in table.column_names]
+    return pa.Table.from_arrays(columns, schema=table.schema)
 
 
 def _on_placed(error: BaseException | None, _: Any, helper: int) -> Event:
