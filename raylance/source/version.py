@@ -188,13 +188,14 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: S
             f"uri={uri!r} is a {type(uri).__name__}: give the path or URI of one Lance dataset. Open several one by "
             "one, and join them with raylance.mix()."
         )
-    version, uri = _check_version(version), _locate(os.fspath(uri))
+    version, uri = _check_version(version), os.fspath(uri)
     if holds_secret(uri):  # states, records and errors of the storage show it
         raise ConfigError(
             f"uri={public_uri(uri)!r} holds a password or a key, which checkpoints, records and errors would show. "
             "Nothing was opened. Give it in storage_options or in the environment."
         )
     check_uri(uri)
+    uri = _locate(uri)
     if not callable(storage_options):
         check_options(storage_options)
     try:
@@ -206,7 +207,7 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: S
 def check_uri(uri: str) -> None:
     """Raises ConfigError if Lance would open or write another place than a URI names: it ends URIs at # and ?."""
     used = re.split("[#?]", uri, maxsplit=1)[0]
-    if used != uri and ("://" in uri or uri.startswith("file:")):
+    if used != uri and ("://" in uri or uri[:5].lower() == "file:"):
         raise ConfigError(
             f"uri={public_uri(uri)!r}: Lance ends a URI at {uri[len(used)]!r}, so it would use {public_uri(used)!r}. "
             "Nothing was opened. Keep datasets in places whose names have neither # nor ?; a local one can be named by "
