@@ -9,9 +9,9 @@ def find_field(schema: pa.Schema, name: str) -> pa.Field | None:
     names of columns.
     """
     root, *inner = name.split(".")
-    if schema.names.count(root) != 1:
+    if (at := schema.get_field_index(root)) < 0:  # also of a name that occurs twice
         return None
-    field: pa.Field = schema.field(root)
+    field: pa.Field = schema.field(at)
     for part in inner:
         if not pa.types.is_struct(field.type) or (at := field.type.get_field_index(part)) < 0:
             return None
