@@ -12,10 +12,16 @@ from typing import Any
 
 import torch.utils.data
 
-from raylance.environment.process import find_place
+from raylance.environment.process import find_place, is_called_by
 from raylance.errors import ConfigError, RaylanceError
 from raylance.integrations.torch_data.iterable import IterableDataset
-from raylance.integrations.torch_data.map_style import MapDataset, RowSampler
+from raylance.integrations.torch_data.map_style import (
+    RAYS_WRAPPER,
+    WITHOUT_RAYS_WRAPPER,
+    MapDataset,
+    PlacedSampler,
+    RowSampler,
+)
 from raylance.integrations.torch_data.sending import Function, workers_start
 from raylance.integrations.torch_data.steps import Steps
 
@@ -27,7 +33,12 @@ __all__ = ["IterableDataset", "Loader", "MapDataset", "RowSampler", "find_place"
 class Loader(torch.utils.data.DataLoader[Any]):
     """A DataLoader that keeps an epoch and a position: it counts the batches that it hands out, not those that its
     workers have prefetched. It stores both in its `RowSampler` or `IterableDataset`, which is the attribute `steps`.
+
+    It gives a rank's own rows, so it has the marks by which Accelerate, Lightning and Fabric leave it as it is.
     """
+
+    _is_accelerate_prepared = True  # else Accelerate would divide the rank's batches among all ranks again
+    use_stateful_dataloader = True  # Accelerate then keeps its state
 
     def __init__(self, dataset: Any, batch_sampler: RowSampler | None = None, **options: Any) -> None:
         """Takes an `IterableDataset`, or a `MapDataset` and its sampler, and options of DataLoader.
@@ -44,12 +55,23 @@ class Loader(torch.utils.data.DataLoader[Any]):
             if callable(options.get(name)):
                 options[name] = Function(f"{name}=", options[name])
         super().__init__(dataset, in_order=True, **batching, **(spawned | options))
+        if isinstance(steps, RowSampler):
+            vars(self)["sampler"] = PlacedSampler(steps)  # DataLoader refuses to set it as an attribute
         self._passes = 0
         self.steps, self.set_epoch = steps, steps.set_epoch
         self.state_dict, self.load_state_dict = steps.state_dict, steps.load_state_dict
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Hands out the rest of the epoch, then moves to the next one."""
+        """Hands out the rest of the epoch, then moves to the next one.
+
+        Raises:
+            ConfigError: Under Ray's `prepare_data_loader`, which takes a batch before it hands out the one before.
+        """
+        if is_called_by(RAYS_WRAPPER):
+            raise ConfigError(
+                "Ray's prepare_data_loader takes each batch a step early, so a state would count a batch that was not "
+                f"trained on, and a resume would lose it. {WITHOUT_RAYS_WRAPPER}"
+            )
         self.steps.begin()
         moves = self.steps.count_move()
         epoch = self.steps.epoch

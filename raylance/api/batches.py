@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from raylance.api.loader import RankLoader
 
 
+class _NoSamplerError(ConfigError, AttributeError):
+    """An AttributeError, so that `hasattr` is False."""
+
+
 class Batches(abc.ABC):
     """The batches that a call such as `iter_torch_batches` returns. They can be iterated repeatedly.
 
@@ -68,6 +72,18 @@ class Batches(abc.ABC):
         raise ConfigError(
             "batches belong to the process that iterates over them: their helpers would hang in another. Send the "
             "handle, and make a loader there; for torch's DataLoader with num_workers, use raylance.torch_data."
+        )
+
+    @property
+    def sampler(self) -> NoReturn:
+        """Batches have no sampler; frameworks that look for one find none.
+
+        Raises:
+            AttributeError: Always, also as a ConfigError.
+        """
+        raise _NoSamplerError(
+            "batches have no sampler that could be replaced, because they are this rank's rows already, on its device. "
+            "Leave prepare_data_loader out, and iterate over them."
         )
 
     @property

@@ -217,6 +217,11 @@ def refuse_larger_world() -> None:
     )
 
 
+def is_called_by(module: str) -> bool:
+    """Returns whether a function of a module is on the call stack of this thread."""
+    return any(frame.f_globals.get("__name__") == module for frame, _ in traceback.walk_stack(None))
+
+
 def find_place(dist_info: DistInfo = None) -> RankAndSize:
     """Returns (rank, world size) of this process.
 

@@ -12,6 +12,7 @@ from raylance.api.dataset import Dataset
 from raylance.batches.batches import BatchSpec, Dtypes, make_batch_spec, torch_converter
 from raylance.batches.device import build_jagged
 from raylance.decode.arrays import NumpyBatch, Paddings
+from raylance.environment import process
 from raylance.errors import ConfigError
 from raylance.integrations.torch_data.sending import Function
 from raylance.integrations.torch_data.steps import Pass, Steps
@@ -48,6 +49,8 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         self._idle: Session | None = None  # session of the last pass, which the next pass uses again
 
     def __getstate__(self) -> dict[str, Any]:
+        if process.is_called_by("accelerate.data_loader"):
+            self.refuse_another_share(self._rank_and_size()[1])
         with contextlib.suppress(ConfigError):  # sends the rank to DataLoader workers; any other process finds its own
             self.begin()
         return super().__getstate__() | {"_idle": None}

@@ -13,10 +13,18 @@ from raylance.batches.lookup import Lookup
 from raylance.batches.masking import MaskedRows
 from raylance.columns import VALID
 from raylance.decode.arrays import to_numpy
+from raylance.environment import process
 from raylance.errors import ConfigError
 from raylance.integrations.torch_data.steps import Opened, Pass, Steps
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.plan import Plan
+
+RAYS_WRAPPER = "ray.train.torch.train_loop_utils"
+"""The module of Ray's `prepare_data_loader` that iterates over a DataLoader."""
+WITHOUT_RAYS_WRAPPER = (
+    "Leave prepare_data_loader out: a raylance.torch_data.Loader with dist_info='ray' gives each worker its own rows. "
+    "Move a batch to the device in the loop; ray.train.get_dataset_shard(name).batches(…) does that itself."
+)
 
 Keys = tuple[int, BoolArray, Int64Array | None]  # epoch; False for rows of padding; positions if rows repeat
 
@@ -25,6 +33,24 @@ class _Indices(list[int]):
     """The indices of one batch, as a list that also carries the `Keys` by which `MapDataset` reads them."""
 
     keys: Keys
+
+
+class PlacedSampler(torch.utils.data.DistributedSampler[Any]):
+    """Stands for a `RowSampler` as the attribute `sampler` of `Loader`. Lightning, Fabric and Ray replace any sampler
+    that is not a DistributedSampler, and call its `set_epoch`; `Loader` itself moves from epoch to epoch.
+    """
+
+    def __init__(self, steps: "RowSampler") -> None:
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Does nothing, because going to the start of an epoch would give up the position of a resume."""
 
 
 class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
@@ -49,6 +75,11 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Reads one selected row; `__getitems__` costs only a fraction of this for each row."""
+        if process.is_called_by(RAYS_WRAPPER):
+            raise ConfigError(
+                "Ray's prepare_data_loader replaces the RowSampler by a sampler of its own, so single rows would come "
+                f"in place of the plan's batches. {WITHOUT_RAYS_WRAPPER}"
+            )
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from raylance.api.dataset import Dataset, context_of, spec_of
 from raylance.api.passes import WholePasses, warn_of_one_order
 from raylance.api.positioned import Positioned
 from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
+from raylance.environment import process
 from raylance.environment.process import NO_GROUP, DistInfo, Mesh, data_parallel_of, find_place
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, RaylanceError
@@ -196,12 +197,27 @@ class Steps(Positioned):
     def begin(self) -> tuple[Plan, int]:
         """Returns plan and data-parallel rank of an iteration. The first iteration fixes the order's "auto" values."""
         plan, dp_rank = self._plan()
+        self.refuse_another_share(plan.dp_size)
         plan.check_order(self.epoch)
         self._cursor.follow(plan)
         self._send_start()
         if plan.steps(self.position) <= 0:
             logger.warning("%s", no_step_left(plan, self.epoch, self.position))
         return plan, dp_rank
+
+    @staticmethod
+    def refuse_another_share(dp_size: int) -> None:
+        """Refuses Accelerate's DataLoader over a rank's steps, of which each process would get only a part again.
+
+        Raises:
+            ConfigError: If Accelerate iterates now, and the rows are shared already.
+        """
+        if dp_size > 1 and process.is_called_by("accelerate.data_loader"):
+            raise ConfigError(
+                f"Accelerate divides the batches of this rank among the {dp_size} processes again, so most rows would "
+                "never come. Pass raylance.torch_data.Loader(…) to prepare() in place of torch's DataLoader: "
+                "Accelerate leaves it as it is. Or leave the loader out of prepare()."
+            )
 
 
 class Pass(Iterator[Any]):

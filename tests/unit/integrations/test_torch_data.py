@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 
 import raylance
 from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler, find_place
+from tests.helpers.cluster import free_ports
 from tests.helpers.scripts import FORKED, log_to, run_script
 
 SLOW = pytest.mark.slow
@@ -231,6 +232,114 @@ def test_functions_of_no_file_reach_workers(uri: str, how: str) -> None:
         arguments, given = (["-c", text], "") if how == "-c" else (["-"], text)
         run = subprocess.run([sys.executable, *arguments], input=given, capture_output=True, text=True, timeout=120)
         assert run.stdout == "[1, 3, 5]\n[1, 3, 5]\n", run.stderr[-2000:]
+
+
+WRAPPED = """
+import importlib, os, sys, torch, torch.distributed as dist, torch.multiprocessing as processes
+import raylance
+from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler
+
+def with_accelerate(make, loader, folder):
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    with_state, seen = accelerator.prepare(loader), []
+    for step, batch in enumerate(with_state):
+        seen += batch["id"].tolist()
+        if step == 4:
+            accelerator.save_state(folder)
+            saved = len(seen)
+    accelerator.load_state(folder)
+    assert [number for batch in with_state for number in batch["id"].tolist()] == seen[saved:]
+    plain = accelerator.prepare(make(torch.utils.data.DataLoader))
+    try:
+        next(iter(plain))
+    except raylance.ConfigError as error:
+        assert "torch_data.Loader" in str(error)
+    else:
+        raise SystemExit("not refused")
+    return seen
+
+def with_lightning(make, loader, folder):
+    lightning = importlib.import_module("lightning")
+    seen = []
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+        def training_step(self, batch, step):
+            seen.extend(batch["id"].tolist())
+            return self.layer(batch["id"].float()[:, None]).mean()
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+    options = dict(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, default_root_dir=folder)
+    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    lightning.Trainer(**options, **quiet).fit(Model(), loader)
+    return seen
+
+def with_fabric(make, loader, folder):
+    fabric = importlib.import_module("lightning").Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    return [number for batch in fabric.setup_dataloaders(loader) for number in batch["id"].tolist()]
+
+def run(rank, uri, style, wrapper, folder, port):
+    torchrun = dict(RANK=rank, WORLD_SIZE=2, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=2, GROUP_RANK=0, MASTER_ADDR="127.0.0.1")
+    more = dict(MASTER_PORT=port, TORCHELASTIC_RUN_ID="test")
+    os.environ.update({name: str(value) for name, value in (torchrun | more).items()})
+    handle = raylance.dataset(uri, columns=["id"], remainder="ragged")
+    size = dict(global_batch_size=100, dist_info="auto")
+    def make(kind):
+        if style == "map":
+            return kind(MapDataset(handle), batch_sampler=RowSampler(handle, **size))
+        return kind(IterableDataset(handle, **size), **({} if kind is Loader else {"batch_size": None}))
+    seen, both = globals()[f"with_{wrapper}"](make, make(Loader), folder), [None, None]
+    dist.all_gather_object(both, seen)
+    dist.destroy_process_group()  # else torch itself aborts at times as the process ends
+    assert sorted(both[0] + both[1]) == list(range(1003)), (len(both[0] + both[1]), len(set(both[0] + both[1])))
+
+if __name__ == "__main__":
+    processes.spawn(run, (*sys.argv[1:5], int(sys.argv[5])), nprocs=2)
+    print("each row once")
+"""
+
+
+@SLOW
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("wrapper", ["accelerate", "lightning", "fabric"])
+def test_frameworks_do_not_share_the_rows_again(uri: str, wrapper: str, style: str, tmp_path: Path) -> None:
+    package = {"fabric": "lightning"}.get(wrapper, wrapper)
+    pytest.importorskip(package, reason=f"{package} is not installed: bash tests/examples")
+    script = tmp_path / "script.py"
+    script.write_text(WRAPPED)
+    arguments = [uri, style, wrapper, str(tmp_path), str(free_ports(1)[0])]
+    ran = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=200)
+    assert ran.stdout.endswith("each row once\n"), ran.stderr[-3000:]
+
+
+def test_rays_wrapper_is_refused_with_what_to_do_instead(uri: str) -> None:
+    """It takes a batch ahead, and puts a sampler of its own in place of the plan's."""
+    from ray.train.torch.train_loop_utils import _WrappedDataLoader
+
+    handle, cpu = open_dataset(uri), torch.device("cpu")
+    for style in STYLES:
+        loader = make_loader(handle, style, 100)
+        if style == "map":
+            assert isinstance(loader.sampler, torch.utils.data.DistributedSampler), "else Ray replaces it"
+        with pytest.raises(raylance.ConfigError, match="dist_info='ray'"):
+            next(iter(_WrappedDataLoader(loader, cpu, False)))
+    sampler: Any = torch.utils.data.DistributedSampler(MapDataset(handle), num_replicas=2, rank=0)
+    replaced: Any = DataLoader(MapDataset(handle), batch_size=None, sampler=sampler)
+    with pytest.raises(raylance.ConfigError, match="dist_info='ray'"):
+        next(iter(_WrappedDataLoader(replaced, cpu, False)))
+    batches = handle.loader().batches(global_batch_size=100)
+    assert not hasattr(batches, "sampler")
+    with pytest.raises(raylance.ConfigError, match="Leave prepare_data_loader out"):
+        batches.sampler  # noqa: B018
+
+
+def test_a_framework_that_counts_epochs_does_not_give_up_a_position(uri: str) -> None:
+    loader = make_loader(open_dataset(uri), "map", 100)
+    next(iter(loader))
+    loader.sampler.set_epoch(0)
+    assert loader.state_dict()["position"] == 100
 
 
 @pytest.mark.parametrize("workers", [0, 2])
