@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.utils.data
 
+from raylance.arguments import check_flag
 from raylance.environment.process import find_place, is_called_by
 from raylance.errors import ConfigError, RaylanceError
 from raylance.integrations.torch_data.iterable import IterableDataset
@@ -40,11 +41,14 @@ class Loader(torch.utils.data.DataLoader[Any]):
     _is_accelerate_prepared = True  # else Accelerate would divide the rank's batches among all ranks again
     use_stateful_dataloader = True  # Accelerate then keeps its state
 
-    def __init__(self, dataset: Any, batch_sampler: RowSampler | None = None, **options: Any) -> None:
+    def __init__(
+        self, dataset: Any, batch_sampler: RowSampler | None = None, *, whole: bool = False, **options: Any
+    ) -> None:
         """Takes an `IterableDataset`, or a `MapDataset` and its sampler, and options of DataLoader.
 
         Workers are spawned, not forked. Unless `persistent_workers=True`, they start again for each epoch, which takes
-        seconds.
+        seconds. With `whole=True`, as for validation, each iteration begins at the start of an epoch, also if the
+        iteration before was left early.
         """
         steps = dataset if batch_sampler is None else batch_sampler
         if not isinstance(steps, Steps) or isinstance(steps, RowSampler) != isinstance(dataset, MapDataset):
@@ -57,7 +61,7 @@ class Loader(torch.utils.data.DataLoader[Any]):
         super().__init__(dataset, in_order=True, **batching, **(spawned | options))
         if isinstance(steps, RowSampler):
             vars(self)["sampler"] = PlacedSampler(steps)  # DataLoader refuses to set it as an attribute
-        self._passes = 0
+        self._passes, self._whole = 0, check_flag("whole", whole)
         self.steps, self.set_epoch = steps, steps.set_epoch
         self.state_dict, self.load_state_dict = steps.state_dict, steps.load_state_dict
 
@@ -72,6 +76,8 @@ class Loader(torch.utils.data.DataLoader[Any]):
                 "Ray's prepare_data_loader takes each batch a step early, so a state would count a batch that was not "
                 f"trained on, and a resume would lose it. {WITHOUT_RAYS_WRAPPER}"
             )
+        if self._whole and self.steps.position:
+            self.steps.set_epoch(self.steps.epoch)
         self.steps.begin()
         moves = self.steps.count_move()
         epoch = self.steps.epoch

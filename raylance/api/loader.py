@@ -252,6 +252,7 @@ class RankLoader(Positioned):
         pin_memory: bool = False,
         with_row_offset: bool = False,
         pad_lists: Paddings | None = None,
+        whole: bool = False,
         **unknown: Any,
     ) -> Batches:
         """Returns an iterable over the torch batches of the rest of the epoch. Iterating it again takes the next epoch.
@@ -280,6 +281,8 @@ class RankLoader(Positioned):
                 hold the number. "jagged" makes one nested tensor of jagged layout, (n, j, …). None keeps Python lists.
                 A column without an entry becomes one tensor if its lists all have one length; if not, it keeps Python
                 lists, with a warning.
+            whole: Whether each pass begins at the start of an epoch, also after a pass that was left early: then at
+                the start of the same epoch. For validation, which may stop after some batches.
             **unknown: Any other argument is refused; the error names the right argument.
 
         Returns:
@@ -312,6 +315,7 @@ class RankLoader(Positioned):
             convert=convert,
             device=target,
             pin_memory=pin_memory,
+            whole=whole,
         )
 
     def iter_batches(
@@ -324,6 +328,7 @@ class RankLoader(Positioned):
         drop_last: bool | None = None,
         with_row_offset: bool = False,
         pad_lists: Paddings | None = None,
+        whole: bool = False,
         **unknown: Any,
     ) -> Batches:
         """Returns an iterable over the NumPy, pyarrow or pandas batches of the rest of the epoch. Iterating it again
@@ -349,6 +354,7 @@ class RankLoader(Positioned):
             drop_last=drop_last,
             with_row_offset=with_row_offset,
             convert=host_converter(self._read_spec, batch_format, pad_lists),
+            whole=whole,
         )
 
     def batches(self, **arguments: Any) -> Batches:
@@ -501,6 +507,9 @@ class RankLoader(Positioned):
         process.check_context(self._context)
         if not self._has_begun:
             self._check_restored()
+        if spec.whole and self._cursor.position:
+            self._cursor.set_epoch(self._cursor.epoch)
+            self._ledger.move(self._cursor.epoch)
         self._agree(self._plan(spec.global_batch_size, spec.remainder))
         self._batch_size, self._has_begun = spec.global_batch_size, True
         self._cursor.moves += 1
@@ -668,7 +677,7 @@ class _LoaderBatches(Batches):
     def prepare(self) -> None:
         """See `Batches.prepare`."""
         cursor = self._loader._cursor  # noqa: SLF001
-        self._loader._prepare(self._spec, cursor.epoch, cursor.position)  # noqa: SLF001
+        self._loader._prepare(self._spec, cursor.epoch, 0 if self._spec.whole else cursor.position)  # noqa: SLF001
 
     def __len__(self) -> int:
         return self._loader._plan(self._spec.global_batch_size, self._spec.remainder).steps()  # noqa: SLF001

@@ -58,6 +58,7 @@ class BatchSpec:
         convert: Makes a batch.
         device: The device of the tensors; None for batches without tensors.
         pin_memory: Whether tensors that stay on the CPU are in pinned memory.
+        whole: Whether each pass begins at the start of an epoch.
     """
 
     global_batch_size: int
@@ -67,6 +68,7 @@ class BatchSpec:
     convert: Convert
     device: torch.device | None = None
     pin_memory: bool = False
+    whole: bool = False
 
 
 def hidden_columns(delivery_spec: DeliverySpec, remainder: Remainder, with_row_offset: bool) -> tuple[str, ...]:
@@ -93,6 +95,7 @@ def make_batch_spec(
     convert: Convert,
     device: torch.device | None = None,
     pin_memory: bool = False,
+    whole: bool = False,
 ) -> BatchSpec:
     """Checks the arguments that all iterators have; see `RankLoader.iter_torch_batches`, and `BatchSpec` for the rest.
 
@@ -110,6 +113,7 @@ def make_batch_spec(
         convert=convert,
         device=device,
         pin_memory=pin_memory,
+        whole=check_flag("whole", whole),
     )
 
 

@@ -342,6 +342,18 @@ def test_a_framework_that_counts_epochs_does_not_give_up_a_position(uri: str) ->
     assert loader.state_dict()["position"] == 100
 
 
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_whole_iterations_begin_at_the_start_also_after_one_that_was_left(uri: str, style: str, workers: int) -> None:
+    options = {"persistent_workers": True} if workers else {}
+    loader = make_loader(open_dataset(uri, order="sequential"), style, 100, workers, whole=True, **options)
+    for _ in range(2):
+        left = [batch["id"].tolist() for batch, _ in zip(loader, range(2), strict=False)]
+        assert list(itertools.chain(*left)) == list(range(200))
+    for _ in range(2):
+        assert list(itertools.chain(*ids(iter(loader)))) == list(range(1003))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("style", STYLES)
 def test_ranks_that_change_between_passes_share_each_step(uri: str, style: str, workers: int) -> None:

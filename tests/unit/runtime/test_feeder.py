@@ -2,6 +2,7 @@
 
 import concurrent.futures.thread
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -173,6 +174,22 @@ def test_a_break_an_exception_and_another_pass(uri: str) -> None:
     assert ids_of(loader.batches(global_batch_size=BATCH)) == list(range(3 * BATCH, ROWS))
     with pytest.raises(raylance.RaylanceError, match="superseded"):
         next(left_alone)
+
+
+def test_whole_passes_begin_at_the_start_also_after_one_that_was_left(uri: str) -> None:
+    """As a validation that Lightning's sanity check has begun, and one with a limit of batches."""
+    loader = loader_of(uri)
+    batches = loader.batches(global_batch_size=BATCH, whole=True)
+    for _ in range(2):
+        assert ids_of(itertools.islice(batches, 2)) == list(range(2 * BATCH))
+    batches.prepare()
+    assert ids_of(batches) == ids_of(loader.iter_batches(global_batch_size=BATCH, whole=True)) == list(range(ROWS))
+    assert loader.epoch == 2
+    next(iter(batches))
+    with pytest.raises(raylance.ConfigError, match="whole='yes'"):
+        loader.batches(global_batch_size=BATCH, whole="yes")
+    assert len(ids_of(loader.batches(global_batch_size=BATCH))) == ROWS - BATCH, "others continue"
+    loader.close()
 
 
 def test_close_in_mid_pass(uri: str) -> None:
