@@ -51,7 +51,7 @@ from raylance.runtime.runtime import Runtime
 from raylance.settings import Options
 from raylance.source.memory import own_memory
 
-_SMALL = 16  # times: a column that has so many times fewer bytes than another one is small beside it
+_SMALL = 16  # a column with 16 times fewer bytes than another one is small beside it
 _LOOK_S = 1.0  # seconds between checks that the Ray session exists, because Ray does not report its end
 
 
