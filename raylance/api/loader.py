@@ -596,6 +596,7 @@ class RankLoader(Positioned):
         """
         context = self._context
         is_split = context.world_size > 1 if context.assignment is None else context.assignment.is_split
+        is_split &= not context.is_elastic  # a rank that joins others takes their position over
         found = process.train_checkpoint_file(FILE_NAME, MOST_BYTES) if is_split else None
         if found is None:
             return
