@@ -395,7 +395,7 @@ class RankLoader(Positioned):
         """Returns a description of the loader's data and their order, without the position, for experiment trackers.
         The description is JSON-able. A checkpoint holds the same values.
         """
-        return identity_of(self.state_dict())
+        return identity_of(super().state_dict())
 
     def record(self, *, may_wait: bool = True) -> None:
         """Writes the loader's record to the run's storage now; does nothing if the loader has no record. Call it before
@@ -440,6 +440,18 @@ class RankLoader(Positioned):
 
     def __bool__(self) -> bool:
         return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the consumed position, and the data to which it refers: JSON-able, the same on every rank.
+
+        If the loader has a record, it then shows which rows were handed out before this position. A run that continues
+        there can be proven.
+        """
+        state = super().state_dict()
+        self._ledger.cut()  # a run may continue from here
+        if not self._recorder.is_assigned:  # under Ray Train, runs continue at reports, which write the record
+            self._recorder.flush(may_wait=False)
+        return state
 
     def _state(self) -> State:
         self._cursor.settle()
@@ -531,7 +543,7 @@ class RankLoader(Positioned):
             cursor.end_epoch()
             return True
         plan.check_order(epoch)
-        recorder.begin_pass(plan, self.state_dict)
+        recorder.begin_pass(plan, super().state_dict)
         self._ledger.cut()
         self._passed = Digest()
         prepares = self._prepares
@@ -578,7 +590,7 @@ class RankLoader(Positioned):
             return
         same = {"global_batch_size": plan.global_batch_size, "remainder": plan.remainder}
         if context.dp_size > 1:  # else each rank gets all rows, independent of the others
-            state = self.state_dict()
+            state = super().state_dict()
             same |= {name: state[name] for name in ("rows", "fingerprint", "seed", "epoch", "position")}
         terms = agreement.Terms(
             dp_rank=context.dp_rank,

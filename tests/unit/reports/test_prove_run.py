@@ -322,6 +322,24 @@ def test_it_is_said_whose_data_has_moved(uri: str, tmp_path: Path) -> None:
     assert raylance.prove_run(tmp_path, uri=uri, dataset="val").ok
 
 
+def test_a_run_that_continued_at_a_kept_state_is_proven(uri: str, tmp_path: Path) -> None:
+    """Outside of Ray Train, in mid-epoch, without any report: a script that keeps `state_dict()` every few steps."""
+    data, options = open_data(uri), {"runtime": "threads", "record": str(tmp_path)}
+    kept: list[dict[str, Any]] = []
+    with data.loader(**options) as loader:
+        for step, _ in enumerate(loader.iter_batches(global_batch_size=40), 1):
+            if step % 2 == 0:
+                kept.append(loader.state_dict())
+            if step == 5:
+                break
+    with data.loader(**options) as loader:
+        loader.load_state_dict(kept[-1])
+        assert sum(1 for _ in loader.iter_batches(global_batch_size=40)) == 3
+    proof = raylance.prove_run(str(tmp_path))
+    assert "unproven" not in str(proof)
+    assert "every selected row exactly once" in str(proof)
+
+
 def test_set_epoch_rolls_nothing_back(uri: str, tmp_path: Path) -> None:
     """The case that was reported: 200 rows of 500 came twice to one model, and each was "exactly once"."""
     with open_data(uri).loader(runtime="threads", record=str(tmp_path)) as loader:
