@@ -91,7 +91,7 @@ class _Watcher:
     def __init__(self, folder: RunFolder, epochs: int | None, tell: Tell | None, file: TextIO) -> None:
         self._folder, self._epochs, self._tell, self._file = folder, epochs, tell, file
         self._before: dict[str, Version] = {}  # files at the beginning, to find those that change
-        self._logged = -_LOG_S
+        self._logged, self._begun = -_LOG_S, time.monotonic()
         self._bad_rows: set[tuple[str, int, str]] = set()
         self._happened: set[tuple[Any, ...]] = set()
         self._errors: set[str] = set()  # shown errors: a later start may fail by the same error
@@ -213,8 +213,10 @@ class _Watcher:
         # A narrow terminal cuts the end off, so the important parts come first.
         text = f"epoch {epoch}{of}: {rows:,}/{found.epoch_rows:,} rows, {left}{found.describe()}"
         if not (self._file.isatty() or _in_notebook()):
-            if (found.rows or found.epoch) and time.monotonic() - self._logged >= _LOG_S:
-                self._logged = time.monotonic()
+            # A start that continues has a position before it has a batch: it says nothing yet, unless that takes long.
+            now, has_begun = time.monotonic(), found.pace > 0 or found.rate > 0
+            if (has_begun or now - self._begun >= _LOG_S) and now - self._logged >= _LOG_S:
+                self._logged = now
                 print(text, file=self._file, flush=True)
             return
         if self._bar is None:

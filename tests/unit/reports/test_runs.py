@@ -619,6 +619,18 @@ def test_a_run_that_continues_is_watched_whole_from_now_on(make_run: Make, watch
     assert shown.startswith("epoch 0: 880/1,000 rows, 00:00 left, 160 rows/s"), "rows of before are known"
 
 
+def test_a_start_that_has_no_batch_yet_says_nothing(make_run: Make, watcher: _Watcher) -> None:
+    """The first line of a continued run was an epoch of before, "waiting 100%"."""
+    make_run({"grows": TRAINS})
+    watcher.begin_safely()
+    make_run({"facts": {"started": T0 + 100}, "grows": {"wait_s": 1.0, "wait_start_s": 1.0, "epoch": 0.1}})
+    watcher.look_safely()
+    assert watcher.out.getvalue() == ""
+    make_run({"facts": {"started": T0 + 100}, "grows": TRAINS})
+    watcher.look_safely()
+    assert watcher.out.getvalue().startswith("epoch 0: 800/1,000 rows")
+
+
 @pytest.fixture
 def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that are read from now on."""
