@@ -8,6 +8,9 @@ import difflib
 import errno
 import os
 import re
+import socket
+import urllib.parse
+import urllib.request
 from collections.abc import Mapping
 from enum import Enum, auto
 
@@ -40,19 +43,31 @@ _REFUSED = (
     "lacked the necessary privileges",
     "<Code>NoSuchBucket</Code>",
     "HTTP error: builder error",  # a URL that the options do not allow
+    "Generic Config error",  # an option that has no such value
 )
 _NOT_THERE = (
     "Not found: ",
     " was not found",
     "Ref not found error",
     "Failed to get AWS credentials",  # the service that gives them may come back while rows are read
+    "Error performing token request",  # the same of Google and Azure
+    "NotFound (permanent)",
 )
-_STATUS = re.compile(r"status code: (\d{3})")
+_PERMANENT = " (permanent) at "  # by the client of hf, oss, cos and tos
+_STATUS = re.compile(r"\bstatus(?: code)?: (\d{3})")
 _PASSING_STATUS = (408, 425, 429)  # those below 500
 _ERRNO = re.compile(r"\(os error (\d+)\)")
 _LASTING_ERRNO = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 _IS_STORAGE = re.compile(r"LanceError\(IO\)|Generic \w+ error")
 _PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # a place in Lance's source code
+_HEADERS = re.compile(r", version: HTTP/\S+, headers: \{[^}]*\}")
+_URL = re.compile(r"https?://[^\s,]+")
+_NO_VALUE = re.compile(r'failed to parse "(.*?)" as (\w+)')
+_FORMS = {"Duration": 'a time with its unit, such as "30s"', "boolean": '"true" or "false"', "usize": "a whole number"}
+_MALFORMED = ("InvalidUri", "InvalidHeaderValue", "on an `Err` value: ()")  # panics about options, not about files
+_DENIED = re.compile(r"(?i)credential|token request|\bstatus(?: code)?: 40[13]|privileges|PermissionDenied")
+_SKIPS = {"s3": "aws", "s3+ddb": "aws", "gs": "google", "az": "azure", "abfss": "azure"}
+_OF_STORES = ("AWS_", "GOOGLE_", "AZURE_", "OBJECT_STORE_", "OSS_", "HF_", "COS_", "TOS_")  # environment variables
 _ANSWER = re.compile(
     r"(?:<\?xml.*?\?>\s*)?<Error>.*?<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?.*?</Error>", re.DOTALL
 )
@@ -91,6 +106,8 @@ def failure_of(error: BaseException) -> Failure | None:
     found = _of_code(text)
     if found is None and any(sign in text for sign in _NOT_THERE):
         found = Failure.MISSING
+    if found is None and _PERMANENT in text:
+        found = Failure.LASTING
     return found or (Failure.PASSING if _IS_STORAGE.search(text) else None)
 
 
@@ -111,7 +128,42 @@ def _of_code(text: str) -> Failure | None:
 
 def readable_text(error: BaseException) -> str:
     """Returns an error's text without places in Lance's source code, XML of a storage API, and passwords in URLs."""
-    return public_uri(_PLACE.sub("", _ANSWER.sub(r"\1: \2", str(error)))).strip().rstrip(".")
+    return public_uri(_PLACE.sub("", _HEADERS.sub("", _ANSWER.sub(r"\1: \2", str(error))))).strip().rstrip(".")
+
+
+def describe_panic(error: BaseException) -> str:
+    """Returns the cause of a panic in Lance while a dataset is opened: the options, or else the manifest."""
+    if any(sign in str(error) for sign in _MALFORMED):
+        return f"Lance cannot make a request of the options or the environment: {error}"
+    return f"the manifest is damaged: {error}"
+
+
+def unknown_host(error: BaseException) -> str | None:
+    """Returns the host of a request that failed if there is no host of this name; None if it may be there."""
+    url = _URL.search(str(error)) if failure_of(error) is Failure.PASSING else None
+    host = urllib.parse.urlsplit(url[0]).hostname if url else None
+    if host is None or {"http", "https", "all"} & urllib.request.getproxies().keys():  # a proxy may know the name
+        return None
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as unknown:
+        return host if unknown.errno == socket.EAI_NONAME else None  # others may pass
+    except ValueError:  # a label of more than 63 characters
+        return host
+    return None
+
+
+def describe_denied(uri: str, error: BaseException) -> str:
+    """Returns a sentence about a public bucket if the storage wants credentials; "" otherwise."""
+    scheme = uri.partition("://")[0]
+    if not _DENIED.search(str(error)):
+        return ""
+    if scheme == "hf":
+        return " A private repository needs a token, hf_token in storage_options or HF_TOKEN."
+    if scheme not in _SKIPS:
+        return ""
+    option = f"{_SKIPS[scheme]}_skip_signature"
+    return f' A public bucket is read without credentials: set {option}="true" in storage_options.'
 
 
 def describe_odd_option(uri: str, options: Mapping[str, str] | None) -> str:
@@ -128,4 +180,22 @@ def describe_odd_option(uri: str, options: Mapping[str, str] | None) -> str:
     endpoint = by_name.get("endpoint_url") or by_name.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
     if endpoint.startswith("http://") and "allow_http" not in by_name and "AWS_ALLOW_HTTP" not in os.environ:
         return f" {public_uri(endpoint)} is not https: set allow_http=true in storage_options, or AWS_ALLOW_HTTP=true."
+    return ""
+
+
+def describe_odd_value(options: Mapping[str, str], error: BaseException) -> str:
+    """Returns a sentence about the value of an option, or of a variable of the environment, that an error blames; ""
+    if there is none. Secrets are not shown.
+    """
+    environment = {name: value for name, value in os.environ.items() if name.startswith(_OF_STORES)}
+    for where, given in (("Among storage_options", options), ("In the environment", environment)):
+        for name, value in given.items():
+            wrong = _NO_VALUE.search(str(error))
+            if wrong and value == wrong[1] and wrong[2] in _FORMS:
+                return f" {where}, {name} is {value!r}: it must be {_FORMS[wrong[2]]}."
+            if any(sign in str(error) for sign in _MALFORMED) or _DENIED.search(str(error)):
+                if "service_account" not in name.lower() and re.search(r"[\x00-\x1f\x7f]|^\s|\s$", value):
+                    return f" {where}, {name} begins or ends with a space, or has a line end in it: remove it."
+                if "endpoint" in name.lower() and value and not re.match("https?://", value):
+                    return f" {where}, {name} is {public_uri(value)!r}: it must begin with https:// or http://."
     return ""

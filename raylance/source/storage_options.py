@@ -49,7 +49,12 @@ def check_options(options: object) -> None:
             "a function that returns one."
         )
     for name, value in options.items():
-        if not (isinstance(name, str) and isinstance(value, str)):
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"storage_options: the name {name!r} is a {type(name).__name__}. Nothing was opened. Give names and "
+                'values as strings, such as {"allow_http": "true"}.'
+            )
+        if not isinstance(value, str):
             raise ConfigError(
                 f"storage_options: the value of {name!r} is a {type(value).__name__}. Nothing was opened. Give names "
                 'and values as strings, such as {"allow_http": "true"}.'

@@ -4,6 +4,7 @@ A version number does not identify data: a dataset that is deleted and written a
 the identity of the version's files is pinned with it, and each opening compares it.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -23,9 +24,19 @@ from lance.fragment import FragmentMetadata
 
 from raylance.errors import ConfigError, DatasetError
 from raylance.observe.record import holds_secret, public_uri
-from raylance.source.lance_errors import LANCE_ERRORS, Failure, describe_odd_option, failure_of, readable_text
+from raylance.source.lance_errors import (
+    LANCE_ERRORS,
+    Failure,
+    describe_denied,
+    describe_odd_option,
+    describe_odd_value,
+    describe_panic,
+    failure_of,
+    readable_text,
+    unknown_host,
+)
 from raylance.source.retrying import OPENING_S, patiently
-from raylance.source.storage_options import StorageOptions, check_options, open_dataset
+from raylance.source.storage_options import StorageOptions, check_options, current, open_dataset
 
 logger = logging.getLogger(__name__)
 
@@ -245,6 +256,8 @@ def _pin(uri: str, version: Version | None, storage_options: StorageOptions | No
     try:
         dataset = _open(uri, version, storage_options)
     except LANCE_ERRORS as error:
+        if host := unknown_host(error):
+            raise ValueError(f"the name service of this machine knows no host {host!r}") from error
         if version is None or failure_of(error) is not Failure.MISSING:
             raise
         raise _no_version(uri, version, storage_options, error) from None
@@ -295,12 +308,19 @@ def _advice(uri: str, error: BaseException, options: StorageOptions | None) -> s
     """Returns the advice for a dataset that cannot be opened."""
     match failure_of(error):
         case Failure.PASSING:
-            fix = " Its storage fails: try again when it is back."
+            fix = " Its storage fails: try again when it is back. If it never answered, check the endpoint."
         case Failure.LASTING:
-            fix = " Check the path, the credentials in storage_options, and whether the files are whole."
+            fix = (
+                " Check the path, the credentials and the endpoint in storage_options, and whether the files are whole."
+            )
         case _:
-            fix = " Check the path, the credentials in storage_options, and that the dataset was written."
-    return fix + ("" if callable(options) else describe_odd_option(uri, options))
+            fix = " Check the path, the credentials or endpoint in storage_options, and that the dataset was written."
+    given = None
+    with contextlib.suppress(OSError, ConfigError):  # of a user's function, which gave options for the opening
+        given = current(options)
+    return fix + (
+        describe_odd_value(given or {}, error) or describe_odd_option(uri, given) or describe_denied(uri, error)
+    )
 
 
 def _open(
@@ -315,7 +335,7 @@ def _open(
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"the manifest is damaged: {error}") from error  # a panic in Lance is not an Exception
+        raise ValueError(describe_panic(error)) from error  # a panic in Lance is not an Exception
 
 
 def _numbers(dataset: lance.LanceDataset) -> list[int]:
