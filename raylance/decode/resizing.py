@@ -5,7 +5,9 @@ or as two output pixels if the image gets smaller. torch resizes one image a cal
 of floats between them; to start these costs more time of Python than the work costs the GPU.
 """
 
+import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -21,11 +23,12 @@ def resize_views(views: Sequence[tuple[int, ...]], out: torch.Tensor) -> None:
         views: The parts, as `device_images.view_of` gives them. Their memory must stay until the stream has read it.
         out: Images uint8 (n, H, W, 3), contiguous, on the GPU. Rows that no view names stay as they are.
     """
-    table = torch.tensor(views, dtype=torch.int64)
+    table, (_, height, width, _) = torch.tensor(views, dtype=torch.int64), out.shape
+    on_device: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # Triton's interpreter, in tests
     if out.is_cuda:
-        table = table.pin_memory().to(out.device, non_blocking=True)
-    _, height, width, _ = out.shape
-    _resize[len(views), triton.cdiv(height * width, _BLOCK)](table, out, height, width, block=_BLOCK)
+        table, on_device = table.pin_memory().to(out.device, non_blocking=True), torch.cuda.device(out.device)
+    with on_device:  # Triton starts kernels on the current device
+        _resize[len(views), triton.cdiv(height * width, _BLOCK)](table, out, height, width, block=_BLOCK)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
