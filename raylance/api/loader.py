@@ -39,7 +39,7 @@ from raylance.planning.digest import Digest, Ledger
 from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.proof import check_permutation
 from raylance.planning.shard_context import ShardContext
-from raylance.planning.state import FILE_NAME, MOST_BYTES, State, identity_of, states_in
+from raylance.planning.state import FILE_NAME, State, identity_of, states_in
 from raylance.read_spec import DatasetSpec
 from raylance.runtime import notes
 from raylance.runtime.feeder import Feeder
@@ -609,7 +609,7 @@ class RankLoader(Positioned):
         context = self._context
         is_split = context.world_size > 1 if context.assignment is None else context.assignment.is_split
         is_split &= not context.is_elastic  # a rank that joins others takes their position over
-        found = process.train_checkpoint_file(FILE_NAME, MOST_BYTES) if is_split else None
+        found = process.train_checkpoint_file(FILE_NAME) if is_split else None
         if found is None:
             return
         path, content = found

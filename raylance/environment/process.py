@@ -58,9 +58,9 @@ def train_storage() -> tuple[Any, str, str] | None:
     return storage.storage_filesystem, storage.experiment_fs_path, context.get_experiment_name()
 
 
-def train_checkpoint_file(name: str, most_bytes: int) -> tuple[str, bytes] | None:
-    """Returns the path of Ray Train's newest checkpoint and the content of a file in it, its first `most_bytes`; None
-    outside of a training function, without a checkpoint, and if the checkpoint has no such file.
+def train_checkpoint_file(name: str) -> tuple[str, bytes] | None:
+    """Returns the path of Ray Train's newest checkpoint and the content of a file in it, 64 MiB at most; None outside
+    of a training function, without a checkpoint, and if the checkpoint has no such file.
     """
     if train_rank() is None:
         return None
@@ -69,7 +69,7 @@ def train_checkpoint_file(name: str, most_bytes: int) -> tuple[str, bytes] | Non
         return None
     try:
         with checkpoint.filesystem.open_input_stream(f"{checkpoint.path}/{name}") as file:
-            return checkpoint.path, bytes(file.read(most_bytes))
+            return checkpoint.path, bytes(file.read(64 << 20))
     except FileNotFoundError:
         return None
 

@@ -22,14 +22,13 @@ FORMAT = 5
 FILE_NAME = "raylance_state.json"
 LOADERS = "loaders"
 """Key of the states by name in the file of a checkpoint, if there are several loaders."""
-MOST_BYTES = 64 << 20
-"""Largest file that is read: the state of a mixture of thousands of datasets needs a tenth of it."""
 # Each of these must be equal, or the saved position would mean other rows.
 _MUST_MATCH = ("branch", "version", "identity", "filter", "split", "rows", "fingerprint", "seed")
 # These may change between runs, but rarely on purpose.
 _SHOULD_MATCH = ("columns", "decode", "transform", "codecs")
 _OLDEST_FORMAT = 4  # of raylance 0.8 and 0.9
 _OLD_NAMES = {"world_size": "dp_size"}  # fields of the oldest format, and their present names
+_MOST_BYTES = 64 << 20  # the state of a mixture of thousands of datasets needs a tenth of it
 _MOST = 2**63 - 1  # the largest count: keys, positions and tensors have 64 bits
 
 _OMITTED = "raylance.omit_default"
@@ -290,9 +289,9 @@ def read_state(directory: str | Path) -> dict[str, Any]:
     path = Path(directory, FILE_NAME)
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
         loaded = json.loads(content)
     except FileNotFoundError as error:
         raise StateError(
