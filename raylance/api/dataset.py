@@ -31,6 +31,7 @@ from raylance.planning.shard_context import ShardContext, arrange_replicas, take
 from raylance.planning.summary import PlanSummary, summarise
 from raylance.read_spec import DatasetSpec
 from raylance.settings import Options, make_options, takes_options
+from raylance.source.filters import short_text
 from raylance.source.packing import PackedRows
 
 
@@ -73,8 +74,9 @@ class Dataset:
         return self._spec.delivery.rows
 
     def __repr__(self) -> str:
-        source = self._spec.read.source
-        opened = f"dataset({source.uri!r}, version={source.version}, filter={self._spec.delivery.filter!r})"
+        source, filter = self._spec.read.source, self._spec.delivery.filter
+        shown = short_text(filter) if isinstance(filter, str) else filter
+        opened = f"dataset({source.uri!r}, version={source.version}, filter={shown!r})"
         if isinstance(source.uri, dict):
             opened = f"mix({source.uri})"
         return f"raylance.{opened}: {describe_rows(self._spec.delivery)} of {', '.join(source.columns)}"

@@ -15,6 +15,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import Plan
 from raylance.planning.summary import counted
+from raylance.source.filters import short_text
 from raylance.source.rows import RowSource, TableRows
 
 _LARGEST_TRIAL = 1 << 21  # maximum number of rows that are planned to show how they are read
@@ -42,14 +43,15 @@ def describe(data: _Displayed, source: RowSource, delivery_spec: DeliverySpec) -
     facts = {
         "dataset": source.uri,
         "version": data.version,
-        "filter": delivery_spec.filter or "none",
+        "filter": short_text(delivery_spec.filter or "none"),
         "rows": describe_rows(delivery_spec),
         "order": order.name,
     }
     if isinstance(order, MixOrder):
         facts = {
             part.name: f"{source.uri[part.name]}, version {data.version[part.name]}, "
-            f"filter {delivery_spec.filter[part.name] or 'none'}: {part.rows:,} rows, order {part.order.name}, "
+            f"filter {short_text(delivery_spec.filter[part.name] or 'none')}: {part.rows:,} rows, "
+            f"order {part.order.name}, "
             f"{100 * part.quota / sum(order.quotas):.4g}% of an epoch"
             for part in order.components
         }

@@ -25,6 +25,7 @@ from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.source.fields import blobs_inside, find_field, is_blob, leaf_names
+from raylance.source.filters import check_filter
 from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.pickled import refuse_pickled
 from raylance.source.provenance import STALE, Stale, check_fresh
@@ -135,6 +136,7 @@ def dataset(
         if columns is not None or decoders or transform is not None:
             raise ConfigError("pack= delivers the packed tokens alone: leave columns=, decode= and transform= out.")
         columns = [pack.column]
+    check_filter(filter)
     source = pin(uri, version, storage_options)
     opened = source.open()
     refuse_pickled(opened.schema, f"{source.uri!r}, version {source.version},")

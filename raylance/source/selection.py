@@ -14,6 +14,7 @@ from raylance.columns import ROW_OFFSET
 from raylance.environment.shared import Shared
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
+from raylance.source.filters import check_filter, short_text
 from raylance.source.lance_errors import LANCE_ERRORS, failure_of, readable_text
 from raylance.source.limits import requests_of
 from raylance.source.retrying import patiently
@@ -112,9 +113,11 @@ def select(
     `opened` is the open dataset; None if it must be opened.
 
     Raises:
-        DatasetError: If the filter does not parse, the split's column is missing, no row is selected, or the storage
-            fails for too long.
+        ConfigError: If the filter is not a string.
+        DatasetError: If the filter does not parse or is too deep, the split's column is missing, no row is selected, or
+            the storage fails for too long.
     """
+    check_filter(filter)
     dataset = source.open() if opened is None else opened
     keys = split.columns if split is not None else []
     missing = sorted(set(keys) - set(dataset.schema.names))
@@ -129,7 +132,7 @@ def select(
     except LANCE_ERRORS as error:
         raise _not_selected(source, dataset, filter, error) from error
     if selection.rows == 0:
-        conditions = " and ".join(str(condition) for condition in (filter, split) if condition is not None)
+        conditions = " and ".join(short_text(str(condition)) for condition in (filter, split) if condition is not None)
         what = f"has no row with {conditions}" if conditions else "has no live rows"
         raise DatasetError(
             f"{source.uri!r} at version {source.version} {what}; nothing was started. Check filter, split and "
@@ -160,9 +163,10 @@ def _not_selected(source: Source, dataset: lance.LanceDataset, filter: str | Non
         )
     names = ", ".join(dataset.schema.names)
     return DatasetError(
-        f"filter={filter!r} cannot be applied to {source.uri!r} ({readable_text(error)}); nothing was started. A "
-        f"filter is an SQL expression over the columns {names}; string values take single quotes, and names that are "
-        f"not plain words take backticks.{_quotes(filter)}"
+        f"filter={short_text(filter or '')!r} cannot be applied to {source.uri!r} "
+        f"({short_text(readable_text(error))}); nothing was started. A filter is an SQL expression over the columns "
+        f"{names}; string values take single quotes, and names that are not plain words take backticks."
+        f"{_quotes(filter)}"
     )
 
 
@@ -179,9 +183,10 @@ def _select_again(source: Source, filter: str | None, split: Split | None, finge
     selection = select(source, filter, split)
     if selection.fingerprint != fingerprint:
         raise DatasetError(
-            f"filter={filter!r}, split={split} selected the rows {fingerprint} of {source.uri!r} at version "
-            f"{source.version} when the dataset was opened, and selects {selection.fingerprint} now: the dataset has "
-            "changed. Nothing is read. Open it again with raylance.dataset(…)."
+            f"filter={filter and short_text(filter)!r}, split={split} selected the rows {fingerprint} of "
+            f"{source.uri!r} at version {source.version} when the dataset was opened, and selects "
+            f"{selection.fingerprint} now: the dataset has changed. Nothing is read. Open it again with "
+            "raylance.dataset(…)."
         )
     return selection
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylance.errors import DatasetError
+import raylance
+from raylance.errors import ConfigError, DatasetError
+from raylance.source.filters import depth_of
 from raylance.source.lance_errors import describe_odd_option, readable_text
 from raylance.source.selection import Selection, select
 from raylance.source.version import pin
@@ -139,3 +141,61 @@ def test_what_lance_says_comes_without_its_source_and_without_xml() -> None:
 def test_storage_options_that_are_odd_are_named(uri: str, options: dict[str, str] | None, expected: str) -> None:
     """Only where a dataset does not open: what is unknown here may be known to Lance."""
     assert (expected in describe_odd_option(uri, options)) if expected else (describe_odd_option(uri, options) == "")
+
+
+# ---- a filter that is too deep
+
+
+def chains(count: int) -> dict[str, str]:
+    """Filters with so many operators in a chain, of which each would end the process if there are enough of them."""
+    return {
+        "or": " OR ".join(f"id = {number}" for number in range(count)),
+        "and": " AND ".join(f"id != {number}" for number in range(count)),
+        "between": "id BETWEEN 1 AND 2" + " AND id BETWEEN 1 AND 2" * count,
+        "plus": "id = " + "+".join(["1"] * count),
+        "text": "id = length(" + "||".join(["'a'"] * count) + ")",
+        "null": "id" + " IS NULL" * count,
+        "cast": "id" + "::int" * count + " = 1",
+        "equal": "id" + "=1" * count,
+        "like": "cast(id as string)" + " LIKE 'a'" * count,
+        "nested": "(" * 20 + "id = 0" + "".join("+1" * (count // 20) + ")" for _ in range(20)),
+    }
+
+
+@pytest.mark.parametrize("kind", chains(1))
+def test_a_filter_that_would_end_the_process_is_refused(uri: str, kind: str) -> None:
+    deep = chains(60_000)[kind]
+    with pytest.raises(DatasetError) as caught:
+        raylance.dataset(uri, filter=deep)
+    assert len(str(caught.value)) < 3000
+
+
+@pytest.mark.parametrize("count", [100, 2000])
+def test_long_filters_that_lance_bears_select_their_rows(uri: str, count: int) -> None:
+    numbers = [*range(0, count, 2)]
+    listed, by_terms = (
+        raylance.dataset(uri, version=1, filter=text)
+        for text in (
+            f"id IN ({', '.join(map(str, numbers * 20))})",
+            " OR ".join(f"(id = -{n} + {n * 2})" for n in numbers),
+        )
+    )
+    assert len(listed) == len(by_terms) == len([number for number in numbers if number < 100])
+    assert len(repr(listed)) < 3000
+
+
+def test_a_long_filter_is_not_repeated(uri: str) -> None:
+    for filter in (f"id IN ({'1000,' * 50_000}1000)", f"no_column IN ({'1,' * 50_000}1)", "(" * 100_000):
+        with pytest.raises(DatasetError) as caught:
+            raylance.dataset(uri, filter=filter)
+        assert len(str(caught.value)) < 3000
+
+
+@given(text=st.text("abAND OR()[],'`\"=+-1.", max_size=60))
+def test_any_text_has_a_depth(text: str) -> None:
+    assert 0 <= depth_of(text) <= len(text) / 100
+
+
+def test_a_filter_is_a_string(uri: str) -> None:
+    with pytest.raises(ConfigError, match="int"):
+        raylance.dataset(uri, filter=5)  # type: ignore[arg-type]
