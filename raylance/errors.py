@@ -14,6 +14,15 @@ Messages name the cause and, unless it is obvious, the consequence and the fix. 
 actors raise them and workers catch them.
 """
 
+NULL = "ValueError: is null"
+"""The reason of a `BadRowError` for a row whose column has no value."""
+
+
+def filter_of_nulls(column: str) -> str:
+    """Returns the argument of `raylance.dataset` that leaves out the rows without a value, for an error."""
+    name = ".".join(f"`{part}`" for part in column.split("."))
+    return f"filter={f'{name} IS NOT NULL'!r}"
+
 
 class RaylanceError(Exception):
     """Base of all errors that raylance raises on purpose."""
@@ -68,10 +77,13 @@ class BadRowError(RaylanceError):
         cause = f"column {self.column!r} of {row} cannot be decoded ({self.reason})"
         if self.column is None:
             cause = f"the transform fails on {row} by itself ({self.reason})"
-        return (
-            f"{cause}; this is an error so that no row is lost in silence. Repair the row, or set "
-            'on_bad_row="mask" to get zeros with _valid False in its place.'
-        )
+        fix = 'Repair the row, or set on_bad_row="mask" to get zeros with _valid False in its place.'
+        if self.column is not None and self.reason == NULL:
+            fix = (
+                f"Leave such rows out, {filter_of_nulls(self.column)}; or, if rows without a value belong to the data, "
+                'set on_bad_row="mask" and max_bad_rows=None to get zeros with _valid False in their place.'
+            )
+        return f"{cause}; this is an error so that no row is lost in silence. {fix}"
 
 
 class CoverageError(RaylanceError):

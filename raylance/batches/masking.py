@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from raylance.columns import TRANSFORM, dataset_of, describe_rows, split_offsets
-from raylance.errors import BadRowError
+from raylance.errors import NULL, BadRowError, filter_of_nulls
 from raylance.orders.permutation import Int64Array
 from raylance.read_spec import ReadSpec
 
@@ -61,6 +61,14 @@ class MaskedRows:
             f"{found} that this rank was handed since its start cannot be decoded, more than "
             f"max_bad_rows={self._most!r} allows. The epoch stops here: masks are for damaged rows. This number "
             "rather points to the decoder, the transform or the settings. The first: "
-            f"{'; '.join(named[:_NAMED])}. Inspect these; if they are damaged, raise max_bad_rows (a count, or a "
-            "fraction; None for no limit).",
+            f"{'; '.join(named[:_NAMED])}. {self._fix()}",
+        )
+
+    def _fix(self) -> str:
+        nulls = {column for column, why in self._first.values() if why == NULL}
+        if not nulls:
+            return "Inspect these; if they are damaged, raise max_bad_rows (a count, or a fraction; None for no limit)."
+        return (
+            f"Leave rows without a value out, {filter_of_nulls(min(nulls))}; or, if they belong to the data, set "
+            "max_bad_rows=None, and use _valid, which is False for them."
         )

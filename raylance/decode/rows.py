@@ -16,7 +16,7 @@ from raylance.decode.column import BatchColumn, OpenColumn, RaggedColumn, RowCol
 from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder, check_decoder_output, is_on_device, is_users
 from raylance.decode.decoding import DecodedRows, Decoding
 from raylance.decode.transforms import Transformer, TransformError, describe_exception, error_of_no_row, place_of
-from raylance.errors import BadRowError, ConfigError, DatasetError, HelperError
+from raylance.errors import NULL, BadRowError, ConfigError, DatasetError, HelperError, filter_of_nulls
 from raylance.observe import Receipt, clock
 from raylance.source.memory import own_memory, take_rows
 
@@ -218,6 +218,8 @@ def resolve_decoder(decoder: Decoder, probe: pa.Table, leader: Decoder | None = 
     first = failures[0].__cause__ if isinstance(failures[0], BadRowError) and failures[0].__cause__ else failures[0]
     what = f"column {decoder.column!r} holds no {decoder.content}"
     fix = f"Name a column of {decoder.content} in decode=."
+    if all(describe_exception(each) == NULL for each in failures):
+        fix = f"Leave rows without a value out, {filter_of_nulls(decoder.column)}, if others have one."
     if is_users(decoder):
         what = f"{type(decoder).__name__} has an error, or {what}"
         fix = f"The traceback of the first one is above. Correct the decoder, or name a column of {decoder.content}."

@@ -717,7 +717,7 @@ def test_an_error_that_cannot_travel_hides_no_good_row(numbers: str, decoders: i
                 ids += batch["id"].tolist()
         assert ids == list(range(40))
         assert loader.state_dict()["position"] == 40
-        assert "raise OddError" in str(caught.value.__cause__), "the traceback of where it was raised"
+        assert "raise OddError" in "".join(caught.value.__notes__), "the traceback of where it was raised"
 
 
 def test_an_error_that_cannot_travel_becomes_one_that_can() -> None:

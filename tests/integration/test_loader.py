@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -269,6 +270,9 @@ def check_bad_row(uri: str, decoders: int) -> None:
         with pytest.raises(raylance.BadRowError, match="row offset 33.*on_bad_row=") as caught:
             list(loader.iter_batches(global_batch_size=10))
         assert (caught.value.column, caught.value.row_offset) == ("image", 33)
+        shown = "".join(traceback.format_exception(caught.value))
+        assert "RayTaskError" not in shown
+        assert not decoders or shown.count("Traceback") == 1, "none of the helper's process"
         assert loader.state_dict()["position"] == 30
 
 

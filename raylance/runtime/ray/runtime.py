@@ -41,7 +41,7 @@ from raylance.dispatch.messages import (
     Wake,
 )
 from raylance.environment.connection import fetch, in_session, long_call, ray_session
-from raylance.errors import ConfigError
+from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.planning.plan import Plan
 from raylance.read_spec import ReadSpec
 from raylance.runtime.ray import decoders
@@ -125,6 +125,9 @@ class RayRuntime(Runtime):
         while True:
             left_s = until - time.monotonic()
             event = super().next_event(max(0.0, min(left_s, _LOOK_S)))
+            if isinstance(event, Failed):
+                for result in self._results.get(event.call, ()):
+                    result.future()  # else Ray prints the error once more when the reference ends
             if event is not None or left_s <= _LOOK_S:
                 return event
             with in_session(self._session):
@@ -278,5 +281,6 @@ def _failure(call: int, error: BaseException) -> Event:
         return Faulted(call, fault_of(error))
     raised = as_raised(error)
     if raised is not error:
-        raised.__cause__ = error
+        # Errors of rows and data say all there is: Ray's tracebacks of each process would hide them from the user.
+        raised.__cause__ = None if isinstance(raised, BadRowError | DatasetError) else error
     return Failed(call, raised)

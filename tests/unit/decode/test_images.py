@@ -334,11 +334,20 @@ def test_a_damaged_image_is_no_fault_of_its_mask(masks_uri: str, first: str) -> 
         with pytest.raises(raylance.BadRowError, match=f"column 'image' of row offset {row} .*{why}") as caught:
             list(raylance.dataset(masks_uri, **given).iter_batches(batch_size=2))
         assert caught.value.column == "image"
+        advice = "filter='`image` IS NOT NULL'", "max_bad_rows=None"
+        assert [each in str(caught.value) for each in advice] == [row == 12] * 2
         handle = raylance.dataset(masks_uri, **given, on_bad_row="mask", max_bad_rows=0)
         with pytest.raises(raylance.BadRowError, match=f"The first: image of row offset {row} ") as caught:
             list(handle.iter_batches(batch_size=2))
         assert caught.value.column == "image"
+        assert (advice[0] in str(caught.value)) == (row == 12)
         assert not handle.head(2)["mask"][1].any(), "there is no crop for it"
+
+
+def test_a_column_without_a_value_in_its_first_rows_is_named(masks_uri: str) -> None:
+    with pytest.raises(raylance.DatasetError) as caught:
+        raylance.dataset(masks_uri, decode=Image("image", size=24), filter="id = 12")
+    assert "filter='`image` IS NOT NULL'" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "TIFF by a ratio", "TIFF by XMP", "WEBP"])
