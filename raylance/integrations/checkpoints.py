@@ -68,9 +68,9 @@ def report(
             gets the state by `restore(None, checkpoint)`.
 
     Raises:
-        ConfigError: If `state` could not be loaded again; if another loader of this run has moved and is not given
-            here, so that it would start over after a resume; or if `state`, `checkpoint` or `validation` is given
-            without a loader.
+        ConfigError: If this is not a training function of Ray Train; if `state` could not be loaded again; if another
+            loader of this run has moved and is not given here, so that it would start over after a resume; or if
+            `state`, `checkpoint` or `validation` is given without a loader.
         RaylanceError: If raylance's files do not fit on the disk of `checkpoint` or, without this argument, on the disk
             of temporary files (`TMPDIR`); or if the run's storage path is on this machine and has no room for the
             checkpoint. The other ranks wait in their report until Ray Train ends them. Then Ray Train continues the run
@@ -82,6 +82,7 @@ def report(
                 "report() was given something to checkpoint and no loader: a run that resumes there would repeat rows. "
                 "Pass the loader of the training dataset, or several by name."
             )
+        _require_train("report()", "loader.state_dict(), which you save with the model,")
         with _all(recorder.reporting(metrics, has_checkpoint=False) for recorder in all_recorders()):
             ray.train.report(dict(metrics))
         return
@@ -89,6 +90,7 @@ def report(
         raise ConfigError(f"state={state!r} is not a dict: restore() could not give it back. Put it into one.")
     loaders = _by_name(loader)
     _check_missing(loaders)
+    _require_train("report()", "loader.state_dict(), which you save with the model,")
     context = ray.train.get_context()
     is_first = context.get_world_rank() == 0
     given = checkpoint if isinstance(checkpoint, ray.train.Checkpoint | None) else as_checkpoint(checkpoint)
@@ -143,7 +145,8 @@ def restore(
         checkpoint.
 
     Raises:
-        ConfigError: If `loader` is not a loader; or if Ray Train gives every rank all rows, because `datasets_to_split`
+        ConfigError: If `checkpoint` is None and this is not a training function of Ray Train; if `loader` is not a
+            loader; or if Ray Train gives every rank all rows, because `datasets_to_split`
             of the run's `DataConfig` has a name that is not a dataset of the run.
         StateError: If the checkpoint belongs to other data, another order or other loaders, is damaged, or was written
             by a newer version; or if `load` is None and the checkpoint has no state.pt. Such a checkpoint was
@@ -154,6 +157,8 @@ def restore(
     loaders = {} if loader is None else _by_name(loader)
     for found in loaders.values():
         process.check_context(recorder_of(found).context)
+    if checkpoint is None:
+        _require_train("restore() without checkpoint=", "loader.load_state_dict(…), or restore(loader, checkpoint),")
     checkpoint = checkpoint or ray.train.get_checkpoint()
     if checkpoint is None:
         return None
@@ -171,6 +176,16 @@ def restore(
                 "start under a new run name."
             )
         return state or {}
+
+
+def _require_train(call: str, instead: str) -> None:
+    """Raises ConfigError if no training function of Ray Train runs in this process."""
+    if process.train_rank() is None:
+        raise ConfigError(
+            f"{call} was called outside of a training function of Ray Train, where there is no checkpoint and no "
+            f"storage of a run; nothing was saved or moved. Use {instead} in your own loop; call it in the function "
+            "that a trainer of ray.train runs to use Ray Train's checkpoints."
+        )
 
 
 def _steps(position: Mapping[str, Any]) -> dict[str, Any]:

@@ -181,6 +181,18 @@ def test_loaders_are_not_reported_under_the_names_of_one_another(images_uri: str
         assert checkpoints._by_name(given) == given
 
 
+def test_outside_of_ray_train_the_way_that_works_there_is_named(images_uri: str) -> None:
+    with raylance.dataset(images_uri, columns=["id"]).loader(runtime="threads") as loader:
+        next(iter(loader.batches(global_batch_size=BATCH)))
+        for call in (lambda: raylance.report({"loss": 1}), lambda: raylance.report({"loss": 1}, loader, state={})):
+            with pytest.raises(raylance.ConfigError, match=r"report\(\).*loader\.state_dict\(\)"):
+                call()
+        for given in (loader, None):
+            with pytest.raises(raylance.ConfigError, match=r"restore\(\).*loader\.load_state_dict"):
+                raylance.restore(given)
+        assert loader.state_dict()["position"] == BATCH
+
+
 def test_a_file_with_the_name_of_the_state_is_neither_overwritten_nor_restored(
     loader: raylance.RankLoader, tmp_path: Path
 ) -> None:
