@@ -48,7 +48,7 @@ def adapted(page: Path, changes: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.stem != "guide" and snippets(page)], ids=lambda page: page.stem
+    "page", [page for page in PAGES if page.stem not in ("guide", "moving") and snippets(page)], ids=lambda page: page.stem
 )
 def test_snippets_run(page: Path, tmp_path: Path) -> None:
     """As a script of its own: what it defines is sent to helpers as a user's would be."""
@@ -56,9 +56,10 @@ def test_snippets_run(page: Path, tmp_path: Path) -> None:
 
 
 def test_the_guide_runs_on_the_demo(tmp_path: Path, ray_session: None) -> None:
-    """The session's Ray makes the demo's dataset; the guide itself needs none."""
+    """The session's Ray makes the demo's dataset; the guide itself, and the page that continues it, need none."""
     assert create_dataset(["demo", "--out", str(tmp_path / "digits.lance")]) == 0
-    run_script("\n".join(adapted(ROOT / "docs" / "guide.md", GUIDE)), tmp_path)
+    parts = [*snippets(ROOT / "docs" / "guide.md"), *adapted(ROOT / "docs" / "moving.md", GUIDE)]
+    run_script("\n".join(parts), tmp_path)
 
 
 def anchors(page: Path) -> set[str]:
