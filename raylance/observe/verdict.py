@@ -60,7 +60,7 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.advice)
-        rows = f"<p>{html.escape(self.rows)}</p>" * bool(self.rows)
+        rows = "".join(f"<p>{html.escape(line)}</p>" for line in self.rows.splitlines())
         return f"<p><b>{html.escape(self.summary)}</b></p><ul>{lines}</ul>{rows}"
 
 

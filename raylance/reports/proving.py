@@ -175,7 +175,8 @@ def explain_run(
     storage_options: StorageOptions | None = None,
 ) -> Verdict:
     """Says in words which stage limits a run, over all ranks and starts, and what to change; see `Verdict`. Also says
-    whether every selected row was handed out once. Epochs that take long to compare are left to `prove_run`.
+    whether every selected row was handed out once, a line for the datasets that are trained on, and one for each other
+    dataset. Epochs that take long to compare are left to `prove_run`.
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI.
@@ -186,8 +187,14 @@ def explain_run(
         ConfigError: If there is no record of the run.
     """
     run = read_run(path, storage_filesystem)
-    proof = prove_records(run, run.trained_on, most_rows=FEW_ROWS, **storage_argument(storage_options))
-    return dataclasses.replace(run.verdict(run.main), rows=proof.verdict)
+    others = [name for name in run.datasets if name not in run.trained_on]
+    proofs = [
+        prove_records(run, names, most_rows=FEW_ROWS, **storage_argument(storage_options))
+        for names in (run.trained_on, *([name] for name in others))
+    ]
+    # A line for each, because one line for all would only say the first fault.
+    lines = [proof.verdict for proof in proofs if proof is proofs[0] or proof.datasets or proof.notes]
+    return dataclasses.replace(run.verdict(run.main), rows="\n".join(lines))
 
 
 def storage_argument(storage_options: StorageOptions | None) -> dict[str, Any]:

@@ -48,7 +48,9 @@ def adapted(page: Path, changes: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.stem not in ("guide", "moving") and snippets(page)], ids=lambda page: page.stem
+    "page",
+    [page for page in PAGES if page.stem not in ("guide", "moving") and snippets(page)],
+    ids=lambda page: page.stem,
 )
 def test_snippets_run(page: Path, tmp_path: Path) -> None:
     """As a script of its own: what it defines is sent to helpers as a user's would be."""

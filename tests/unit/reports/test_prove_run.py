@@ -101,6 +101,16 @@ def test_ranks_with_unlike_plans_are_a_fault(uri: str, tmp_path: Path) -> None:
     assert '<td class="bad">300 rows were handed out, and they are not each selected row once' in page
 
 
+def test_an_explanation_says_the_rows_of_each_dataset(uri: str, tmp_path: Path) -> None:
+    with open_data(uri).loader(record=str(tmp_path), name="train") as loader:
+        take(loader, 5, 40)
+        with open_data(uri, filter="id < 50", remainder="ragged").loader(record=str(tmp_path), name="val") as other:
+            take(other, 5, 10)
+    train_line, val_line = sorted(raylance.explain_run(tmp_path).rows.splitlines())
+    assert train_line.startswith("train, epoch 0: ")
+    assert val_line.startswith("val, epoch 0: 50 rows were handed out: every selected row exactly once")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Own(Order):
     name: ClassVar[str] = "own"
