@@ -57,6 +57,7 @@ class BadRowError(RaylanceError):
             there were too many bad rows, the offset of the first bad row that was handed out.
         reason: Class and text of the error that the decoder or the transform raised.
         dataset: URI of the dataset, in a mixture "name (URI)"; None if unknown.
+        file: The row's value in the dataset's column `file`; None if there is no such column or value.
         message: The text of the error if there were too many bad rows; None for one row.
     """
 
@@ -68,12 +69,14 @@ class BadRowError(RaylanceError):
         self.row_offset = row_offset
         self.reason = reason
         self.dataset = dataset
+        self.file: str | None = None
         self.message = message
 
     def __str__(self) -> str:
         if self.message is not None:
             return self.message
-        row = f"row offset {self.row_offset}" + ("" if self.dataset is None else f" of {self.dataset}")
+        row = f"row offset {self.row_offset}" + ("" if self.file is None else f", file {self.file!r},")
+        row += "" if self.dataset is None else f" of {self.dataset}"
         cause = f"column {self.column!r} of {row} cannot be decoded ({self.reason})"
         if self.column is None:
             cause = f"the transform fails on {row} by itself ({self.reason})"

@@ -29,6 +29,7 @@ from raylance.batches.batches import (
     torch_converter,
 )
 from raylance.batches.device import can_pin, torch_device
+from raylance.batches.lookup import name_file
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.environment import agreement, process
 from raylance.errors import ConfigError, RaylanceError
@@ -572,6 +573,7 @@ class RankLoader(Positioned):
                     if (cursor.epoch, cursor.position, self._context.share) != (epoch, step.after, share):
                         return False
         except RaylanceError as error:
+            name_file(error, self._read_spec.source)
             recorder.on_error(error)
             raise
         raise RaylanceError(

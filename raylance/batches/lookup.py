@@ -1,16 +1,38 @@
 """Owns the reading of single rows on demand, decoded in the calling thread; never plans or reads ahead."""
 
+import contextlib
+
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, VALID, split_offsets
+from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, VALID, dataset_names, split_offsets
 from raylance.decode.rows import OpenDecoding
-from raylance.errors import DatasetError
+from raylance.errors import BadRowError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.read_spec import ReadSpec
-from raylance.source.lance_errors import readable_text
+from raylance.source.lance_errors import LANCE_ERRORS, readable_text
 from raylance.source.memory import take_rows
-from raylance.source.reader import RowReader
+from raylance.source.mixture import MixedRows
+from raylance.source.reader import Reader, RowReader
+from raylance.source.rows import RowSource, TableRows
+
+
+def name_file(error: BaseException, source: RowSource) -> None:
+    """Adds the row's `file` to a `BadRowError`, if the dataset has such a column and can be read."""
+    if not isinstance(error, BadRowError) or error.file is not None:
+        return
+    parts = source.parts if isinstance(source, MixedRows) else (source,)
+    for name, part in zip(dataset_names(source.uri), parts, strict=True):
+        if not isinstance(part, TableRows) or name != error.dataset:
+            continue
+        with contextlib.suppress(DatasetError, *LANCE_ERRORS):  # the row is named without it
+            opened = part.pinned.open_once()
+            if "file" not in opened.schema.names:
+                return
+            reader = Reader(pinned=part.pinned, dataset=opened, columns=["file"], row_bytes=100, retry_s=1.0)
+            found = reader.read(np.array([error.row_offset]))["file"][0].as_py()
+            error.file = found if isinstance(found, str) else None
+        return
 
 
 class Lookup:
@@ -43,7 +65,11 @@ class Lookup:
         valid = pa.array(np.ones(len(offsets), dtype=np.bool_))
         if self._decoding is not None:
             drawn = table if draws is None else table.append_column(DRAW, pa.array(draws))
-            table, receipt = self._decoding.apply(drawn, epoch, own_memory=True)
+            try:
+                table, receipt = self._decoding.apply(drawn, epoch, own_memory=True)
+            except BadRowError as error:
+                name_file(error, source)
+                raise
             self.bad_rows = receipt.bad_rows
             valid = table[VALID]
         components, own = split_offsets(offsets)

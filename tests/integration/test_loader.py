@@ -229,7 +229,11 @@ def test_a_killed_helper_costs_no_row(images_uri: str, undisturbed: list[dict[st
 def damaged(write_dataset: Callable[..., str]) -> str:
     good = encode(np.full((8, 8, 3), 200, np.uint8))
     values = [good[:40] if row == 33 else None if row == 57 else good for row in range(100)]
-    return write_dataset(pa.table({"image": pa.array(values, pa.binary()), "id": np.arange(100)}))
+    return write_dataset(
+        pa.table(
+            {"image": pa.array(values, pa.binary()), "id": np.arange(100), "file": [f"{row}.png" for row in range(100)]}
+        )
+    )
 
 
 @on_ray
@@ -265,11 +269,16 @@ def test_the_garbage_collector_ends_loaders_in_the_thread_of_rays_callbacks(imag
 
 
 def check_bad_row(uri: str, decoders: int) -> None:
-    dataset = raylance.dataset(uri, decode=raylance.Image("image"), order="sequential")
+    dataset = raylance.dataset(uri, columns=["image", "id"], decode=raylance.Image("image"), order="sequential")
+    mixed = raylance.mix({"one": (dataset, 1), "other": (dataset, 1)})
+    for read in (lambda: dataset.take([33]), lambda: list(mixed.iter_batches(batch_size=10))):
+        with pytest.raises(raylance.BadRowError, match=r"row offset 33, file '33\.png', of ") as caught:
+            read()
     with dataset.loader(num_decoders=decoders) as loader:
         with pytest.raises(raylance.BadRowError, match="row offset 33.*on_bad_row=") as caught:
             list(loader.iter_batches(global_batch_size=10))
         assert (caught.value.column, caught.value.row_offset) == ("image", 33)
+        assert caught.value.file == "33.png"
         shown = "".join(traceback.format_exception(caught.value))
         assert "RayTaskError" not in shown
         assert not decoders or shown.count("Traceback") == 1, "none of the helper's process"
