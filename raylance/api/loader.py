@@ -606,7 +606,8 @@ class RankLoader(Positioned):
 
     def _check_restored(self) -> None:
         """Raises ConfigError if Ray Train continues from a checkpoint with this loader's position, and nobody restored
-        it. A run that was not restored on purpose says so by `set_epoch`.
+        it. A run that was not restored on purpose says so by `set_epoch`. If another loader of the same data was
+        restored, this one is for something else, such as figures of the training data.
         """
         context = self._context
         is_split = context.world_size > 1 if context.assignment is None else context.assignment.is_split
@@ -616,9 +617,12 @@ class RankLoader(Positioned):
             return
         path, content = found
         own = self._state()
-        saved = [state for state in states_in(content) if state.get("fingerprint") == own.fingerprint]
+        here = own.fingerprint, own.epoch, own.position
+        read = ((state, tuple(map(state.get, ("fingerprint", "epoch", "position")))) for state in states_in(content))
+        saved = [state for state, place in read if place[0] == own.fingerprint and place != here]
         self._recorder.checkpoint = path
-        if saved and not self._is_placed and not Recorder.has_reported:
+        is_known = self._is_placed or own.fingerprint in Recorder.restored or Recorder.has_reported
+        if saved and not is_known:
             raise ConfigError(
                 f"Ray Train continues this run from {public_uri(path)}, which holds the position of "
                 f"{self._recorder.stem!r}: epoch {saved[0].get('epoch')}, position {saved[0].get('position')}. It was "

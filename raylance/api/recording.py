@@ -51,9 +51,11 @@ class Recorder:
         recording: Writes the record and the metrics; None if there are neither now.
         checkpoint: The checkpoint from which Ray Train continued the run when the loader began; None if there was none.
         has_reported: Whether a loader of this process was reported with a checkpoint.
+        restored: Fingerprints of the data whose position a loader of this process has loaded.
     """
 
     has_reported: ClassVar[bool] = False
+    restored: ClassVar[set[str]] = set()
 
     def __init__(
         self,
@@ -111,6 +113,7 @@ class Recorder:
     def on_resume(self, saved: State) -> None:
         """Records that the loader continues at a saved state."""
         self._restored = saved.epoch, saved.position
+        Recorder.restored.add(self.cursor.delivery_spec.fingerprint)
         self.stats.record_event("resume", {"epoch": saved.epoch, "position": saved.position})
 
     def time(self, batches: Generator[list[Any], None, None]) -> Generator[Any, None, None]:

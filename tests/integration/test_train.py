@@ -252,6 +252,43 @@ def test_a_restore_that_was_forgotten_is_refused_and_shown(images_uri: str, tmp_
     ]
 
 
+def careful_fn(config: dict[str, Any]) -> None:
+    """Saves before the first batch, and begins there without a restore; then restores, and makes another loader."""
+    loader, checkpoint = ray.train.get_dataset_shard("train"), ray.train.get_checkpoint()
+    if checkpoint is None:
+        raylance.report({"step": 0}, loader, state={"step": 0})
+        raise RuntimeError("the first start ends here")
+    with checkpoint.as_directory() as directory:
+        begin = torch.load(Path(directory, "state.pt"))["step"]
+    if begin:
+        raylance.restore(loader)
+        with config["train"].loader(rank=0, world_size=2, runtime="threads") as figures:
+            assert sum(len(batch["id"]) for batch in figures.iter_batches(global_batch_size=BATCH)) > 0
+    for step, batch in enumerate(loader.iter_batches(global_batch_size=BATCH), begin + 1):
+        del batch
+        if step == 3:
+            raylance.report({"step": step}, loader, state={"step": step})
+            raise RuntimeError("the second start ends here")
+    Path(config["log"]).write_text(str(step))
+
+
+@pytest.mark.slow
+def test_a_loader_that_need_not_be_restored_is_not_refused(images_uri: str, tmp_path: Path) -> None:
+    """A run that was saved before its first batch, or that also reads its figures from the training data, ended."""
+    train = open_train(images_uri, decode=None, columns=["id"])
+    make_trainer(
+        careful_fn,
+        tmp_path,
+        name="careful",
+        workers=1,
+        failures=2,
+        train_loop_config={"log": str(tmp_path / "done"), "train": train},
+        datasets={"train": train},
+        dataset_config=raylance.DataConfig(num_decoders=0),
+    ).fit()
+    assert int((tmp_path / "done").read_text()) == -(-953 // BATCH)
+
+
 def hand_fn(config: dict[str, Any]) -> None:
     """Loaders that the training function makes by itself, of handles that it was given."""
     context = ray.train.get_context()
