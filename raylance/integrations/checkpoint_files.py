@@ -172,17 +172,20 @@ def _bytes_in(directory: str) -> int:
     return needed
 
 
-def list_files(checkpoint: ray.train.Checkpoint, rank: int, world_size: int, steps: Mapping[str, Any]) -> None:
+def list_files(
+    checkpoint: ray.train.Checkpoint, rank: int, world_size: int, steps: Mapping[str, Any], report: str
+) -> None:
     """Writes which files of a rank's directory belong to a report, into the directory, if that is on this machine.
 
     Ray Train copies the directories of all ranks into one folder, and deletes nothing there. If an earlier report had
-    the same name, and more ranks or other files, its files stay beside the new ones. The world size and the steps of
-    the loaders, which are the same on all ranks, say which lists belong together.
+    the same name, and more ranks or other files, its files stay beside the new ones. Lists of one world size belong
+    together if the steps of their loaders are the same, or `report`, which names the report on all ranks: ranks of a
+    pipeline may take no steps, and a rank that Ray Train replaced has made other reports.
     """
     if not isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem):
         return
     folder = Path(checkpoint.path)
-    content = {"world_size": world_size, "steps": steps, "files": sorted(_files_in(folder))}
+    content = {"world_size": world_size, "steps": steps, "report": report, "files": sorted(_files_in(folder))}
     try:
         (folder / _LIST.format(rank)).write_text(json.dumps(content))
     except OSError as error:
@@ -199,7 +202,8 @@ def only_listed(directory: str, steps: Mapping[str, Any]) -> Iterator[Path]:
     lists = {path.name: _read_list(path) for path in folder.glob(_LISTS)}
     first = lists.get(_LIST.format(0), {})
     mine = [each for each in lists.values() if each.get("world_size") == first.get("world_size") is not None]
-    listed = {name for each in mine if each["steps"] == steps for name in each["files"]}
+    mine = [each for each in mine if each["steps"] == steps or each["report"] == first["report"]]
+    listed = {name for each in mine for name in each["files"]}
     if not all(lists.values()) or first.get("steps") != steps or not (stale := sorted(_files_in(folder) - listed)):
         yield folder
         return
@@ -219,8 +223,11 @@ def only_listed(directory: str, steps: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _files_in(folder: Path) -> set[str]:
-    """Returns the relative paths of all files in a directory but the lists."""
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    """Returns the relative paths of all files in a directory but the lists; also of those in linked directories, which
+    Ray Train copies.
+    """
+    walked = os.walk(folder, followlinks=True)
+    found = {os.path.relpath(os.path.join(parent, name), folder) for parent, _, names in walked for name in names}
     return found - {path.name for path in folder.glob(_LISTS)}
 
 
@@ -228,7 +235,8 @@ def _read_list(path: Path) -> dict[str, Any]:
     """Returns the content of a list; an empty one if it is damaged."""
     try:
         content = json.loads(path.read_text())
-        if {*content} == {"world_size", "steps", "files"} and all(isinstance(name, str) for name in content["files"]):
+        names = content["files"]
+        if {*content} == {"world_size", "steps", "report", "files"} and all(isinstance(name, str) for name in names):
             return dict(content)
     except (ValueError, TypeError):
         logger.warning("%s is damaged: which files belong to the checkpoint is not known", path)

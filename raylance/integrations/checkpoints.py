@@ -1,6 +1,7 @@
 """Owns raylance's part of Ray Train's checkpoints: loader positions and a run's state; never runs the training loop."""
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from raylance.api.batches import Batches
 from raylance.api.dataset import Dataset, adapter_of
 from raylance.api.loader import RankLoader, recorder_of, reporting
 from raylance.api.recording import all_recorders, assigned_recorders
-from raylance.environment import process, temporary
+from raylance.environment import facts, process, temporary
 from raylance.errors import ConfigError, StateError
 from raylance.integrations.checkpoint_files import (
     FILES,
@@ -29,6 +30,7 @@ from raylance.integrations.checkpoint_files import (
 )
 from raylance.planning.state import FORMAT, LOADERS, read_state
 
+_reports = itertools.count(1)  # of this process, with a loader; the same on all ranks
 Reported = RankLoader | Batches | Dataset  # a Dataset only in Ray Train's local mode
 
 
@@ -106,6 +108,7 @@ def report(
         "delete_local_checkpoint_after_upload": delete_local_checkpoint_after_upload,
     }
     is_own = is_first and given is None
+    number = next(_reports)
     with (
         _all(reporting(found, metrics) for found in loaders.values()),
         own_directory(checkpoint_upload_mode) if is_own else contextlib.nullcontext(given) as reported,
@@ -115,7 +118,7 @@ def report(
             position = states.get(None, {"format": FORMAT, LOADERS: states})
             if is_first:
                 write_files(reported, position, dict(state or {}) if is_own or state is not None else None)
-            list_files(reported, context.get_world_rank(), context.get_world_size(), _steps(position))
+            _list_files(reported, position, number, options)
         if reported is not None and checkpoint_upload_fn is None:
             check_room(reported)
         if is_own:
@@ -186,6 +189,21 @@ def _require_train(call: str, instead: str) -> None:
             f"storage of a run; nothing was saved or moved. Use {instead} in your own loop; call it in the function "
             "that a trainer of ray.train runs to use Ray Train's checkpoints."
         )
+
+
+def _list_files(
+    checkpoint: ray.train.Checkpoint, position: Mapping[str, Any], number: int, options: Mapping[str, Any]
+) -> None:
+    """Lists the files of this rank if they are known, and if Ray Train may put them beside others. Without a name, it
+    takes a new folder. What a function of the user's uploads, and what ranks write into the storage while others report
+    it, is not known.
+    """
+    is_copied = options["checkpoint_upload_mode"] is not CheckpointUploadMode.NO_UPLOAD
+    if options["checkpoint_dir_name"] is None or options["checkpoint_upload_fn"] is not None or not is_copied:
+        return
+    context = ray.train.get_context()
+    place = context.get_world_rank(), context.get_world_size()
+    list_files(checkpoint, *place, _steps(position), f"{facts.placement_group()} {number}")
 
 
 def _steps(position: Mapping[str, Any]) -> dict[str, Any]:

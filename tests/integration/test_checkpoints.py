@@ -35,7 +35,9 @@ def report_all(config: dict[str, Any]) -> dict[str, Any]:
 
     def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
         assert Path(checkpoint.path).parent == Path(config["temporary"])
-        return Checkpoint(shutil.copytree(checkpoint.path, storage / name, dirs_exist_ok=True))
+        copied = shutil.copytree(checkpoint.path, storage / name, dirs_exist_ok=True)
+        Path(copied, "part-uploaded.txt").write_text("made by this function")
+        return Checkpoint(copied)
 
     refuse("no loader", state={"step": 1})
     refuse("no directory", loader=loader, checkpoint=storage / "nowhere")
@@ -62,6 +64,7 @@ def report_all(config: dict[str, Any]) -> dict[str, Any]:
     (there / f"part-{rank}.txt").write_text(f"of rank {rank}")
     modes = {"checkpoint_upload_mode": CheckpointUploadMode.NO_UPLOAD, "checkpoint_dir_name": "there"}
     raylance.report({"step": 4}, loader, checkpoint=Checkpoint(there), **modes)
+    (there / "part-late.txt").write_text("written while others report")
     next(batches)
     with tempfile.TemporaryDirectory() as directory:  # only one rank has files now
         Path(directory, "part-0.txt").write_text("later")
@@ -120,7 +123,9 @@ def test_every_way_of_reporting(images_uri: str, tmp_path: Path) -> None:
         state = json.loads(Path(checkpoint.path, "raylance_state.json").read_text())
         assert (state["epoch"], state["position"]) == (0, BATCH * steps[name]), name
         parts = sorted(path.name for path in Path(checkpoint.path).glob("part-*"))
-        assert parts == (["part-0.txt", "part-1.txt"] if name in ("sharded", "both", "there") else []), name
+        late = {"there": ["part-late.txt"], "custom": ["part-uploaded.txt"]}.get(name, [])
+        both = ["part-0.txt", "part-1.txt"] if name in ("sharded", "both", "there") else []
+        assert parts == both + late, name
         seen: list[Path] = []
         loader = train.loader(rank=1, world_size=3)
         saved = raylance.restore(loader, checkpoint, load=lambda directory, seen=seen: seen.extend(directory.iterdir()))

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import pyarrow.fs
 import pytest
 import ray.train
 
@@ -11,14 +12,17 @@ from raylance.integrations.checkpoint_files import list_files, only_listed
 STEPS = {"": 6}
 
 
-def upload(folder: Path, to: Path, parts: dict[int, list[str]], steps: dict[str, int], world_size: int) -> None:
+def upload(
+    folder: Path, to: Path, parts: dict[int, list[str]], steps: dict[str, int], world_size: int, report: str = ""
+) -> None:
     """A report: each rank's directory, copied into one folder as Ray Train does."""
+    report = report or f"{steps} of {world_size}"
     for rank, names in parts.items():
         own = folder / f"{to.name}-{world_size}-{steps}-{rank}"
         for name in names:
             (own / name).parent.mkdir(parents=True, exist_ok=True)
             (own / name).write_text(f"{name} of {world_size} ranks at {steps}")
-        list_files(ray.train.Checkpoint(str(own)), rank, world_size, steps)
+        list_files(ray.train.Checkpoint(str(own)), rank, world_size, steps, report)
         shutil.copytree(own, to, dirs_exist_ok=True)
 
 
@@ -58,5 +62,28 @@ def test_a_checkpoint_of_one_report_is_handed_over_as_it_is(tmp_path: Path) -> N
             assert shown == latest
     for path in latest.glob("raylance_files-*"):
         path.unlink()
+    with only_listed(str(latest), STEPS) as shown:
+        assert shown == latest
+
+
+def test_files_of_ranks_that_take_no_steps_are_a_part(tmp_path: Path) -> None:
+    """The later stages of a pipeline report, too; their weights were left out as those of an earlier report."""
+    latest = tmp_path / "latest"
+    upload(tmp_path, latest, {0: ["part-0.pt"], 1: ["part-1.pt", "old"]}, {"": 3}, 2, "start 1")
+    upload(tmp_path, latest, {0: ["part-0.pt"]}, STEPS, 2, "start 2")
+    upload(tmp_path, latest, {1: ["part-1.pt"]}, {"": 0}, 2, "start 2")
+    with only_listed(str(latest), STEPS) as shown:
+        assert {path.name for path in shown.iterdir()} == {"part-0.pt", "part-1.pt"}
+
+
+def test_files_of_a_linked_directory_are_a_part(tmp_path: Path) -> None:
+    """Ray Train copies them; they were left out as those of an earlier report."""
+    own, latest = tmp_path / "own", tmp_path / "latest"
+    for folder in (own, latest, tmp_path / "model" / "deep"):
+        folder.mkdir(parents=True)
+    (tmp_path / "model" / "deep" / "weights").write_text("1")
+    (own / "model").symlink_to(tmp_path / "model")
+    list_files(ray.train.Checkpoint(str(own)), 0, 1, STEPS, "one")
+    pyarrow.fs.copy_files(str(own), str(latest))
     with only_listed(str(latest), STEPS) as shown:
         assert shown == latest
