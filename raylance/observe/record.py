@@ -108,6 +108,8 @@ def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) ->
     path = os.fspath(path)
     if storage_filesystem is not None:
         return storage_filesystem, path.rstrip("/")
+    if path.startswith("file:/") and not path.startswith("file://"):
+        path = f"file://{path.removeprefix('file:')}"
     scheme, is_uri, rest = path.partition("://")
     if not is_uri:
         return pa.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
@@ -117,7 +119,7 @@ def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) ->
         if decoded != inside:
             here, there = filesystem.get_file_info([inside, decoded])
             inside = decoded if here.type is _ABSENT and there.type is not _ABSENT else inside
-    except (pa.ArrowException, ValueError, OSError) as error:
+    except (pa.ArrowException, ValueError, OSError, ImportError) as error:
         raise ConfigError(
             f"{public_uri(path)} cannot be opened ({public_uri(str(error))}). No record can be read or written there. "
             "Give the folder of a run, as a path or a URI."
@@ -132,6 +134,8 @@ def _open_uri(scheme: str, rest: str) -> tuple[Any, str]:
     """Opens what follows `scheme` and `://` in a URI; see `open_folder`. Nothing in the path is decoded."""
     authority, _, inside = rest.partition("/")
     if scheme == "file":
+        if authority not in ("", "localhost"):
+            raise ValueError(f"it names the host {authority!r}, and file:/// with three slashes names a local folder")
         return pa.fs.LocalFileSystem(), f"/{inside.rstrip('/')}"
     named, _, options = rest.rpartition("?")
     if named and "=" in options:

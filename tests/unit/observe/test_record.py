@@ -61,6 +61,14 @@ def test_an_encoded_storage_path_is_decoded_if_that_is_what_there_is(tmp_path: P
     assert raylance.open_folder(f"file://{tmp_path}/my%20runs/a")[1] == str(tmp_path / "my%20runs" / "a")
 
 
+def test_a_local_uri_with_one_slash_is_found_and_one_with_a_host_is_refused(tmp_path: Path) -> None:
+    """Ray Train takes file:/runs for /runs; of file://runs/a, /a was read, which may be another run."""
+    assert raylance.open_folder(f"file:{tmp_path}/a#1")[1] == f"{tmp_path}/a#1"
+    assert raylance.open_folder(f"file://localhost{tmp_path}/a")[1] == f"{tmp_path}/a"
+    with pytest.raises(raylance.ConfigError, match="'runs'"):
+        raylance.open_folder("file://runs/a")
+
+
 @pytest.mark.parametrize("uri", ["s3://b/run#2/d.lance", "file:///tmp/a?b/d.lance", "file:/tmp/a#b.lance"])
 def test_a_dataset_that_lance_would_look_for_elsewhere_is_refused(uri: str) -> None:
     """Lance opened s3://b/run."""
