@@ -8,6 +8,7 @@ component's own order, is computed by arithmetic: see `_Tree`.
 import dataclasses
 import functools
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self
@@ -71,13 +72,20 @@ def quotas(weights: Sequence[float]) -> list[int]:
     """Returns the components' shares as whole numbers, at least 1, whose sum is at most 2**31. Weights are taken as
     they are written: 0.7 and 0.3 are 7 and 3. If no such numbers are exact, each is off by one part of the sum at most.
     """
-    exact = [Fraction(weight) if isinstance(weight, int) else Fraction(repr(float(weight))) for weight in weights]
+    exact = list(map(_exact, weights))
     scale = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
     divisor, total = math.gcd(*whole), sum(whole)
     if total // divisor <= _MOST_SHARES:
         return [number // divisor for number in whole]
     return [max(1, number * (_MOST_SHARES - len(whole)) // total) for number in whole]
+
+
+def _exact(weight: Any) -> Fraction:
+    """Returns a weight as it is written, also of 32 bits: 0.7, not the nearest float."""
+    if isinstance(weight, numbers.Rational):
+        return Fraction(int(weight.numerator), int(weight.denominator))
+    return Fraction(str(weight if isinstance(weight, np.floating) else float(weight)))
 
 
 class _Tree:

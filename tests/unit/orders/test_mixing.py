@@ -153,6 +153,9 @@ def test_shares_are_exact_if_they_can_be() -> None:
     assert quotas([0.0135, 0.9865]) == [27, 1973]
     assert quotas([np.float64(1e308)] * 3) == [1, 1, 1]
     assert quotas([1e308, 1.5e308]) == [2, 3]
+    assert quotas([np.float32(0.7), np.float16(0.3)]) == [7, 3]
+    assert quotas([np.int64(2), np.uint8(4)]) == [1, 2]
+    assert quotas([Fraction(10**400, 3), Fraction(2 * 10**400, 3)]) == [1, 2], "more than a float holds"
     assert quotas([1e-300, 1e308, 1e308]) == [1, 2**30 - 2, 2**30 - 2]
     third = quotas([1 / 3, 1 / 7, 1 / np.pi])
     assert sum(third) <= 2**31
