@@ -20,7 +20,7 @@ _ROWS, _BATCH = 997, 64  # a last step that is not full
 _WIDE, _LOADED_ROWS = 4096, 20_000
 _LOAD = 24  # matrix products before each batch is read
 _FREE_BYTES = 64 << 20  # what a device may lose to libraries between two measurements
-_CLOSE = 8  # of 255, the mean of a picture: more is another picture; tiny ones have colours at half their resolution
+_CLOSE = 8  # grey levels, mean over a picture: tiny pictures have colours at half their resolution
 
 
 @dataclass(frozen=True, slots=True)

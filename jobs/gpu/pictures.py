@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 _LONGEST = 700  # pixels of a side
-_ORIENTATION = 0x0112  # of EXIF
+_ORIENTATION = 0x0112  # the EXIF tag
 _SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
 
 

@@ -16,10 +16,10 @@ from .setting import QUALITIES, GpuSetting
 
 # uint8 (n, 3, 224, 224) in channels-last memory; labels (n,)
 Batch = tuple[torch.Tensor, torch.Tensor]
-_MEAN, _DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet, of 255
+_MEAN, _DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # ImageNet, in grey levels of 0 to 255
 _CLASSES = 1000
 _WARM_UP = 12  # steps before the clock: compilation, the choice of kernels, the first batches
-_GOAL = 0.95  # of the rate of random tensors
+_GOAL = 0.95  # the least share of the rate with random tensors
 
 
 def measure(setting: GpuSetting) -> Iterator[Figure]:

@@ -89,8 +89,8 @@ def to_numpy(
     a column `…_offsets`, int64 (n + 1,).
 
     Columns of bfloat16 become arrays of `ml_dtypes.bfloat16`, or uint16 with `as_bits`. All arrays are writable. Arrays
-    of numbers are views of the table's memory if the column is in one piece, so
-    nothing else may read the table; `join` joins the chunks of other columns.
+    of numbers are views of the table's memory if the column is in one piece, so nothing else may read the table; `join`
+    joins the chunks of other columns.
 
     Raises:
         DatasetError: If there are nulls among numbers; if a list does not have the length that `lists` gives for

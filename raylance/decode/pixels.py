@@ -45,8 +45,8 @@ _TIFF = "TIFF"  # Pillow turns TIFFs itself when it loads them; images of other 
 _JPEG = b"\xff\xd8\xff"
 _COLOURS = ("YCbCr", "RGB", "Gray")  # colour spaces of JPEGs; Pillow converts CMYK
 _BLOCK_PIXELS = 4 << 20  # most that Pillow holds in one block, which Arrow can import
-_STRIP_PIXELS = 1 << 20  # of a larger image that are converted at once
-_KEPT_BYTES = 64 << 20  # of memory for pixels that a thread keeps from one JPEG to the next
+_STRIP_PIXELS = 1 << 20  # pixels of a larger image converted at once
+_KEPT_BYTES = 64 << 20  # memory for pixels that a thread keeps from one JPEG to the next, at most
 _TORCH = importlib.metadata.version("torch").partition("+")[0]
 CODEC = f"simplejpeg {simplejpeg.__version__}, pillow {PIL.__version__}, torch {_TORCH}"
 """The codecs that make the pixels."""

@@ -30,7 +30,7 @@ from raylance.integrations.checkpoint_files import (
 )
 from raylance.planning.state import FORMAT, LOADERS, read_state
 
-_reports = itertools.count(1)  # of this process, with a loader; the same on all ranks
+_reports = itertools.count(1)  # numbers the calls of report with a loader; equal on all ranks
 Reported = RankLoader | Batches | Dataset  # a Dataset only in Ray Train's local mode
 
 
@@ -149,8 +149,8 @@ def restore(
 
     Raises:
         ConfigError: If `checkpoint` is None and this is not a training function of Ray Train; if `loader` is not a
-            loader; or if Ray Train gives every rank all rows, because `datasets_to_split`
-            of the run's `DataConfig` has a name that is not a dataset of the run.
+            loader; or if Ray Train gives every rank all rows, because `datasets_to_split` of the run's `DataConfig`
+            has a name that is not a dataset of the run.
         StateError: If the checkpoint belongs to other data, another order or other loaders, is damaged, or was written
             by a newer version; or if `load` is None and the checkpoint has no state.pt. Such a checkpoint was
             reported with `checkpoint=` and without a `state`, or not by raylance.
