@@ -650,7 +650,8 @@ class RankLoader(Positioned):
                 check_permutation(plan, self._read_spec.source.load_selection(), epoch, step.after, handed)
         self._cursor.advance(step.after, is_last=step.is_last)
         if step.is_last:
-            if plan.empty_ranks and operator.eq(*plan.rank_slice(step.before, share[0])):
+            is_empty = plan.empty_ranks and operator.eq(*plan.rank_slice(step.before, share[0]))
+            if is_empty and not self._cursor.delivery_spec.empty_batches:
                 _warn_of_no_row(str(self._read_spec.source.uri), plan.dp_size, plan.dp_size - plan.empty_ranks)
             self._recorder.on_epoch(epoch, begin, step.after, self._passed)
 
@@ -661,7 +662,8 @@ def _warn_of_no_row(uri: str, ranks: int, rows: int) -> None:
     logger.warning(
         '%s: the last step has %d rows for %d ranks, so this rank gets a batch of no row (remainder="ragged"). The '
         "mean of its losses is NaN, and so is a mean over all ranks. Add up sums and counts, and divide them after the "
-        'last batch; or use remainder="pad", whose repeated rows have _valid False.',
+        'last batch, and open the dataset with empty_batches=True; or use remainder="pad", whose repeated rows have '
+        "_valid False.",
         uri,
         rows,
         ranks,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from raylance.api.dataset import Dataset, spec_of
-from raylance.arguments import check_integer, check_word
+from raylance.arguments import check_flag, check_integer, check_word
 from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder, quotas
@@ -25,6 +25,7 @@ def mix(
     stop: str | int = "first_exhausted",
     window_bytes: int | None = None,
     remainder: Remainder = "drop",
+    empty_batches: bool = False,
 ) -> Dataset:
     """Mixes datasets by weight, each in its own order.
 
@@ -43,6 +44,7 @@ def mix(
         window_bytes: As in `raylance.dataset`, for all datasets together, divided among them by weight. The datasets in
             `parts` must be opened without `window_bytes`.
         remainder: How the rows after the last whole step are handled: "drop", "pad" or "ragged".
+        empty_batches: Whether ranks may get batches of no row, as for `dataset`.
 
     Returns:
         A handle, as `raylance.dataset` returns. Checkpoints of a run on it hold the position in each dataset.
@@ -54,6 +56,7 @@ def mix(
     """
     _check_parts(parts)
     check_word("remainder", remainder, REMAINDERS)
+    check_flag("empty_batches", empty_batches)
     window_bytes = None if window_bytes is None else check_integer("mix(): window_bytes", window_bytes, 1)
     first, schemas = next(iter(parts)), {name: dataset.schema for name, (dataset, _) in parts.items()}
     for name, (dataset, _) in parts.items():
@@ -89,6 +92,7 @@ def mix(
         order=MixOrder(components=components, stop=stop, spread="tree"),
         seed=delivery_specs[0].seed,
         remainder=remainder,
+        empty_batches=empty_batches,
         masks_bad_rows=delivery_specs[0].masks_bad_rows,
         window_bytes=window_bytes,
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.api.dataset import Dataset
-from raylance.arguments import check_integer, check_word, refuse_unknown
+from raylance.arguments import check_flag, check_integer, check_word, refuse_unknown
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
 from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
 from raylance.decode.decoder import Decoder, is_on_device
@@ -56,6 +56,7 @@ def dataset(
     seed: int = 0,
     window_bytes: int | None = None,
     remainder: Remainder = "drop",
+    empty_batches: bool = False,
     on_bad_row: Literal["raise", "mask"] = "raise",
     max_bad_rows: int | float | None = 0.01,
     read: ReadMode = "auto",
@@ -89,6 +90,8 @@ def dataset(
             of the run's `DataConfig`; without one, 512 MiB. Checkpoints record it, and a resume keeps it.
         remainder: How the rows after the last whole step are handled: "drop" leaves them out, "pad" fills the step with
             repeated rows, whose `_valid` is False, and "ragged" makes a shorter step.
+        empty_batches: Whether ranks may get batches of no row. If False, a global batch of fewer rows than
+            data-parallel ranks is refused, and the first batch of no row in a last, shorter step logs a warning.
         on_bad_row: "raise" stops at a bad row: a row that cannot be decoded, or on which the transform fails even if it
             gets this row alone. "mask" delivers zeros with `_valid` False instead.
         max_bad_rows: With "mask", how many bad rows a rank may be handed before there is an error. An integer counts
@@ -116,6 +119,7 @@ def dataset(
     """
     refuse_unknown("raylance.dataset()", unknown, dataset.__kwdefaults__ or ())
     check_word("remainder", remainder, REMAINDERS)
+    check_flag("empty_batches", empty_batches)
     check_word("on_bad_row", on_bad_row, ("raise", "mask"))
     check_word("read", read, READ_MODES)
     check_word("stale", stale, STALE)
@@ -192,6 +196,7 @@ def dataset(
         tables=share_tables(made_order, tables, source, selection),
         seed=seed,
         remainder=remainder,
+        empty_batches=empty_batches,
         masks_bad_rows=on_bad_row == "mask",
         window_bytes=window_bytes,
     )

@@ -27,6 +27,7 @@ class DeliverySpec:
         row_bytes: Bytes of a raw row, as measured when the dataset was opened.
         fingerprint: Hash of the selection's row offsets.
         order: The order, whose fields may be "auto"; `tables` holds its look-ups in the selection.
+        empty_batches: Whether data-parallel ranks may get batches of no row in each step.
         masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
         window_bytes: Determines the sizes that the order leaves to "auto"; None for the run's value, or the default.
     """
@@ -41,6 +42,7 @@ class DeliverySpec:
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
     seed: int
     remainder: Remainder
+    empty_batches: bool
     masks_bad_rows: bool
     window_bytes: int | None = None
 
@@ -70,13 +72,15 @@ def make_plan(
     are read in parts. If `remainder` is None, that of `spec` is used.
 
     Raises:
-        ConfigError: If there would be no step, or some ranks would have no row in any step.
+        ConfigError: If there would be no step; or if some ranks would have no row in any step, and `spec` does not
+            allow it.
     """
     remainder = remainder or spec.remainder
-    if global_batch_size < dp_size:
+    if global_batch_size < dp_size and not spec.empty_batches:
         raise ConfigError(
             f"a global batch of {global_batch_size} rows on {dp_size} data-parallel ranks: some would have no row in "
-            f"any step, and their loss no value. Use global_batch_size={dp_size} or more, or fewer data-parallel ranks."
+            f"any step, and their loss no value. Use global_batch_size={dp_size} or more, or fewer data-parallel "
+            "ranks. If your loop adds up sums and counts, open the dataset with empty_batches=True."
         )
     row_bytes = max(spec.row_bytes, 1)
     order = spec.order.resolve(

@@ -27,6 +27,7 @@ DELIVERY = DeliverySpec(
     order=WindowShuffle(shard_rows=10, window_shards=2, lanes=4),
     seed=0,
     remainder="drop",
+    empty_batches=False,
     masks_bad_rows=False,
 )
 

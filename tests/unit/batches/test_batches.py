@@ -484,6 +484,25 @@ def test_a_last_step_with_fewer_rows_than_ranks_is_said(uri: str, caplog: pytest
     assert sum(sums) == len(handle)
 
 
+@pytest.mark.parametrize("remainder", ["ragged", "pad", "drop"])
+def test_fewer_rows_than_ranks_come_if_asked_for(uri: str, remainder: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Each row comes once, ranks take turns or get nothing, and no warning says what was asked for."""
+    handle = open_ids(uri, remainder=remainder, empty_batches=True)
+    mixed = raylance.mix({"a": (handle, 1), "b": (handle, 1)}, remainder=remainder, empty_batches=True)
+    for data in (handle, mixed):
+        came = []
+        for rank in range(4):
+            with data.loader(rank=rank, world_size=4, runtime="threads") as loader:
+                batches = list(loader.iter_torch_batches(global_batch_size=3))
+                assert len(batches) == data.plan(3, world_size=4).plan.steps()
+                real = [batch["id"][batch["_valid"]] if "_valid" in batch else batch["id"] for batch in batches]
+                came += torch.cat(real).tolist()
+        left_out = len(data) % 3 if remainder == "drop" else 0
+        assert len(came) == len(data) - left_out
+        assert data is mixed or len({*came}) == len(came)
+    assert not [record for record in caplog.records if "no row" in record.getMessage()]
+
+
 class _Wrapped(torch.utils.data.IterableDataset[Any]):
     def __init__(self, owner: Any) -> None:
         self.owner = owner
