@@ -16,10 +16,11 @@ import re
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import PIL.GifImagePlugin
 import PIL.Image
 import PIL.ImageFile
 import pyarrow as pa
@@ -41,6 +42,8 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _PIXEL_CHUNKS = b"tRNS", b"acTL", b"fcTL", b"fdAT"  # chunks that change pixels, though PNG allows to ignore them
 _TURNING_TEXTS = "Raw profile type exif", "XML:com.adobe.xmp"  # texts of a PNG by which Pillow turns it
 _TEXT_BYTES = 16 << 20  # most bytes of such a text
+_JPEG2000_SIZE, _JPEG2000_BITS = b"\xff\x4f\xff\x51", 42  # start of the code; bytes from there to its bits
+_KEEP_PALETTE = PIL.GifImagePlugin.LoadingStrategy.RGB_AFTER_FIRST  # of the first frame, the only one decoded
 _TIFF = "TIFF"  # Pillow turns TIFFs itself when it loads them; images of other formats stay as they are stored
 _JPEG = b"\xff\xd8\xff"
 _COLOURS = ("YCbCr", "RGB", "Gray")  # colour spaces of JPEGs; Pillow converts CMYK
@@ -131,6 +134,8 @@ class PixelDecoder:
             white = 1 if image.mode == "1" else white
             if white < 255:  # Pillow has scaled it
                 grey = ((np.arange(256) * white + 127) // 255).astype(np.uint8)[grey]
+            if image.format == "JPEG2000" and image.mode in ("L", "LA"):
+                grey = grey >> _shifted_bits(bytes(encoded))
             whole = self._turned(grey[..., None], image)
         return [_part(whole, box) for box in cut(whole.shape[0], whole.shape[1])]
 
@@ -287,38 +292,63 @@ def _shown(stored: Pixels, orientation: int) -> Pixels:
 
 
 class _Switch(threading.local):
-    """Takes the place of `PIL.ImageFile.LOAD_TRUNCATED_IMAGES`, which belongs to the process: while a thread decodes
-    here, it has the value of its decoder. In all other code, it has the value that the process set.
+    """Takes the place of a setting of Pillow that belongs to the process: `PIL.ImageFile.LOAD_TRUNCATED_IMAGES`, or
+    `PIL.GifImagePlugin.LOADING_STRATEGY`, by which palettes become colours. While a thread decodes here, it has the
+    value of its decoder. In all other code, it has the value that the process set.
     """
 
-    of_process: ClassVar[Any] = False
-    of_thread: bool | None = None
+    of_thread: Any = None
+
+    def __init__(self, module: Any, name: str) -> None:  # in each thread
+        self._module, self._name = module, name
+
+    def install(self) -> None:
+        """Takes the place, at first and after the process has set it."""
+        if (found := getattr(self._module, self._name)) is not self:
+            _of_process[self._name] = found
+            setattr(self._module, self._name, self)
+
+    @property
+    def of_process(self) -> Any:
+        """The value that the process set."""
+        return _of_process[self._name]
+
+    def _value(self) -> Any:
+        return self.of_process if self.of_thread is None else self.of_thread
 
     def __bool__(self) -> bool:
-        return bool(self.of_process if self.of_thread is None else self.of_thread)
+        return bool(self._value())
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._value() == other)
+
+    def __hash__(self) -> int:
+        return hash(self._value())
 
 
-_switch = _Switch()
+_of_process: dict[str, Any] = {}
+_truncated = _Switch(PIL.ImageFile, "LOAD_TRUNCATED_IMAGES")
+_palettes = _Switch(PIL.GifImagePlugin, "LOADING_STRATEGY")
 
 
 @contextlib.contextmanager
 def accepting(truncated: Truncated) -> Iterator[None]:
-    """Lets Pillow accept or refuse truncated images in this thread."""
-    pillow: Any = PIL.ImageFile
-    if pillow.LOAD_TRUNCATED_IMAGES is not _switch:  # at first, and after the process has set it
-        _Switch.of_process, pillow.LOAD_TRUNCATED_IMAGES = pillow.LOAD_TRUNCATED_IMAGES, _switch
-    before, _switch.of_thread = _switch.of_thread, truncated == "accept"
+    """Lets Pillow accept or refuse truncated images in this thread, and keep the palette of a GIF."""
+    for switch in (_truncated, _palettes):
+        switch.install()
+    before = _truncated.of_thread, _palettes.of_thread
+    _truncated.of_thread, _palettes.of_thread = truncated == "accept", _KEEP_PALETTE
     try:
         yield
     except OSError as error:
-        if not _Switch.of_process or truncated == "accept" or "truncated" not in str(error):
+        if not _truncated.of_process or truncated == "accept" or "truncated" not in str(error):
             raise
         raise OSError(
             f"{error}. PIL.ImageFile.LOAD_TRUNCATED_IMAGES has no effect, because it acts in one process only: pass "
             'Image(…, truncated="accept")'
         ) from error
     finally:
-        _switch.of_thread = before
+        _truncated.of_thread, _palettes.of_thread = before
 
 
 def _open(encoded: bytes | memoryview, rules: Rules) -> PIL.Image.Image:
@@ -447,6 +477,13 @@ def _white(image: Any) -> int:
     raw = arguments if isinstance(arguments, str) else str(arguments[0]) if arguments else ""
     few = re.match("L;([124])", raw)
     return 255 if few is None else (1 << int(few[1])) - 1
+
+
+def _shifted_bits(encoded: bytes) -> int:
+    """Returns by how many bits Pillow shifts the grey of a JPEG 2000 image, which may have fewer than 8 bits."""
+    at = encoded.find(_JPEG2000_SIZE)
+    bits = 1 + (encoded[at + _JPEG2000_BITS] & 0x7F) if 0 <= at < len(encoded) - _JPEG2000_BITS else 8
+    return max(0, 8 - bits)
 
 
 def shown_size(encoded: bytes | memoryview, rules: Rules) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import io
 import os
 import pickle
 import subprocess
@@ -277,6 +278,7 @@ def test_states_name_the_codec_and_drafts(write_dataset: Callable[..., str], cap
 @pytest.mark.parametrize(
     ("kind", "bits", "maxval"),
     [("PNG", 1, 0), ("PNG", 2, 0), ("PNG", 4, 0), ("TIFF", 1, 0), ("TIFF", 2, 0), ("TIFF", 4, 0), ("BMP", 1, 0)]
+    + [("JPEG2000", 2, 0), ("JPEG2000", 4, 0), ("JPEG2000", 7, 0), ("JPEG2000", 8, 0)]
     + [(kind, 8, maxval) for kind in ("PGM", "plain PGM") for maxval in (1, 5, 15, 200, 254, 255)],
 )
 def test_grey_of_fewer_bits_is_as_it_is_stored(kind: str, bits: int, maxval: int) -> None:
@@ -437,6 +439,20 @@ def test_truncated_images_follow_the_setting_and_not_the_process(
     assert bool(PIL.ImageFile.LOAD_TRUNCATED_IMAGES) == of_process, "for the code of others, it is what it was"
     with pytest.raises(raylance.ConfigError, match="truncated='yes'"):
         Image("image", truncated="yes")  # type: ignore[arg-type]
+
+
+def test_the_colours_of_a_gif_do_not_follow_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow has a switch that turns its palette into colours: class numbers became their brightness."""
+    numbers = np.arange(13 * 7, dtype=np.uint8).reshape(7, 13) % 5
+    image = PIL.Image.fromarray(numbers)
+    image.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255, 255, 255, 255])
+    data, always = encode(image, "GIF"), PIL.GifImagePlugin.LoadingStrategy.RGB_ALWAYS
+    monkeypatch.setattr(PIL.GifImagePlugin, "LOADING_STRATEGY", always)
+    assert PIL.Image.open(io.BytesIO(data)).mode == "RGB"
+    out = decode([data], Image("image", size=(7, 13), mode="L"))[0]
+    np.testing.assert_array_equal(out[0, ..., 0], numbers)
+    assert always == PIL.GifImagePlugin.LOADING_STRATEGY, "for the code of others, it is what it was"
+    assert PIL.Image.open(io.BytesIO(data)).mode == "RGB"
 
 
 @pytest.mark.usefixtures("ray_session")
