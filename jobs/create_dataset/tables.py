@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+import raylance
 from jobs.common import RefusedError, identity, is_blob, locate, reason
 from jobs.create_dataset.fitting import as_read, check_schema, is_number, kind_of, to_numbers
 from jobs.create_dataset.shaping import is_image, plain, take_bytes
@@ -272,11 +273,14 @@ class LanceTable(Source):
                 "column first."
             )
         try:
-            self.rows = self.rows if filter is None else opened.count_rows(filter)
-        except (OSError, ValueError) as error:
+            if filter is not None:  # by raylance, which refuses a filter on which Lance would end the process
+                self.rows = len(
+                    raylance.dataset(self.uri, columns=self.columns, filter=filter, storage_options=options)
+                )
+        except raylance.RaylanceError as error:
             raise RefusedError(
-                f"--filter {filter} can't be used on --input {location} ({reason(error)}). No row would be kept. Write "
-                f"it in SQL, of the columns {', '.join(opened.schema.names)}."
+                f"--filter can't be used on --input {location} ({reason(error)}). No row would be kept. Write it in "
+                f"SQL, of the columns {', '.join(opened.schema.names)}."
             ) from error
         self.version, self.identity = opened.version, identity(opened)
         self.facts = [self.uri, self.version, self.identity, filter]
