@@ -616,13 +616,12 @@ class RankLoader(Positioned):
         if found is None:
             return
         path, content = found
-        own = self._state()
-        here = own.fingerprint, own.epoch, own.position
-        read = ((state, tuple(map(state.get, ("fingerprint", "epoch", "position")))) for state in states_in(content))
-        saved = [state for state, place in read if place[0] == own.fingerprint and place != here]
-        self._recorder.checkpoint = path
-        is_known = self._is_placed or own.fingerprint in Recorder.restored or Recorder.has_reported
-        if saved and not is_known:
+        self._recorder.checkpoint, own = path, self._state()
+        if self._is_placed or own.fingerprint in Recorder.restored or Recorder.has_reported:
+            return
+        of_these_rows = [state for state in states_in(content) if state.get("fingerprint") == own.fingerprint]
+        here = own.epoch, own.position
+        if saved := [state for state in of_these_rows if (state.get("epoch"), state.get("position")) != here]:
             raise ConfigError(
                 f"Ray Train continues this run from {public_uri(path)}, which holds the position of "
                 f"{self._recorder.stem!r}: epoch {saved[0].get('epoch')}, position {saved[0].get('position')}. It was "

@@ -15,7 +15,7 @@ import torch.utils.data
 from torch.distributed.device_mesh import DeviceMesh
 
 from raylance.arguments import check_integer
-from raylance.errors import ConfigError
+from raylance.errors import ConfigError, StateError
 from raylance.planning.shard_context import RankAndSize, ShardContext
 
 DistInfo = Literal["torch", "jax", "ray", "auto"] | RankAndSize | Callable[[], RankAndSize] | None
@@ -61,6 +61,9 @@ def train_storage() -> tuple[Any, str, str] | None:
 def train_checkpoint_file(name: str) -> tuple[str, bytes] | None:
     """Returns the path of Ray Train's newest checkpoint and the content of a file in it, 64 MiB at most; None outside
     of a training function, without a checkpoint, and if the checkpoint has no such file.
+
+    Raises:
+        StateError: If the storage does not give the file.
     """
     if train_rank() is None:
         return None
@@ -72,6 +75,12 @@ def train_checkpoint_file(name: str) -> tuple[str, bytes] | None:
             return checkpoint.path, bytes(file.read(64 << 20))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise StateError(
+            f"{name} in Ray Train's checkpoint {checkpoint.path} cannot be read ({error}), so it is unknown whether "
+            "this run was restored from it, and no batch is handed out. Give the workers access to the storage of the "
+            "run, or see why it fails; Ray Train then continues from the same checkpoint."
+        ) from error
 
 
 def in_local_mode() -> bool:

@@ -209,11 +209,20 @@ def check_records(folder: Path) -> None:
 
 
 def forgetful_fn(config: dict[str, Any]) -> None:
-    """Loads the model as Ray's guides do, and forgets the loader; then begins at row 0 on purpose."""
+    """Loads the model as Ray's guides do, and forgets the loader, also while the storage does not give its state; then
+    begins at row 0 on purpose.
+    """
     loader, checkpoint = ray.train.get_dataset_shard("train"), ray.train.get_checkpoint()
     if checkpoint is not None:
         with checkpoint.as_directory() as directory:
             assert torch.load(Path(directory, "state.pt"))["step"] == 3
+        state = Path(checkpoint.path, "raylance_state.json")
+        kept = state.rename(state.with_suffix(".kept"))
+        state.mkdir()
+        with pytest.raises(raylance.StateError, match=f"{state.name} in .*{checkpoint.path} cannot be read"):
+            next(iter(loader.iter_batches(global_batch_size=BATCH)))
+        state.rmdir()
+        kept.rename(state)
         try:
             next(iter(loader.iter_batches(global_batch_size=BATCH)))
         except raylance.ConfigError as error:
