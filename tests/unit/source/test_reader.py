@@ -220,6 +220,8 @@ def test_the_choice_follows_density_and_row_size(write_dataset: Callable[..., st
     assert choose(every, 100) == "range"
     assert choose(half, 100) == "range", "a selectivity of one half is read through"
     assert choose(few, 100) == "take", "nineteen of twenty rows would be read in vain"
+    assert choose(np.arange(0, 1_000_000, 20), 8) == "range", "a take reads whole blocks of small values, too"
+    assert choose(np.arange(0, 1_000_000, 100), 8) == "take", "ninety-nine of a hundred rows would be read in vain"
     assert choose(half, 100_000) == "take", "gaps of large rows are not read"
     assert choose(np.arange(5), 100) == "take", "a few small rows are no range"
     assert choose(few, 1_000_000) == "take", "single rows are no range, however large"
