@@ -14,6 +14,7 @@ from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan, WorkItem
 from raylance.read_spec import ReadSpec
+from raylance.source.memory import TableSize
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class Assembly:
         self._after = position
         self._parts: list[StepRows] = []
         self._masked: list[Int64Array] = []
-        self._digest, self._nbytes = Digest(), 0
+        self._digest, self._nbytes, self._size = Digest(), 0, TableSize()
         self._steps: deque[tuple[StepRows, int, Int64Array, Digest]] = deque()
 
     def add(self, item: WorkItem, plain: pa.Table, decoded: pa.Table | None) -> None:
@@ -122,7 +123,7 @@ class Assembly:
         has_bad = bool(bad.any())
         rows = item.high - item.low
         low, high = self._plan.rank_slice(item.position, self._dp_rank)
-        nbytes, together = table.nbytes // item.steps, ItemRows(table)
+        nbytes, together = self._size.of(table) // item.steps, ItemRows(table)
         for step, digest in enumerate(Digest.of_steps(came, real, item.steps)):
             own = slice(step * rows, (step + 1) * rows)
             self._parts.append(StepRows(together, own.start, rows))

@@ -14,6 +14,7 @@ from raylance.observe import Receipt, clock
 from raylance.planning.plan import Chunk, Plan
 from raylance.read_spec import ReadSpec
 from raylance.settings import Options
+from raylance.source.memory import TableSize
 from raylance.source.readahead import ReadAhead, TooLargeError
 
 
@@ -33,6 +34,7 @@ class RankReader:
             lends=own_memory,
             at_once=self._decoding is None,  # if rows are decoded, decoding needs the cores when a window ends
         )
+        self._size = TableSize()
         self._plans: dict[str, Plan] = {}
         threads = 1 if options.decode_threads == "auto" else options.decode_threads
         self._threads = ThreadPoolExecutor(threads) if self._decoding else None
@@ -61,7 +63,7 @@ class RankReader:
             table = self._ahead.gather(key, plan, item, command.allowed_bytes, command.following)
         except TooLargeError as large:
             table, receipt.too_large_bytes = self._ahead.empty_table(), large.nbytes
-        receipt.nbytes = receipt.raw_bytes = table.nbytes
+        receipt.nbytes = receipt.raw_bytes = self._size.of(table)
         receipt.read_s, receipt.held_bytes = clock.now() - begin, self._ahead.peak_bytes
         receipt.read_bytes, receipt.storage_s = self._ahead.read_since()
         receipt.window_bytes = self._ahead.held_bytes

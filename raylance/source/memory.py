@@ -465,14 +465,35 @@ def _make_column(kind: pa.DataType, lend: Lend) -> _Column:
     return _Chunks([])
 
 
+class TableSize:
+    """Computes the bytes of tables of one schema, without the bits that mark nulls. If all rows have one size, it does
+    without `nbytes`, which releases the GIL for each array, and waits for it each time.
+    """
+
+    def __init__(self) -> None:
+        self._row_bits: int | None = None  # 0 if rows differ in size; None before the first table
+
+    def of(self, table: pa.Table) -> int:
+        """Returns the bytes of a table."""
+        if self._row_bits is None:
+            widths = [_bits(kind) for kind in table.schema.types]
+            self._row_bits = sum(widths) if all(widths) else 0
+        return table.num_rows * self._row_bits // 8 if self._row_bits else int(table.nbytes)
+
+
 def _width(kind: pa.DataType) -> int:
     """Returns the bytes of a value; 0 if values differ in size or do not have whole bytes."""
+    bits = _bits(kind)
+    return bits // 8 if bits % 8 == 0 else 0
+
+
+def _bits(kind: pa.DataType) -> int:
+    """Returns the bits of a value; 0 if values differ in size."""
     if isinstance(kind, pa.BaseExtensionType):
-        return _width(kind.storage_type)
+        return _bits(kind.storage_type)
     if pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size) * _width(kind.value_type)
-    is_fixed = pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind)
-    return kind.bit_width // 8 if is_fixed and kind.bit_width % 8 == 0 else 0
+        return int(kind.list_size) * _bits(kind.value_type)
+    return int(kind.bit_width) if pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind) else 0
 
 
 def _bytes(buffer: pa.Buffer | None) -> Bytes:

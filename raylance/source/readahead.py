@@ -176,7 +176,7 @@ class ReadAhead:
             self._read_more(portion)
         if not tables:
             return self.empty_table()
-        return pa.concat_tables(tables).combine_chunks()
+        return tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
 
     def begin(self, plan_key: str, plan: Plan, rank: int, chunk: Chunk) -> None:
         """Drops the held portions and starts to read a chunk that will be needed. Does nothing if a held portion has
