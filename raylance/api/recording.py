@@ -79,6 +79,7 @@ class Recorder:
         self._restored: tuple[int, int] | None = None  # the place of the state that was loaded last
         self._resharded: tuple[int, str] | None = None  # old dp_size, and where; until the next batch
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
+        self._origin: dict[str, Any] = {"elastic": context.is_elastic}  # facts about the process for the digest
         self._enter_process()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -148,7 +149,7 @@ class Recorder:
         if changes and self._resharded is None and self.stats.batches:
             since = f"from epoch {self.cursor.epoch}, position {self.cursor.position:,}"
             self._resharded = self.context.dp_size, since
-        self.context = context
+        self.context, self._origin["elastic"] = context, context.is_elastic
 
     def _count_reshard(self, waited_s: float) -> None:
         """Counts the wait for the first batch in a new share; rank 0 also records that ranks joined or left."""
@@ -239,8 +240,8 @@ class Recorder:
                 ),
             },
         }
-        origin = {"start": start, **self.context.to_dict(), "process": surroundings.process_id()}
-        ledger = self._ledger
+        self._origin |= {"start": start, **self.context.to_dict(), "process": surroundings.process_id()}
+        origin, ledger = self._origin, self._ledger  # the recording must not hold the recorder, which holds the cursor
         self.stats.called, self.stats.shared_s = self._name, {}
         self.recording = Recording(
             Record(facts, before),
@@ -249,7 +250,7 @@ class Recorder:
             folder,
             publisher,
             _rows_html,
-            lambda: origin | ledger.to_dict() | {"elastic": self.context.is_elastic},
+            lambda: origin | ledger.to_dict(),
         )
 
     def end(self) -> None:
