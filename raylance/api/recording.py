@@ -66,12 +66,15 @@ class Recorder:
         ledger: Ledger,
         *,
         is_recorded: bool = True,
+        num_workers: int | None = None,
     ) -> None:
         """Begins with empty counters and no record. If `is_recorded` is False, as for a pass over a handle, there is
-        never a record. The record shows `ledger`, the digests of the rows that the loader handed out.
+        never a record. The record shows `ledger`, the digests of the rows that the loader handed out. `num_workers` is
+        the number of workers if torch's DataLoader makes the batches; its record does not show what they wait for.
         """
         self.stats, self.context, self.cursor, self._ledger = Stats(), context, cursor, ledger
         self._read_spec, self._options, self._is_recorded = read_spec, options, is_recorded
+        self._num_workers = num_workers
         self.stem = context.name or options.name or dataset_stem(read_spec.source.uri)
         self._name, self._number = self.stem, 1  # name in the record; number among loaders of the same data
         self.recording: Recording | None = None
@@ -293,6 +296,7 @@ class Recorder:
             "decodes": decoding.names if decoding else [],
             "draft": [getattr(each, "draft", True) for each in images],
             "order": self.cursor.delivery_spec.order.name,
+            "num_workers": self._num_workers,
             "prepared": self._prepared_after_s is not None,
             "prepared_after_s": self._prepared_after_s,
             "options": options | {"record": public_uri(record) if isinstance(record, str) else record},
