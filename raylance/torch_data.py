@@ -7,7 +7,7 @@ StatefulDataLoader keeps the position of each worker in its own state, so the ca
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch.utils.data
@@ -15,6 +15,7 @@ import torch.utils.data
 from raylance.arguments import check_flag
 from raylance.environment.process import find_place, is_called_by
 from raylance.errors import ConfigError, RaylanceError
+from raylance.integrations.torch_data.handed_out import Counting
 from raylance.integrations.torch_data.iterable import IterableDataset
 from raylance.integrations.torch_data.map_style import (
     RAYS_WRAPPER,
@@ -42,26 +43,51 @@ class Loader(torch.utils.data.DataLoader[Any]):
     use_stateful_dataloader = True  # Accelerate then keeps its state
 
     def __init__(
-        self, dataset: Any, batch_sampler: RowSampler | None = None, *, whole: bool = False, **options: Any
+        self,
+        dataset: Any,
+        batch_sampler: RowSampler | None = None,
+        *,
+        whole: bool = False,
+        record: bool | str = False,
+        name: str | None = None,
+        **options: Any,
     ) -> None:
-        """Takes an `IterableDataset`, or a `MapDataset` and its sampler, and options of DataLoader.
+        """Workers are spawned, not forked. Unless `persistent_workers=True`, they start again for each epoch, which
+        takes seconds.
 
-        Workers are spawned, not forked. Unless `persistent_workers=True`, they start again for each epoch, which takes
-        seconds. With `whole=True`, as for validation, each iteration begins at the start of an epoch, also if the
-        iteration before was left early.
+        Args:
+            dataset: An `IterableDataset`, or a `MapDataset`.
+            batch_sampler: The sampler of a `MapDataset`.
+            whole: Whether each iteration begins at the start of an epoch, also if the iteration before was left early,
+                as for validation.
+            record: The folder of a run in which to record the rows that this rank is handed, for
+                `raylance.prove_run`. True for the folder of the Ray Train run in whose worker the loader is iterated.
+                The rows that a worker read for a batch come with it, and count when the batch is handed out. Each state
+                that is taken is noted, so that a run that continues there is proven, too. The rows of a batch from
+                which a subclass of `MapDataset` left rows out do not count. A plain DataLoader and StatefulDataLoader
+                record nothing.
+            name: Name of the dataset in the record, see `raylance.Options`.
+            **options: Options of DataLoader.
+
+        Raises:
+            ConfigError: If the dataset and the sampler do not belong together, or an argument cannot be honoured.
         """
         steps = dataset if batch_sampler is None else batch_sampler
         if not isinstance(steps, Steps) or isinstance(steps, RowSampler) != isinstance(dataset, MapDataset):
             raise ConfigError("Loader keeps a state: pass it an IterableDataset, or a MapDataset and its RowSampler.")
         batching: dict[str, Any] = {"batch_size": None} if steps is dataset else {"batch_sampler": steps}
         spawned = {"multiprocessing_context": "spawn"} if options.get("num_workers") else {}
-        for name in ("collate_fn", "worker_init_fn"):
-            if callable(options.get(name)):
-                options[name] = Function(f"{name}=", options[name])
+        for option in ("collate_fn", "worker_init_fn"):
+            if callable(options.get(option)):
+                options[option] = Function(f"{option}=", options[option])
         super().__init__(dataset, in_order=True, **batching, **(spawned | options))
         if isinstance(steps, RowSampler):
             vars(self)["sampler"] = PlacedSampler(steps)  # DataLoader refuses to set it as an attribute
         self._passes, self._whole = 0, check_flag("whole", whole)
+        self._record = steps.make_record(record, name, self.num_workers)
+        if self._record is not None:
+            dataset.note.is_wanted = True
+            self.collate_fn = Counting(dataset.note, self.collate_fn, takes_rows=steps is not dataset)
         self.steps, self.set_epoch = steps, steps.set_epoch
         self.state_dict, self.load_state_dict = steps.state_dict, steps.load_state_dict
 
@@ -71,6 +97,9 @@ class Loader(torch.utils.data.DataLoader[Any]):
         Raises:
             ConfigError: Under Ray's `prepare_data_loader`, which takes a batch before it hands out the one before.
         """
+        return self._hand_out() if self._record is None else self._record.time(self._hand_out())
+
+    def _hand_out(self) -> Generator[Any, None, None]:
         if is_called_by(RAYS_WRAPPER):
             raise ConfigError(
                 "Ray's prepare_data_loader takes each batch a step early, so a state would count a batch that was not "
@@ -78,7 +107,8 @@ class Loader(torch.utils.data.DataLoader[Any]):
             )
         if self._whole and self.steps.position:
             self.steps.set_epoch(self.steps.epoch)
-        self.steps.begin()
+        plan, _ = self.steps.begin()
+        self.steps.begin_record(plan)
         moves = self.steps.count_move()
         epoch = self.steps.epoch
         self._passes += 1
@@ -93,8 +123,11 @@ class Loader(torch.utils.data.DataLoader[Any]):
         with workers_start():
             batches = super().__iter__()
         for batch in batches:
+            low = self.steps.position
             self.steps.consumed()
             is_last = self.steps.position == 0
+            if self._record is not None:
+                batch = self._record.hand_out(batch, epoch, low, plan.after(low), is_last=is_last)
             yield batch
             if is_last:
                 return
@@ -103,3 +136,10 @@ class Loader(torch.utils.data.DataLoader[Any]):
                     "the loader was iterated again or moved meanwhile: two iterations cannot share a position. Use one."
                 )
         self.steps.set_epoch(epoch + 1)  # no step was left
+
+    def close(self) -> None:
+        """Ends the record, if there is one; another iteration begins a new one. Without this call, the record ends with
+        the loader or the process.
+        """
+        if self._record is not None:
+            self._record.end()

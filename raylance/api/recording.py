@@ -66,12 +66,15 @@ class Recorder:
         ledger: Ledger,
         *,
         is_recorded: bool = True,
+        num_workers: int | None = None,
     ) -> None:
         """Begins with empty counters and no record. If `is_recorded` is False, as for a pass over a handle, there is
-        never a record. The record shows `ledger`, the digests of the rows that the loader handed out.
+        never a record. The record shows `ledger`, the digests of the rows that the loader handed out. `num_workers` is
+        the number of workers if torch's DataLoader makes the batches; its record does not show what they wait for.
         """
         self.stats, self.context, self.cursor, self._ledger = Stats(), context, cursor, ledger
         self._read_spec, self._options, self._is_recorded = read_spec, options, is_recorded
+        self._num_workers = num_workers
         self.stem = context.name or options.name or dataset_stem(read_spec.source.uri)
         self._name, self._number = self.stem, 1  # name in the record; number among loaders of the same data
         self.recording: Recording | None = None
@@ -79,6 +82,7 @@ class Recorder:
         self._restored: tuple[int, int] | None = None  # the place of the state that was loaded last
         self._resharded: tuple[int, str] | None = None  # old dp_size, and where; until the next batch
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
+        self._origin: dict[str, Any] = {"elastic": context.is_elastic}  # facts about the process for the digest
         self._enter_process()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -148,7 +152,7 @@ class Recorder:
         if changes and self._resharded is None and self.stats.batches:
             since = f"from epoch {self.cursor.epoch}, position {self.cursor.position:,}"
             self._resharded = self.context.dp_size, since
-        self.context = context
+        self.context, self._origin["elastic"] = context, context.is_elastic
 
     def _count_reshard(self, waited_s: float) -> None:
         """Counts the wait for the first batch in a new share; rank 0 also records that ranks joined or left."""
@@ -239,8 +243,8 @@ class Recorder:
                 ),
             },
         }
-        origin = {"start": start, **self.context.to_dict(), "process": surroundings.process_id()}
-        ledger = self._ledger
+        self._origin |= {"start": start, **self.context.to_dict(), "process": surroundings.process_id()}
+        origin, ledger = self._origin, self._ledger  # the recording must not hold the recorder, which holds the cursor
         self.stats.called, self.stats.shared_s = self._name, {}
         self.recording = Recording(
             Record(facts, before),
@@ -249,7 +253,7 @@ class Recorder:
             folder,
             publisher,
             _rows_html,
-            lambda: origin | ledger.to_dict() | {"elastic": self.context.is_elastic},
+            lambda: origin | ledger.to_dict(),
         )
 
     def end(self) -> None:
@@ -292,6 +296,7 @@ class Recorder:
             "decodes": decoding.names if decoding else [],
             "draft": [getattr(each, "draft", True) for each in images],
             "order": self.cursor.delivery_spec.order.name,
+            "num_workers": self._num_workers,
             "prepared": self._prepared_after_s is not None,
             "prepared_after_s": self._prepared_after_s,
             "options": options | {"record": public_uri(record) if isinstance(record, str) else record},

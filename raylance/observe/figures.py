@@ -163,6 +163,14 @@ class RunFigures:
         return max(len(self.ranks), int(self.facts.get("world_size", 1)))
 
     @property
+    def torch_workers(self) -> int | None:
+        """Number of workers of each rank if torch's DataLoader makes the batches, else None. Records do not show what
+        such workers wait for, so all waiting after the first batch counts as finishing.
+        """
+        found = self.facts.get("num_workers")
+        return None if found is None else int(found)
+
+    @property
     def has_ray(self) -> bool:
         """Whether helpers are Ray actors; otherwise they are threads."""
         return self.facts.get("cluster_cpus") is not None

@@ -9,11 +9,13 @@ import torch
 import torch.utils.data
 
 from raylance.api.dataset import Dataset
+from raylance.batches.assembly import Step
 from raylance.batches.batches import BatchSpec, Dtypes, make_batch_spec, torch_converter
 from raylance.batches.device import build_jagged
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.environment import process
 from raylance.errors import ConfigError
+from raylance.integrations.torch_data.handed_out import Note, RowsRead
 from raylance.integrations.torch_data.sending import Function
 from raylance.integrations.torch_data.steps import Pass, Steps
 from raylance.observe import Stats
@@ -46,6 +48,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
             collate_fn = Function("collate_fn=", collate_fn)
         self._arguments, self._with_row_offset = (dtypes, collate_fn, pad_lists), with_row_offset
         self._batch_spec()  # refuses wrong arguments now
+        self.note = Note()
         self._idle: Session | None = None  # session of the last pass, which the next pass uses again
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,12 +89,21 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
             return
         session, self._idle = self._idle or Session(self._opened.spec.read, self._options), None
         where = {"epoch": epoch, "position": position}
-        feeder = session.start(mine, dp_rank, **where, batch_spec=self._batch_spec(), observer=Stats())
+        observer = Stats()
+        feeder = session.start(mine, dp_rank, **where, batch_spec=self._batch_spec(), observer=observer)
         try:
             with notes.at_end(feeder.close):
                 for handed, step in feeder:
                     if position == 0 and step.is_last:  # only the first of several workers counts
                         self._has_passed(epoch)
+                    if self.note.is_wanted:
+                        self.note.rows = _rows_read(step, observer)
                     yield handed.pop()
         finally:
             self._idle = session
+
+
+def _rows_read(step: Step, observer: Stats) -> RowsRead:
+    reasons = ((offset, observer.reason_of(offset)) for offset in step.masked.tolist())
+    bad_rows = tuple((offset, *reason) for offset, reason in reasons if reason is not None)
+    return RowsRead(digest=step.digest, nbytes=step.nbytes, masked=len(step.masked), bad_rows=bad_rows)

@@ -15,8 +15,10 @@ from raylance.columns import VALID
 from raylance.decode.arrays import to_numpy
 from raylance.environment import process
 from raylance.errors import ConfigError
+from raylance.integrations.torch_data.handed_out import Note, RowsRead
 from raylance.integrations.torch_data.steps import Opened, Pass, Steps
 from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan
 
 RAYS_WRAPPER = "ray.train.torch.train_loop_utils"
@@ -60,7 +62,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __init__(self, handle: Dataset, *, with_row_offset: bool = False) -> None:
         """Takes the handle of `raylance.dataset`; `with_row_offset` adds `_rowoffset` to each row."""
-        self._opened, self.epoch = Opened(handle), 0
+        self._opened, self.epoch, self.note = Opened(handle), 0, Note()
         delivery_spec = self._opened.spec.delivery
         self._hidden = hidden_columns(delivery_spec, delivery_spec.remainder, with_row_offset)
         self._lookup: Lookup | None = None
@@ -110,6 +112,10 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         decoded = table[VALID].to_numpy()
         reasons = {offset: (column, why) for offset, column, why in self._lookup.bad_rows}
         self._masked.add(len(rows), offsets[~decoded], reasons.get)
+        if self.note.is_wanted and isinstance(indices, _Indices):  # other rows are not of the plan
+            bad_rows, masked = self._lookup.bad_rows, int(len(rows) - decoded.sum())
+            digest = Digest.of(offsets, real)
+            self.note.rows = RowsRead(digest=digest, nbytes=table.nbytes, masked=masked, bad_rows=bad_rows)
         valid = real & decoded
         table = table.drop_columns([VALID]).append_column(VALID, [valid]).drop_columns(self._hidden)
         channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()

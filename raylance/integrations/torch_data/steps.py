@@ -1,5 +1,7 @@
 """Owns one rank's steps under torch's DataLoader: rank, plan, consumed position, state; never reads a row."""
 
+import contextlib
+import dataclasses
 import logging
 import os
 import pickle
@@ -17,9 +19,10 @@ from raylance.environment import process
 from raylance.environment.process import NO_GROUP, DistInfo, Mesh, data_parallel_of, find_place
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, RaylanceError
+from raylance.integrations.torch_data.handed_out import StepsRecord
 from raylance.integrations.torch_data.sending import errors_travel, pack
 from raylance.planning.plan import Plan, Remainder, no_step_left
-from raylance.planning.shard_context import RankAndSize, arrange_replicas, take_function
+from raylance.planning.shard_context import RankAndSize, ShardContext, arrange_replicas, take_function
 from raylance.planning.state import State
 from raylance.settings import Options
 
@@ -54,7 +57,11 @@ class Opened:
 
 
 class Steps(Positioned):
-    """The steps of one rank. Makes the plan from rank and world size; keeps the epoch and the consumed position."""
+    """The steps of one rank. Makes the plan from rank and world size; keeps the epoch and the consumed position.
+
+    Attributes:
+        record: The record of a `Loader(record=…)`; None without one, and in workers.
+    """
 
     def __init__(
         self,
@@ -110,9 +117,10 @@ class Steps(Positioned):
         self._whole_passes = WholePasses()
         self._start, self._writer = torch.zeros(4, dtype=torch.int64), os.getpid()
         self._workers_passed = torch.zeros(2, dtype=torch.int64)  # last whole epoch plus 1; whether it has warned
+        self.record: StepsRecord | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_dist_info": pack("dist_info=", self._dist_info)}
+        return self.__dict__ | {"_dist_info": pack("dist_info=", self._dist_info), "record": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _dist_info=pickle.loads(state["_dist_info"]))
@@ -130,6 +138,8 @@ class Steps(Positioned):
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch. A plain DataLoader needs this before each epoch; `Loader` does it itself."""
         self._cursor.set_epoch(epoch)
+        if self.record is not None:
+            self.record.move(self._cursor.epoch)
         self._send_start()
 
     def _send_start(self) -> None:
@@ -181,11 +191,48 @@ class Steps(Positioned):
         rank, world_size = find_place(self._dist_info)
         return arrange_replicas(self._ranks_per_replica, world_size, self._function)[rank] or (rank, world_size)
 
+    def make_record(self, record: bool | str, name: str | None, num_workers: int) -> StepsRecord | None:
+        """Makes the record of a `Loader`, by `record` and `name` of `Options`; None if `record` is False.
+
+        Raises:
+            ConfigError: If an argument is impossible.
+        """
+        options = dataclasses.replace(self._options, record=record, name=name)
+        if self.record is not None:
+            self.record.end()  # that of an earlier Loader over the same steps
+        spec = self._opened.spec.read
+        self.record = None if record is False else StepsRecord(spec, options, self._cursor, num_workers)
+        return self.record
+
+    def begin_record(self, plan: Plan) -> None:
+        """Begins a pass of the record, if there is one."""
+        if self.record is not None:
+            self.record.begin(plan, self._context(), lambda: self._state().to_dict(), self.position)
+
+    def _context(self) -> ShardContext:
+        """Returns the rank of this process in its world, and its share of the rows."""
+        share = self._rank_and_size()
+        place = find_place(self._dist_info)
+        with contextlib.suppress(ConfigError):  # nobody knows more
+            world = find_place("auto")
+            # `dist_info` may give the data-parallel rank; then several ranks of the world are peers.
+            place = world if world[1] > place[1] and world[1] % share[1] == 0 else place
+        return ShardContext(rank=place[0], world_size=place[1], data_parallel=None if share == place else share)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Positioned.state_dict`. A record shows the place, so that a run that continues there can be proven."""
+        state = super().state_dict()
+        if self.record is not None:
+            self.record.keep()
+        return state
+
     def _state(self) -> State:
         dp_size = self._rank_and_size()[1]
         return self._cursor.state(check_batch_size(*self._sizes, dp_size), dp_size)
 
     def _on_load(self, saved: State) -> None:
+        if self.record is not None:
+            self.record.load(saved)
         self._send_start()
 
     def _plan(self) -> tuple[Plan, int]:

@@ -23,6 +23,9 @@ def _is_making(run: RunFigures) -> bool:
 
 
 def _evidence(run: RunFigures) -> str:
+    if run.torch_workers is not None:
+        takes = f"the trainer, which takes {rate(run.rates['training'])}, {waited(run)}"
+        return f"torch's DataLoader is the limit, with num_workers={run.torch_workers}: {takes}"
     collate_ms, transfer_ms, waited_ms = _batch_ms(run, "collate_s", "transfer_s", "wait_finish_s")
     takes = f"{collate_ms:.1f} ms of collating and {transfer_ms:.1f} ms of transfer"
     what = f"making batches is the limit: {takes} for each"
@@ -36,6 +39,12 @@ def _advice(run: RunFigures) -> list[str]:
         run, "collate_s", "collate_fn_s", "transfer_s", "decode_s"
     )
     lines = [NO_MODEL] if does_nothing(run) else []
+    if run.torch_workers is not None:
+        return [
+            *lines,
+            "a larger num_workers= makes more batches at once, a larger prefetch_factor= evens out batches that differ",
+            "whether reading or decoding takes long is not recorded for DataLoader: record a pass of handle.loader()",
+        ]
     if _step_ms(run) < 1000 * SHORT_STEP_S or run.sum("rows") < _FEW_ROWS * run.sum("batches"):
         lines.append("a larger global_batch_size=: much of what a batch costs is the same whatever its size")
     if not run.has_ray and decode_ms > collate_ms:

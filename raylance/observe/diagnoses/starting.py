@@ -36,6 +36,8 @@ def _hide(ranks: Sequence[RankFigures], prepare: str) -> str:
     """Returns advice that makes a start shorter: the text `prepare` if some rank did not call `RankLoader.prepare`
     before its first batch, otherwise a text for starts that were prepared.
     """
+    if any(rank.facts.get("num_workers") is not None for rank in ranks):
+        return "workers of DataLoader start once, and not for each pass, with persistent_workers=True"
     if not all(rank.facts.get("prepared") for rank in ranks):
         return prepare
     waited_s = sum(rank.figures["wait_start_s"] for rank in ranks) / sum(rank.starts for rank in ranks)

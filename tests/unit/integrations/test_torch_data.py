@@ -765,7 +765,7 @@ def test_ray_train_gives_the_place(uri: str, tmp_path: Path, ray_session: None) 
             find_place()
         except raylance.ConfigError as error:
             refusal = str(error)
-        loader = Loader(IterableDataset(handle, global_batch_size=60, dist_info="ray"))
+        loader = Loader(IterableDataset(handle, global_batch_size=60, dist_info="ray"), record=True)
         rank = ray.train.get_context().get_world_rank()
         found = [batch["id"].tolist() for batch in loader]
         Path(folder, f"{rank}.json").write_text(json.dumps([refusal, found]))
@@ -780,6 +780,7 @@ def test_ray_train_gives_the_place(uri: str, tmp_path: Path, ray_session: None) 
         refusal, found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert "'Ray Train': 2" in refusal
         assert found == planned(open_dataset(uri), 0, 60, rank, 2)
+    assert "every selected row exactly once" in raylance.prove_run(tmp_path / "place").verdict
 
 
 def test_a_launcher_of_more_processes_is_believed(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:

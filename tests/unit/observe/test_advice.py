@@ -230,6 +230,7 @@ NOT_OURS = {
     "weights_only", "state", "num_workers", "num_cpus", "num_gpus", "object_store_memory", "max_failures", "dtype",
     "persistent_workers", "storage_path", "split_batches", "dispatch_batches", "use_gpu", "scaling_config",
     "allow_http", "mode", "frozen", "compare", "multiprocessing_context", "fancy_upsampling", "num_to_keep",
+    "prefetch_factor",
 }  # fmt: skip
 
 

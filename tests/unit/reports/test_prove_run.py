@@ -1,6 +1,7 @@
 """Owns the proof of real loaders' runs, from the records that they leave, and its words."""
 
 import dataclasses
+import gc
 import json
 import shutil
 import subprocess
@@ -348,6 +349,14 @@ def test_a_run_that_continued_at_a_kept_state_is_proven(uri: str, tmp_path: Path
     proof = raylance.prove_run(str(tmp_path))
     assert "unproven" not in str(proof)
     assert "every selected row exactly once" in str(proof)
+
+
+def test_a_loader_that_is_gone_gives_its_name_back(uri: str, tmp_path: Path) -> None:
+    """Its record held it for ever, so the next loader of the same data was recorded as another dataset."""
+    for _ in range(2):
+        take(open_data(uri).loader(runtime="threads", record=str(tmp_path)), 7)
+        gc.collect()
+    assert read_run(tmp_path).datasets == ["data"]
 
 
 def test_set_epoch_rolls_nothing_back(uri: str, tmp_path: Path) -> None:

@@ -1,0 +1,157 @@
+"""Owns what `Loader(record=…)` knows of its batches: which rows were read for each, and the record of those that were
+handed out; never reads a row, and never changes a batch.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+from raylance.api.recording import Recorder
+from raylance.errors import RaylanceError
+from raylance.observe import clock
+from raylance.observe.observations import BatchHandedOut, Receipt
+from raylance.planning.cursor import Cursor
+from raylance.planning.digest import Digest, Ledger
+from raylance.planning.plan import Plan
+from raylance.planning.shard_context import ShardContext
+from raylance.planning.state import State
+from raylance.read_spec import ReadSpec
+from raylance.runtime import notes
+from raylance.settings import Options
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RowsRead:
+    """The rows that a dataset read for one batch.
+
+    Attributes:
+        digest: Their digest. Rows of padding count apart; masked rows count as rows.
+        nbytes: Their bytes.
+        masked: Number of masked rows.
+        bad_rows: Row offset, column and reason of masked rows, as in `Receipt.bad_rows`.
+    """
+
+    digest: Digest = Digest()  # noqa: RUF009 - it is frozen
+    nbytes: int = 0
+    masked: int = 0
+    bad_rows: tuple[tuple[int, str, str], ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Number of rows, padding included."""
+        return self.digest.rows + self.digest.padding
+
+
+class Note:
+    """The rows that a dataset has read for the next batch, as it notes them for `Counting`.
+
+    A worker gets dataset and `Counting` in one message, so both have the same note there, too.
+
+    Attributes:
+        is_wanted: Whether a `Loader` records. If not, nothing is noted.
+        rows: The rows; None if none were noted since `take`.
+    """
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        self.rows: RowsRead | None = None
+
+    def take(self) -> RowsRead | None:
+        """Returns the rows, and forgets them."""
+        rows, self.rows = self.rows, None
+        return rows
+
+
+class Counted(NamedTuple):
+    """A batch on its way from its worker, with the rows that were read for it; None if they are not known.
+
+    It is a named tuple because torch pins the memory of a named tuple field by field.
+    """
+
+    batch: Any
+    rows: RowsRead | None
+
+
+class Counting:
+    """A `collate_fn` that sends the noted rows with the batch of another `collate_fn`."""
+
+    def __init__(self, note: Note, collate_fn: Callable[[Any], Any], *, takes_rows: bool) -> None:
+        """If `takes_rows`, `collate_fn` takes a list of rows, as of a `MapDataset`, and not a whole batch."""
+        self._note, self._collate_fn, self._takes_rows = note, collate_fn, takes_rows
+
+    def __call__(self, made: Any) -> Counted:
+        """Makes a batch."""
+        rows = self._note.take()
+        if self._takes_rows and rows is not None and len(made) != rows.count:
+            rows = None  # a subclass dropped or added rows, and it is not known which
+        return Counted(self._collate_fn(made), rows)
+
+
+class StepsRecord:
+    """The record of the steps that a `Loader` hands out on its rank."""
+
+    def __init__(self, read_spec: ReadSpec, options: Options, cursor: Cursor, num_workers: int) -> None:
+        """Takes the rank in `begin`, because it may not be known earlier."""
+        self._ledger, self._has_begun = Ledger(), False
+        self._recorder = Recorder(read_spec, options, ShardContext(), cursor, self._ledger, num_workers=num_workers)
+
+    def begin(self, plan: Plan, context: ShardContext, state: Callable[[], dict[str, Any]], position: int) -> None:
+        """Begins a pass at a position, as the rank and the share of `context`; at the first pass also the record."""
+        recorder = self._recorder
+        if not self._has_begun:
+            recorder.on_reshard(context)
+        elif context.share != recorder.context.share:  # ranks came or went, and the record keeps its rank
+            recorder.on_reshard(recorder.context.with_share(*context.share, is_elastic=True))
+        self._has_begun = True
+        recorder.begin_pass(plan, state)
+        self._ledger.cut()
+        if plan.steps(position) <= 0:
+            epoch, share = recorder.cursor.epoch, recorder.context.share
+            self._ledger.add(epoch, position, position, Digest(), is_last=True, share=share)
+
+    def hand_out(self, batch: Any, epoch: int, low: int, high: int, *, is_last: bool) -> Any:
+        """Counts a step from position `low` to `high` of an epoch; returns the batch as `collate_fn` made it."""
+        recorder, rows = self._recorder, None
+        if isinstance(batch, Counted):
+            batch, rows = batch
+        rows = rows or RowsRead()  # rows that are not known do not count as handed out, so the proof lacks them
+        self._ledger.add(epoch, low, high, rows.digest, is_last=is_last, share=recorder.context.share)
+        recorder.stats.observe(BatchHandedOut(rows.count, rows.nbytes, rows.masked), clock.now())
+        if rows.bad_rows:
+            recorder.stats.add(Receipt(bad_rows=rows.bad_rows))
+        return batch
+
+    def time(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """Hands batches out; counts how long the consumer waited for each and used it, see `Recorder.time`."""
+        return self._recorder.time(self._in_lists(batches))
+
+    def _in_lists(self, batches: Generator[Any, None, None]) -> Generator[list[Any], None, None]:
+        try:
+            # The training function may end when it leaves the pass.
+            with notes.at_end(functools.partial(self._recorder.flush, may_wait=False)):
+                for batch in batches:
+                    yield [batch]
+        except RaylanceError as error:
+            self._recorder.on_error(error)
+            raise
+        finally:
+            batches.close()
+
+    def keep(self) -> None:
+        """Records that a state is taken at the present position: a run may continue from there."""
+        self._ledger.cut()
+        self._recorder.flush(may_wait=False)
+
+    def load(self, saved: State) -> None:
+        """Records that a state was loaded."""
+        self._ledger.load(saved.epoch, saved.position)
+        self._recorder.on_resume(saved)
+
+    def move(self, epoch: int) -> None:
+        """Records a jump to the start of an epoch."""
+        self._ledger.move(epoch)
+
+    def end(self) -> None:
+        """Ends the record. Another pass begins a new one."""
+        self._recorder.end()
