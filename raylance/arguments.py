@@ -2,7 +2,7 @@
 
 import difflib
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,12 @@ def check_flag(what: str, value: Any) -> bool:
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise ConfigError(f"{what}={value!r}: must be True or False.")
+
+
+def listed(names: Collection[str], most: int = 20) -> str:
+    """Returns the first `most` names, and the number of the others, for a message: a table may have thousands."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(list(names)[:most]) + more
 
 
 def check_word(what: str, value: Any, allowed: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.api.dataset import Dataset
-from raylance.arguments import check_flag, check_integer, check_word, refuse_unknown
+from raylance.arguments import check_flag, check_integer, check_word, listed, refuse_unknown
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
 from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
 from raylance.decode.decoder import Decoder, is_on_device
@@ -301,8 +301,8 @@ def _find_fields(opened: lance.LanceDataset, names: Sequence[str]) -> dict[str, 
     found = {name: find_field(schema, name) if isinstance(name, str) else None for name in names}
     if missing := sorted({repr(name) for name, field in found.items() if field is None}):
         raise DatasetError(
-            f"{opened.uri!r} at version {opened.version} has no column {', '.join(missing)}; nothing was started. Its "
-            f"columns are {', '.join(schema.names)}."
+            f"{opened.uri!r} at version {opened.version} has no column {listed(missing)}; nothing was started. Its "
+            f"columns are {listed(schema.names)}."
         )
     fields = {name: field for name, field in found.items() if field is not None}
     for name, field in fields.items():

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from raylance.arguments import check_flag, check_integer
+from raylance.arguments import check_flag, check_integer, listed
 from raylance.batches.assembly import StepRows
 from raylance.batches.device import JaggedParts
 from raylance.batches.joining import Joiner
@@ -309,9 +309,9 @@ def _warn_of_ragged(uri: str, names: tuple[str, ...]) -> None:
     logger.warning(
         "%s of %s: the lists have different lengths, so batches hold Python lists. For tensors, pad them: "
         "pad_lists=%s; None in place of the number keeps lists, without this warning.",
-        ", ".join(names),
+        listed(names),
         uri,
-        dict.fromkeys(names, 0),
+        dict.fromkeys(names, 0) if len(names) <= 20 else "dict.fromkeys(names, 0)",
     )
 
 

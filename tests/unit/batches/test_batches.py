@@ -484,6 +484,20 @@ def test_a_last_step_with_fewer_rows_than_ranks_is_said(uri: str, caplog: pytest
     assert sum(sums) == len(handle)
 
 
+def test_messages_name_some_of_many_columns(
+    write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A table has thousands, and each message listed all of them, twice."""
+    lists = pa.array([[1.0], [1.0, 2.0]] * 20)
+    uri = write_dataset(pa.table({f"column{number}": lists for number in range(500)}))
+    with pytest.raises(raylance.DatasetError, match="no column 'other'.*column0, .*and 480 more") as refused:
+        raylance.dataset(uri, columns=["other"])
+    list(raylance.dataset(uri).iter_batches(batch_size=8))
+    [warned] = [text for text in caplog.messages if "pad_lists" in text]
+    assert "column0, column1, " in warned
+    assert max(map(len, (warned, str(refused.value)))) < 1000
+
+
 @pytest.mark.parametrize("remainder", ["ragged", "pad", "drop"])
 def test_fewer_rows_than_ranks_come_if_asked_for(uri: str, remainder: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Each row comes once, ranks take turns or get nothing, and no warning says what was asked for."""
