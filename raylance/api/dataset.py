@@ -17,7 +17,7 @@ from raylance.api.display import describe, describe_rows, display_batch, display
 from raylance.api.loader import RankLoader
 from raylance.api.passes import HandlePasses
 from raylance.api.train_adapter import LOADER_NAMES, RAY_DATA_NAMES, TrainAdapter
-from raylance.arguments import check_batch_size, check_integer
+from raylance.arguments import check_batch_size, check_integer, listed
 from raylance.batches.display import Display
 from raylance.batches.lookup import Lookup
 from raylance.columns import ROW_OFFSET, VALID, join_offsets
@@ -79,7 +79,7 @@ class Dataset:
         opened = f"dataset({source.uri!r}, version={source.version}, filter={shown!r})"
         if isinstance(source.uri, dict):
             opened = f"mix({source.uri})"
-        return f"raylance.{opened}: {describe_rows(self._spec.delivery)} of {', '.join(source.columns)}"
+        return f"raylance.{opened}: {describe_rows(self._spec.delivery)} of {listed(source.columns)}"
 
     def _repr_html_(self) -> str:
         return describe(self, self._spec.read.source, self._spec.delivery)._repr_html_()
