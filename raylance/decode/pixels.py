@@ -14,6 +14,7 @@ import importlib.metadata
 import io
 import re
 import threading
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -154,7 +155,10 @@ class PixelDecoder:
         high, wide = size
         _check_pixels(wide, high, self._rules.max_pixels)
         try:
-            orientation = _orientation(_open(data, self._rules)) if _may_be_turned(data) else 1
+            orientation: int | None = 1
+            if _may_be_turned(data):
+                with accepting(self._rules.truncated):
+                    orientation = _orientation(_open(data, self._rules))
             is_turned = (orientation or 1) > 4  # by a quarter, so that rows of stored pixels are displayed as columns
             shown_high, shown_wide = (wide, high) if is_turned else (high, wide)
             boxes = cut(shown_high, shown_wide)
@@ -326,18 +330,35 @@ class _Switch(threading.local):
         return hash(self._value())
 
 
+class _Decoding(threading.local):
+    """Matches each warning in a thread that decodes, as a pattern in `warnings.filters`."""
+
+    now = False
+
+    def match(self, _text: str, /) -> bool:
+        """Whether this thread decodes."""
+        return self.now
+
+
 _of_process: dict[str, Any] = {}
+_decoding = _Decoding()
+_NO_ERROR = ("ignore", _decoding, Warning, None, 0)
 _truncated = _Switch(PIL.ImageFile, "LOAD_TRUNCATED_IMAGES")
 _palettes = _Switch(PIL.GifImagePlugin, "LOADING_STRATEGY")
 
 
 @contextlib.contextmanager
 def accepting(truncated: Truncated) -> Iterator[None]:
-    """Lets Pillow accept or refuse truncated images in this thread, and keep the palette of a GIF."""
+    """Lets Pillow accept or refuse truncated images in this thread, and keep the palette of a GIF. Its warnings are not
+    errors, also if the process turns warnings into errors: an image would be good in helpers, and bad in threads.
+    """
     for switch in (_truncated, _palettes):
         switch.install()
-    before = _truncated.of_thread, _palettes.of_thread
-    _truncated.of_thread, _palettes.of_thread = truncated == "accept", _KEEP_PALETTE
+    filters: list[Any] = list(warnings.filters)
+    if filters[:1] != [_NO_ERROR] and any(action == "error" for action, *_ in filters):
+        warnings.filters.insert(0, _NO_ERROR)  # type: ignore[attr-defined]
+    before = _truncated.of_thread, _palettes.of_thread, _decoding.now
+    _truncated.of_thread, _palettes.of_thread, _decoding.now = truncated == "accept", _KEEP_PALETTE, True
     try:
         yield
     except OSError as error:
@@ -348,7 +369,7 @@ def accepting(truncated: Truncated) -> Iterator[None]:
             'Image(…, truncated="accept")'
         ) from error
     finally:
-        _truncated.of_thread, _palettes.of_thread = before
+        _truncated.of_thread, _palettes.of_thread, _decoding.now = before
 
 
 def _open(encoded: bytes | memoryview, rules: Rules) -> PIL.Image.Image:

@@ -455,6 +455,26 @@ def test_the_colours_of_a_gif_do_not_follow_the_process(monkeypatch: pytest.Monk
     assert PIL.Image.open(io.BytesIO(data)).mode == "RGB"
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_warnings_that_are_errors_in_one_process_make_no_row_bad(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow's docs advise to turn its warning of large images into an error; helpers do not have the setting."""
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", MAX_PIXELS // 2)
+    large = encode(PIL.Image.new("1", (12_000, 8_000)))
+    turned = encode(picture(30, 20), "JPEG", orientation=6)
+    at = turned.index(b"Exif\0\0") + 14  # the number of tags, of which the last ones are missing
+    odd = turned[:at] + b"\0\5"[:: -1 if turned[at - 8 : at - 6] == b"II" else 1] + turned[at + 2 :]
+    image, before = Image("image", size=8, mode=mode), list(warnings.filters)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = decode([large, odd], image)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(decode([large, odd], image)[0], expected)
+        with pytest.raises(PIL.Image.DecompressionBombWarning):
+            PIL.Image.open(io.BytesIO(large))
+    assert warnings.filters == before
+
+
 @pytest.mark.usefixtures("ray_session")
 def test_a_format_of_a_plugin_is_decoded_where_its_setup_is_named(write_dataset: Callable[..., str]) -> None:
     """It was registered in this process: the opening succeeded, and each row was bad in the helpers."""
