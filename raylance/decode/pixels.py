@@ -354,9 +354,9 @@ def accepting(truncated: Truncated) -> Iterator[None]:
     """
     for switch in (_truncated, _palettes):
         switch.install()
-    filters: list[Any] = list(warnings.filters)
-    if filters[:1] != [_NO_ERROR] and any(action == "error" for action, *_ in filters):
-        warnings.filters.insert(0, _NO_ERROR)  # type: ignore[attr-defined]
+    filters: list[Any] = warnings.filters  # type: ignore[assignment]
+    if filters[:1] != [_NO_ERROR] and any(action == "error" for action, *_ in tuple(filters)):
+        filters[:] = [_NO_ERROR, *(each for each in filters if each != _NO_ERROR)]
     before = _truncated.of_thread, _palettes.of_thread, _decoding.now
     _truncated.of_thread, _palettes.of_thread, _decoding.now = truncated == "accept", _KEEP_PALETTE, True
     try:
