@@ -23,13 +23,15 @@ Mesh = DeviceMesh | torch.distributed.ProcessGroup
 NO_GROUP: Any = torch.distributed.GroupMember.NON_GROUP_MEMBER
 """The object that torch.distributed returns in place of a group to a process outside that group."""
 _INTERNAL = "ray.train.v2._internal.execution"
-# Environment variables in which launchers say world size and rank: torchrun and Lightning, MPI, Slurm, LSF. Lightning
-# sets no RANK. torchrun may run once on each node of an outer launcher, so it comes first.
+# Environment variables in which launchers say world size and rank: torchrun and Lightning, MPI, Horovod, Flux, Slurm,
+# LSF. Lightning sets no RANK. torchrun may run once on each node of an outer launcher, so it comes first.
 _LAUNCHERS = {
     "WORLD_SIZE": "RANK",
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
     "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK",
     "PMI_SIZE": "PMI_RANK",
+    "HOROVOD_SIZE": "HOROVOD_RANK",
+    "FLUX_JOB_SIZE": "FLUX_TASK_RANK",
     "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
     "JSM_NAMESPACE_SIZE": "JSM_NAMESPACE_RANK",
 }
