@@ -32,7 +32,7 @@ from tests.helpers.cluster import free_ports
 LIMIT_S = 150  # a script takes ten seconds
 SETTLES_S = 30  # torch's workers look every five seconds if their parent lives
 MARK = "RAYLANCE_SCRIPT"
-NOISE = ("Fatal Python error", "terminate called", "Exception ignored", "Traceback", "core dumped")
+CRASHES, NOISE = ("Fatal Python error", "terminate called", "core dumped"), ("Exception ignored", "Traceback")
 CELL = "import sys; exec(compile(open(sys.argv.pop(1)).read(), '<cell>', 'exec'))"
 
 
@@ -91,7 +91,7 @@ class Stage:
     def machines(self) -> Machines:
         """The cluster that scripts join."""
         if self._machines is None:
-            self._machines = Machines(1, {**ENVIRONMENT, "TMPDIR": str(self.temporary)}, num_cpus=16)
+            self._machines = Machines(1, {**ENVIRONMENT, "TMPDIR": str(self.temporary)})
         return self._machines
 
     def close(self) -> None:
@@ -209,6 +209,10 @@ class Played:
 
     # ---- the verdict
 
+    def _noise(self, status: int) -> tuple[str, ...]:
+        """What a process that ends well does not say."""
+        return CRASHES if status or self.script.has_workers_to_the_end else CRASHES + NOISE
+
     def _check(self) -> None:
         problems = self.outcome.problems
         events = history.read(self.logs)
@@ -218,8 +222,8 @@ class Played:
             said, wanted = self._said(rank), self.script.statuses()
             if run.returncode not in wanted:
                 problems.append(f"process {rank} ended with {run.returncode}, not with {wanted[0]}: {said}")
-            elif run.returncode == 0 and any(word in said for word in NOISE):
-                problems.append(f"process {rank} ended with 0, and said: {said}")
+            elif any(word in said for word in self._noise(run.returncode)):
+                problems.append(f"process {rank} ended with {run.returncode}, and said: {said}")
         wait_until(lambda: not self._left(), SETTLES_S, 0.3)
         self.outcome.left = self._left()
         problems += [f"{count} {name} are left" for name, count in self.outcome.left.items()]
@@ -238,7 +242,7 @@ class Played:
     def _left(self) -> dict[str, int]:
         found = {"processes": len(self._marked())}
         names = [path.name for path in self.temporary.iterdir() if path.name != "ray"]
-        if self.script.may_leave_listeners:
+        if self.script.has_workers_to_the_end:
             names = [name for name in names if not name.startswith("pymp-")]
         found["temporary files"] = len(names)
         shared = [path.name.split("_") for path in Path("/dev/shm").glob("torch_*")]

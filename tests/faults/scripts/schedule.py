@@ -121,10 +121,12 @@ class Script:
         return self.epochs - (self.ends not in ("after its epochs", "breaks and continues"))
 
     @property
-    def may_leave_listeners(self) -> bool:
-        """Whether workers of torch live until the end, when multiprocessing ends them: their sockets then stay."""
+    def has_workers_to_the_end(self) -> bool:
+        """Whether multiprocessing ends the workers when Python exits. Then their sockets stay, and torch may complain;
+        torch's own error of a worker keeps all workers, too, until the garbage collector runs.
+        """
         ends = self.ends in ("after its epochs", "breaks", "breaks and continues")
-        return self.workers > 0 and (self.is_kept or not ends)
+        return self.workers > 0 and (self.is_kept or bool(self.refused) or not ends)
 
     def statuses(self) -> tuple[int, ...]:
         """The exit statuses that it may have."""
