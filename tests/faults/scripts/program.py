@@ -186,18 +186,19 @@ class Script:
 
     # ---- the pass
 
-    def run(self) -> None:
-        """Drops what is to be dropped, and goes through the epochs; writes down what is refused."""
+    def attempt(self, part: Callable[[], None]) -> bool:
+        """Does a part of the script, and writes down if it is refused; returns whether it was done."""
         try:
-            if self.setting.collects:
-                self.drop()
-            self.go_on()
+            part()
+            return True
         except raylance.RaylanceError as error:
             self.log("refused", error=f"{type(error).__name__}: {error}")
             if self.setting.ends == "raises":
                 raise
+            return False
 
-    def go_on(self) -> None:
+    def run(self) -> None:
+        """Goes through the epochs, and ends as it is told."""
         setting = self.setting
         batches, close = self.make()
         for number in range(setting.epochs):
@@ -325,7 +326,7 @@ def joined(setting: types.SimpleNamespace) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def main() -> int:
+def main() -> None:
     setting = types.SimpleNamespace(**json.loads(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
     faulthandler.dump_traceback_later(setting.dumps_after_s)
@@ -333,15 +334,15 @@ def main() -> int:
         if setting.ends == "handles SIGTERM":
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
         script = Script(setting)
+        if setting.collects and not script.attempt(script.drop):
+            return
         if setting.ends == "its thread exits":
-            thread = threading.Thread(target=script.run)
+            thread = threading.Thread(target=script.attempt, args=(script.run,))
             thread.start()
             thread.join()
         else:
-            script.run()
-    return 0
+            script.attempt(script.run)
 
 
 if __name__ == "__main__":
-    if status := main():
-        sys.exit(status)
+    main()
