@@ -1,7 +1,9 @@
 """Plays schedules of real faults: `python -m tests.faults --schedules 300 --seed 0`; exit status 1 if a row was lost,
 came twice or was altered, if a run hung, or if something was left.
 
-`--only 7:12` plays one schedule again, `--table FILES` prints what earlier calls found.
+`--family scripts` plays scripts that end, drop loaders, cannot send a batch, or are started by launchers, in place of
+runs of Ray Train that are disturbed. `--only 7:12`, or `--only scripts:7:12`, plays one schedule again; `--table FILES`
+prints what earlier calls found.
 """
 
 import argparse
@@ -11,15 +13,15 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from moto.server import ThreadedMotoServer
 
-from tests.faults import results, workloads
+from tests.faults import results, schedule, scripts, workloads
 from tests.faults.play import Run
-from tests.faults.schedule import Schedule, draw
+from tests.faults.schedule import Schedule
 
 DEFAULT = {"schedules": 2, "seed": 54}  # deaths of ranks and helpers, and a helper that hangs, in a minute and a half
 
@@ -49,6 +51,12 @@ def play(plans: Iterable[Schedule], keep: Path | None) -> Iterator[dict[str, Any
     server.stop()
 
 
+FAMILIES: dict[str, tuple[Callable[[int, int], Any], Callable[..., Iterator[dict[str, Any]]]]] = {
+    "runs": (schedule.draw, play),
+    "scripts": (scripts.draw, scripts.play),
+}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Plays what the command line asks for; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
@@ -57,7 +65,8 @@ def main(argv: list[str] | None = None) -> int:
         "--seed", type=int, default=DEFAULT["seed"], help="from which they are drawn (default: %(default)s)"
     )
     parser.add_argument("--first", type=int, default=0, help="the index of the first (default: %(default)s)")
-    parser.add_argument("--only", metavar="SEED:INDEX", help="one schedule")
+    parser.add_argument("--family", choices=FAMILIES, default="runs", help="which (default: %(default)s)")
+    parser.add_argument("--only", metavar="[FAMILY:]SEED:INDEX", help="one schedule")
     parser.add_argument("--out", type=Path, help="a file to which outcomes are appended, a JSON object a line")
     parser.add_argument("--keep", type=Path, help="a folder for the files of schedules that failed")
     parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="prints the table of such files")
@@ -66,13 +75,13 @@ def main(argv: list[str] | None = None) -> int:
         lines = [json.loads(line) for path in args.table for line in path.read_text().splitlines()]
         print(results.table(lines))
         return 0
+    family, seed, indices = args.family, args.seed, range(args.first, args.first + args.schedules)
     if args.only:
-        seed, index = map(int, args.only.split(":"))
-        plans = [draw(seed, index)]
-    else:
-        plans = [draw(args.seed, index) for index in range(args.first, args.first + args.schedules)]
+        *named, seed, index = args.only.split(":")
+        family, seed, indices = named[0] if named else family, int(seed), range(int(index), int(index) + 1)
+    draw, play_all = FAMILIES[family]
     outcomes = []
-    for outcome in play(plans, args.keep):
+    for outcome in play_all([draw(seed, index) for index in indices], args.keep):
         outcomes.append(outcome)
         print(results.line(outcome), flush=True)
         if args.out is not None:

@@ -47,7 +47,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     injected = sum(map(len, faults.values()))
     failed = [outcome["name"] for outcome in outcomes if outcome["problems"]]
     summary = (
-        f"{len(counted)} schedules of {len({outcome['name'].split(':')[0] for outcome in counted})} seeds, "
+        f"{len(counted)} schedules of {len({outcome['name'].rpartition(':')[0] for outcome in counted})} seeds, "
         f"{injected} faults; {len(outcomes) - len(counted)} more hit nothing. Failed: {', '.join(failed) or 'none'}."
     )
     return "\n".join(["| " + " | ".join(row) + " |" for row in rows] + ["", summary])
