@@ -207,6 +207,11 @@ def _known_places() -> dict[str, tuple[int | None, int]]:
     return places
 
 
+def _in_words(said: str, place: tuple[int | None, int]) -> str:
+    rank, size = place
+    return f"{said} has rank {'unknown' if rank is None else rank} of {size}"
+
+
 def refuse_larger_world() -> None:
     """Checks that a loader of all rows, for which nobody gave a rank, is the only one.
 
@@ -220,9 +225,9 @@ def refuse_larger_world() -> None:
     is_worker = train_rank() is not None and not in_local_mode()
     shard = "pass the handle to the trainer as datasets={'train': …} and take ray.train.get_dataset_shard('train'); or "
     raise ConfigError(
-        f"this is one of {size} processes ({said} has rank {'unknown' if rank is None else rank} of {size}), and "
-        f"without a rank each of them would get all rows. To share them, {shard if is_worker else ''}give "
-        f"the loader its place: handle.loader(rank={'…' if rank is None else rank}, world_size={size}), or "
+        f"this is one of {size} processes ({_in_words(said, (rank, size))}), and without a rank each of them would "
+        f"get all rows. To share them, {shard if is_worker else ''}give the loader its place: "
+        f"handle.loader(rank={'…' if rank is None else rank}, world_size={size}), or "
         'handle.loader(rank="auto"), which takes the place that is found so. For all rows in each process: '
         "handle.loader(rank=0, world_size=1)."
     )
@@ -261,9 +266,9 @@ def find_place(dist_info: DistInfo = None) -> RankAndSize:
             context = importlib.import_module("ray.train").get_context()
             found = context.get_world_rank(), context.get_world_size()
         if found == (0, 1) and dist_info in (None, "jax", "auto") and not ready:
-            sizes = {name: size for name, (_, size) in _known_places().items()}
-            if max(sizes.values(), default=1) > 1:
-                raise ValueError(f"there are more processes, but none of them knows of the others here: {sizes}")
+            larger = [_in_words(name, place) for name, place in _known_places().items() if place[1] > 1]
+            if larger:
+                raise ValueError(f"there are more processes, but this one knows of no others: {'; '.join(larger)}")
         rank, world_size = found
         if not (type(rank) is type(world_size) is int and 0 <= rank < world_size):
             raise ValueError(f"rank {rank!r} of {world_size!r}: 0 <= rank < world size must hold")

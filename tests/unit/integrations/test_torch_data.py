@@ -737,6 +737,15 @@ def test_a_place_is_never_guessed(dist_info: Any, message: str) -> None:
         find_place(dist_info)
 
 
+def test_a_place_that_nobody_gave_is_named(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    handle = raylance.dataset(uri)
+    with pytest.raises(raylance.ConfigError, match="WORLD_SIZE has rank 1 of 2"):
+        iter(IterableDataset(handle, global_batch_size=8))
+    assert IterableDataset(handle, global_batch_size=8, dist_info="auto").state_dict()["dp_size"] == 2
+
+
 @pytest.mark.skipif(importlib.util.find_spec("jax") is not None, reason="jax is installed")
 def test_without_jax_it_is_not_asked() -> None:
     with pytest.raises(raylance.ConfigError, match="No module named 'jax'"):
@@ -747,7 +756,7 @@ def test_without_jax_it_is_not_asked() -> None:
 def test_jax_gives_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_place("jax") == (0, 1)
     monkeypatch.setenv("WORLD_SIZE", "2")  # jax.distributed is not initialised, and says 0 of 1
-    with pytest.raises(raylance.ConfigError, match="'WORLD_SIZE': 2"):
+    with pytest.raises(raylance.ConfigError, match="WORLD_SIZE has rank unknown of 2"):
         find_place("jax")
 
 
