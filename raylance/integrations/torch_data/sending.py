@@ -1,12 +1,14 @@
 """Owns what goes to workers of torch's DataLoader and comes back: functions that a worker cannot import, and the check
-of batches that no process can be sent; never starts a worker.
+of batches that no process can be sent; and how a worker ends. Never starts a worker.
 """
 
 import io
+import multiprocessing.connection
 import multiprocessing.spawn
 import os
 import pickle
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -89,6 +91,29 @@ class Function:
             made = self.function(*arguments)
         check_sendable(f"{self.what} {_name(self.function)}", made)
         return made
+
+
+class WorkerStart:
+    """A `worker_init_fn` that lets a worker end with the process that started it, and calls another `worker_init_fn`.
+
+    torch compares the id of the parent process with the one that it saw first. If the parent was killed before, while
+    the worker was starting, the worker never ends.
+    """
+
+    def __init__(self, function: Callable[[int], Any] | None) -> None:
+        self._function = function
+
+    def __call__(self, worker: int) -> None:
+        """Starts worker number `worker`."""
+        if (parent := multiprocessing.parent_process()) is not None:
+            threading.Thread(target=_end_with, args=(parent.sentinel,), name="raylance-parent", daemon=True).start()
+        if self._function is not None:
+            self._function(worker)
+
+
+def _end_with(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
 
 
 @contextmanager
