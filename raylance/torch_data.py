@@ -108,7 +108,7 @@ class Loader(torch.utils.data.DataLoader[Any]):
                 f"trained on, and a resume would lose it. {WITHOUT_RAYS_WRAPPER}"
             )
         if self._whole and self.steps.position:
-            self.steps.set_epoch(self.steps.epoch)
+            self.steps.begin_again()
         plan, _ = self.steps.begin()
         self.steps.begin_record(plan)
         moves = self.steps.count_move()

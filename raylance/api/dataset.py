@@ -27,7 +27,7 @@ from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import make_plan
-from raylance.planning.shard_context import ShardContext, arrange_replicas, take_function
+from raylance.planning.shard_context import PlacedBy, ShardContext, arrange_replicas, take_function
 from raylance.planning.summary import PlanSummary, summarise
 from raylance.read_spec import DatasetSpec
 from raylance.settings import Options, make_options, takes_options
@@ -253,8 +253,9 @@ class Dataset:
             ConfigError: If the rank is outside the world, the ranks do not divide into replicas, or an option is
                 unknown or impossible; if no rank is given in one of several processes, as in a worker of Ray Train.
         """
+        placed_by: PlacedBy = "nobody" if rank is None else "found" if rank == "auto" else "somebody"
         if rank == "auto":
-            rank, found = process.find_place("auto")
+            rank, found = process.find_place("auto", "rank")
             if world_size not in (None, found):
                 raise ConfigError(
                     f'loader(rank="auto", world_size={world_size!r}) in a world of {found}: rows would come twice or '
@@ -262,7 +263,6 @@ class Dataset:
                 )
             world_size = found
         size = check_integer("world_size", 1 if world_size is None else world_size, 1)
-        is_placed = rank is not None
         if rank is None:
             process.refuse_larger_world()
             if size != 1:
@@ -273,7 +273,7 @@ class Dataset:
         function = take_function(options)
         checked = make_options("loader()", options, ("rank", "world_size", "ranks_per_replica"))
         rank = check_integer("rank", 0 if rank is None else rank, 0)
-        context = ShardContext(rank=rank, world_size=size, is_placed=is_placed)
+        context = ShardContext(rank=rank, world_size=size, placed_by=placed_by)
         pairs = arrange_replicas(ranks_per_replica, size, function)
         context = dataclasses.replace(context, data_parallel=pairs[context.rank])
         made = RankLoader(self._spec, checked, context)

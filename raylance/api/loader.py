@@ -522,7 +522,7 @@ class RankLoader(Positioned):
             self._check_restored()
         if spec.whole and self._cursor.position:
             self._cursor.set_epoch(self._cursor.epoch)
-            self._ledger.move(self._cursor.epoch)
+            self._ledger.load(self._cursor.epoch, 0)  # the rows of the pass that was left do not count
         self._agree(self._plan(spec.global_batch_size, spec.remainder))
         self._batch_size, self._has_begun = spec.global_batch_size, True
         self._cursor.moves += 1

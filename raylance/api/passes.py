@@ -33,7 +33,7 @@ class HandlePasses:
     """Makes passes over a whole epoch as rank 0 of 1. Each pass uses the helpers of the pass before."""
 
     def __init__(self, spec: DatasetSpec) -> None:
-        self._spec, self._context = spec, ShardContext(is_placed=False)
+        self._spec, self._context = spec, ShardContext(placed_by="nobody")
         self._idle: Session | None = None  # session of the last pass, for the next pass
         self._whole_passes = WholePasses()
         self.running: set[RankLoader] = set()  # loaders of the passes that have not ended

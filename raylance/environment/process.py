@@ -22,6 +22,10 @@ DistInfo = Literal["torch", "jax", "ray", "auto"] | RankAndSize | Callable[[], R
 Mesh = DeviceMesh | torch.distributed.ProcessGroup
 NO_GROUP: Any = torch.distributed.GroupMember.NON_GROUP_MEMBER
 """The object that torch.distributed returns in place of a group to a process outside that group."""
+_LATER = (
+    "Make the loader when torch.distributed is initialised: under Lightning in train_dataloader() and its like, not "
+    "before fit()"
+)
 _INTERNAL = "ray.train.v2._internal.execution"
 # Environment variables in which launchers say world size and rank: torchrun and Lightning, MPI, Horovod, Flux, Slurm,
 # LSF. Lightning sets no RANK. torchrun may run once on each node of an outer launcher, so it comes first.
@@ -169,12 +173,14 @@ def check_context(context: ShardContext) -> None:
     """Checks that a loader can deliver batches in this process.
 
     Raises:
-        ConfigError: As `check_process`; as `refuse_larger_world`, if nobody gave the rank; and if, by mistake, every
-            rank of a Ray Train run sees the whole dataset.
+        ConfigError: As `check_process`; as `refuse_larger_world`, if nobody gave the rank; if the rank that was found
+            is another one now; and if, by mistake, every rank of a Ray Train run sees the whole dataset.
     """
     check_process(context.pid)
-    if not context.is_placed:
+    if context.placed_by == "nobody":
         refuse_larger_world()
+    if context.placed_by == "found":
+        _refuse_another_place(context)
     assignment = context.assignment
     if assignment is None or assignment.is_split or train_rank() is None:
         return
@@ -224,13 +230,25 @@ def refuse_larger_world() -> None:
     said, (rank, size) = next(iter(larger.items()))
     is_worker = train_rank() is not None and not in_local_mode()
     shard = "pass the handle to the trainer as datasets={'train': …} and take ray.train.get_dataset_shard('train'); or "
+    auto = 'handle.loader(rank="auto"), which takes the place that is found so'
+    if rank is None:
+        auto = f'handle.loader(rank="auto") later. {_LATER}'
     raise ConfigError(
         f"this is one of {size} processes ({_in_words(said, (rank, size))}), and without a rank each of them would "
         f"get all rows. To share them, {shard if is_worker else ''}give the loader its place: "
-        f"handle.loader(rank={'…' if rank is None else rank}, world_size={size}), or "
-        'handle.loader(rank="auto"), which takes the place that is found so. For all rows in each process: '
-        "handle.loader(rank=0, world_size=1)."
+        f"handle.loader(rank={'…' if rank is None else rank}, world_size={size}), or {auto}. "
+        "For all rows in each process: handle.loader(rank=0, world_size=1)."
     )
+
+
+def _refuse_another_place(context: ShardContext) -> None:
+    before = context.rank, context.world_size
+    said, place = next(iter(_known_places().items()), ("", before))
+    if place != before:
+        raise ConfigError(
+            f'rank="auto" gave this loader rank {context.rank} of {context.world_size} when it was made, and now '
+            f"{_in_words(said, place)}: some rows would come twice, or never. {_LATER}."
+        )
 
 
 def is_called_by(module: str) -> bool:
@@ -238,7 +256,7 @@ def is_called_by(module: str) -> bool:
     return any(frame.f_globals.get("__name__") == module for frame, _ in traceback.walk_stack(None))
 
 
-def find_place(dist_info: DistInfo = None) -> RankAndSize:
+def find_place(dist_info: DistInfo = None, argument: str = "dist_info") -> RankAndSize:
     """Returns (rank, world size) of this process.
 
     Args:
@@ -246,6 +264,7 @@ def find_place(dist_info: DistInfo = None) -> RankAndSize:
             or a function that returns the pair. "auto" asks torch.distributed if it is initialised, else Ray Train,
             else the environment variables of torchrun, MPI or Slurm. None asks only torch.distributed. Both return
             (0, 1) if nobody answers.
+        argument: Name of the argument in errors.
 
     Raises:
         ConfigError: If `dist_info` does not give a rank and a world size; if the rank is not less than the world size;
@@ -256,7 +275,9 @@ def find_place(dist_info: DistInfo = None) -> RankAndSize:
     try:
         found: Any = dist_info() if callable(dist_info) else (0, 1) if dist_info is None else dist_info
         if dist_info == "auto":
-            found = next(iter(_known_places().values()), (0, 1))
+            said, found = next(iter(_known_places().items()), ("", (0, 1)))
+            if found[0] is None:
+                raise ValueError(f"{_in_words(said, found)}: Lightning's launcher, for one, sets no rank")
         elif dist_info == "torch" or (dist_info is None and ready):
             found = torch.distributed.get_rank(), torch.distributed.get_world_size()
         elif dist_info == "jax":
@@ -274,15 +295,18 @@ def find_place(dist_info: DistInfo = None) -> RankAndSize:
             raise ValueError(f"rank {rank!r} of {world_size!r}: 0 <= rank < world size must hold")
     except (ImportError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"dist_info={dist_info!r} does not give the rank of this process ({error}), without which every rank would "
-            f"deliver every row. {_how_to_place()}, or pass (rank, world size): (0, 1) for a process that is alone."
+            f"{argument}={dist_info!r} does not give the rank of this process ({error}), without which every rank "
+            f"would deliver every row. {_how_to_place(dist_info)}, or pass rank and world size: 0 and 1 for a process "
+            "that is alone."
         ) from error
     return rank, world_size
 
 
-def _how_to_place() -> str:
+def _how_to_place(dist_info: DistInfo) -> str:
     if train_rank() is not None:
         return 'This is a worker of Ray Train: pass dist_info="ray"'
+    if dist_info == "auto":
+        return _LATER
     return (
         'Initialise torch.distributed ("torch") or jax ("jax") before the first batch, iterate inside of a Ray Train '
         'worker ("ray"), take the place that a launcher sets in the environment ("auto")'

@@ -22,6 +22,10 @@ from raylance.planning.plan import Plan
 _BLOCK_ROWS = 1 << 20
 _CHEAPER = 50  # a row of the selection takes 0.02 µs, one of the plan 1 µs
 _NAMED = 3  # most gaps that a text names
+_NOT_KNOWN = (
+    " (a record was lost, or not every rank saved its place where the run continues: outside of Ray Train, each of "
+    "them calls state_dict() there)"
+)
 _NOT_COMPARED = "were counted, not compared with the selection"
 
 Status = Literal["proven", "fault", "unproven", "counted"]
@@ -165,7 +169,8 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
     if not line.spans:
         return "unproven", 0, "not proven at all: no records of all its ranks say which rows were handed out"
     if line.gaps and not line.only_lacks_the_end:
-        return "unproven", 0, f"{rows} are known; the epoch is not proven {_words_of_gaps(line)}"
+        gaps = f"the epoch is not proven {_words_of_gaps(line)}"
+        return "unproven", 0, f"{rows} are known; {gaps}{_NOT_KNOWN * (line.gaps[0][1] is not None)}"
     expected = expected_of(line.plan)
     if isinstance(expected, str):
         return "counted", 0, f"{rows} {_NOT_COMPARED}: {expected}"

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
@@ -30,6 +30,9 @@ class Assignment:
     datasets_to_split: tuple[str, ...] | None = None
 
 
+PlacedBy = Literal["somebody", "found", "nobody"]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardContext:
     """The rank that a loader serves, the world size, the rank's share of the rows, and the process.
@@ -43,7 +46,8 @@ class ShardContext:
         replica_ranks: Number of ranks of each replica, which are peers, if replicas come and go. The data-parallel size
             is then the number of replicas that take part, and may be any number. None if all ranks of the world take
             part.
-        is_placed: Whether somebody gave the rank. If not, the loader must be the only one, see `refuse_larger_world`.
+        placed_by: Who said the rank and the world size: "somebody" gave them; or they were "found", and must stay as
+            they are; or "nobody" did, and the loader must be the only one.
         pid: ID of the process that made or received the context; a fork keeps its parent's.
     """
 
@@ -52,7 +56,7 @@ class ShardContext:
     data_parallel: RankAndSize | None = None
     assignment: Assignment | None = None
     replica_ranks: int | None = None
-    is_placed: bool = True
+    placed_by: PlacedBy = "somebody"
     pid: int = dataclasses.field(default_factory=os.getpid, compare=False, init=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +108,7 @@ class ShardContext:
                 is not elastic.
         """
         ranks = self.peers if is_elastic else None
-        return dataclasses.replace(self, data_parallel=(dp_rank, dp_size), replica_ranks=ranks, is_placed=True)
+        return dataclasses.replace(self, data_parallel=(dp_rank, dp_size), replica_ranks=ranks, placed_by="somebody")
 
     def to_dict(self) -> dict[str, int]:
         """Returns the ranks and sizes, for records."""

@@ -230,11 +230,21 @@ def _starts(records: Sequence[LoaderRecord]) -> list[tuple[str, bool]]:
     Records of an older raylance do not say so, and are left out.
     """
     firsts: dict[str, LoaderRecord] = {}
-    for record in sorted(records, key=lambda record: (record.rank, record.begun_s)):
+    by_process: dict[str, str] = {}  # the start of each process
+    ranks: set[int] = set()  # those of the last start that has no name, outside of Ray Train
+    for record in sorted(records, key=lambda record: record.begun_s):
         facts = record.facts
-        if facts["split"] and "restored" in facts:
-            firsts.setdefault(record.start or f"{facts['host']} {facts['pid']}", record)
-    firsts = dict(sorted(firsts.items(), key=lambda item: item[1].begun_s))
+        if not facts["split"] or "restored" not in facts:
+            continue
+        process = f"{facts['host']} {facts['pid']}"
+        if process not in by_process:
+            last = next(reversed(by_process.values()), "")
+            is_new = not last or record.rank in ranks or firsts[last].facts["world_size"] != facts["world_size"]
+            by_process[process] = record.start or (process if is_new else last)
+            ranks = {record.rank} if is_new else ranks | {record.rank}
+        start = by_process[process]
+        if start not in firsts or record.rank < firsts[start].rank:
+            firsts[start] = record
     found = []
     for number, record in enumerate(firsts.values(), 1):
         facts, start = record.facts, f"start {number} of {len(firsts)}"

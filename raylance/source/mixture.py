@@ -59,6 +59,10 @@ class _MixReader(RowReader):
         table = pa.concat_tables(tables, promote_options="permissive")
         add(table.set_column(table.column_names.index(ROW_OFFSET), ROW_OFFSET, pa.array(offsets)))
 
+    def close(self) -> None:
+        for reader in self.readers:
+            reader.close()
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MixedRows(RowSource):

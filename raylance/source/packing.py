@@ -174,6 +174,9 @@ class _PackReader(RowReader):
         }
         add(pa.table(columns))
 
+    def close(self) -> None:
+        self.reader.close()
+
 
 def _fixed(array: npt.NDArray[np.int64]) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])

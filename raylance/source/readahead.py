@@ -188,9 +188,11 @@ class ReadAhead:
             self._used, self._next = None, self._start(plan, track, chunk, line)
 
     def close(self) -> None:
-        """Stops reading ahead after the current block."""
+        """Stops reading ahead after the current block, and waits for no storage that fails."""
         for portion in self._held:
             portion.is_dropped = True
+        if self._reader is not None:
+            self._reader.close()
 
     def read_since(self) -> tuple[int, float]:
         """Returns the bytes that were read from storage since the last call, and the seconds that this took."""

@@ -134,6 +134,10 @@ class RowReader(abc.ABC):
         for offsets in blocks:
             self.read_into(offsets, keep)
 
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Lets reads in other threads fail at their next failure: nobody waits for their rows any more."""
+
     def read(self, offsets: Int64Array) -> pa.Table:
         """Reads rows into one table; see `read_into`."""
         pieces: list[pa.Table] = []
@@ -175,6 +179,7 @@ class Reader(RowReader):
     retry_s: float = OPENING_S
     missing: bool = False
     _gave_up: Outage = dataclasses.field(default_factory=Outage, init=False, repr=False)  # when a read last gave up
+    _is_closed: bool = dataclasses.field(default=False, init=False, repr=False)
     _check: VersionCheck = dataclasses.field(init=False, repr=False)
     _calls: Calls = dataclasses.field(init=False, repr=False)
     _reads_at_once: int = dataclasses.field(init=False, repr=False)
@@ -212,7 +217,9 @@ class Reader(RowReader):
         if not begun:
             return
         try:
-            for attempt in retrying(retry_s, missing=self.missing, outage=outage):
+            for attempt in retrying(
+                retry_s, missing=self.missing, outage=outage, is_wanted=lambda: not self._is_closed
+            ):
                 with attempt:
                     limit_s = answer_limit_s(self.retry_s, again=lasts or failed)
                     failed = True  # unless a table comes
@@ -232,6 +239,10 @@ class Reader(RowReader):
                 raise DatasetError(f"{what} ({readable_text(error)}; {outage}). {self._give_up(outage)}") from error
             cause = self._why_missing(error) if failure is Failure.MISSING else error
             raise DatasetError(f"{what} ({readable_text(cause)}). The epoch stops here.") from cause
+
+    def close(self) -> None:
+        """See `RowReader.close`."""
+        self._is_closed = True
 
     def _give_up(self, outage: Outage) -> str:
         """Records that a read has given up; returns the advice for the user."""

@@ -49,7 +49,14 @@ def answer_limit_s(patience_s: float, *, again: bool) -> float:
     return max(patience_s / 4, _LEAST_ANSWER_AGAIN_S) if again else max(patience_s, _LEAST_ANSWER_S)
 
 
-def retrying(retry_s: float, *, missing: bool, attempts: int = 1, outage: Outage | None = None) -> tenacity.Retrying:
+def retrying(
+    retry_s: float,
+    *,
+    missing: bool,
+    attempts: int = 1,
+    outage: Outage | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> tenacity.Retrying:
     """Returns a retrier, which repeats a call after failures that may pass, with random pauses that grow.
 
     Args:
@@ -58,6 +65,7 @@ def retrying(retry_s: float, *, missing: bool, attempts: int = 1, outage: Outage
             a wrong path must be an error at once.
         attempts: Least number of attempts, however long they take.
         outage: The outage to which the attempts belong, which counts them; None begins a new outage.
+        is_wanted: Whether somebody still waits for the result; if not, no further attempt begins.
     """
     outage = outage or Outage()
     waited_for = (Failure.PASSING, Failure.MISSING) if missing else (Failure.PASSING,)
@@ -71,7 +79,8 @@ def retrying(retry_s: float, *, missing: bool, attempts: int = 1, outage: Outage
         outage.attempts += 1
 
     def is_over(state: tenacity.RetryCallState) -> bool:
-        return time.monotonic() - outage.since_s >= retry_s and state.attempt_number >= attempts
+        is_late = time.monotonic() - outage.since_s >= retry_s and state.attempt_number >= attempts
+        return is_late or not is_wanted()
 
     def warn(state: tenacity.RetryCallState) -> None:
         error = _error_of(state)

@@ -32,6 +32,9 @@ class InMemory(RowReader):
     def offsets(self, selected: np.ndarray) -> np.ndarray:
         return selected * 2
 
+    def close(self) -> None:
+        """It never waits."""
+
     def read_into(self, offsets: np.ndarray, add: Callable[[pa.Table], None]) -> None:
         half = len(offsets) // 2  # some mebibytes at a time
         for part in (offsets[:half], offsets[half:]) if half else (offsets,):

@@ -33,6 +33,9 @@ class SlowReader(RowReader):
         self._pause(len(offsets))
         self._reader.read_into(offsets, add)
 
+    def close(self) -> None:
+        self._reader.close()
+
 
 def opened_slowly(dataset: Any, pause: Callable[[int], None]) -> Any:
     """What loaders of a dataset are made of, with slow reads."""

@@ -148,6 +148,10 @@ class StepsRecord:
         self._ledger.load(saved.epoch, saved.position)
         self._recorder.on_resume(saved)
 
+    def begin_again(self, epoch: int) -> None:
+        """Records a return to the start of an epoch whose rows, until now, do not count."""
+        self._ledger.load(epoch, 0)
+
     def move(self, epoch: int) -> None:
         """Records a jump to the start of an epoch."""
         self._ledger.move(epoch)

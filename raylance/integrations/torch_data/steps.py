@@ -142,6 +142,13 @@ class Steps(Positioned):
             self.record.move(self._cursor.epoch)
         self._send_start()
 
+    def begin_again(self) -> None:
+        """Goes back to the start of the epoch, as if the pass that was left had not been."""
+        self._cursor.set_epoch(self.epoch)
+        if self.record is not None:
+            self.record.begin_again(self.epoch)
+        self._send_start()
+
     def _send_start(self) -> None:
         """Writes epoch, position, data-parallel rank and size of the next pass into a tensor. torch shares the tensor's
         memory with DataLoader workers, so persistent workers see the new values.

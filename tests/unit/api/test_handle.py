@@ -406,7 +406,7 @@ def test_a_launchers_place_is_taken_on_request(images_uri: str, monkeypatch: pyt
             with pytest.raises(raylance.ConfigError, match="world_size=3.* world of 2"):
                 data.loader(rank="auto", world_size=3)
     monkeypatch.setenv("WORLD_SIZE", "2")  # Lightning sets no RANK
-    with pytest.raises(raylance.ConfigError, match="rank None of 2"):
+    with pytest.raises(raylance.ConfigError, match="^rank='auto'.*WORLD_SIZE has rank unknown of 2"):
         data.loader(rank="auto")
 
 
@@ -419,6 +419,19 @@ def test_a_world_that_grew_since_the_loader_was_made_is_seen(images_uri: str, mo
     for batches in made:
         with pytest.raises(raylance.ConfigError, match="one of 2 processes"):
             next(iter(batches))
+
+
+def test_a_place_that_was_found_too_early_is_refused(images_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch.distributed was initialised, "auto" gave each process rank 0 of 1, and so all rows."""
+    with raylance.dataset(images_uri, columns=["id"]).loader(rank="auto", runtime="threads") as loader:
+        batches = loader.batches(global_batch_size=8)
+        assert len(next(iter(batches))["id"]) == 8
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "1")
+        with pytest.raises(raylance.ConfigError, match="rank 0 of 1 .*WORLD_SIZE has rank 1 of 2"):
+            next(iter(batches))
+        loader.reshard(0, 1)  # on purpose
+        assert len(next(iter(batches))["id"]) == 8
 
 
 GROUP = """

@@ -1,5 +1,6 @@
 """Owns the proof of real loaders' runs, from the records that they leave, and its words."""
 
+import contextlib
 import dataclasses
 import gc
 import json
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +19,7 @@ import pytest
 
 import raylance
 from jobs import verify
+from raylance import torch_data
 from raylance.api.loader import reporting
 from raylance.audit.epoch import EpochAudit
 from raylance.orders.order import Epoch, Order
@@ -24,6 +27,7 @@ from raylance.orders.permutation import Int64Array, permute
 from raylance.reports.proving import prove_records
 from raylance.reports.reading import read_run
 from tests.helpers.images import make_images
+from tests.helpers.scripts import run_script
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +70,67 @@ def train(
     for loader in loaders:
         loader.close()
     return saved
+
+
+@pytest.mark.parametrize("kind", ["loader", "torch_data"])
+def test_a_whole_pass_that_was_left_does_not_count(uri: str, tmp_path: Path, kind: str) -> None:
+    """As Lightning's check before the training does with a validation: it began again, and the proof counted both."""
+    data, passes = open_data(uri), contextlib.ExitStack()
+    batches: Any
+    if kind == "loader":
+        loader = passes.enter_context(data.loader(runtime="threads", record=str(tmp_path)))
+        batches = loader.batches(global_batch_size=40, whole=True)
+    else:
+        dataset = torch_data.IterableDataset(data, global_batch_size=40)
+        batches = passes.enter_context(contextlib.closing(torch_data.Loader(dataset, whole=True, record=str(tmp_path))))
+    with passes:
+        for steps in (2, 99, 1, 99, 3):  # the steps of each pass, at most
+            for _, batch in zip(range(steps), batches, strict=False):
+                del batch
+    proof = raylance.prove_run(tmp_path)
+    assert proof.ok, proof
+    assert "each of epochs 0 to 1" in str(proof)
+    assert "epoch 2: 120 rows up to position 120 each came exactly once so far" in str(proof)
+
+
+RANK = """
+import json, sys, raylance
+rank, world, steps, saves = RANK
+with raylance.dataset(URI).loader(rank=rank, world_size=world, runtime="threads", record=FOLDER) as loader:
+    if STATE:
+        loader.load_state_dict(json.loads(STATE))
+    for step, batch in enumerate(loader.iter_batches(global_batch_size=40), 1):
+        if step == 2 and saves:
+            print("STATE", json.dumps(loader.state_dict()))
+        if step == steps:
+            break
+"""
+
+
+@pytest.mark.parametrize("all_save", [True, False])
+def test_ranks_in_processes_of_their_own_are_one_start(uri: str, tmp_path: Path, all_save: bool) -> None:
+    """Outside of Ray Train, nothing names a start. Each rank must save its place, or its rows before are not known."""
+
+    def run(rank: int, world: int, steps: int, state: str, *, saves: bool) -> str:
+        names = f"URI, FOLDER, STATE, RANK = {uri!r}, {str(tmp_path)!r}, {state!r}, {(rank, world, steps, saves)}\n"
+        own = tmp_path / f"of {rank}"
+        own.mkdir(exist_ok=True)
+        printed = run_script(names + RANK, own)
+        return next((line[6:] for line in printed.splitlines() if line.startswith("STATE")), "")
+
+    with ThreadPoolExecutor() as ranks:
+        first = ranks.submit(run, 0, 2, 3, "", saves=True)
+        ranks.submit(run, 1, 2, 3, "", saves=all_save).result()
+        state = first.result()
+    run(0, 1, 99, state, saves=False)
+    proof = raylance.prove_run(tmp_path)
+    lines = [line for line in str(proof).splitlines() if "start" in line]
+    assert [line.partition(": ")[2] for line in lines] == [
+        "began at epoch 0, position 0; there was no checkpoint",
+        "restored epoch 0, position 80",
+    ]
+    assert proof.ok == all_save
+    assert all_save or "each of them calls state_dict() there" in str(proof)
 
 
 def test_a_run_is_proven_over_its_ranks_and_starts(uri: str, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Owns the checks that a read gives the rows asked for, by range or by take, whatever the fragments look like."""
 
 import ast
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -208,6 +209,23 @@ def test_damage_is_told_from_a_storage_that_fails(write_dataset: Callable[..., s
         except DatasetError as error:
             kinds.add(next((sign for sign in ("corrupt", "memory error", "Protobuf") if sign in str(error)), "other"))
     assert kinds >= {"corrupt", "memory error", "Protobuf"}, "damage of every kind was tried, and none was waited for"
+
+
+def test_a_closed_reader_waits_for_no_storage(
+    write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loader that was closed still tried for a minute to read a dataset that was gone, and said so each time."""
+    uri = write_dataset(table(0, 10))
+    reader = Reader(pinned=pin(uri, None, None), columns=["id"], row_bytes=8, retry_s=600, missing=True)
+    assert reader.read(np.arange(10)).num_rows == 10
+    shutil.rmtree(uri)
+    with ThreadPoolExecutor() as threads:
+        reading = threads.submit(reader.read, np.arange(10))
+        while "the storage failed" not in caplog.text:
+            time.sleep(0.01)
+        reader.close()
+        with pytest.raises(DatasetError, match="cannot be read"):
+            reading.result(timeout=60)
 
 
 def test_the_choice_follows_density_and_row_size(write_dataset: Callable[..., str]) -> None:
