@@ -659,10 +659,10 @@ class RankLoader(Positioned):
 def _warn_of_no_row(uri: str, ranks: int, rows: int) -> None:
     """Warns, once per process, that a batch without a row is handed out."""
     logger.warning(
-        '%s: the last step has %d rows for %d ranks, so this rank gets a batch of no row (remainder="ragged"). The '
-        "mean of its losses is NaN, and so is a mean over all ranks. Add up sums and counts, and divide them after the "
-        'last batch, and open the dataset with empty_batches=True; or use remainder="pad", whose repeated rows have '
-        "_valid False.",
+        "%s: the last step has fewer rows, %d, than there are ranks, %d, so this rank gets a batch of no row "
+        '(remainder="ragged"). The mean of its losses is NaN, and so is a mean over all ranks. Add up sums and counts, '
+        "divide them after the last batch, and open the dataset with empty_batches=True; or use "
+        'remainder="pad", whose repeated rows have _valid False.',
         uri,
         rows,
         ranks,

@@ -192,12 +192,14 @@ class PlanSummary:
         return f"{plan.rows:,} rows in {counted(self.shards, 'shard')} of {settings.shard_rows}"
 
     def _empty_in_words(self) -> list[str]:
-        """Returns a line if ranks get no row in the last step."""
+        """Returns a line if ranks get no row in each step, or in the last one."""
+        size, ranks = self.plan.global_batch_size, self.plan.dp_size
+        if size < ranks:
+            return [f"each step has {counted(size, 'row')}, none for the same {ranks - size} of {ranks} ranks"]
         if not (empty := self.plan.empty_ranks):
             return []
         last = counted(self.plan.dp_size - empty, "row")
-        ranks = f"{empty} of {self.plan.dp_size} ranks"
-        return [f"the last step has {last}, none for {ranks}: add up sums and counts, not means"]
+        return [f"the last step has {last}, none for {empty} of {ranks} ranks: add up sums and counts, not means"]
 
     def _table(self) -> list[str]:
         """Returns headings and a line for each dataset of a mixture; no line if it is not a mixture."""

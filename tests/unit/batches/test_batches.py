@@ -479,7 +479,7 @@ def test_a_last_step_with_fewer_rows_than_ranks_is_said(uri: str, caplog: pytest
         with handle.loader(rank=rank, world_size=4, runtime="threads") as loader:
             rows = [len(batch["id"]) for batch in loader.iter_batches(global_batch_size=10)]
             sums.append(sum(rows))
-            warned = [record for record in caplog.records if "for 4 ranks, so this rank gets" in record.getMessage()]
+            warned = [record for record in caplog.records if "ranks, 4, so this rank gets" in record.getMessage()]
             assert len(warned) == (1 if rows[-1] == 0 or sums[:-1] else 0), "once a process"
     assert sum(sums) == len(handle)
 
@@ -504,6 +504,7 @@ def test_fewer_rows_than_ranks_come_if_asked_for(uri: str, remainder: Any, caplo
     handle = open_ids(uri, remainder=remainder, empty_batches=True)
     mixed = raylance.mix({"a": (handle, 1), "b": (handle, 1)}, remainder=remainder, empty_batches=True)
     for data in (handle, mixed):
+        assert "each step has 3 rows, none for the same 1 of 4 ranks" in str(data.plan(3, world_size=4))
         came = []
         for rank in range(4):
             with data.loader(rank=rank, world_size=4, runtime="threads") as loader:
