@@ -155,10 +155,8 @@ class _Watcher:
         if self._bar is not None:
             self._bar.close()
         if not self._has_seen:
-            meanwhile = " meanwhile" if self._before else ""
-            self._write(
-                f"no record of a loader came to {public_uri(self._folder.path)}{meanwhile}: is that the run's folder?"
-            )
+            why = " meanwhile: its run may have ended before" if self._before else ": is that the run's folder?"
+            self._write(f"no record of a loader came to {public_uri(self._folder.path)}{why}")
 
     def _line(self, run: Run, record: LoaderRecord, kind: str, what: Any) -> str:
         if kind == "report":
