@@ -283,7 +283,11 @@ def check(folder: Path, setting: Setting) -> None:
             for epoch in range(setting.epochs)
             for batch in data.iter_batches(global_batch_size=BATCH, epoch=epoch, with_row_offset=True)
         ]
-    assert committed(folder) == dict(enumerate(wanted))
+    came = committed(folder)
+    others = {step: (came.get(step), rows) for step, rows in enumerate(wanted) if came.get(step) != rows}
+    about = [event for event in events_of(folder) if event.get("step") in others]
+    assert not others, f"rows that came and that were wanted, by step: {others}; and what happened there: {about}"
+    assert len(came) == len(wanted)
     wrong = [event for event in events_of(folder, "step") if event["at"] != event["counted"]]
     assert not wrong, "a loader's state stands at the manager's step"
     weights = {round(event["weights"], 5) for event in events_of(folder, "end")}
