@@ -92,7 +92,8 @@ def test_rows_between_the_wanted_ones_never_come(
     given, append = [], RowMemory.append
 
     def record(memory: RowMemory, *arguments: Any) -> None:
-        given.append(len(arguments) == 3 and arguments[2] is not None)
+        is_own = {*columns} <= {*arguments[0].column_names}  # a loader of the case before may still read
+        given.append(is_own and len(arguments) == 3 and arguments[2] is not None)
         append(memory, *arguments)
 
     monkeypatch.setattr(RowMemory, "append", record)
@@ -103,6 +104,7 @@ def test_rows_between_the_wanted_ones_never_come(
         found = pa.concat_tables(loader.iter_batches(batch_size=64, batch_format="pyarrow", drop_last=False))
         assert sorted(found["id"].to_pylist()) == ids[ids % modulus != 1].tolist()
         assert found.combine_chunks() == whole.take(found["id"]).select(found.column_names).combine_chunks()
+    loader.close()
     assert any(given) == (columns == ["id", "vector"]), (
         "where all columns have one size, and no null, they are not cut out"
     )
