@@ -247,6 +247,7 @@ def with_accelerate(make, loader, folder):
         if step == 4:
             accelerator.save_state(folder)
             saved = len(seen)
+    accelerator.wait_for_everyone()  # else one may read what the other is writing
     accelerator.load_state(folder)
     assert [number for batch in with_state for number in batch["id"].tolist()] == seen[saved:]
     plain = accelerator.prepare(make(torch.utils.data.DataLoader))
@@ -787,7 +788,7 @@ def test_ray_train_gives_the_place(uri: str, tmp_path: Path, ray_session: None) 
     trainer.fit()
     for rank in range(2):
         refusal, found = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert "'Ray Train': 2" in refusal
+        assert f"Ray Train has rank {rank} of 2" in refusal
         assert found == planned(open_dataset(uri), 0, 60, rank, 2)
     assert "every selected row exactly once" in raylance.prove_run(tmp_path / "place").verdict
 
