@@ -274,9 +274,10 @@ class LanceTable(Source):
             )
         try:
             if filter is not None:  # by raylance, which refuses a filter on which Lance would end the process
-                self.rows = len(
-                    raylance.dataset(self.uri, columns=self.columns, filter=filter, storage_options=options)
+                selected = raylance.dataset(
+                    self.uri, version=opened.version, columns=self.columns, filter=filter, storage_options=options
                 )
+                self.rows = len(selected)
         except raylance.RaylanceError as error:
             raise RefusedError(
                 f"--filter can't be used on --input {location} ({reason(error)}). No row would be kept. Write it in "
