@@ -9,6 +9,8 @@ import numpy as np
 
 from raylance.errors import ConfigError
 
+MOST_LISTED = 20
+"""Most names that a message lists."""
 _ORDER = 'the dataset has an order, the same on all ranks: raylance.dataset(…, order="window"), "sequential" for none'
 _HINTS = {
     "batch_format": 'iter_batches(batch_format=…) gives "numpy", "pyarrow" and "pandas"',
@@ -53,10 +55,10 @@ def check_flag(what: str, value: Any) -> bool:
     raise ConfigError(f"{what}={value!r}: must be True or False.")
 
 
-def listed(names: Collection[str], most: int = 20) -> str:
-    """Returns the first `most` names, and the number of the others, for a message: a table may have thousands."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(list(names)[:most]) + more
+def listed(names: Collection[str]) -> str:
+    """Returns the first `MOST_LISTED` names, and how many others there are: a table may have thousands."""
+    more = f" and {len(names) - MOST_LISTED:,} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(list(names)[:MOST_LISTED]) + more
 
 
 def check_word(what: str, value: Any, allowed: Sequence[str]) -> None:

@@ -57,7 +57,7 @@ class BadRowError(RaylanceError):
             there were too many bad rows, the offset of the first bad row that was handed out.
         reason: Class and text of the error that the decoder or the transform raised.
         dataset: URI of the dataset, in a mixture "name (URI)"; None if unknown.
-        file: The row's value in the dataset's column `file`; None if there is no such column or value.
+        file: The row's value in the column `file`; None if the dataset has no such column, or the row has no value.
         message: The text of the error if there were too many bad rows; None for one row.
     """
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from raylance.arguments import check_flag, check_integer, listed
+from raylance.arguments import MOST_LISTED, check_flag, check_integer, listed
 from raylance.batches.assembly import StepRows
 from raylance.batches.device import JaggedParts
 from raylance.batches.joining import Joiner
@@ -311,7 +311,7 @@ def _warn_of_ragged(uri: str, names: tuple[str, ...]) -> None:
         "pad_lists=%s; None in place of the number keeps lists, without this warning.",
         listed(names),
         uri,
-        dict.fromkeys(names, 0) if len(names) <= 20 else "dict.fromkeys(names, 0)",
+        dict.fromkeys(names, 0) if len(names) <= MOST_LISTED else "dict.fromkeys(names, 0)",
     )
 
 

@@ -185,8 +185,8 @@ def _require_train(call: str, instead: str) -> None:
     """Raises ConfigError if no training function of Ray Train runs in this process."""
     if process.train_rank() is None:
         raise ConfigError(
-            f"{call} was called outside of a training function of Ray Train, where there is no checkpoint and no "
-            f"storage of a run; nothing was saved or moved. Use {instead} in your own loop; call it in the function "
+            f"{call} was called outside of a training function of Ray Train. There is no checkpoint and no storage of "
+            f"a run, so nothing was saved or moved. Use {instead} in your own loop; call it in the function "
             "that a trainer of ray.train runs to use Ray Train's checkpoints."
         )
 

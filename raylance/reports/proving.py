@@ -231,7 +231,7 @@ def _starts(records: Sequence[LoaderRecord]) -> list[tuple[str, bool]]:
     """
     firsts: dict[str, LoaderRecord] = {}
     by_process: dict[str, str] = {}  # the start of each process
-    ranks: set[int] = set()  # those of the last start that has no name, outside of Ray Train
+    ranks: set[int] = set()  # those of the last start; outside of Ray Train, starts have no names
     for record in sorted(records, key=lambda record: record.begun_s):
         facts = record.facts
         if not facts["split"] or "restored" not in facts:

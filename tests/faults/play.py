@@ -226,7 +226,7 @@ class Run:
                 wait_until(lambda: not self._check_left(), 20, 0.5)
                 self.outcome.problems += [f"{count} {name} are left" for name, count in self._check_left().items()]
             self._check()
-        except Exception:  # of the suite itself: the schedules after it are played all the same
+        except Exception:  # an error of the suite itself; the next schedules are still played
             self.outcome.problems.append(traceback.format_exc()[-3000:])
         finally:
             self.close()

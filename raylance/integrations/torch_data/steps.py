@@ -144,10 +144,9 @@ class Steps(Positioned):
 
     def begin_again(self) -> None:
         """Goes back to the start of the epoch, as if the pass that was left had not been."""
-        self._cursor.set_epoch(self.epoch)
         if self.record is not None:
             self.record.begin_again(self.epoch)
-        self._send_start()
+        self.set_epoch(self.epoch)
 
     def _send_start(self) -> None:
         """Writes epoch, position, data-parallel rank and size of the next pass into a tensor. torch shares the tensor's

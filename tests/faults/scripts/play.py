@@ -137,7 +137,7 @@ class Played:
             self._start()
             self._wait()
             self._check()
-        except Exception:  # of the suite itself: the schedules after it are played all the same
+        except Exception:  # an error of the suite itself; the next schedules are still played
             self.outcome.problems.append(traceback.format_exc()[-3000:])
         finally:
             for process in self._marked():

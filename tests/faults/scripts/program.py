@@ -1,5 +1,5 @@
-"""Owns the script of the schedules of scripts: it writes down the rows that it is handed, and ends as it is told. It is
-started as a file, by -c, from stdin or as a cell, so it imports nothing of the tests; it checks nothing.
+"""Owns the script of the schedules of scripts: it writes down the rows that it is handed, and ends as SETTING says. It
+is started as a file, by -c, from stdin or as a cell, so it imports nothing of the tests; it checks nothing.
 
     python tests/faults/scripts/program.py SETTING      # the fields of a `Script`, and of the process, as JSON
 """
@@ -198,7 +198,7 @@ class Script:
             return False
 
     def run(self) -> None:
-        """Goes through the epochs, and ends as it is told."""
+        """Iterates over the epochs, and ends as the setting says."""
         setting = self.setting
         batches, close = self.make()
         for number in range(setting.epochs):

@@ -158,7 +158,7 @@ def draw(seed: int, index: int) -> Script:
     launcher: Launcher = rng.choice(list(LAUNCHERS)) if rng.random() < 0.35 else ""
     ends, processes, place = _one(rng, ENDS), rng.choice((1, 2, 2, 3)) if launcher else 1, rng.choice(PLACES)
     workers = rng.choice((0, 1, 1, 2)) if source in TORCH else 0
-    if source == "handle":  # it is rank 0 of 1, and a pass over it begins anew
+    if source == "handle":  # it is rank 0 of 1, and each pass over it starts at the first row
         place, ends = "none", "breaks" if ends == "breaks and continues" else ends
         ray = "helpers" if ray == "beside" else ray
     if source in TORCH and ray:

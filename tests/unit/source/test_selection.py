@@ -147,7 +147,7 @@ def test_storage_options_that_are_odd_are_named(uri: str, options: dict[str, str
 
 
 def chains(count: int) -> dict[str, str]:
-    """Filters with so many operators in a chain, of which each would end the process if there are enough of them."""
+    """Filters with a chain of `count` operators. Lance ends the process if a chain is too long."""
     return {
         "or": " OR ".join(f"id = {number}" for number in range(count)),
         "and": " AND ".join(f"id != {number}" for number in range(count)),
