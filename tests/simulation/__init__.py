@@ -2,5 +2,4 @@
 
 `python -m tests.simulation --schedules 100000 --seed 0`
 
-And without faults, the time that a run takes on many ranks: `python -m tests.simulation.scale`.
 """

@@ -17,10 +17,8 @@ from collections.abc import Iterable
 from tests.simulation.play import play
 from tests.simulation.schedule import FETCH_FAULTS, PLACE_FAULTS, TIMED_FAULTS, WORK_FAULTS, Draws
 from tests.simulation.shrink import fails, shrink
-from tests.simulation.small import explore
 
 BLOCK = 250
-WORLDS = [(deaths, needs_decoder) for deaths in (2, 1, 0) for needs_decoder in (False, True)]
 CONSUMER = (
     "passes", "passes with helpers of before", "broken off", "resumed with other sizes", "passes prepared",
     "passes given up", "epochs after the first",
@@ -72,23 +70,6 @@ def table(counts: Counter[str]) -> Iterable[str]:
             yield f"    {name:45}{counts[name]:12,}"
 
 
-def explore_world(world: tuple[int, bool]) -> list[str]:
-    """Tries every order of events of a world; returns what there was to see."""
-    logging.disable(logging.CRITICAL)
-    deaths, needs_decoder = world
-    return list(explore(deaths=deaths, needs_decoder=needs_decoder).lines())
-
-
-def enumerate_small(processes: int) -> int:
-    """Explores the small worlds, the largest ones first: minutes for each death more."""
-    with multiprocessing.Pool(processes) as pool:
-        for (deaths, needs_decoder), lines in zip(WORLDS, pool.imap(explore_world, WORLDS), strict=True):
-            print(f"4 items, 2 decoders, up to {deaths} deaths, a late placement, needs_decoder={needs_decoder}:")
-            for line in lines:
-                print(f"    {line}", flush=True)
-    return 0
-
-
 def main() -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
@@ -96,11 +77,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule; the next ones count on")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--shrink", action="store_true", help="make the schedule of the seed simpler, and tell it")
-    parser.add_argument("--enumerate", action="store_true", help="every order of events of a small world instead")
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    if args.enumerate:
-        return enumerate_small(args.processes)
     if args.shrink:
         what, taken = fails(Draws(args.seed))
         if not what:

@@ -9,10 +9,9 @@ import contextlib
 import dataclasses
 import signal
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 from raylance.batches.assembly import Step
 from raylance.dispatch.dispatcher import Dispatcher
@@ -61,25 +60,6 @@ class Whim(Scaler):
 
     def refused(self, running: int) -> None:
         self.wanted = running
-
-
-@dataclasses.dataclass
-class Wrong:
-    """What to play with; the real ones, unless it is to be shown that wrong ones are caught.
-
-    Attributes:
-        methods: Of `Dispatcher`, `Feeder`, `Session` or a part of them: (class, name, the function in its place).
-    """
-
-    methods: Sequence[tuple[type, str, Any]] = ()
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Has sessions made of these."""
-        with contextlib.ExitStack() as stack:
-            for owner, name, made in self.methods:
-                stack.enter_context(mock.patch.object(owner, name, made))
-            yield
 
 
 # ---- what the feeder is given
@@ -546,17 +526,17 @@ def limited() -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def play(draws: Draws, made_of: Wrong | None = None, log: Log = None) -> Counter[str]:
-    """Plays a schedule; returns what was injected, and how often.
+def play(draws: Draws, world: type[World] = World, log: Log = None) -> Counter[str]:
+    """Plays a schedule on a kind of world; returns what was injected, and how often.
 
     Raises:
         Broken: With what does not hold.
     """
-    with limited(), (made_of or Wrong()).in_place():
-        return _play(draws, log)
+    with limited():
+        return _play(draws, world, log)
 
 
-def _play(draws: Draws, log: Log) -> Counter[str]:
+def _play(draws: Draws, world: type[World], log: Log) -> Counter[str]:
     scenario, counts = draw_scenario(draws), Counter[str]()
     if log is not None:
         log(str(scenario))
@@ -570,7 +550,7 @@ def _play(draws: Draws, log: Log) -> Counter[str]:
             if number in ranks:
                 counts["resharded"] += 1
                 ranks[number].reshard(run, share)
-            rank = ranks.setdefault(number, Rank(draws, scenario, run, share, counts, log))
+            rank = ranks.setdefault(number, Rank(draws, scenario, run, share, counts, log, world))
             if not rank.go(position, goal):
                 for each in ranks.values():
                     each.end()

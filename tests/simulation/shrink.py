@@ -3,15 +3,16 @@
 import time
 from collections.abc import Callable
 
-from tests.simulation.play import Wrong, play
+from tests.simulation.play import play
 from tests.simulation.schedule import Draws
 from tests.simulation.watch import Broken
+from tests.simulation.world import World
 
 
-def fails(draws: Draws, wrong: Wrong | None = None) -> tuple[str, list[int]]:
+def fails(draws: Draws, world: type[World] = World) -> tuple[str, list[int]]:
     """What a schedule breaks ("" if nothing), and as much of it as was drawn until then."""
     try:
-        play(draws, wrong)
+        play(draws, world)
     except Broken as broken:
         return broken.what, draws.taken
     except Exception as error:  # whatever the dispatcher raises
@@ -19,14 +20,14 @@ def fails(draws: Draws, wrong: Wrong | None = None) -> tuple[str, list[int]]:
     return "", draws.taken
 
 
-def shrink(taken: list[int], wrong: Wrong | None = None, most_s: float = 60.0) -> list[int]:
+def shrink(taken: list[int], world: type[World] = World, most_s: float = 60.0) -> list[int]:
     """The simplest schedule that was found in the time: numbers left out, set to zero, made smaller."""
     end = time.monotonic() + most_s
-    what, best = fails(Draws(given=taken), wrong)
+    what, best = fails(Draws(given=taken), world)
 
     def better(other: list[int]) -> bool:
         nonlocal best
-        broken, drawn = fails(Draws(given=other), wrong)
+        broken, drawn = fails(Draws(given=other), world)
         while drawn and drawn[-1] == 0:
             drawn = drawn[:-1]  # zeros follow by themselves
         if broken != what or (len(drawn), sum(drawn)) >= (len(best), sum(best)):

@@ -1,44 +1,17 @@
-"""Owns the schedules that run by default, the small world as a whole, and that wrong dispatchers are caught."""
+"""The schedules that run by default, and runtimes that lie: each lie is caught."""
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.simulation.play import Wrong, play
+from raylance.dispatch.messages import Done, Event
+from tests.simulation.play import play
 from tests.simulation.schedule import FETCH_FAULTS, PLACE_FAULTS, TIMED_FAULTS, WORK_FAULTS, Draws
 from tests.simulation.shrink import fails, shrink
-from tests.simulation.small import explore
 from tests.simulation.watch import Broken
-from tests.simulation.wrong import BROKEN
-from tests.simulation.wrong_feeder import BROKEN as BROKEN_FEEDER
-
-FEW = 800
-# The schedule that first catches a mutant, where most do not show it: it is tried before the others.
-RARE = {
-    "never reads again what no decoder is left for": 36,
-    "continues after a helper that is late": 36,
-    "continues with a pool that has failed": 36,
-    "keeps the pool of another runtime": 36,
-    "places again what can never start": 38,
-    "leaves the helpers of a pool that has failed": 38,
-    "is impatient": 41,
-    "cannot do with fewer readers": 41,
-    "places again at once": 41,
-    "reads again what only waited for a decoder": 61,
-    "carries outputs out from last to first": 62,
-    "adds a batch after it was closed": 113,
-    "forgets faults at a split": 122,
-    "does not wake its thread when it is closed": 122,
-    "drops the last event when it is closed": 135,
-    "gives up a whole item for one bad step": 140,
-    "holds a row for one that has failed": 266,
-    "sends work that is done again to a decoder that may be dead": 481,
-    "holds a row for ever": 5946,
-    "holds a row for one without room": 7722,
-    "does not ping those that owe an answer": 33612,
-    "waits for what nobody needs any more": 51823,
-}
+from tests.simulation.world import World
 
 
 @pytest.fixture(autouse=True)
@@ -68,40 +41,69 @@ def test_a_schedule_is_repeatable() -> None:
     assert play(draws) == play(Draws(given=draws.taken))
 
 
-@pytest.mark.parametrize("name", [*BROKEN, *BROKEN_FEEDER])
-def test_wrong_ones_are_caught(name: str) -> None:
-    wrong, what = (BROKEN | BROKEN_FEEDER)[name]
-    assert any(fails(Draws(seed), wrong)[0] == what for seed in (RARE.get(name, 0), *range(FEW))), what
+class Reordering(World):
+    """Gives the rows of an item in another order."""
+
+    def _outcome(self, *about: Any) -> Event:
+        event = super()._outcome(*about)
+        result = self.table.get(getattr(event, "call", -1))
+        if isinstance(event, Done) and result is not None:
+            result.rows.reverse()
+        return event
+
+
+class Losing(World):
+    """Gives one row of an item less."""
+
+    def _outcome(self, *about: Any) -> Event:
+        event = super()._outcome(*about)
+        result = self.table.get(getattr(event, "call", -1))
+        if isinstance(event, Done) and result is not None:
+            del result.rows[:1]
+        return event
+
+
+class Duplicating(World):
+    """Gives an item's first row twice."""
+
+    def _outcome(self, *about: Any) -> Event:
+        event = super()._outcome(*about)
+        result = self.table.get(getattr(event, "call", -1))
+        if isinstance(event, Done) and result is not None:
+            result.rows[1:1] = result.rows[:1]
+        return event
+
+
+class Mute(World):
+    """Never answers, and has nothing that would end the wait."""
+
+    def _finish(self, *about: Any) -> None:
+        pass
+
+    def next_event(self, timeout_s: float | None) -> Any:
+        return super().next_event(None if timeout_s is None else self._drop_time())
+
+    def _drop_time(self) -> None:
+        raise Broken("deadlock", "only a deadline ends the wait")
+
+
+class Keeping(World):
+    """Keeps the results that it was to drop."""
+
+    def _forget(self, calls: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("world", "what"),
+    [(Reordering, "order"), (Losing, "order"), (Duplicating, "order"), (Mute, "deadlock"), (Keeping, "left")],
+)
+def test_wrong_runtimes_are_caught(world: type[World], what: str) -> None:
+    assert any(fails(Draws(seed), world)[0] == what for seed in range(20))
 
 
 def test_a_failure_is_made_simpler() -> None:
-    wrong, what = BROKEN["waits for the dead"]
-    draws = Draws(5)
-    with pytest.raises(Broken):
-        play(draws, wrong)
-    simple = shrink(draws.taken, wrong, most_s=5.0)
-    assert fails(Draws(given=simple), wrong)[0] == what
-    assert sum(map(bool, simple)) < sum(map(bool, draws.taken)) / 2
-
-
-@pytest.mark.promise("P6", "P9")
-@pytest.mark.parametrize(("needs_decoder", "loses_results"), [(True, True), (False, False)])
-def test_a_small_world_as_a_whole(needs_decoder: bool, loses_results: bool) -> None:
-    found = explore(items=2, deaths=1, late=1, needs_decoder=needs_decoder, loses_results=loses_results)
-    assert found.ends["everything delivered"]
-    assert found.ends["PlacementError"]
-    assert found.left == 0
-    assert found.orders > 50_000
-
-
-def test_a_small_world_with_two_readers_as_a_whole() -> None:
-    found = explore(items=2, decoders=1, readers=2, deaths=1, late=1)
-    assert found.ends["everything delivered"]
-    assert found.ends["PlacementError"]
-    assert found.left == 0
-
-
-def test_the_small_world_finds_a_lost_one() -> None:
-    with pytest.raises(Broken, match="deadlock"):
-        explore(items=2, deaths=1, late=0, made_of=BROKEN["forgets to send again"][0])
-    explore(items=2, deaths=0, late=0, made_of=Wrong())
+    what, taken = next(found for seed in range(20) if (found := fails(Draws(seed), Reordering))[0])
+    simple = shrink(taken, Reordering, most_s=5.0)
+    assert fails(Draws(given=simple), Reordering)[0] == what == "order"
+    assert sum(map(bool, simple)) < sum(map(bool, taken)) / 2

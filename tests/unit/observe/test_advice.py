@@ -35,7 +35,7 @@ from raylance.planning.summary import PlanSummary
 from tests.helpers.figures import part
 
 ROOT = Path(__file__).parents[3]
-PROGRAMS = ("jobs", "k8s/grafana/source", "docs/source", "tests/simulation/scale")  # folders of what can be run
+PROGRAMS = ("jobs", "k8s/grafana/source", "docs/source")  # folders of what can be run
 
 # ---- texts
 
@@ -176,7 +176,7 @@ def allowed(file: str) -> frozenset[str]:
 
 def test_flags_that_are_advised_are_parsed_by_their_job() -> None:
     assert {"train_images.py", "materialize.py", "create_dataset.py", "verify.py", "benchmark.py"} <= jobs().keys()
-    modules = {"tests.simulation.scale", "k8s.grafana.source", "docs.source", "raylance.top"}
+    modules = {"k8s.grafana.source", "docs.source", "raylance.top"}
     assert modules | {"elastic.py"} <= jobs().keys()
     of_others = {
         "--object-store-memory",
