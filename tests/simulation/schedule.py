@@ -69,7 +69,6 @@ class Scenario:
         legs: World size, global batch size, and steps to consume (None: all), one after the other: a run and how it
             is resumed.
         decoders, needs_decoder, decodes, prefetch_batches, limit_bytes: As the loader's options have them.
-        blocks: Whether fetching keeps the thread that pumps, as in Ray.
         varies: Times that a row may have more raw bytes than it is thought to have.
         bad_rows: Rows that cannot be decoded, or read.
         fatal_rows: Rows that end the process of what decodes them.
@@ -97,7 +96,6 @@ class Scenario:
     decodes: bool
     prefetch_batches: int
     limit_bytes: int
-    blocks: bool
     varies: float
     bad_rows: frozenset[int]
     faults: frozenset[str]
@@ -149,7 +147,6 @@ def draw_scenario(draws: Draws) -> Scenario:
         decodes=decodes,
         prefetch_batches=pick((2, 0, 1, 3, 4)),
         limit_bytes=int(pick((100, 20, 8, 3, 0.1, 1000)) * (1.5 * RAW_BYTES + DECODED_BYTES * decodes)),
-        blocks=pick((False, True)),
         varies=pick((1.0, 1.0, 1.3, 4.0, 20.0)),
         bad_rows=bad,
         faults=frozenset(kinds if groups == "all" else groups),

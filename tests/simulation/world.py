@@ -398,18 +398,11 @@ class World(Runtime):
         fault = self._fault(bits, ("fetch faulted", "fetch hangs"))
         if fault == "fetch hangs":
             self.watch.hit(command.call, self.faults)
-            if self.scenario.blocks:
-                self.busy(self.scenario.work_timeout_s)
-                self.post(Faulted(command.call, Fault(what="it took too long")))
-            elif bits % 2:
+            if bits % 2:
                 self.later(self.scenario.work_timeout_s + 5.0, self._fetched, command, "")
             return
         wait_s = _WAITS_S[bits % 8] / 4
-        if self.scenario.blocks:
-            self.busy(wait_s)
-            self._fetched(command, fault)
-        else:
-            self.later(wait_s, self._fetched, command, fault)
+        self.later(wait_s, self._fetched, command, fault)
 
     def _fetched(self, command: Fetch, fault: str) -> None:
         calls = [command.read] if command.decode is None else [command.read, command.decode]

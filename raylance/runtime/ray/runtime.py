@@ -8,17 +8,19 @@ Helpers live outside the trainer's placement group and die with the worker that 
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import queue
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
 import pyarrow as pa
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raylance.dispatch.messages import (
@@ -40,7 +42,7 @@ from raylance.dispatch.messages import (
     Read,
     Wake,
 )
-from raylance.environment.connection import fetch, in_session, long_call, ray_session
+from raylance.environment.connection import in_session, long_call, ray_session
 from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.planning.plan import Plan
 from raylance.read_spec import ReadSpec
@@ -53,6 +55,13 @@ from raylance.source.memory import own_memory
 
 _SMALL = 16  # a column with 16 times fewer bytes than another one is small beside it
 _LOOK_S = 1.0  # seconds between checks that the Ray session exists, because Ray does not report its end
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Arrived:
+    """All results of a fetch are in this process, or a fetch of one has failed. Never leaves the runtime."""
+
+    call: int
 
 
 class _Helper:
@@ -110,8 +119,8 @@ class RayRuntime(Runtime):
         Raises:
             HelperError: If the session of the helpers has ended, because their calls would never be answered.
         """
-        # Commands that wait, or that only end helpers or results, check the session themselves.
-        is_call = isinstance(command, Place | Ping | Read | Prefetch | Decode)
+        # Commands that only end helpers or results check the session themselves.
+        is_call = isinstance(command, Place | Ping | Read | Prefetch | Decode | Fetch)
         with in_session(self._session) if is_call else contextlib.nullcontext():
             super().do(command)
 
@@ -124,7 +133,8 @@ class RayRuntime(Runtime):
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = until - time.monotonic()
-            event = super().next_event(max(0.0, min(left_s, _LOOK_S)))
+            found: Any = super().next_event(max(0.0, min(left_s, _LOOK_S)))
+            event: Event | Wake | None = self._take_fetched(found.call) if isinstance(found, _Arrived) else found
             if isinstance(event, Failed):
                 for result in self._results.get(event.call, ()):
                     result.future()  # else Ray prints the error once more when the reference ends
@@ -200,12 +210,23 @@ class RayRuntime(Runtime):
         refs = [plain] if self._decoding is None else [plain, second]
         if command.decode is not None:
             refs[1] = self._results[command.decode][0]
-        try:
-            tables = fetch(refs, self._session, self._options.work_timeout_s)
-            plain, *others = map(_apart, tables)
-            self.post(Fetched(command.call, plain, *(others or [None])))
-        except RayError as error:
-            self.post(_failure(command.call, error))
+        self._results[command.call] = futures = [ref.future() for ref in refs]
+        arrived = functools.partial(_on_arrived, self._inbox, command.call, itertools.count(1), len(refs))
+        for future in futures:
+            future.add_done_callback(arrived)
+
+    def _take_fetched(self, call: int) -> Event | Wake:
+        """Returns the event for a fetch whose results are all here. They were kept with the runtime, so that `Forget`
+        drops them although nobody takes events.
+        """
+        futures = self._results.pop(call, None)
+        if futures is None:
+            return Wake()
+        for future in futures:
+            if (error := future.exception()) is not None:
+                return _failure(call, error)
+        plain, *others = (_apart(future.result()) for future in futures)
+        return Fetched(call, plain, *(others or [None]))
 
     def explain_placing(self, kind: Kind, pending: int, asked: int) -> str:
         """See `Runtime.explain_placing`."""
@@ -240,6 +261,11 @@ def _report(
 ) -> None:
     error = answer.exception()
     inbox.put(to_event(error, None if error is not None else answer.result(), *about))
+
+
+def _on_arrived(inbox: queue.SimpleQueue[Any], call: int, count: Iterator[int], wanted: int, _: "Future[Any]") -> None:
+    if next(count) == wanted:
+        inbox.put(_Arrived(call))
 
 
 def _apart(table: pa.Table) -> pa.Table:
@@ -277,7 +303,7 @@ def _on_done(error: BaseException | None, receipt: Any, helper: _Helper, call: i
 
 
 def _failure(call: int, error: BaseException) -> Event:
-    if is_machine_fault(error) or isinstance(error, GetTimeoutError):
+    if is_machine_fault(error):
         return Faulted(call, fault_of(error))
     raised = as_raised(error)
     if raised is not error:
