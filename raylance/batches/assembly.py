@@ -12,7 +12,8 @@ from raylance.decode.arrays import Join, Lists, NumpyBatch, to_numpy, to_sliceab
 from raylance.errors import CoverageError
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.digest import Digest
-from raylance.planning.plan import Plan, WorkItem
+from raylance.planning.plan import WorkItem
+from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
 from raylance.source.memory import TableSize
 
@@ -93,8 +94,9 @@ class Assembly:
         is_decoded: Whether helpers decode or transform the rows.
     """
 
-    def __init__(self, read_spec: ReadSpec, plan: Plan, dp_rank: int, epoch: int, position: int) -> None:
-        self._read_spec, self._plan, self._dp_rank, self.epoch = read_spec, plan, dp_rank, epoch
+    def __init__(self, read_spec: ReadSpec, planned: PlannedRows, dp_rank: int, epoch: int, position: int) -> None:
+        self._read_spec, self._planned, self._dp_rank, self.epoch = read_spec, planned, dp_rank, epoch
+        self._plan = planned.plan
         self.is_decoded = read_spec.in_helpers is not None
         self._selection = read_spec.source.load_selection()
         self._after = position
@@ -114,7 +116,7 @@ class Assembly:
         Raises:
             CoverageError: If the rows are not the planned rows.
         """
-        offsets = self._selection.offsets(self._plan.item_rows(item))
+        offsets = self._selection.offsets(self._planned.of_item(item))
         came = plain[ROW_OFFSET].to_numpy()
         if not np.array_equal(came, offsets):
             raise self._other_rows(item)

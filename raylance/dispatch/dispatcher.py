@@ -1,16 +1,18 @@
-"""Owns the decisions of one rank's pass: which item goes to which helper, which work is repeated, and which item must
-wait; never does the work. It is a state machine without Ray, threads, log or clock: it takes events and times, and
-returns outputs.
+"""The only scheduler of a loader's pass: a state machine without Ray, threads, log or clock. It takes events and times,
+and returns outputs.
 
-Each chunk is assigned to a reader, which reads the items of the chunk. A free decoder decodes each item. Then the item
-is fetched, and delivered in the order of the plan. Helpers may finish in any order, die, hang, or answer calls of an
-earlier pass.
+It decides which blocks of which chunks are loaded by which reader, which items are gathered from them, decoded and
+fetched, when a chunk is dropped, which work is done again, and what must wait. Items are delivered in the order of the
+plan. Helpers may finish in any order, die, hang, or answer calls of an earlier pass.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 
+from raylance.dispatch.account import Account
+from raylance.dispatch.chunks import MAX_FAULTS, PAUSES_S, ChunkTable
 from raylance.dispatch.helper_pool import HelperPool
-from raylance.dispatch.in_flight import SUSPECT_DEATHS, InFlight, InFlightItem, Stage
+from raylance.dispatch.in_flight import InFlight, InFlightItem
 from raylance.dispatch.messages import (
     Alive,
     Awaited,
@@ -27,33 +29,42 @@ from raylance.dispatch.messages import (
     Fetch,
     Fetched,
     Forget,
+    Gather,
     GiveUp,
     GiveUpPlacing,
+    Loaded,
     Lost,
     NotPlaced,
     Observation,
     Output,
-    Read,
     Taken,
     Wanted,
 )
 from raylance.dispatch.scaling import Scaler
-from raylance.dispatch.sizes import Sizes
+from raylance.dispatch.states import ItemState
+from raylance.dispatch.suspects import Advice, Suspects
 from raylance.errors import HelperError
 from raylance.observe import Receipt
 from raylance.observe.observations import Cause, FaultSeen, Status, WorkDone
 from raylance.planning.plan import Plan, WorkItem
 
-MAX_FAULTS = 3  # machine faults that one item may have; a fourth is not a coincidence
-PAUSES_S = (0.2, 1.0, 5.0)  # before work is repeated, if no helper died: a full object store takes time to drain
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kept:
+    """What outlives the passes of a loader: its helpers, the chunks that they hold, and what is known of its rows."""
+
+    pool: HelperPool
+    chunks: ChunkTable
+    account: Account
+    suspects: Suspects
 
 
 class Dispatcher:
     """Makes the decisions for one pass of one rank: call `handle` for each event, and at `deadline` if no event came.
 
     Bytes in flight: An item is sent only if there is room: the item, all items in progress and all whole steps not yet
-    taken may together reserve at most `Sizes.limit_bytes`. While no whole step waits to be taken, the next
-    item to deliver may always be sent, because otherwise nothing would be delivered.
+    taken may together reserve at most `Account.inflight_bytes`. While no whole step waits to be taken, the next item to
+    deliver may always be sent, because otherwise nothing would be delivered.
     """
 
     def __init__(
@@ -61,26 +72,29 @@ class Dispatcher:
         *,
         plan: Plan,
         dp_rank: int,
-        items: Iterable[WorkItem],
+        epoch: int,
         position: int,
-        pool: HelperPool,
-        sizes: Sizes,
+        kept: Kept,
         decodes: bool,
         prefetch_batches: int,
+        first_rows: int = 0,
         work_timeout_s: float,
         describe: Callable[[WorkItem], str],
         scalers: Sequence[Scaler] = (),
     ) -> None:
-        """Takes the items of the pass in the order of delivery, from the step at `position` on.
+        """Takes the pass from the step at `position` on.
 
-        Items of at least `prefetch_batches` steps are in flight if they have room, more if the decoders need them.
-        `describe` returns a text that names the rows of an item, for error messages.
+        Items of at least `prefetch_batches` steps are in flight if they have room, more if the decoders need them. For
+        `first_rows`, see `Plan.items`. `describe` returns a text that names the rows of an item, for error messages.
         """
-        self._inflight = InFlight(plan, dp_rank, items, position, sizes, prefetch_batches)
-        self._plan, self._pool, self._sizes, self._scalers = plan, pool, sizes, scalers
-        self._decodes, self._work_timeout_s, self._describe = decodes, work_timeout_s, describe
-        self._by_call: dict[int, InFlightItem] = {}
+        self._pool, self._chunks, self._account, self._suspects = kept.pool, kept.chunks, kept.account, kept.suspects
+        self._chunks.begin(plan, dp_rank, epoch, position)
         self._out: list[Output] = []
+        rows, chunks = self._account.item_rows(), self._chunks.chunks(epoch, position)
+        items = plan.items(dp_rank, epoch, position, rows, first_rows, chunks=chunks)
+        self._inflight = InFlight(plan, dp_rank, items, position, self._account, prefetch_batches)
+        self._scalers, self._decodes, self._work_timeout_s, self._describe = scalers, decodes, work_timeout_s, describe
+        self._by_call: dict[int, InFlightItem] = {}
         self._now = 0.0
         self._is_over = self._is_wanted = self._is_awaited = False
 
@@ -96,16 +110,16 @@ class Dispatcher:
         else:
             self._take(event)
             self._decide()
-        out, self._out = self._out, []
+        out, self._out = [*self._out, *self._chunks.take_commands()], []
         return sorted(out, key=lambda output: not isinstance(output, Observation))
 
     def deadline(self) -> float | None:
         """Returns the time at which to hand in None if no event comes first; None if only an event changes anything."""
         entries = self._inflight.entries
         times = [entry.not_before for entry in entries if entry.not_before > self._now]
-        times += [entry.since + self._work_timeout_s for entry in entries if entry.stage is Stage.FETCHING]
-        of_pool = self._pool.deadline(self._now)
-        return min([*times, *([] if of_pool is None else [of_pool])], default=None)
+        times += [entry.since + self._work_timeout_s for entry in entries if entry.state is ItemState.FETCHING]
+        others = self._pool.deadline(self._now), self._chunks.deadline(self._now)
+        return min([*times, *(time for time in others if time is not None)], default=None)
 
     # Events.
 
@@ -115,12 +129,8 @@ class Dispatcher:
                 self._time_passed()
             case Begin() | Wanted() | Awaited() | Taken():
                 self._take_of_consumer(event)
-            case Done(call) | Fetched(call) | Failed(call) | Faulted(call):
-                self._pool.answered(call, self._now)
-                entry = self._by_call.pop(call, None)
-                if entry is not None:  # else the answer is late, a second one, or of an earlier pass
-                    entry.call = None
-                    self._answered(entry, event)
+            case Loaded() | Done() | Fetched() | Failed() | Faulted():
+                self._answered(event)
             case Alive(helper):
                 self._pool.alive(helper, self._now)
             case NotPlaced(helper, fault, permanent):
@@ -151,7 +161,26 @@ class Dispatcher:
         self._out += self._pool.due(self._now)  # before `late`: a helper that was not requested yet is not late
         self._out += self._pool.late(self._now)
 
-    def _answered(self, entry: InFlightItem, event: Done | Fetched | Failed | Faulted) -> None:
+    def _answered(self, event: Loaded | Done | Fetched | Failed | Faulted) -> None:
+        is_owed, call = self._pool.answered(event.call, self._now), event.call
+        entry = self._by_call.pop(call, None)
+        match event:
+            case Loaded(_, receipt):
+                if is_owed:  # also if the chunk was dropped: else what was read for it would not be counted
+                    self._out.append(WorkDone(receipt, 0))
+                self._chunks.loaded(event)
+            case Failed(_, error) if self._chunks.knows(call):
+                self._chunks.failed(call, error)
+            case Faulted() if self._chunks.knows(call):
+                self._chunks.faulted(call, self._now)
+            case Done() | Fetched() | Failed() | Faulted() if entry is not None:
+                entry.call = None
+                self._answered_item(entry, event)
+            case _:
+                pass  # the answer is late, a second one, or of an earlier pass
+        self._chunks.answered(call)
+
+    def _answered_item(self, entry: InFlightItem, event: Done | Fetched | Failed | Faulted) -> None:
         match event:
             case Done(call, receipt):
                 self._done(entry, call, receipt)
@@ -164,39 +193,41 @@ class Dispatcher:
                 if entry.item.steps > 1:
                     self._split(entry)  # steps before the failing one must still be delivered
                 else:
-                    entry.error = error
-                    self._again(entry, Stage.FAILED)
+                    self._fail_with(entry, error)
             case Faulted(call, fault):
                 self._faulted(entry, call, fault)
 
     def _done(self, entry: InFlightItem, call: int, receipt: Receipt) -> None:
-        is_decoded = entry.stage is Stage.DECODING or entry.decodes_there
+        is_decoded = entry.state is ItemState.DECODING or entry.decodes_there
         is_there = not receipt.too_large_bytes
         self._out.append(WorkDone(receipt, entry.item.rows if is_there and is_decoded else 0))
         if not is_there:
             self._out.append(Forget((call,)))
-            parts = self._sizes.too_large(entry.item, receipt.too_large_bytes)
+            parts = self._account.too_large(entry.item, receipt.too_large_bytes)
             self._replace(entry, parts, receipt.too_large_bytes)
             return
         entry.receipts.append(receipt)
-        if is_decoded and entry.item.rows and not self._pool.has_decoded:
-            self._pool.decoded()
+        if is_decoded and entry.item.rows and not self._suspects.has_decoded:
+            self._suspects.has_decoded = True
             for other in self._inflight.entries:
-                other.waits = False
-        if entry.stage is Stage.READING:
-            entry.read, entry.replaced = call, self._pool.replaced
-            entry.stage = Stage.READ if self._decodes and not entry.decodes_there else Stage.DONE
+                other.suspicion.waits = False
+        if entry.state is ItemState.GATHERING:
+            self._chunks.gathered(entry.item)
+            entry.gathered, entry.replaced = call, self._pool.replaced
+            is_done = not self._decodes or entry.decodes_there
+            entry.change(ItemState.DONE if is_done else ItemState.GATHERED)
         else:
-            entry.decode, entry.stage = call, Stage.DONE
-        if entry.stage is Stage.DONE:
-            self._sizes.learn(entry.item, entry.receipts)
+            entry.decode = call
+            entry.change(ItemState.DONE)
+        if entry.state is ItemState.DONE:
+            self._account.learn(entry.item, entry.receipts)
 
     def _faulted(self, entry: InFlightItem, call: int, fault: Fault) -> None:
         self._out.append(Forget((call,)))
         self._out.append(FaultSeen(f"work is done again after a fault of the machines ({fault.what})"))
-        # If a helper was replaced after the read, the results were lost with it, and that fault is counted already.
-        is_known = entry.read is not None and self._pool.replaced > entry.replaced
-        self._again(entry, Stage.WAITING)
+        # If a helper was replaced after the item was gathered, the results were lost with it: a fault counted already.
+        is_known = entry.gathered is not None and self._pool.replaced > entry.replaced
+        self._again(entry)
         if not is_known:
             self._out += self._pool.ping(self._now)
             if self._blame(entry, fault):
@@ -205,69 +236,70 @@ class Dispatcher:
 
     def _lost(self, helper: int, fault: Fault) -> None:
         """Replaces a helper that died or hangs, and repeats its work with other helpers."""
-        calls, commands = self._pool.lost(helper, self._now)
+        found, commands = self._pool.lost(helper, self._now)
         self._out += commands
+        if found is None:
+            return
+        line = f"a helper is replaced, its work is done again ({fault.what})"
+        self._out.append(FaultSeen(line, replaces_helper=True))
+        calls = list(found.work.sent)
+        self._chunks.lost(helper, [*calls, *found.loads.sent], fault, is_at_load=not calls)
         entries = [(call, self._by_call.pop(call)) for call in calls if call in self._by_call]
-        if commands:
-            line = f"a helper is replaced, its work is done again ({fault.what})"
-            self._out.append(FaultSeen(line, replaces_helper=True))
-        decoded = {call for call, entry in entries if entry.stage is Stage.DECODING or entry.decodes_there}
+        decoded = {call for call, entry in entries if entry.state is ItemState.DECODING or entry.decodes_there}
         for call, entry in entries:
             self._out.append(Forget((call,)))
-            self._again(entry, Stage.READ if entry.stage is Stage.DECODING else Stage.WAITING)
+            self._again(entry, ItemState.GATHERED if entry.state is ItemState.DECODING else ItemState.WAITING)
         # The helper worked only on its first call, which may belong to an earlier pass, or to another loader.
         for call, entry in entries[:1]:
             if call != calls[0] or fault.is_of_others:
                 continue
             if call in decoded and fault.may_be_rows:
-                self._suspect(entry, fault)
+                self._search(entry, fault)
             elif self._blame(entry, fault):
                 self._split(entry)
 
-    def _suspect(self, entry: InFlightItem, fault: Fault) -> None:
-        """Searches an item for a row that ends its decoder's process: splits the item until one row is left, and has
-        fresh decoders try this row. The row is bad after more than `MAX_FAULTS` deaths, two of them of fresh decoders.
-        If no row at all has been decoded by then, other rows are tried first.
-        """
-        was_suspect = entry.is_suspect
-        entry.deaths += 1
-        if entry.deaths < SUSPECT_DEATHS or entry.item.steps > 1:
-            self._split(entry)
-        elif entry.item.rows > 1:
-            self._replace(entry, 2, entry.allowed_bytes)
-        elif was_suspect and entry.deaths > MAX_FAULTS:
-            why = f"ended the process of its decoder {entry.deaths} times ({fault.what})"
-            entry.waits = not self._pool.has_decoded
-            if not entry.waits:
+    def _search(self, entry: InFlightItem, fault: Fault) -> None:
+        """Searches an item for a row that ends its decoder's process, see `Suspects`."""
+        item, known = entry.item, entry.suspicion
+        waiting = sum(other.suspicion.waits for other in self._inflight.entries)
+        others = (other for other in self._inflight.entries if other is not entry)
+        has_others = any(map(_may_be_decoded, others))
+        advice = self._suspects.after_death(
+            known, steps=item.steps, rows=item.rows, waiting=waiting, has_others=has_others
+        )
+        why = f"ended the process of its decoder {known.deaths} times ({fault.what})"
+        match advice:
+            case Advice.STEPS:
+                self._split(entry)
+            case Advice.HALVES:
+                self._replace(entry, 2, entry.allowed_bytes)
+            case Advice.BAD:
                 entry.given_up = f"it {why}"
-            elif sum(other.waits for other in self._inflight.entries) > MAX_FAULTS or not self._has_others():
+            case Advice.WAIT:
+                self._again(entry)
+            case Advice.END:
                 self._fail(entry, fault, f"{why}, and no other row was decoded so far")
                 self._end_now(entry.error)
-            else:
-                self._again(entry, Stage.WAITING)
 
     def _end_now(self, error: BaseException | None) -> None:
         """Marks the next item to deliver as failed with `error`, even if its work might still succeed, so that the pass
         ends now, before this item is delivered.
         """
         head = self._inflight.head
-        if head is not None:
-            head.error = error
+        if head is not None and error is not None and head.state is not ItemState.FAILED:
             if head.call is not None:  # its answer is not needed any more
                 del self._by_call[head.call]
                 self._out.append(Forget((head.call,)))
-            self._again(head, Stage.FAILED)
+            self._fail_with(head, error)
 
     def _has_others(self) -> bool:
         """Returns whether rows are left with which decoders may show that they work; failed rows do not come again."""
-        return any(
-            entry.item.rows and not entry.waits and entry.stage is not Stage.FAILED for entry in self._inflight.entries
-        )
+        return any(map(_may_be_decoded, self._inflight.entries))
 
     def _check_fetch(self) -> None:
         """Repeats work whose results take too long to arrive."""
         head = self._inflight.head
-        if head is None or head.call is None or head.stage is not Stage.FETCHING:
+        if head is None or head.call is None or head.state is not ItemState.FETCHING:
             return
         if self._now >= head.since + self._work_timeout_s:
             call = head.call
@@ -278,7 +310,7 @@ class Dispatcher:
     def _close(self) -> None:
         """Ends the pass; helpers finish their work, and the results are dropped."""
         self._is_over = True
-        kept = [call for entry in self._inflight.entries for call in (entry.call, entry.read, entry.decode)]
+        kept = [call for entry in self._inflight.entries for call in (entry.call, entry.gathered, entry.decode)]
         calls = tuple(call for call in kept if call is not None)
         self._inflight.entries.clear()
         self._by_call.clear()
@@ -287,11 +319,20 @@ class Dispatcher:
 
     # Consequences for one item.
 
-    def _again(self, entry: InFlightItem, stage: Stage) -> None:
-        """Moves an item to WAITING, READ or FAILED; it awaits no call then. Only READ keeps the rows that were read."""
-        entry.call, entry.stage = None, stage
-        if stage is not Stage.READ:
+    def _again(self, entry: InFlightItem, state: ItemState = ItemState.WAITING) -> None:
+        """Moves an item to WAITING, GATHERED or FAILED, if it is not there; it awaits no call then. Only GATHERED keeps
+        the rows that were gathered.
+        """
+        entry.call = None
+        if entry.state is not state:
+            entry.change(state)
+        if state is not ItemState.GATHERED:
             self._drop_results(entry)
+
+    def _fail_with(self, entry: InFlightItem, error: BaseException) -> None:
+        """Ends the pass with an error, after the items before this one."""
+        entry.error = error
+        self._again(entry, ItemState.FAILED)
 
     def _drop_results(self, entry: InFlightItem) -> None:
         calls = entry.drop_results()
@@ -308,12 +349,12 @@ class Dispatcher:
 
     def _fail(self, entry: InFlightItem, fault: Fault, why: str) -> None:
         """Gives an item an error, which ends the pass after the items before it."""
-        entry.error = HelperError(
+        error = HelperError(
             f"the work on the same {entry.item.rows} rows, {self._describe(entry.item)}, {why}. The epoch stops here. "
             f"{fault.advice} The runtime says: {fault.error or fault.what}"
         )
-        entry.error.__cause__ = fault.error
-        self._again(entry, Stage.FAILED)
+        error.__cause__ = fault.error
+        self._fail_with(entry, error)
 
     def _split(self, entry: InFlightItem) -> None:
         """Replaces an item by its single steps, so that a fault affects the rows of one step only."""
@@ -321,7 +362,7 @@ class Dispatcher:
             self._replace(entry, entry.item.steps, entry.allowed_bytes)
 
     def _replace(self, entry: InFlightItem, parts: int, allowed_bytes: float) -> None:
-        self._again(entry, Stage.WAITING)
+        self._again(entry)
         self._inflight.replace(entry, parts, allowed_bytes)
 
     # Decisions.
@@ -336,7 +377,7 @@ class Dispatcher:
         is_awaited = self._is_wanted and self._is_awaited
         self._out.append(_status(self._pool, self._inflight, is_awaited=is_awaited))
         head = self._inflight.head
-        is_read = head is not None and head.stage is Stage.READING and not head.decodes_there
+        is_read = head is not None and head.state in _READ and not head.decodes_there
         for scaler in self._scalers if self._is_wanted else ():
             scaler.look(self._pool, self._now, is_awaited=is_awaited, is_read=is_read)
 
@@ -345,69 +386,85 @@ class Dispatcher:
             self._give_up(self._pool.failure)
             return
         self._inflight.take_on(len(self._pool.running("decoder")) if self._is_wanted else None)
-        self._send_reads()
+        self._load()
+        self._out += self._chunks.take_commands()
+        self._gather()
         self._send_decodes()
         head = self._inflight.head
         if head is None:
             if self._inflight.is_over:
                 self._is_over = True
                 self._out.append(Complete())
-        elif head.stage is Stage.FAILED and head.error is not None:
+        elif head.state is ItemState.FAILED and head.error is not None:
             self._give_up(GiveUp(head.error))
-        elif head.stage is Stage.DONE and head.read is not None:
-            head.stage = Stage.FETCHING
-            self._out.append(Fetch(self._await(head, self._pool.new_call()), head.read, head.decode))
+        elif head.state is ItemState.DONE and head.gathered is not None:
+            head.change(ItemState.FETCHING)
+            self._out.append(Fetch(self._await(head, self._pool.new_call()), head.gathered, head.decode))
 
     def _give_up(self, output: GiveUp | GiveUpPlacing) -> None:
         self._close()
         self._out.append(output)
 
-    def _send_reads(self) -> None:
+    def _load(self) -> None:
+        readers = self._pool.running("reader")
+        self._chunks.load(readers, lambda reader: self._pool.send_load(reader, self._now), self._now)
+
+    def _gather(self) -> None:
+        able, responsive = self._pool.running("reader"), self._pool.running("reader", responsive=True)
         head = self._inflight.head
-        if head is not None and head.item.rows:
-            self._pool.schedule.begin_at(self._plan, head.item.chunk)
+        holds = head is not None and self._has_to_wait(head)  # its chunk, which may take the room of those after it
         for entry in self._inflight.entries:
-            if entry.stage is not Stage.WAITING or entry.not_before > self._now or self._has_to_wait(entry):
+            if entry.state is not ItemState.WAITING or entry.not_before > self._now or self._has_to_wait(entry):
                 continue
             if not self._inflight.has_room(entry):
                 return
-            reader, following, prefetches = self._pool.reader(self._plan, entry.item, responsive=entry.is_hit)
-            self._out += prefetches
-            if reader is None:
-                return
-            entry.stage, entry.not_before = Stage.READING, 0.0
+            place = self._chunks.place_of(entry.item, responsive if entry.is_hit else able, at_once=holds)
+            if place is None:
+                continue
+            entry.change(ItemState.GATHERING)
+            entry.not_before = 0.0
             entry.decodes_there = self._decodes and self._pool.reader_decodes(self._now)
-            call = self._await(entry, self._pool.send(reader, self._now))
-            allowed_bytes = max(1, int(entry.allowed_bytes))
-            read = Read(call, reader, entry.item, entry.decodes_there, allowed_bytes, following, entry.given_up)
-            self._out.append(read)
+            call = self._await(entry, self._pool.send(place.reader, self._now))
+            self._chunks.gathers(call, place)
+            allowed = max(1, int(entry.allowed_bytes))
+            self._out.append(
+                Gather(call, place.reader, entry.item, place.number, entry.decodes_there, allowed, entry.given_up)
+            )
 
     def _has_to_wait(self, entry: InFlightItem) -> bool:
-        return entry.waits and self._has_others()
+        return entry.suspicion.waits and self._has_others()
 
     def _send_decodes(self) -> None:
         # A row that needs a fresh decoder comes first: other items would use the fresh decoder up.
-        read = [entry for entry in self._inflight.entries if entry.stage is Stage.READ]
-        reads_again = False
-        for entry in sorted(read, key=lambda entry: not entry.is_suspect):
-            if entry.read is None or self._has_to_wait(entry):
+        gathered = [entry for entry in self._inflight.entries if entry.state is ItemState.GATHERED]
+        gathers_again = False
+        for entry in sorted(gathered, key=lambda entry: not entry.is_suspect):
+            if entry.gathered is None or self._has_to_wait(entry):
                 continue
-            if self._pool.reader_decodes(self._now):  # no decoders: the item is read again, and its reader decodes
-                reads_again = True
-                self._again(entry, Stage.WAITING)
+            if self._pool.reader_decodes(self._now):  # no decoders: the item is gathered again, and its reader decodes
+                gathers_again = True
+                self._again(entry)
                 continue
             decoder = self._pool.decoder(responsive=entry.is_hit, fresh=entry.is_suspect)
             if decoder is not None:
-                entry.stage = Stage.DECODING
+                entry.change(ItemState.DECODING)
                 call = self._await(entry, self._pool.send(decoder, self._now))
-                self._out.append(Decode(call, decoder, entry.read, entry.item.epoch, entry.given_up))
-        if reads_again:
-            self._send_reads()
+                self._out.append(Decode(call, decoder, entry.gathered, entry.item.epoch, entry.given_up))
+        if gathers_again:
+            self._gather()
 
     def _await(self, entry: InFlightItem, call: int) -> int:
         entry.call, entry.since = call, self._now
         self._by_call[call] = entry
         return call
+
+
+_READ = ItemState.WAITING, ItemState.GATHERING  # the item waits for its reader
+
+
+def _may_be_decoded(entry: InFlightItem) -> bool:
+    """Whether decoders may show by these rows that they work."""
+    return entry.item.rows > 0 and not entry.suspicion.waits and entry.state is not ItemState.FAILED
 
 
 def _status(pool: HelperPool, inflight: InFlight, *, is_awaited: bool) -> Status:
@@ -428,8 +485,8 @@ def _cause(pool: HelperPool, inflight: InFlight) -> Cause:
     head = inflight.head
     if not pool.running("reader"):
         return "start"
-    if inflight.has_ready or head is None or head.stage in (Stage.DONE, Stage.FETCHING, Stage.FAILED):
+    if inflight.has_ready or head is None or head.state in (ItemState.DONE, ItemState.FETCHING, ItemState.FAILED):
         return "finish"
-    if head.stage in (Stage.READ, Stage.DECODING):
+    if head.state in (ItemState.GATHERED, ItemState.DECODING):
         return "decode" if pool.running("decoder") else "start"
     return "there" if head.decodes_there else "read"

@@ -1,4 +1,4 @@
-"""Owns the state of a loader's helpers: which run, start or are wanted; never starts a helper, and has no clock."""
+"""The state of a loader's helpers: which run, start or are wanted, and what each of them owes."""
 
 import dataclasses
 import itertools
@@ -15,11 +15,9 @@ from raylance.dispatch.messages import (
     Output,
     Ping,
     Place,
-    Prefetch,
 )
-from raylance.dispatch.read_schedule import ReadSchedule
+from raylance.dispatch.states import HelperState, change
 from raylance.errors import HelperError
-from raylance.planning.plan import Chunk, Plan, WorkItem
 
 _QUEUED = 2  # calls at a decoder: one in progress and one that waits, so that the decoder is never idle
 _PATIENCE_S = 5.0  # the time for decoders to start (most take 2 to 3 s) before readers decode instead
@@ -27,25 +25,54 @@ _PAUSE_S = 1.0  # before a helper that died during its start is replaced
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class Calls:
+    """What a helper owes of one kind of calls, which it answers in order: unanswered calls, with their times."""
+
+    sent: dict[int, float] = dataclasses.field(default_factory=dict)
+    heard_at: float = 0.0  # time of the last answer
+
+    def owed_since(self, pinged_at: float = math.inf) -> float | None:
+        """Returns the time since which an answer is owed; None if none is."""
+        first = min(next(iter(self.sent.values()), math.inf), pinged_at)
+        return None if first == math.inf else max(self.heard_at, first)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Helper:
-    """The state of one helper, as far as the pool knows it."""
+    """The state of one helper, as far as the pool knows it.
+
+    Attributes:
+        place_at: When to request its place, if it is wanted.
+        deadline: When the pool gives it up if it does not run yet.
+        pings: Number of unanswered pings, each sent because of a fault.
+        pinged_at: Time of the first unanswered ping.
+        work: Its gathering calls or decodes.
+        loads: Its loads, which go on beside other calls.
+    """
 
     kind: Kind
-    place_at: float | None  # when to request its place; None after the request
-    deadline: float  # when the pool gives it up if it does not run yet
-    running: bool = False
+    place_at: float
+    deadline: float
+    state: HelperState = HelperState.WANTED
     has_worked: bool = False
-    heard_at: float = 0.0  # time of its last answer
-    pings: int = 0  # unanswered pings, each sent because of a fault
-    pinged_at: float = 0.0  # time of the first unanswered ping
-    calls: dict[int, float] = dataclasses.field(default_factory=dict)  # unanswered calls in order, with their times
+    pings: int = 0
+    pinged_at: float = 0.0
+    work: Calls = dataclasses.field(default_factory=Calls)
+    loads: Calls = dataclasses.field(default_factory=Calls)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the helper runs."""
+        return self.state is HelperState.RUNNING
+
+    def change(self, state: HelperState) -> None:
+        """Changes the state, see `raylance.dispatch.states`."""
+        self.state = change(self.state, state)
 
     def silent_since(self) -> float | None:
         """Returns the time since which the helper owes an answer; None if it owes none."""
-        if not self.calls and not self.pings:
-            return None
-        first = next(iter(self.calls.values()), math.inf)
-        return max(self.heard_at, min(first, self.pinged_at) if self.pings else first)
+        owed = self.work.owed_since(self.pinged_at if self.pings else math.inf), self.loads.owed_since()
+        return min((since for since in owed if since is not None), default=None)
 
 
 class HelperPool:
@@ -53,9 +80,7 @@ class HelperPool:
 
     Attributes:
         wanted: Number of helpers to have, by kind.
-        schedule: The assignment of chunks to readers.
         replaced: Number of helpers that ran and were lost.
-        has_decoded: Whether any helper has decoded rows.
         failure: The output that ends the pass because the pool cannot continue; None while it can.
     """
 
@@ -74,8 +99,7 @@ class HelperPool:
         self._placement_timeout_s, self._work_timeout_s = placement_timeout_s, work_timeout_s
         self._helpers: dict[int, Helper] = {}
         self._numbers, self._calls = itertools.count(), itertools.count()
-        self.schedule = ReadSchedule()
-        self.replaced, self.has_decoded = 0, False
+        self.replaced = 0
         self.failure: GiveUp | GiveUpPlacing | None = None
 
     def open(self, now: float) -> None:
@@ -86,8 +110,7 @@ class HelperPool:
             self._want("reader", now, now)  # other readers follow once it runs: the first batch needs only one
             self._want_missing("decoder", now)
         for helper in self._helpers.values():
-            helper.place_at = None if helper.place_at is None else now
-            helper.deadline = now + self._placement_timeout_s
+            helper.place_at, helper.deadline = now, now + self._placement_timeout_s
 
     def _want_missing(self, kind: Kind, now: float) -> None:
         for _ in range(self.wanted[kind] - self._count(kind)):
@@ -98,16 +121,6 @@ class HelperPool:
 
     # Queries of the dispatcher.
 
-    def reader(self, plan: Plan, item: WorkItem, *, responsive: bool) -> tuple[int | None, Chunk | None, list[Output]]:
-        """Returns the reader of an item's chunk, None if this reader cannot take the item now; the chunk that it reads
-        next; and commands. An item without rows goes to any reader. For `responsive`, see `decoder`.
-        """
-        running, able = self.running("reader"), self.running("reader", responsive)
-        if not running or not item.rows:
-            return next(iter(able), None), None, []
-        reader, following, begin = self.schedule.take(plan, item.dp_rank, item.chunk, running)
-        return reader if reader in able else None, following, [Prefetch(n, item.dp_rank, chunk) for n, chunk in begin]
-
     def decoder(self, *, responsive: bool, fresh: bool = False) -> int | None:
         """Returns the running decoder with the fewest calls that has room for one more; None if there is none.
 
@@ -116,19 +129,21 @@ class HelperPool:
         to start, for an idle one.
         """
         if fresh:
-            idle = [number for number in self.running("decoder", responsive) if not self._helpers[number].calls]
+            idle = [number for number in self.running("decoder", responsive) if not self._helpers[number].work.sent]
             starts = len(self.running("decoder")) < self._count("decoder")
             new = [number for number in idle if not self._helpers[number].has_worked]
             return next(iter(new if starts else new + idle), None)
-        able = [number for number in self.running("decoder", responsive) if len(self._helpers[number].calls) < _QUEUED]
-        return min(able, key=lambda number: len(self._helpers[number].calls), default=None)
+        able = [
+            number for number in self.running("decoder", responsive) if len(self._helpers[number].work.sent) < _QUEUED
+        ]
+        return min(able, key=lambda number: len(self._helpers[number].work.sent), default=None)
 
     def running(self, kind: Kind, responsive: bool = False) -> list[int]:
         """Returns the numbers of a kind's running helpers; `responsive` leaves out those that owe a ping's answer."""
         return [
             number
             for number, helper in self._helpers.items()
-            if helper.kind == kind and helper.running and not (responsive and helper.pings)
+            if helper.kind == kind and helper.is_running and not (responsive and helper.pings)
         ]
 
     def _count(self, kind: Kind) -> int:
@@ -142,16 +157,16 @@ class HelperPool:
     @property
     def decoders_busy(self) -> int:
         """Number of decoders that have work."""
-        return sum(bool(self._helpers[number].calls) for number in self.running("decoder"))
+        return sum(bool(self._helpers[number].work.sent) for number in self.running("decoder"))
 
     def resize(self, kind: Kind, wanted: int, now: float) -> list[Output]:
         """Changes the number of helpers: adds missing ones; dismisses surplus ones if they are idle, else later."""
         self.wanted[kind] = self._asked[kind] = wanted
         self._want_missing(kind, now)
-        idle = [number for number in self.running(kind) if not self._helpers[number].calls]
+        idle = [n for n in self.running(kind) if not self._helpers[n].work.sent and not self._helpers[n].loads.sent]
         gone = idle[: max(0, self._count(kind) - wanted)]
         for number in gone:
-            del self._helpers[number]
+            self._helpers.pop(number).change(HelperState.GONE)
         return [Dismiss(number, is_lost=False) for number in gone]
 
     def reader_decodes(self, now: float) -> bool:
@@ -175,9 +190,9 @@ class HelperPool:
         until = self._patient_until()
         times = [until] if until is not None and until > now else []
         for helper in self._helpers.values():
-            if helper.place_at is not None:
+            if helper.state is HelperState.WANTED:
                 times.append(helper.place_at)
-            if not helper.running:
+            if not helper.is_running:
                 times.append(helper.deadline)
             elif (since := helper.silent_since()) is not None:
                 times.append(since + self._work_timeout_s)
@@ -186,48 +201,51 @@ class HelperPool:
     # Events and commands.
 
     def send(self, helper: int, now: float) -> int:
-        """Gives a helper a call; returns the number of the call."""
+        """Gives a helper a call, not a load; returns the number of the call."""
         call = self.new_call()
-        self._helpers[helper].calls[call] = now
+        self._helpers[helper].work.sent[call] = now
+        return call
+
+    def send_load(self, reader: int, now: float) -> int:
+        """Gives a reader a load; returns the number of the call."""
+        call = self.new_call()
+        self._helpers[reader].loads.sent[call] = now
         return call
 
     def new_call(self) -> int:
         """Returns a new number for a call, such as for a fetch, which no helper answers."""
         return next(self._calls)
 
-    def answered(self, call: int, now: float) -> None:
-        """Records the answer to a call."""
-        number = next((number for number, helper in self._helpers.items() if call in helper.calls), None)
-        if number is not None:
-            helper = self._helpers[number]
-            del helper.calls[call]
-            helper.has_worked = True
-            self._heard(number, now)
-
-    def decoded(self) -> None:
-        """Records that a helper has decoded rows."""
-        self.has_decoded = True
+    def answered(self, call: int, now: float) -> bool:
+        """Records the answer to a call; returns whether a helper owed it."""
+        for number, helper in self._helpers.items():
+            for calls in (helper.work, helper.loads):
+                if calls.sent.pop(call, None) is not None:
+                    helper.has_worked, calls.heard_at = True, now
+                    self._runs(number)
+                    return True
+        return False
 
     def alive(self, helper: int, now: float) -> None:
         """Records that a helper has started, or that it has answered a ping."""
         found = self._helpers.get(helper)
         if found is not None:
-            found.pings = max(0, found.pings - 1)
-        self._heard(helper, now)
-
-    def _heard(self, helper: int, now: float) -> None:
-        """Records that a helper runs; once a reader runs, adds the missing readers."""
-        found = self._helpers.get(helper)
-        if found is not None:
-            found.running, found.heard_at = True, now
-            if found.kind == "reader":
+            found.pings, found.work.heard_at = max(0, found.pings - 1), now
+            self._runs(helper)
+            if found.kind == "reader":  # once a reader runs, the missing readers are added
                 self._want_missing("reader", now)
+
+    def _runs(self, number: int) -> None:
+        helper = self._helpers[number]
+        if not helper.is_running:
+            helper.change(HelperState.RUNNING)
 
     def not_placed(self, helper: int, fault: Fault, permanent: bool, now: float) -> list[Output]:
         """Replaces a helper that died during its start, unless another would die, too (`permanent`), or time is up."""
         found = self._helpers.pop(helper, None)
         if found is None:
             return []
+        found.change(HelperState.GONE)
         line = f"a {found.kind} died as it started: {fault.what}"
         if not permanent and now + _PAUSE_S < found.deadline:
             self._want(found.kind, now + _PAUSE_S, found.deadline)
@@ -241,22 +259,25 @@ class HelperPool:
             line = self._work_without(found.kind, f"died as it started: {fault.what}")
         return [Log(logging.WARNING, line), Dismiss(helper)]
 
-    def lost(self, helper: int, now: float) -> tuple[list[int], list[Output]]:
-        """Replaces a helper that ran and is gone. Returns its unanswered calls, in the order in which it got them (it
-        was working on the first, if any), and commands.
+    def lost(self, helper: int, now: float) -> tuple[Helper | None, list[Output]]:
+        """Replaces a helper that ran and is gone. Returns what was known of it, None if it was gone already, and
+        commands. It was working on the first of its unanswered calls of each kind.
         """
         found = self._helpers.pop(helper, None)
         if found is None:
-            return [], []
+            return None, []
+        found.change(HelperState.GONE)
         self.replaced += 1
         self._want(found.kind, now, now + self._placement_timeout_s)
-        return list(found.calls), [Dismiss(helper), *self.ping(now, again=True)]  # helpers seldom die alone
+        return found, [Dismiss(helper), *self.ping(now, again=True)]  # helpers seldom die alone
 
     def ping(self, now: float, *, again: bool = False) -> list[Output]:
         """Pings all running helpers after a fault. With `again`, also those that owe the answer to a ping, because that
         answer may be older than the fault.
         """
-        pinged = [number for number, helper in self._helpers.items() if helper.running and (again or not helper.pings)]
+        pinged = [
+            number for number, helper in self._helpers.items() if helper.is_running and (again or not helper.pings)
+        ]
         for number in pinged:
             helper = self._helpers[number]
             helper.pinged_at = helper.pinged_at if helper.pings else now
@@ -268,7 +289,7 @@ class HelperPool:
         found = []
         for number, helper in self._helpers.items():
             since = helper.silent_since()
-            if helper.running and since is not None and now >= since + self._work_timeout_s:
+            if helper.is_running and since is not None and now >= since + self._work_timeout_s:
                 what = f"{helper.kind} {number} has not answered for {now - since:.0f} s, which work_timeout_s allows"
                 advice = "Look for what hangs in it (storage, a decoder, a transform), or raise work_timeout_s."
                 found.append((number, Fault(what=what, advice=advice)))
@@ -278,17 +299,17 @@ class HelperPool:
         """Returns commands for the helpers that are to be placed by now."""
         commands: list[Output] = []
         for number, helper in self._helpers.items():
-            if helper.place_at is not None and now >= helper.place_at:
+            if helper.state is HelperState.WANTED and now >= helper.place_at:
                 helper.deadline += now - helper.place_at  # its time to start begins with the request
-                helper.place_at = None
+                helper.change(HelperState.STARTING)
                 commands.append(Place(number, helper.kind))
         return commands
 
     def late(self, now: float) -> list[Output]:
         """Gives up helpers that have not started in time; continues without them if it can, else fails."""
-        late = {n: helper for n, helper in self._helpers.items() if not helper.running and now >= helper.deadline}
+        late = {n: helper for n, helper in self._helpers.items() if not helper.is_running and now >= helper.deadline}
         for number in late:
-            del self._helpers[number]
+            self._helpers.pop(number).change(HelperState.GONE)
         logs: list[Output] = []
         for kind in dict.fromkeys(helper.kind for helper in late.values()):
             if self._is_missed(kind):

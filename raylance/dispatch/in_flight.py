@@ -1,73 +1,77 @@
-"""Owns the items of a pass that are in flight, until the consumer takes their steps, and the limit of their bytes;
-never knows which helpers work on them.
-"""
+"""The items of a pass that are in flight, until the consumer takes their steps, within the limit of their bytes."""
 
 import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
-from enum import Enum, auto
 
-from raylance.dispatch.sizes import Sizes
+from raylance.dispatch.account import Account
+from raylance.dispatch.states import ItemState, change
+from raylance.dispatch.suspects import Suspicion
 from raylance.observe import Receipt
 from raylance.planning.plan import Plan, WorkItem
-
-SUSPECT_DEATHS = 2  # if this number of helpers died with the same rows, the rows may be the cause
-
-
-class Stage(Enum):
-    """The stages of the work on an item."""
-
-    WAITING = auto()  # for room, for the reader, or for a pause to end
-    READING = auto()
-    READ = auto()  # waiting for a decoder
-    DECODING = auto()
-    DONE = auto()
-    FETCHING = auto()
-    FAILED = auto()
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class InFlightItem:
-    """An item in flight, and the state of the work on it."""
+    """An item in flight, and the state of the work on it.
+
+    Attributes:
+        reserved_bytes: Bytes that it counts for while it is in flight.
+        allowed_bytes: Most bytes of its raw rows.
+        faults: Number of machine faults that have hit it.
+        suspicion: What is known against its rows.
+        given_up: Why its only row is not decoded any more; else "".
+        not_before: When it may be sent again.
+        call: The awaited call, and `since` when it was sent.
+        gathered: The call that gathered it.
+        decode: The call that decoded it.
+        replaced: Number of helpers that were replaced before it was gathered.
+        receipts: From gathering and decoding.
+        decodes_there: Whether the reader decodes it.
+        error: The error with which the pass ends at this item.
+    """
 
     item: WorkItem
     reserved_bytes: float
-    allowed_bytes: float  # most bytes of its raw rows
-    faults: int = 0  # number of machine faults that have hit it
-    deaths: int = 0  # number of helpers whose process ended by itself while it decoded these rows
-    given_up: str = ""  # why its only row is not tried again
-    waits: bool = False  # whether it waits until another row was decoded
-    stage: Stage = Stage.WAITING
-    not_before: float = 0.0  # when it may be sent again
-    call: int | None = None  # the awaited call
-    since: float = 0.0  # when that call was sent
-    read: int | None = None  # the call that read it
-    replaced: int = 0  # number of helpers that were replaced before that read ended
-    decode: int | None = None  # the call that decoded it
-    receipts: list[Receipt] = dataclasses.field(default_factory=list)  # from reading and decoding
-    decodes_there: bool = False  # whether the reader decodes it
-    error: BaseException | None = None  # the error with which the pass ends at this item
+    allowed_bytes: float
+    faults: int = 0
+    suspicion: Suspicion = dataclasses.field(default_factory=Suspicion)
+    given_up: str = ""
+    state: ItemState = ItemState.WAITING
+    not_before: float = 0.0
+    call: int | None = None
+    since: float = 0.0
+    gathered: int | None = None
+    decode: int | None = None
+    replaced: int = 0
+    receipts: list[Receipt] = dataclasses.field(default_factory=list)
+    decodes_there: bool = False
+    error: BaseException | None = None
+
+    def change(self, state: ItemState) -> None:
+        """Changes the state, see `raylance.dispatch.states`."""
+        self.state = change(self.state, state)
 
     @property
     def is_sent(self) -> bool:
         """Whether the item was sent, so that its bytes count for the limit."""
-        return self.stage not in (Stage.WAITING, Stage.FAILED)
+        return self.state not in (ItemState.WAITING, ItemState.FAILED)
 
     @property
     def is_hit(self) -> bool:
         """Whether a fault has hit the item."""
-        return self.faults + self.deaths > 0
+        return self.faults + self.suspicion.deaths > 0
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the item is one row that may have ended two or more helpers, so that a fresh decoder must try it."""
-        return self.item.rows == 1 and self.deaths >= SUSPECT_DEATHS and not self.given_up
+        """Whether a fresh decoder must try the item."""
+        return self.suspicion.needs_fresh(self.item.rows)
 
     def drop_results(self) -> tuple[int, ...]:
         """Drops the item's results; returns the calls that made them."""
-        calls = tuple(call for call in (self.read, self.decode) if call is not None)
-        self.read = self.decode = None
+        calls = tuple(call for call in (self.gathered, self.decode) if call is not None)
+        self.gathered = self.decode = None
         self.receipts = []
         return calls
 
@@ -80,9 +84,15 @@ class InFlight:
     """
 
     def __init__(
-        self, plan: Plan, dp_rank: int, items: Iterable[WorkItem], position: int, sizes: Sizes, prefetch_batches: int
+        self,
+        plan: Plan,
+        dp_rank: int,
+        items: Iterable[WorkItem],
+        position: int,
+        account: Account,
+        prefetch_batches: int,
     ) -> None:
-        self._plan, self._dp_rank, self._sizes, self._prefetch = plan, dp_rank, sizes, max(1, prefetch_batches)
+        self._plan, self._dp_rank, self._account, self._prefetch = plan, dp_rank, account, max(1, prefetch_batches)
         self._planned: Iterator[WorkItem] = iter(items)
         self._upcoming: deque[WorkItem] = deque()
         self._taken = position
@@ -105,7 +115,7 @@ class InFlight:
         the running `decoders`. With None, only the steps to prefetch count.
         """
         enough = 0 if decoders is None else 2 * max(1, decoders)
-        if any(other.stage is Stage.FAILED for other in self.entries):
+        if any(other.state is ItemState.FAILED for other in self.entries):
             return  # items after a failed one will not be delivered
         while (item := self._peek()) is not None:
             count = len(self.entries) + sum(items for _, _, items in self._ready) + self._open[1]
@@ -114,7 +124,7 @@ class InFlight:
                 return
             entry = self._reserve(item)
             reserved = sum(other.reserved_bytes for other in self.entries) + self._ready_bytes
-            if (self.entries or self._ready) and reserved + entry.reserved_bytes > self._sizes.limit_bytes:
+            if (self.entries or self._ready) and reserved + entry.reserved_bytes > self._account.inflight_bytes:
                 return
             self.entries.append(entry)
             self._upcoming.popleft()
@@ -123,25 +133,26 @@ class InFlight:
         """Returns the next planned item, cut if its rows turned out larger than estimated; None if all were added."""
         if not self._upcoming:
             self._upcoming.extend(itertools.islice(self._planned, 1))
-        while self._upcoming and (parts := self._sizes.parts(self._upcoming[0])) > 1:
+        while self._upcoming and (parts := self._account.parts(self._upcoming[0])) > 1:
             self._upcoming.extendleft(reversed(self._plan.cut(self._upcoming.popleft(), parts)))
         return self._upcoming[0] if self._upcoming else None
 
     def _reserve(self, item: WorkItem, allowed_bytes: float = 0.0) -> InFlightItem:
         """Makes the entry of an item. Its raw rows may have the estimated bytes, or `allowed_bytes` if that is more."""
-        estimate = self._sizes.allowed(item.rows)
+        estimate = self._account.allowed_bytes(item.rows)
         extra = max(0.0, allowed_bytes - estimate)
-        reserved_bytes = self._sizes.reserved_bytes(item.rows) + extra
+        reserved_bytes = self._account.reserved_bytes(item.rows) + extra
         return InFlightItem(item=item, reserved_bytes=reserved_bytes, allowed_bytes=estimate + extra)
 
     def replace(self, entry: InFlightItem, parts: int, allowed_bytes: float) -> None:
         """Replaces an item by its parts, which are read again."""
         at = self.entries.index(entry)
         del self.entries[at]
+        entry.change(ItemState.GONE)
         for item in reversed(self._plan.cut(entry.item, parts)):
             smaller = self._reserve(item, allowed_bytes * item.rows / max(1, entry.item.rows))
             smaller.faults, smaller.not_before = entry.faults, entry.not_before
-            smaller.deaths = min(entry.deaths, SUSPECT_DEATHS)  # the row that is the cause is not known
+            smaller.suspicion = entry.suspicion.of_part()
             self.entries.insert(at, smaller)
 
     @property
@@ -163,13 +174,18 @@ class InFlight:
         used, head = self.used_bytes, self.entries[0]
         is_next = not self._ready and entry is head
         # If the head waits until another row is decoded, that row must be sent, even if it alone exceeds the limit.
-        return is_next or (head.waits and not used) or used + entry.reserved_bytes <= self._sizes.limit_bytes
+        return (
+            is_next
+            or (head.suspicion.waits and not used)
+            or used + entry.reserved_bytes <= self._account.inflight_bytes
+        )
 
     def deliver(self) -> None:
         """Moves the head to the delivered items. Until the step in which it ends is whole, its bytes do not count; then
         they count until the consumer has taken that step.
         """
         entry = self.entries.popleft()
+        entry.change(ItemState.GONE)
         item = entry.item
         self._open = (self._open[0] + entry.reserved_bytes, self._open[1] + 1)
         low, high = self._plan.rank_slice(item.position, self._dp_rank)

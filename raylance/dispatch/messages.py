@@ -51,34 +51,52 @@ class Ping:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Read:
-    """Read an item; if `decodes`, also decode it in the same helper. If its raw rows have more bytes than
-    `allowed_bytes`, the result has no rows, and the receipt in `Done` has the number of bytes.
+class Load:
+    """Read stored rows of a chunk into the reader's memory: `rows` of them, from number `first` on in storage order, a
+    row that occurs several times counted once. Stop before a piece with which they would have more than
+    `allowed_bytes`. With `rows` 0, only find out which rows the chunk has. Answered by `Loaded`.
 
-    After the item's chunk, read the chunk `following` ahead; None for the plan's next chunk. `given_up`: see `Decode`.
+    Each loaded chunk has a `number` of its own. Loads of one reader may be done at the same time.
+    """
+
+    call: int
+    helper: int
+    number: int
+    dp_rank: int
+    chunk: Chunk
+    first: int
+    rows: int
+    allowed_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drop:
+    """Free the memory of a chunk. Loads of it that are not done end soon, with any result."""
+
+    helper: int
+    number: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gather:
+    """Put the rows of an item together in the order of delivery: from the chunk `number`, all of whose rows are loaded;
+    None to read them by themselves. If `decodes`, also decode them in the same helper. If the raw rows have more bytes
+    than `allowed_bytes`, the result has no rows, and the receipt in `Done` has the number of bytes. `given_up`: see
+    `Decode`.
     """
 
     call: int
     helper: int
     item: WorkItem
+    number: int | None
     decodes: bool
     allowed_bytes: int
-    following: Chunk | None = None
     given_up: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Prefetch:
-    """Begin to read a chunk before its items are requested. No answer comes, except `Lost` if the helper dies."""
-
-    helper: int
-    dp_rank: int
-    chunk: Chunk
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode the result of the call `source`. If `given_up` is not empty, it says why the item's only
+    """Decode the result of the gathering call `source`. If `given_up` is not empty, it says why the item's only
     row is bad; then the row is not decoded.
     """
 
@@ -91,10 +109,10 @@ class Decode:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fetch:
-    """Bring the results of a read and, if there was one, of a decode to this process: answered by `Fetched`."""
+    """Bring the results of a gathering call and, if there was one, of a decode to this process; see `Fetched`."""
 
     call: int
-    read: int
+    gathered: int
     decode: int | None
 
 
@@ -105,7 +123,7 @@ class Forget:
     calls: tuple[int, ...]
 
 
-Command = Place | Dismiss | Ping | Read | Prefetch | Decode | Fetch | Forget
+Command = Place | Dismiss | Ping | Load | Drop | Gather | Decode | Fetch | Forget
 
 
 # Outputs about the pass, for the feeder.
@@ -208,10 +226,31 @@ class NotPlaced:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Done:
-    """A read or a decode is done; its result has not been fetched."""
+    """A gathering call or a decode is done; its result has not been fetched."""
 
     call: int
     receipt: Receipt
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loaded:
+    """A load is done. `receipt` describes the call; the other fields describe the chunk after the call.
+
+    Attributes:
+        rows: Number of its stored rows that are loaded, from the first one on.
+        stored_rows: Number of its stored rows.
+        nbytes: Bytes of all rows that are loaded, also of those that lie behind rows that are still being loaded.
+        needs_bytes: Bytes of the first row that did not fit; 0 if all did.
+        is_even: Whether all rows have the same size.
+    """
+
+    call: int
+    receipt: Receipt
+    rows: int
+    stored_rows: int
+    nbytes: int
+    needs_bytes: int
+    is_even: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -252,4 +291,4 @@ class Wake:
     """Ends a wait of the feeder; never reaches the dispatcher."""
 
 
-Event = Begin | Wanted | Awaited | Taken | Close | Alive | NotPlaced | Done | Fetched | Failed | Faulted | Lost
+Event = Begin | Wanted | Awaited | Taken | Close | Alive | NotPlaced | Loaded | Done | Fetched | Failed | Faulted | Lost

@@ -7,8 +7,8 @@ tests use this one planner. All intervals are half-open.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Literal
 
 import numpy as np
 
@@ -21,19 +21,26 @@ from raylance.orders.permutation import BoolArray, Int64Array
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
 _MOST_KEPT = 1 << 16  # most rows of a slice whose arrangement is kept
-_KEPT_CHUNKS, _KEPT_ROWS = 4, 1 << 18  # rows are kept for the last four chunks, and for more up to this number of rows
-_FEW_ROWS = 1 << 13  # the first item of a chunk of up to this number of rows computes all of them: 2 ms instead of 1 ms
 _GROWTH = 1.25  # factor by which the rows of an item grow from one round to the next
 _WHOLE = 0.75  # a window of up to this share of the limit is not cut, so that one a little above half stays whole
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Consecutive steps whose rows one rank reads together; the first one begins at `position`."""
+    """Rows of one rank that are read and held together: those of its slices of consecutive steps, in this order.
+
+    Attributes:
+        position: Position of the first step.
+        steps: Number of steps.
+        low: Number of rows of the first step's slice that do not belong to the chunk.
+        high: Where the chunk ends in the last step's slice; None for the end of the slice.
+    """
 
     epoch: int
     position: int
     steps: int
+    low: int = 0
+    high: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +52,7 @@ class WorkItem:
     Attributes:
         position: Position of the first step.
         steps: Number of steps; more than one only if [low, high) is the whole slice.
-        chunk: The chunk with which the rows are read.
+        chunk: The chunk from which the item was cut.
     """
 
     dp_rank: int
@@ -94,15 +101,6 @@ class Plan:
                 'remainder="drop" an epoch would have no step at all. Use a smaller batch, or remainder="pad" or '
                 '"ragged".'
             )
-
-    @functools.cached_property
-    def _kept(self) -> dict[tuple[Chunk, int], Int64Array]:
-        # Rows of the last chunks, by chunk and data-parallel rank: with threads, the reader and the feeder use one
-        # plan. It is not a field, so that comparing, printing, saving and sending a plan leave it out.
-        return {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
 
     @property
     def epoch_rows(self) -> int:
@@ -176,54 +174,14 @@ class Plan:
         """
         check_sample(self.order, epoch)
 
-    def chunk_rows(self, chunk: Chunk, dp_rank: int, ahead_rows: int = 0) -> Int64Array:
-        """Returns the selected rows of a rank's slices of all steps of a chunk in the order of delivery, int64.
-
-        The rows of the following chunks are computed in the same call, up to `ahead_rows` in all, and kept for later
-        calls. For several small chunks, this takes 0.6 of the time of separate calls.
-        """
-        if (kept := self._kept.get((chunk, dp_rank))) is not None:
-            return kept
-        chunks, left = [chunk], ahead_rows - self.chunk_size(chunk, dp_rank)
-        while (after := self.next_chunk(chunks[-1])) and (left := left - self.chunk_size(after, dp_rank)) >= 0:
-            chunks.append(after)
-        starts = [
-            position
-            for each in chunks
-            for position in range(each.position, each.position + each.steps * self.stride, self.stride)
-        ]
-        parts = [self.positions(start, *self.rank_slice(start, dp_rank)) for start in starts]
-        rows = self.select(chunk.epoch, np.concatenate(parts)).view()
-        rows.flags.writeable = False
-        bounds = np.cumsum([self.chunk_size(each, dp_rank) for each in chunks])
-        of_chunks = np.split(rows, bounds[:-1])
-        for each, its_rows in zip(chunks, of_chunks, strict=True):
-            self._keep(each, dp_rank, its_rows)
-        return of_chunks[0]
-
-    def _keep(self, chunk: Chunk, dp_rank: int, rows: Int64Array) -> None:
-        """Keeps the rows of a chunk, and drops the oldest kept rows if there are too many; thread-safe."""
-        if len(rows) > _KEPT_ROWS:
-            return
-        self._kept[chunk, dp_rank] = rows
-        sizes = [(key, len(kept)) for key, kept in list(self._kept.items())]
-        over = sum(size for _, size in sizes) - _KEPT_ROWS
-        for key, size in sizes[:-_KEPT_CHUNKS]:
-            if over > 0:
-                self._kept.pop(key, None)
-                over -= size
+    def chunk_rows(self, chunk: Chunk, dp_rank: int) -> Int64Array:
+        """Returns the selected rows of a rank's chunk in the order of delivery, int64. `PlannedRows` keeps them."""
+        parts = [self.positions(position, *self._part(chunk, position, dp_rank)) for position in self._starts(chunk)]
+        return self.select(chunk.epoch, np.concatenate(parts))
 
     def item_rows(self, item: WorkItem) -> Int64Array:
-        """Returns an item's selected rows in the order of delivery, int64. If the rows of its chunk are kept from an
-        earlier call, or few enough to compute all of them, the item's rows are taken from these.
-        """
-        rows = self._kept.get((item.chunk, item.dp_rank))
-        if rows is None and self.chunk_size(item.chunk, item.dp_rank) <= _FEW_ROWS:
-            rows = self.chunk_rows(item.chunk, item.dp_rank)
-        if rows is None:
-            return self.select(item.epoch, self.item_positions(item))
-        first = self.line(item.position, item.dp_rank) - self.line(item.chunk.position, item.dp_rank) + item.low
-        return rows[first : first + item.rows]
+        """Returns an item's selected rows in the order of delivery, int64."""
+        return self.select(item.epoch, self.item_positions(item))
 
     def is_real(self, item: WorkItem) -> BoolArray:
         """Returns for each row of an item whether it is not padding, bool, shape (item.rows,)."""
@@ -242,10 +200,35 @@ class Plan:
         size = self.global_batch_size
         return (dp_rank + 1) * size // self.dp_size - dp_rank * size // self.dp_size
 
+    def first_line(self, chunk: Chunk, dp_rank: int) -> int:
+        """Returns the line of a chunk's first row; see `line`."""
+        return self.line(chunk.position, dp_rank) + chunk.low
+
     def chunk_size(self, chunk: Chunk, dp_rank: int) -> int:
-        """Returns the number of rows of a rank's slices of all steps of a chunk."""
-        low, high = self.rank_slice(chunk.position + (chunk.steps - 1) * self.stride, dp_rank)
-        return (chunk.steps - 1) * self._slice_rows(dp_rank) + high - low
+        """Returns the number of rows of a rank's chunk."""
+        last = chunk.position + (chunk.steps - 1) * self.stride
+        low, high = self.rank_slice(last, dp_rank)
+        of_last = high - low if chunk.high is None else chunk.high
+        return (chunk.steps - 1) * self._slice_rows(dp_rank) + of_last - chunk.low
+
+    def _starts(self, chunk: Chunk) -> range:
+        return range(chunk.position, chunk.position + chunk.steps * self.stride, self.stride)
+
+    def _part(self, chunk: Chunk, position: int, dp_rank: int) -> tuple[int, int]:
+        """Returns the rows of one of a chunk's steps that belong to the chunk, half-open."""
+        low, high = self.rank_slice(position, dp_rank)
+        end = high if chunk.high is None or position != self._starts(chunk)[-1] else low + chunk.high
+        return low + chunk.low * (position == chunk.position), end
+
+    def head(self, chunk: Chunk, dp_rank: int, rows: int) -> Chunk:
+        """Returns the first rows of a chunk: about `rows`, at least one; whole steps if they have room for one."""
+        if rows >= self.chunk_size(chunk, dp_rank):
+            return chunk
+        low, high = self._part(chunk, chunk.position, dp_rank)
+        if rows < high - low:
+            return dataclasses.replace(chunk, steps=1, high=chunk.low + max(1, rows))
+        more = (rows - (high - low)) // max(1, self._slice_rows(dp_rank))
+        return dataclasses.replace(chunk, steps=1 + more, high=None)
 
     def cut(self, item: WorkItem, parts: int) -> list[WorkItem]:
         """Cuts an item into up to `parts` items of whole steps, or of parts of its only step, in the same order."""
@@ -259,17 +242,21 @@ class Plan:
             for low, high in bounds
         ]
 
-    def chunk_at(self, epoch: int, position: int) -> Chunk | None:
-        """Returns the chunk that begins with the step at a position; None at the end of the epoch."""
+    def chunk_at(self, epoch: int, position: int, low: int = 0) -> Chunk | None:
+        """Returns the chunk that begins with the step at a position, or with its row `low`; None at the end of the
+        epoch.
+        """
         steps = self.steps(position)
         if steps <= 0:
             return None
         unit_end = (position // self.chunk_positions + 1) * self.chunk_positions
         within = -(-(unit_end - position) // self.stride)
-        return Chunk(epoch=epoch, position=position, steps=min(steps, within))
+        return Chunk(epoch=epoch, position=position, steps=min(steps, within), low=low)
 
     def next_chunk(self, chunk: Chunk) -> Chunk | None:
         """Returns the chunk after a chunk; None at the end of the epoch."""
+        if chunk.high is not None:
+            return self.chunk_at(chunk.epoch, self._starts(chunk)[-1], chunk.high)
         return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.stride)
 
     def likely_next_chunk(self, chunk: Chunk, dp_rank: int) -> Chunk | None:
@@ -282,12 +269,27 @@ class Plan:
         first = chunk.position % self.stride // self.global_batch_size * self.global_batch_size
         return self.chunk_at(chunk.epoch + 1, first)
 
+    def chunks(self, epoch: int, position: int) -> Iterator[Chunk]:
+        """Yields the chunks from a position to the end of the epoch."""
+        chunk = self.chunk_at(epoch, position)
+        while chunk is not None:
+            yield chunk
+            chunk = self.next_chunk(chunk)
+
     def items(
-        self, dp_rank: int, epoch: int, position: int, item_rows: int, first_rows: int = 0, max_steps: int = 64
+        self,
+        dp_rank: int,
+        epoch: int,
+        position: int,
+        item_rows: int,
+        first_rows: int = 0,
+        max_steps: int = 64,
+        chunks: Iterable[Chunk] | None = None,
     ) -> Iterator[WorkItem]:
         """Cuts a rank's rows from a position to the end of the epoch into work items, in the order of delivery.
 
         An item should have about `item_rows` rows. Up to `max_steps` smaller slices are joined; larger slices are cut.
+        `chunks` are the chunks of these rows; None for the plan's own. An item's rows belong to one chunk.
 
         If `first_rows` is not 0, items of the first step have about this number of rows. The caller chooses it so that
         each helper gets one of them, and the first batch comes early. Then come rounds of as many items, and the items
@@ -296,27 +298,32 @@ class Plan:
         share of the remaining rows, but at least `first_rows` (Polychronopoulos, Kuck: "Guided self-scheduling", 1987).
         Otherwise one helper would still work when the others are done.
         """
-        chunk, rows = self.chunk_at(epoch, position), first_rows or item_rows
         low, high = self.rank_slice(position, dp_rank)
-        alike, made, aim = max(1, -(-(high - low) // rows)), 0, float(rows)
-        while chunk is not None:
+        aim, made = float(first_rows or item_rows), 0
+        alike = max(1, -(-(high - low) // int(aim)))
+        for chunk in self.chunks(epoch, position) if chunks is None else chunks:
             done = 0
             while done < chunk.steps:
                 at = chunk.position + done * self.stride
-                low, high = self.rank_slice(at, dp_rank)
+                begin, (low, high) = self.rank_slice(at, dp_rank)[0], self._part(chunk, at, dp_rank)
                 size, rows = high - low, max(1, min(int(aim), item_rows))
                 if first_rows:
                     rows = min(rows, max(first_rows, self.steps(at) * size // (2 * alike)))
                 parts = max(1, -(-size // rows))
-                # A smaller last step gets items of its own, because joined slices must have the same size.
-                whole = min(chunk.steps - done, -(-((self.epoch_rows - at) // self.global_batch_size) // self.every))
-                joined = 1 if parts > 1 else max(1, min(whole, rows // max(size, 1), max_steps))
-                item = WorkItem(dp_rank=dp_rank, epoch=epoch, position=at, steps=joined, low=0, high=size, chunk=chunk)
-                yield from self.cut(item, parts)
+                joined = 1 if parts > 1 else max(1, min(self._alike_steps(chunk, at), rows // max(size, 1), max_steps))
+                where = {"position": at, "steps": joined, "low": low - begin, "high": high - begin}
+                yield from self.cut(WorkItem(dp_rank=dp_rank, epoch=epoch, chunk=chunk, **where), parts)
                 done, made = done + joined, made + parts
                 if made >= alike:
                     aim, made = min(aim * _GROWTH, float(item_rows)), 0
-            chunk = self.next_chunk(chunk)
+
+    def _alike_steps(self, chunk: Chunk, position: int) -> int:
+        """Returns how many of a chunk's steps, from one on, have slices of one size that wholly belong to the chunk."""
+        last = self._starts(chunk)[-1]
+        if (chunk.low and position == chunk.position) or (chunk.high is not None and position == last):
+            return 1
+        whole = -(-((self.epoch_rows - position) // self.global_batch_size) // self.every)
+        return min(whole, (last - position) // self.stride + (chunk.high is None))
 
 
 @functools.lru_cache(maxsize=8)
@@ -342,7 +349,7 @@ def no_step_left(plan: Plan, epoch: int, position: int) -> str:
     )
 
 
-def portion_rows(rows: int, row_bytes: float, limit_bytes: int) -> int:
+def fitting_rows(rows: int, row_bytes: float, limit_bytes: int) -> int:
     """Returns how many of the `rows` of a chunk to read and hold together, within `limit_bytes`.
 
     These are all rows if the limit leaves room for the next chunk's rows; else one of several equal parts, of which the

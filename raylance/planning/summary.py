@@ -10,7 +10,7 @@ import numpy as np
 
 from raylance.errors import ConfigError
 from raylance.orders.mixture import MixOrder
-from raylance.planning.plan import Plan, portion_rows
+from raylance.planning.plan import Plan, fitting_rows
 from raylance.planning.quality import Labels, ShuffleQuality, compare_windows, order_in_words, shuffle_quality
 
 _RANKS = 16  # most ranks that a legend names
@@ -22,7 +22,7 @@ def summarise(
     """Summarises an epoch of a plan. `PlanSummary` explains the arguments."""
     chunk, last = plan.chunk_at(0, 0), plan.dp_size - 1  # no rank has more rows than the last one
     rows = plan.chunk_size(chunk, last) if chunk is not None else 0
-    window_bytes = int(portion_rows(rows, row_bytes, max_window_bytes) * row_bytes)
+    window_bytes = int(fitting_rows(rows, row_bytes, max_window_bytes) * row_bytes)
     tail = plan.epoch_rows % plan.global_batch_size
     return PlanSummary(
         plan=plan,

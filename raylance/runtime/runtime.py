@@ -1,4 +1,4 @@
-"""Owns the interface of runtimes, and the code that all of them share; never starts a helper itself."""
+"""The interface of runtimes, which carry out the dispatcher's commands, and the code that all of them share."""
 
 import abc
 import queue
@@ -10,18 +10,19 @@ from raylance.dispatch.messages import (
     Command,
     Decode,
     Dismiss,
+    Drop,
     Event,
     Fetch,
     Forget,
+    Gather,
     Kind,
+    Load,
     Ping,
     Place,
-    Prefetch,
-    Read,
     Wake,
 )
 from raylance.observe import clock
-from raylance.planning.plan import Plan
+from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
 from raylance.runtime import notes
 from raylance.settings import Options
@@ -41,8 +42,8 @@ class Runtime(abc.ABC):
         notes.start_thread()  # all passes begin with a runtime
         end = weakref.finalize(self, notes.leave, _end_all, self._helpers)
         end.atexit = False  # running feeders must close first; at exit, Ray itself ends the actors of the process
-        self._inbox: queue.SimpleQueue[Event | Wake] = queue.SimpleQueue()
-        self._results: dict[int, Any] = {}  # results of reads and decodes, by call
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._results: dict[int, Any] = {}  # results of gathering calls and decodes, by call
 
     @property
     def is_usable(self) -> bool:
@@ -54,6 +55,11 @@ class Runtime(abc.ABC):
     def needs_decoder(self) -> bool:
         """Whether only decoders decode, so that having none is an error; see `HelperPool`."""
 
+    @property
+    @abc.abstractmethod
+    def gives_away(self) -> bool:
+        """Whether the consumer gets the readers' own memory, so that it may change rows there; see `ChunkTable`."""
+
     @abc.abstractmethod
     def count_decoders(self) -> tuple[int, int, int]:
         """Returns three numbers of decoders: the least, the number to begin with, and the most."""
@@ -62,10 +68,10 @@ class Runtime(abc.ABC):
     def explain_placing(self, kind: Kind, pending: int, asked: int) -> str:
         """Returns a text that says why `pending` of `asked` helpers have not started: cause, consequence and fix."""
 
-    def begin(self, plan: Plan, plan_key: str) -> None:
-        """Takes the plan that the next reads refer to; equal keys mean equal plans."""
+    def begin(self, planned: PlannedRows, plan_key: str) -> None:
+        """Takes the plan that the next commands refer to; equal keys mean equal plans."""
         if self._plan[0] != plan_key:
-            self._plan = (plan_key, self._keep(plan))
+            self._plan = (plan_key, self._keep(planned))
 
     def now(self) -> float:
         """Returns the seconds of a clock that never goes back."""
@@ -78,19 +84,22 @@ class Runtime(abc.ABC):
     def next_event(self, timeout_s: float | None) -> Event | Wake | None:
         """Waits at most `timeout_s` for an event, without limit if None; returns None if no event came."""
         try:
-            return self._inbox.get(timeout=timeout_s)
+            found: Event | Wake = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return None
+        return found
 
     def do(self, command: Command) -> None:
         """Carries out a command, or begins to."""
         match command:
             case Place(helper, kind):
                 self._place(helper, kind)
-            case Read():
-                self._read(command)
-            case Prefetch(helper) if helper in self._helpers:
-                self._prefetch(command)
+            case Load():
+                self._load(command)
+            case Drop(helper, number) if helper in self._helpers:
+                self._drop(helper, number)
+            case Gather():
+                self._gather(command)
             case Decode():
                 self._decode(command)
             case Fetch():
@@ -107,8 +116,8 @@ class Runtime(abc.ABC):
         self._forget(tuple(self._results))
         _end_all(self._helpers)
 
-    def _keep(self, plan: Plan) -> Any:
-        return plan
+    def _keep(self, planned: PlannedRows) -> Any:
+        return planned
 
     def _forget(self, calls: Iterable[int]) -> None:
         for call in calls:
@@ -121,10 +130,13 @@ class Runtime(abc.ABC):
     def _ping(self, number: int) -> None: ...
 
     @abc.abstractmethod
-    def _read(self, command: Read) -> None: ...
+    def _load(self, command: Load) -> None: ...
 
     @abc.abstractmethod
-    def _prefetch(self, command: Prefetch) -> None: ...
+    def _drop(self, number: int, chunk: int) -> None: ...
+
+    @abc.abstractmethod
+    def _gather(self, command: Gather) -> None: ...
 
     @abc.abstractmethod
     def _decode(self, command: Decode) -> None: ...

@@ -1,4 +1,4 @@
-"""Owns a loader's helper pool and runtime over several passes, and the current pass; never holds its position."""
+"""What outlives the passes of a loader, its runtime and helpers, and the pass that runs or is prepared."""
 
 import dataclasses
 import importlib
@@ -12,14 +12,17 @@ from raylance.batches.batches import BatchSpec
 from raylance.batches.masking import MaskedRows
 from raylance.columns import dataset_names, describe_rows
 from raylance.decode.on_device import DeviceDecoding
-from raylance.dispatch.dispatcher import Dispatcher
+from raylance.dispatch.account import Account
+from raylance.dispatch.chunks import ChunkTable
+from raylance.dispatch.dispatcher import Dispatcher, Kept
 from raylance.dispatch.helper_pool import HelperPool
 from raylance.dispatch.messages import Kind
 from raylance.dispatch.scaling import Scaler
-from raylance.dispatch.sizes import Sizes
+from raylance.dispatch.suspects import Suspects
 from raylance.environment.connection import ray_session
 from raylance.observe.observations import Observer
 from raylance.planning.plan import Plan, WorkItem
+from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
 from raylance.runtime import notes
 from raylance.runtime.feeder import Feeder
@@ -33,12 +36,12 @@ class Session:
 
     Attributes:
         runtime: Runs the helpers; None before the first pass, and after `close`.
-        pool: Decides when helpers are placed and dismissed; made and dropped with the runtime.
+        kept: What the dispatchers of all passes share; made and dropped with the runtime.
     """
 
     def __init__(self, read_spec: ReadSpec, options: Options, world_size: int = 1) -> None:
         self._read_spec, self._options, self._world_size = read_spec, options, world_size
-        self._named: tuple[Plan, str] | None = None
+        self._named: tuple[PlannedRows, str] | None = None
         self._feeder: Feeder | None = None
         self._started: Feeder | None = None  # the last one started; an interrupt may come before it becomes `_feeder`
         self._prepared: _Prepared | None = None
@@ -46,7 +49,7 @@ class Session:
         self._scalers: list[Scaler] = []
         self._on_device: dict[torch.device, DeviceDecoding] = {}  # opened once for all passes
         self.runtime: Runtime | None = None
-        self.pool: HelperPool | None = None
+        self.kept: Kept | None = None
 
     def start(
         self, plan: Plan, dp_rank: int, *, epoch: int, position: int, batch_spec: BatchSpec, observer: Observer
@@ -98,8 +101,8 @@ class Session:
     @property
     def _is_usable(self) -> bool:
         """Whether runtime and pool can serve another pass; if not, new ones replace them."""
-        runtime, pool = self.runtime, self.pool
-        return runtime is not None and pool is not None and runtime.is_usable and pool.failure is None
+        runtime, kept = self.runtime, self.kept
+        return runtime is not None and kept is not None and runtime.is_usable and kept.pool.failure is None
 
     def _begin(self, wanted: "_Pass", observer: Observer) -> Feeder:
         if self._started is not None and not self._started.has_ended:  # an interrupt has left it running
@@ -107,14 +110,14 @@ class Session:
         if self.runtime is not None and not self._is_usable:
             self.runtime.close()
             self.runtime = None
-        if self.runtime is None or self.pool is None:
+        if self.runtime is None or self.kept is None:
             self.runtime = self._make_runtime()
-            self.pool = self._make_pool(self.runtime)
+            self.kept = self._make_kept(self.runtime)
         plan = wanted.plan
-        if self._named is None or self._named[0] != plan:  # readers find chunks that they read ahead by the plan's name
-            self._named = (plan, uuid.uuid4().hex)
+        if self._named is None or self._named[0].plan != plan:
+            self._named = (PlannedRows(plan), uuid.uuid4().hex)
         self.runtime.begin(*self._named)
-        self._started = self._make_feeder(self.runtime, self._make_dispatcher(self.pool, wanted), wanted, observer)
+        self._started = self._make_feeder(self.runtime, self._make_dispatcher(self.kept, wanted), wanted, observer)
         self._started.start()
         return self._started
 
@@ -126,37 +129,40 @@ class Session:
         runtime: Runtime = cluster.RayRuntime(self._read_spec, self._options, self._world_size)
         return runtime
 
-    def _make_pool(self, runtime: Runtime) -> HelperPool:
-        least, first, most = (0, 0, 0) if self._read_spec.in_helpers is None else runtime.count_decoders()
-        readers, most_readers = self._options.reader_range
+    def _make_kept(self, runtime: Runtime) -> Kept:
+        options, decoding = self._options, self._read_spec.in_helpers
+        least, first, most = (0, 0, 0) if decoding is None else runtime.count_decoders()
+        readers, most_readers = options.reader_range
         scaled: list[tuple[Kind, int, int, int]] = [
             ("decoder", least, most, first),
             ("reader", readers, most_readers, readers),
         ]
         self._scalers = [self._make_scaler(*each) for each in scaled if each[1] < each[2]]
-        return HelperPool(
+        pool = HelperPool(
             readers=readers,
             decoders=first,
             needs_decoder=runtime.needs_decoder,
-            placement_timeout_s=self._options.placement_timeout_s,
-            work_timeout_s=self._options.work_timeout_s,
+            placement_timeout_s=options.placement_timeout_s,
+            work_timeout_s=options.work_timeout_s,
         )
+        account = Account(
+            raw_bytes=self._read_spec.source.likely_row_bytes,
+            decoded_bytes=decoding.row_bytes if decoding else 0,
+            inflight_bytes=options.max_inflight_bytes,
+            window_bytes=options.max_window_bytes,
+        )
+        chunks = ChunkTable(account, decodes=decoding is not None, gives_away=runtime.gives_away)
+        return Kept(pool, chunks, account, Suspects())
 
     def _make_scaler(self, kind: Kind, least: int, most: int, first: int) -> Scaler:
         return Scaler(least, most, first, kind)
 
-    def _make_dispatcher(self, pool: HelperPool, wanted: "_Pass") -> Dispatcher:
+    def _make_dispatcher(self, kept: Kept, wanted: "_Pass") -> Dispatcher:
         plan, dp_rank, position = wanted.plan, wanted.dp_rank, wanted.position
-        source, decoding = self._read_spec.source, self._read_spec.in_helpers
-        decoders = max(1, pool.wanted["decoder"], self._options.decoder_range[1])
-        sizes = Sizes(
-            raw_bytes=source.likely_row_bytes,
-            decoded_bytes=decoding.row_bytes if decoding else 0,
-            limit_bytes=self._options.max_inflight_bytes,
-            items=2 * decoders + 1,  # one in progress and one waiting, for each decoder
-        )
+        source = self._read_spec.source
+        decoders = max(1, kept.pool.wanted["decoder"], self._options.decoder_range[1])
+        kept.account.set_items(2 * decoders + 1)  # one in progress and one waiting, for each decoder
         low, high = plan.rank_slice(position, dp_rank)
-        first_rows = -(-(high - low) // decoders)  # the first step is divided among all decoders
 
         def describe(item: WorkItem) -> str:
             rows = plan.item_rows(item)
@@ -165,19 +171,20 @@ class Session:
         return Dispatcher(
             plan=plan,
             dp_rank=dp_rank,
-            items=plan.items(dp_rank, wanted.epoch, position, sizes.item_rows(), first_rows),
+            epoch=wanted.epoch,
             position=position,
-            pool=pool,
-            sizes=sizes,
-            decodes=decoding is not None,
+            kept=kept,
+            decodes=self._read_spec.in_helpers is not None,
             prefetch_batches=wanted.prefetch_batches,
+            first_rows=-(-(high - low) // decoders),  # the first step is divided among all decoders
             work_timeout_s=self._options.work_timeout_s,
             describe=describe,
             scalers=self._scalers,
         )
 
     def _make_feeder(self, runtime: Runtime, dispatcher: Dispatcher, wanted: "_Pass", observer: Observer) -> Feeder:
-        assembly = Assembly(self._read_spec, wanted.plan, wanted.dp_rank, wanted.epoch, wanted.position)
+        planned = PlannedRows(wanted.plan) if self._named is None else self._named[0]
+        assembly = Assembly(self._read_spec, planned, wanted.dp_rank, wanted.epoch, wanted.position)
         return Feeder(dispatcher, runtime, assembly, observer, self._masked)
 
     def end_pass(self) -> None:

@@ -1,4 +1,4 @@
-"""Owns the runtime whose helpers are threads of this process, for use without Ray; never assigns work to helpers.
+"""The runtime whose helpers are threads of this process, for use without Ray.
 
 The batches are those of the Ray runtime; only the helpers differ.
 
@@ -8,6 +8,7 @@ waits for hanging storage does not delay the end of the process.
 
 import dataclasses
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,31 +16,39 @@ from typing import Any
 import pyarrow as pa
 
 from raylance.decode.rows import OpenDecoding
-from raylance.dispatch.messages import Alive, Decode, Done, Failed, Fetch, Fetched, Kind, Prefetch, Read
+from raylance.dispatch.messages import Alive, Decode, Done, Event, Failed, Fetch, Fetched, Gather, Kind, Load
 from raylance.observe import Receipt
 from raylance.read_spec import ReadSpec
-from raylance.runtime.rank_reader import RankReader
 from raylance.runtime.runtime import Runtime
 from raylance.settings import Options
 from raylance.source.limits import Calls
+from raylance.work.reading import ReadWork
 
 _MAX_AUTO_DECODERS = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Helper:
+class _Reader:
+    work: ReadWork
     thread: Calls
-    works_with: Any  # a RankReader, or an OpenDecoding
+    loads: Calls  # beside the other calls, as `Load` allows it
 
     def end(self, *, is_dead: bool) -> None:
-        if isinstance(self.works_with, RankReader):
-            self.works_with.close()
+        self.work.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Decoder:
+    work: OpenDecoding
+    thread: Calls
+
+    def end(self, *, is_dead: bool) -> None: ...
 
 
 class ThreadRuntime(Runtime):
     """Does the work of one loader in threads: readers, and decoders ("auto": one for each CPU, at most 32)."""
 
-    needs_decoder = True
+    needs_decoder = gives_away = True
 
     def __init__(self, read_spec: ReadSpec, options: Options) -> None:
         super().__init__(read_spec, options)
@@ -58,66 +67,59 @@ class ThreadRuntime(Runtime):
         return f"{pending} of {asked} {kind} threads did not start. No batch can follow. Ask for fewer of them."
 
     def _place(self, number: int, kind: Kind) -> None:
-        reads, decoding = kind == "reader", self._decoding
-        works_with: RankReader | OpenDecoding | None = None
-        if reads:
-            works_with = RankReader(self._read_spec, self._options, own_memory=True)
-        elif decoding is not None:
-            works_with = OpenDecoding(decoding)
-        self._helpers[number] = _Helper(Calls(1, f"raylance-{kind}-{number}"), works_with)
+        thread = Calls(1, f"raylance-{kind}-{number}")
+        if kind == "reader":
+            work, loads = ReadWork(self._read_spec, self._options, own_memory=True), Calls(2, f"raylance-load-{number}")
+            self._helpers[number] = _Reader(work, thread, loads)
+        elif self._decoding is not None:
+            self._helpers[number] = _Decoder(OpenDecoding(self._decoding), thread)
         self.post(Alive(number))
 
     def _ping(self, number: int) -> None:
         self._helpers[number].thread.start(self._inbox.put, Alive(number))
 
-    def _read(self, command: Read) -> None:
-        reader, (key, plan) = self._helpers[command.helper].works_with, self._plan  # next pass may have another plan
+    def _load(self, command: Load) -> None:
+        reader, (_, planned) = self._helpers[command.helper], self._plan  # next pass may have another plan
+        reader.loads.start(_answer, self._inbox, command.call, lambda: reader.work.load(planned, command))
 
-        def read() -> tuple[tuple[pa.Table, ...], Receipt]:
-            reader.install(key, plan)
-            plain, second, receipt = reader.read(key, command)
+    def _drop(self, number: int, chunk: int) -> None:
+        self._helpers[number].work.drop(chunk)  # at once, because the memory counts as free from now on
+
+    def _gather(self, command: Gather) -> None:
+        reader, (_, planned) = self._helpers[command.helper], self._plan
+
+        def gather() -> tuple[tuple[pa.Table, ...], Receipt]:
+            plain, second, receipt = reader.work.gather(planned, command)
             return (plain, second), receipt
 
-        self._submit(command, read)
-
-    def _prefetch(self, command: Prefetch) -> None:
-        reader, (key, plan) = self._helpers[command.helper].works_with, self._plan
-
-        def begin() -> None:
-            reader.install(key, plan)
-            reader.begin(key, command.dp_rank, command.chunk)  # the first read raises its errors again
-
-        self._helpers[command.helper].thread.start(begin)
+        self._submit(command, gather)
 
     def _decode(self, command: Decode) -> None:
-        opened, (_, encoded) = self._helpers[command.helper].works_with, self._results[command.source]
+        decoder, (_, encoded) = self._helpers[command.helper], self._results[command.source]
 
         def decode() -> tuple[tuple[pa.Table, ...], Receipt]:
-            table, receipt = opened.apply(encoded, command.epoch, own_memory=True, given_up=command.given_up)
+            table, receipt = decoder.work.apply(encoded, command.epoch, own_memory=True, given_up=command.given_up)
             return (table,), receipt
 
         self._submit(command, decode)
 
-    def _submit(self, command: Read | Decode, work: Callable[[], tuple[tuple[pa.Table, ...], Receipt]]) -> None:
-        call, inbox, results, lock = command.call, self._inbox, self._results, self._lock  # `run` must not hold `self`
+    def _submit(self, command: Gather | Decode, work: Callable[[], tuple[tuple[pa.Table, ...], Receipt]]) -> None:
+        call, results, lock = command.call, self._results, self._lock  # `run` must not hold `self`
         results[call] = None
 
-        def run() -> None:
+        def run() -> Event:
             receipt = Receipt()
-            try:
-                if call in results:  # else `Forget` came first
-                    tables, receipt = work()
-                    with lock:
-                        if call in results:
-                            results[call] = tables
-                inbox.put(Done(call, receipt))
-            except BaseException as error:  # a panic in Lance's Rust code is not an Exception
-                inbox.put(Failed(call, error))
+            if call in results:  # else `Forget` came first
+                tables, receipt = work()
+                with lock:
+                    if call in results:
+                        results[call] = tables
+            return Done(call, receipt)
 
-        self._helpers[command.helper].thread.start(run)
+        self._helpers[command.helper].thread.start(_answer, self._inbox, call, run)
 
     def _fetch(self, command: Fetch) -> None:
-        plain, decoded = self._results[command.read]
+        plain, decoded = self._results[command.gathered]
         if command.decode is not None:
             (decoded,) = self._results[command.decode]
         self.post(Fetched(command.call, plain, None if self._decoding is None else decoded))
@@ -125,3 +127,11 @@ class ThreadRuntime(Runtime):
     def _forget(self, calls: Iterable[int]) -> None:
         with self._lock:
             super()._forget(calls)
+
+
+def _answer(inbox: "queue.SimpleQueue[Any]", call: int, work: Callable[[], Event]) -> None:
+    """Posts the answer to a call. It holds no runtime."""
+    try:
+        inbox.put(work())
+    except BaseException as error:  # a panic in Lance's Rust code is not an Exception
+        inbox.put(Failed(call, error))

@@ -21,7 +21,8 @@ from raylance.columns import ROW_OFFSET
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
-from raylance.source.reader import Pace, RowReader
+from raylance.planning.pace import Pace
+from raylance.source.reader import RowReader
 from raylance.source.rows import RowSource, Selected
 
 _BLOCK_BYTES = 16 << 20  # bytes of documents to read at once

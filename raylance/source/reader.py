@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from typing import Literal, TypeVar
 
@@ -29,7 +29,7 @@ from raylance.source.retrying import OPENING_S, Outage, answer_limit_s, patientl
 from raylance.source.version import Source, VersionCheck
 
 T = TypeVar("T")
-Prepare = Callable[[int, pa.Table, Int64Array | None], T]  # see `RowReader.read_blocks`
+Prepare = Callable[[int, pa.Table, Int64Array | None], T]  # see `RowReader.read_pieces`
 _Read = tuple[pa.Table, Int64Array | None]  # rows that were read, and the indices of the wanted ones, None for all
 ReadMode = Literal["auto", "range", "take"]
 READ_MODES: tuple[ReadMode, ...] = ("auto", "range", "take")
@@ -47,29 +47,6 @@ _REQUESTS = 8  # reads at once from an object store, each of which takes long
 _READS = 2  # reads at once from a disk: one piece is read while another is copied; more would wait for the interpreter
 _NOTHING: _Read = pa.table({}), None
 _QUEUED = 2  # pieces that wait for a thread, so that no thread waits for the caller, which takes results in order
-
-
-@dataclasses.dataclass(slots=True)
-class Pace:
-    """Computes how many rows to read next from the bytes of earlier rows: only reading shows whether some are large."""
-
-    target_bytes: float  # bytes to read at once
-    row_bytes: float  # an estimate: large rows raise it at once, and small ones lower it slowly
-    limit_rows: int = 0  # doubles with each read, so that a bad first guess shows early
-    # Lower limit of `row_bytes`. If the mean is known, small rows only mean that large ones are still to come.
-    least_bytes: float = 1.0
-
-    def __post_init__(self) -> None:
-        self.limit_rows = self.limit_rows or int(self.target_bytes / max(self.row_bytes, 1) / 4) + 1
-
-    def next_rows(self) -> int:
-        """Returns the number of rows to read next, at least one."""
-        return max(1, min(self.limit_rows, int(self.target_bytes / max(self.row_bytes, 1))))
-
-    def record(self, rows: int, nbytes: int) -> None:
-        """Adjusts the estimate to the rows that were read."""
-        self.row_bytes = max(self.least_bytes, self.row_bytes * 0.75, nbytes / max(rows, 1))
-        self.limit_rows = min(self.limit_rows * 2, 1 << 40)
 
 
 def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> float:
@@ -111,28 +88,27 @@ class RowReader(abc.ABC):
                 that were read before have been passed to `add`.
         """
 
-    def read_blocks(self, blocks: Iterable[Int64Array], prepare: Prepare[T], add: Callable[[T], None]) -> None:
-        """Reads blocks of rows like `read_into`, and passes the result of `prepare` for each table to `add`.
+    def read_pieces(self, offsets: Int64Array, prepare: Prepare[T], add: Callable[[T], bool]) -> None:
+        """Reads rows like `read_into`, and passes the result of `prepare` for each table to `add`.
 
         Args:
-            blocks: The offsets of each block. The next block is taken when a thread can read it.
-            prepare: Takes the number of a table's first row, counted over all blocks; the table; and the indices of the
-                rows in the table, int64, strictly ascending from 0, because it may also hold rows between them; None
-                for all of them. It may run in several threads at once, in any order, and again with the same rows.
-            add: Takes the results of `prepare`, in order, in the calling thread.
+            offsets: See `read_into`.
+            prepare: Takes the number of a table's first row among the offsets; the table; and the indices of the rows
+                in the table, int64, strictly ascending from 0, because it may also hold rows between them; None for all
+                of them. It may run in several threads at once, in any order, and again with the same rows.
+            add: Takes the results of `prepare`, in order, in the calling thread; returns whether more may follow.
 
         Raises:
             DatasetError: See `read_into`.
         """
-        rows = 0
+        rows, is_wanted = 0, True
 
         def keep(table: pa.Table) -> None:
-            nonlocal rows
-            add(prepare(rows, table, None))
+            nonlocal rows, is_wanted
+            is_wanted = is_wanted and add(prepare(rows, table, None))
             rows += table.num_rows
 
-        for offsets in blocks:
-            self.read_into(offsets, keep)
+        self.read_into(offsets, keep)
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -147,7 +123,7 @@ class RowReader(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows that one call reads. `first` is the number of the first row, counted over all blocks."""
+    """Rows that one call reads. `first` is the number of the first row."""
 
     first: int
     offsets: Int64Array
@@ -205,17 +181,20 @@ class Reader(RowReader):
 
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
         """See `RowReader.read_into`."""
-        self.read_blocks([offsets], lambda _, table, places: wanted_rows(table, places), add)
 
-    def read_blocks(self, blocks: Iterable[Int64Array], prepare: Prepare[T], add: Callable[[T], None]) -> None:
-        """See `RowReader.read_blocks`."""
+        def keep(table: pa.Table) -> bool:
+            add(table)
+            return True
+
+        self.read_pieces(offsets, lambda _, table, places: wanted_rows(table, places), keep)
+
+    def read_pieces(self, offsets: Int64Array, prepare: Prepare[T], add: Callable[[T], bool]) -> None:
+        """See `RowReader.read_pieces`."""
         lasts = time.monotonic() - self._gave_up.until_s < self.retry_s  # whether a read gave up lately
         outage, retry_s = (self._gave_up, 0.0) if lasts else (Outage(), self.retry_s)
         dataset: lance.LanceDataset | None = None
-        failed, pieces = False, self._pieces(blocks)
+        failed, pieces = False, self._pieces(offsets)
         begun = deque(itertools.islice(pieces, 1))  # pieces whose rows were not added yet
-        if not begun:
-            return
         try:
             for attempt in retrying(
                 retry_s, missing=self.missing, outage=outage, is_wanted=lambda: not self._is_closed
@@ -225,7 +204,8 @@ class Reader(RowReader):
                     failed = True  # unless a table comes
                     dataset = self._open_dataset(dataset, limit_s)
                     for made in self._read_pieces(dataset, begun, pieces, prepare, limit_s):
-                        add(made)
+                        if not add(made):
+                            return
                         failed = False
                         if not lasts:
                             outage.since_s, outage.attempts = time.monotonic(), 1
@@ -313,18 +293,8 @@ class Reader(RowReader):
         finally:
             wait(running, min(limit_s, threading.TIMEOUT_MAX))  # also after an error: only hung reads outlive this call
 
-    def _pieces(self, blocks: Iterable[Int64Array]) -> Iterator[_Piece]:
-        """Cuts blocks of offsets into pieces, one for each call. The last piece of a block joins the next block."""
-        rest: _Piece | None = None
-        for block in blocks:
-            offsets = block if rest is None else np.concatenate([rest.offsets, block])
-            *pieces, rest = self._cut(0 if rest is None else rest.first, offsets)
-            yield from pieces
-        if rest is not None:
-            yield rest
-
-    def _cut(self, number: int, offsets: Int64Array) -> Iterator[_Piece]:
-        """Cuts offsets into one or more pieces, one for each call. The first offset has this `number`."""
+    def _pieces(self, offsets: Int64Array) -> Iterator[_Piece]:
+        """Cuts offsets into one or more pieces of about one size, one for each call."""
         pieces = min(_WIDE, max(1, len(self.columns) // _WIDE_COLUMNS))
         rows = max(1, int(pieces * _PIECE_BYTES / max(self.row_bytes, 1)))
         firsts = self._range_firsts(offsets)
@@ -335,8 +305,9 @@ class Reader(RowReader):
             if is_range:  # unwanted rows between them are read, too
                 share = (last - first) / int(offsets[last - 1] - offsets[first] + 1)
                 size = max(1, int(rows * min(1.0, share / _DENSE)))
+            size = -(-(last - first) // -(-(last - first) // size)) if last > first else 1
             for begin in range(first, max(last, first + 1), size):
-                yield _Piece(number + begin, offsets[begin : min(begin + size, last)], is_range)
+                yield _Piece(begin, offsets[begin : min(begin + size, last)], is_range)
 
     def _make(self, dataset: lance.LanceDataset, piece: _Piece, prepare: Prepare[T]) -> Reading[T]:
         table, places = yield from self._read_piece(dataset, piece.offsets, piece.is_range)
@@ -398,7 +369,7 @@ class Reader(RowReader):
 
     def count_reads(self, offsets: Int64Array) -> tuple[int, int]:
         """Returns the number of reads into which offsets are cut, and the number of reads that run at once."""
-        return sum(1 for _ in self._pieces([offsets])), self._reads_at_once
+        return sum(1 for _ in self._pieces(offsets)), self._reads_at_once
 
     def choose(self, offsets: Int64Array) -> ReadMode:
         """Chooses "range" if ranges are long and most of their rows are wanted, else "take".

@@ -1,11 +1,25 @@
-"""Owns a dispatcher that a test drives by events, and the helper pool that it has; never a runtime."""
+"""A dispatcher that a test drives by events. Its loads are answered at once, unless the test does it."""
 
 from typing import Any
 
-from raylance.dispatch.dispatcher import Dispatcher
+from raylance.dispatch.account import Account
+from raylance.dispatch.chunks import ChunkTable
+from raylance.dispatch.dispatcher import Dispatcher, Kept
 from raylance.dispatch.helper_pool import HelperPool
-from raylance.dispatch.messages import Alive, Begin, Complete, Fault, GiveUp, GiveUpPlacing, Observation, Place, Wanted
-from raylance.dispatch.sizes import Sizes
+from raylance.dispatch.messages import (
+    Alive,
+    Begin,
+    Complete,
+    Fault,
+    GiveUp,
+    GiveUpPlacing,
+    Load,
+    Loaded,
+    Observation,
+    Place,
+    Wanted,
+)
+from raylance.dispatch.suspects import Suspects
 from raylance.observe import Receipt
 from tests.simulation.schedule import DECODED_BYTES, EPOCH, RAW_BYTES, make_plan
 
@@ -29,11 +43,15 @@ def open_pool(running: int = 0, **options: Any) -> HelperPool:
     return pool
 
 
+def make_kept(pool: HelperPool, *, inflight_bytes: int = 1 << 30, window_bytes: int = 1 << 30) -> Kept:
+    limits = {"inflight_bytes": inflight_bytes, "window_bytes": window_bytes}
+    account = Account(raw_bytes=RAW_BYTES, decoded_bytes=DECODED_BYTES, items=5, **limits)
+    return Kept(pool, ChunkTable(account, decodes=True, gives_away=False), account, Suspects())
+
+
 def reader_of(pool: HelperPool, *, responsive: bool = False) -> list[int]:
-    """The reader of the first item, if one is able."""
-    plan = make_plan(0, 4, 1, 1, "drop", 1000)
-    reader, _, _ = pool.reader(plan, next(plan.items(0, EPOCH, 0, 1)), responsive=responsive)
-    return [] if reader is None else [reader]
+    """The readers that are able to take an item."""
+    return pool.running("reader", responsive)
 
 
 def of_kind(commands: list[Any], kind: type) -> list[Any]:
@@ -45,7 +63,7 @@ class Driver:
 
     def __init__(
         self,
-        pool: HelperPool,
+        pool: HelperPool | Kept,
         rows: int = 4,
         *,
         world_size: int = 1,
@@ -53,18 +71,20 @@ class Driver:
         global_batch_size: int = 1,
         chunk_positions: int = 1000,
         now: float = 0.0,
+        answers_loads: bool = True,
     ) -> None:
         plan = make_plan(
             0, rows, global_batch_size, world_size, "ragged" if world_size > 1 else "drop", chunk_positions
         )
-        sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=DECODED_BYTES, limit_bytes=1 << 30, items=5)
+        self.kept = pool if isinstance(pool, Kept) else make_kept(pool)
+        self.plan, self._answers_loads = plan, answers_loads
+        self.kept.account.item_rows = lambda: item_rows  # type: ignore[method-assign]
         self.dispatcher = Dispatcher(
             plan=plan,
             dp_rank=0,
-            items=plan.items(0, EPOCH, 0, item_rows),
+            epoch=EPOCH,
             position=0,
-            pool=pool,
-            sizes=sizes,
+            kept=self.kept,
             decodes=True,
             prefetch_batches=4,
             work_timeout_s=60.0,
@@ -81,7 +101,14 @@ class Driver:
         commands = [output for output in found if not isinstance(output, Observation)]
         assert found[len(found) - len(commands) :] == commands, "observations come first"
         self.commands += commands
+        for load in of_kind(commands, Load) if self._answers_loads else []:
+            commands = [*commands, *self.handle(self.loaded(load))]
         return commands
+
+    def loaded(self, load: Load, rows: int | None = None) -> Loaded:
+        """The answer to a load after which so many rows are there."""
+        stored, rows = self.plan.chunk_size(load.chunk, 0), load.first + load.rows if rows is None else rows
+        return Loaded(load.call, Receipt(), rows, stored, rows * RAW_BYTES, 0, True)
 
     @property
     def is_over(self) -> bool:

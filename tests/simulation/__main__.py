@@ -23,7 +23,7 @@ CONSUMER = (
     "passes", "passes with helpers of before", "broken off", "resumed with other sizes", "passes prepared",
     "passes given up", "epochs after the first",
 )  # fmt: skip
-DATA = ("larger than thought", "rows that fail")
+DATA = ("larger than thought", "short loads", "rows that fail")
 LATE = ("said after it was dismissed",)
 
 

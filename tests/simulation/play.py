@@ -14,9 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from raylance.batches.assembly import Step
-from raylance.dispatch.dispatcher import Dispatcher
-from raylance.dispatch.helper_pool import HelperPool
-from raylance.dispatch.messages import Close, Decode, Event, Fetch, Kind, Observation, Output, Read
+from raylance.dispatch.dispatcher import Dispatcher, Kept
+from raylance.dispatch.messages import Close, Decode, Event, Fetch, Gather, Kind, Observation, Output
 from raylance.dispatch.scaling import Scaler
 from raylance.observe import Stats
 from raylance.observe.observations import Status
@@ -130,6 +129,9 @@ class RowAssembly:
     def __bool__(self) -> bool:
         return bool(self._steps)
 
+    def describe(self, rows: Rows) -> str:
+        return f"rows {rows}"
+
     def next_step(self) -> tuple[Rows, Step]:
         rows, before = self._steps.popleft(), self._after
         self._after = self._plan.after(before)
@@ -218,7 +220,7 @@ class HandFeeder(Feeder):
         return event
 
     def _do(self, outputs: list[Output], now: float) -> None:
-        if self._is_closed and any(isinstance(output, Read | Decode | Fetch) for output in outputs):
+        if self._is_closed and any(isinstance(output, Gather | Decode | Fetch) for output in outputs):
             raise Broken("left", f"work is begun for a pass that is closed: {outputs}")
         super()._do(outputs, now)
 
@@ -237,6 +239,7 @@ class SimulatedSession(Session):
             reader_range=(scenario.readers, most_readers),
             decoder_range=(scenario.decoders, scenario.decoders),
             max_inflight_bytes=scenario.limit_bytes,
+            max_window_bytes=scenario.window_bytes,
             placement_timeout_s=scenario.placement_timeout_s,
             work_timeout_s=scenario.work_timeout_s,
         )
@@ -249,12 +252,12 @@ class SimulatedSession(Session):
     def _make_scaler(self, kind: Kind, least: int, most: int, first: int) -> Scaler:
         return Whim(self._rank.draws, self._rank.scenario, kind)
 
-    def _make_dispatcher(self, pool: HelperPool, wanted: Any) -> Any:
+    def _make_dispatcher(self, kept: Kept, wanted: Any) -> Any:
         rank = self._rank
         rank.counts["passes"] += 1
         rank.counts["passes with helpers of before"] += bool(rank.world.helpers)
         rank.watch.begin(rank.planned, wanted.dp_rank, wanted.epoch, wanted.position, wanted.prefetch_batches)
-        made = super()._make_dispatcher(pool, wanted)
+        made = super()._make_dispatcher(kept, wanted)
         made._describe = describe
         return Watched(made, rank)
 

@@ -15,7 +15,7 @@ import numpy as np
 from raylance.orders.order import Facts, Order
 from raylance.orders.sampling import Weighted
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
-from raylance.planning.plan import Plan, Remainder, WorkItem
+from raylance.planning.plan import Chunk, Plan, Remainder, WorkItem
 from raylance.testing import SampleRows
 
 T = TypeVar("T")
@@ -68,7 +68,9 @@ class Scenario:
         order, rows, remainder, chunk_positions: Of the plan.
         legs: World size, global batch size, and steps to consume (None: all), one after the other: a run and how it
             is resumed.
-        decoders, needs_decoder, decodes, prefetch_batches, limit_bytes: As the loader's options have them.
+        decoders, needs_decoder, decodes, prefetch_batches, limit_bytes, window_bytes: As the loader's options have
+            them.
+        gives_away: Whether rows may be gathered once only from a loaded chunk.
         varies: Times that a row may have more raw bytes than it is thought to have.
         bad_rows: Rows that cannot be decoded, or read.
         fatal_rows: Rows that end the process of what decodes them.
@@ -96,6 +98,8 @@ class Scenario:
     decodes: bool
     prefetch_batches: int
     limit_bytes: int
+    window_bytes: int
+    gives_away: bool
     varies: float
     bad_rows: frozenset[int]
     faults: frozenset[str]
@@ -136,6 +140,7 @@ def draw_scenario(draws: Draws) -> Scenario:
     kinds = WORK_FAULTS + PLACE_FAULTS + FETCH_FAULTS + TIMED_FAULTS
     if groups == "some":
         groups = {pick(kinds) for _ in range(3)}
+    varies = pick((1.0, 1.0, 1.3, 4.0, 20.0))
     return Scenario(
         order=pick((0, 1, 2, 3, 4)),
         rows=rows,
@@ -147,7 +152,9 @@ def draw_scenario(draws: Draws) -> Scenario:
         decodes=decodes,
         prefetch_batches=pick((2, 0, 1, 3, 4)),
         limit_bytes=int(pick((100, 20, 8, 3, 0.1, 1000)) * (1.5 * RAW_BYTES + DECODED_BYTES * decodes)),
-        varies=pick((1.0, 1.0, 1.3, 4.0, 20.0)),
+        window_bytes=int(pick((1000, 40, 12, 4, 1.0)) * RAW_BYTES * max(1.0, varies)),
+        gives_away=pick((False, True)),
+        varies=varies,
         bad_rows=bad,
         faults=frozenset(kinds if groups == "all" else groups),
         rate=pick((0.0, 0.02, 0.1, 0.4, 0.9)),
@@ -183,6 +190,15 @@ class PlannedRun:
             rows = [whole[p] if p < len(whole) else -1 - whole[p % len(whole)] for p in positions]
             self._steps[epoch, position, rank] = rows
         return self._steps[epoch, position, rank]
+
+    def of_chunk(self, chunk: Chunk, rank: int) -> list[int]:
+        """Rows of a rank's chunk in the order of delivery, padding as the rows that it repeats."""
+        size, found = self.plan.global_batch_size, list[int]()
+        for number in range(chunk.steps):
+            step = self.step(chunk.epoch, chunk.position + number * size, rank)
+            end = chunk.high if number == chunk.steps - 1 else None
+            found += step[chunk.low if number == 0 else 0 : end]
+        return [row if row >= 0 else -1 - row for row in found]
 
     def rows(self, item: WorkItem) -> list[int]:
         """Rows of an item."""

@@ -12,8 +12,8 @@ events and outputs alone. What can be broken, besides what `watch` says:
 from collections import Counter
 from typing import Any
 
-from raylance.dispatch.dispatcher import PAUSES_S
-from raylance.dispatch.messages import Decode, Event, Faulted, GiveUp, GiveUpPlacing, Lost, NotPlaced, Place, Read
+from raylance.dispatch.chunks import PAUSES_S
+from raylance.dispatch.messages import Decode, Event, Faulted, Gather, GiveUp, GiveUpPlacing, Lost, NotPlaced, Place
 from tests.simulation.schedule import Scenario
 from tests.simulation.watch import PAUSE_S, Broken, Watch
 
@@ -57,7 +57,7 @@ class StrictWatch(Watch):
         match command:
             case Place(_, kind):
                 self._check_place(kind, now)
-            case Read(_, _, item):
+            case Gather(_, _, item):
                 if any(self._not_before.get(key, 0.0) > now + _EPSILON_S for key in self._keys(item)):
                     raise Broken("pause", f"{item} is read again at {now:.2f} s, at once after a fault of its own")
             case Decode(_, number, source):

@@ -1,28 +1,27 @@
-"""Owns what must always hold, and names the invariant that does not; knows a dispatcher by its events, outputs and
-`deadline` alone. What can be broken:
+"""What must always hold, known by a dispatcher's events, outputs and `deadline` alone. What can be broken:
 
-    order     every row of the plan once, in its place; every step whole; decoded where it should be
-    bytes     a read is sent only where it has room, or where it is awaited first and no whole step waits to be taken
-    pool      never more helpers of a kind than were asked for; none ended that works
-    dead      no command to a helper that does not run, nothing awaited of one that is gone
-    turns     a chunk is read by one reader, unless that one goes; also by the one that was to read it ahead, across
-              the end of an epoch, too
-    early     before a consumer asks for a pass, only its first steps are read
-    source    decoded and fetched is only what has been read, and was not forgotten
-    deadline  what may never come is awaited with a deadline, no wait is longer than work may take, and what is done at
-              a deadline moves it
-    deadlock  a pass that is not over waits for something that will happen
-    liveness  once the faults end, the pass does; a decision ends, and so does a schedule
-    cause     an error only where what it says has happened, and no try more where it has; only a row by itself, in
-              whose decoding processes ended too often to be an accident, is given up untried
-    left      after a pass nothing is kept
+order     every row of the plan once, in its place; every step whole; decoded where it should be
+bytes     a reader holds no more than it may; an item is sent only where it has room, or where it is awaited first and
+          no whole step waits to be taken
+pool      never more helpers of a kind than were asked for; none ended that works
+dead      no command to a helper that does not run, nothing awaited of one that is gone
+turns     a chunk is loaded by one reader, which has not dropped it, and items are gathered there
+early     before a consumer asks for a pass, only its first steps are gathered
+source    gathered is only what has been loaded; decoded and fetched only what was gathered, and was not forgotten
+deadline  what may never come is awaited with a deadline, no wait is longer than work may take, and what is done at
+          a deadline moves it
+deadlock  a pass that is not over waits for something that will happen
+liveness  once the faults end, the pass does; a decision ends, and so does a schedule
+cause     an error only where what it says has happened, and no try more where it has; only a row by itself, in
+          whose decoding processes ended too often to be an accident, is given up untried
+left      after a pass nothing is kept
 """
 
 import dataclasses
 from collections import Counter
 from typing import Any
 
-from raylance.dispatch.dispatcher import MAX_FAULTS
+from raylance.dispatch.chunks import MAX_FAULTS
 from raylance.dispatch.messages import (
     Alive,
     Command,
@@ -31,26 +30,28 @@ from raylance.dispatch.messages import (
     Deliver,
     Dismiss,
     Done,
+    Drop,
     Event,
     Failed,
     Faulted,
     Fetch,
     Fetched,
     Forget,
+    Gather,
     GiveUp,
     GiveUpPlacing,
+    Load,
+    Loaded,
     Lost,
     NotPlaced,
     Ping,
     Place,
-    Prefetch,
-    Read,
     Taken,
     Wanted,
 )
 from raylance.errors import HelperError, PlacementError
 from raylance.planning.plan import WorkItem
-from tests.simulation.schedule import DECODED_BYTES, EPOCH, PlannedRun, Scenario
+from tests.simulation.schedule import DECODED_BYTES, PlannedRun, Scenario
 
 MAX_DEATHS = MAX_FAULTS + 7  # a step of 60 rows is halved six times
 MIN_ALONE = 2  # of them that decoded nothing but the row that is given up
@@ -88,6 +89,7 @@ class _Known:
     ended_by: str = ""
     is_pinged: bool = False
     calls: dict[int, None] = dataclasses.field(default_factory=dict)
+    loads: dict[int, None] = dataclasses.field(default_factory=dict)
 
 
 class Watch:
@@ -107,16 +109,15 @@ class Watch:
         self._alone: Counter[tuple[int, int]] = Counter()  # of those that decoded no other row
         self._gone_count = 0
         self._dismissed: set[int] = set()
-        self._ahead: dict[tuple[int, int], int] = {}  # by chunk that follows: the reader that is to read it ahead
-        self._ends: tuple[int, Any] | None = None  # epoch and plan of the pass that was complete
+        self._chunks: dict[int, Load] = {}  # by number: the first load of it
+        self._loaded: set[int] = set()  # numbers of chunks that are said to be loaded
+        self._dropped: set[int] = set()
+        self._load_calls: dict[int, Load] = {}  # that are not answered
         self._is_exact = scenario.needs_decoder or not scenario.decoders
         self._limit = scenario.limit_bytes * (1 + 1e-9)
 
     def begin(self, planned: PlannedRun, rank: int, epoch: int, position: int, prefetch_batches: int) -> None:
         """A pass begins."""
-        if (epoch - 1, planned.plan) != self._ends or position:
-            self._ahead.clear()  # what follows is no more what was to follow
-        self._ends = None
         self._planned, self._rank, self._epoch, self._position = planned, rank, epoch, position
         self._early_end = position + max(1, prefetch_batches) * planned.plan.stride
         self._is_wanted = False
@@ -129,7 +130,6 @@ class Watch:
         self._flying: dict[int, float] = {}  # charges of reads
         self._opened, self._ready = 0.0, list[tuple[int, float]]()
         self._answers: Any = None
-        self._readers: dict[tuple[int, int], int] = {}  # of each chunk, by what it ends with
         self._spent = {"reader": 0.0, "decoder": 0.0}  # seconds of those that were refused: others have the rest
         for helper in self._helpers.values():
             helper.since = self.world.now()  # nobody looked for it in between
@@ -144,6 +144,11 @@ class Watch:
         self._answers = None
         self._is_wanted = self._is_wanted or isinstance(event, Wanted)
         match event:
+            case Loaded(call) | Failed(call) | Faulted(call) if call in self._load_calls:
+                load = self._load_calls.pop(call)
+                self._helpers[load.helper].loads.pop(call, None)
+                if type(event) is Loaded and event.rows == event.stored_rows > 0:
+                    self._loaded.add(load.number)
             case Done(call) | Fetched(call) | Failed(call) | Faulted(call):
                 seen = self._calls.get(call)
                 if seen is None or seen.is_answered:
@@ -190,7 +195,7 @@ class Watch:
 
     def _is_its_own(self, command: Any) -> bool:
         """Whether what failed cannot have gone with a helper that is known to be gone: none went since it was read."""
-        read = getattr(command, "source", getattr(command, "read", None))
+        read = getattr(command, "source", getattr(command, "gathered", None))
         return read is None or self._calls[read].gone == self._gone_count
 
     def _blame(self, seen: _Seen | None) -> None:
@@ -225,22 +230,25 @@ class Watch:
             case Ping(number):
                 self._check_runs(number, command)
                 self._helpers[number].is_pinged = True
-            case Read(call, number, item):
+            case Load(call, number):
+                self._check_runs(number, command)
+                self._check_load(command)
+                self._load_calls[call] = command
+                self._helpers[number].loads[call] = None
+            case Drop(_, chunk):
+                self._dropped.add(chunk)
+            case Gather(call, number, item):
                 self._check_runs(number, command)
                 self._check_turn(number, command)
                 self._check_early(item)
                 self._see(call, command, item, number)
                 self._check_room(command)
-            case Prefetch(number, _, chunk):
-                self._check_runs(number, command)
-                self._ahead[self._key(chunk)] = number
-                self._recover("a reader told to begin")
             case Decode(call, number, source):
                 self._check_runs(number, command)
                 self._see(call, command, self._check_source(source, command).item, number)
                 self._recover("decoded by a decoder")
-            case Fetch(call, read, decode):
-                item = self._check_source(read, command).item
+            case Fetch(call, gathered, decode):
+                item = self._check_source(gathered, command).item
                 if decode is not None and self._check_source(decode, command).item != item:
                     raise Broken("source", f"{command} joins two items")
                 self._see(call, command, item, None)
@@ -268,13 +276,13 @@ class Watch:
         worst = max((self._blamed[row] for row in self._keys(item)), default=0)
         if worst > MAX_FAULTS:
             raise Broken("cause", f"{item} is tried again, after {worst} faults of its own")
-        if type(command) in (Read, Decode):
+        if type(command) in (Gather, Decode):
             self._check_tries(command, item)
         self._calls[call] = self._open[call] = _Seen(command, item)
         if helper is not None:
             self._helpers[helper].calls[call] = None
 
-    def _check_tries(self, command: Read | Decode, item: WorkItem) -> None:
+    def _check_tries(self, command: Gather | Decode, item: WorkItem) -> None:
         deaths = max((self._deaths[row] for row in self._keys(item)), default=0)
         if not command.given_up:
             if deaths > MAX_DEATHS:
@@ -296,7 +304,7 @@ class Watch:
     def _check_leave(self, number: int) -> None:
         """One that is not needed goes only when it runs and has no work."""
         known = self._helpers[number]
-        if not known.is_running or known.calls or known.ended_by:
+        if not known.is_running or known.calls or known.loads or known.ended_by:
             raise Broken("pool", f"helper {number} is let go, and has calls {list(known.calls)}")
         self._recover("one not needed let go")
         self._gone(number, "dismissed")
@@ -310,7 +318,7 @@ class Watch:
             if not self._is_late(known, now) or self._says(Alive, number):
                 raise Broken("pool", f"helper {number} is given up at {now:.2f} s, too early")
             self._recover("one too late dismissed")
-        elif helper.state == "up" or any(self._says_done(call) for call in known.calls):
+        elif helper.state == "up" or any(self._says_done(call) for call in (*known.calls, *known.loads)):
             raise Broken("pool", f"helper {number}, which works, is ended at {now:.2f} s")
         else:
             self._recover("a hung one dismissed")
@@ -325,30 +333,27 @@ class Watch:
         return any(type(event) is kind and event.helper == number for event in self.world.inbox)
 
     def _says_done(self, call: int) -> bool:
-        return any(type(event) in (Done, Failed, Faulted) and event.call == call for event in self.world.inbox)
+        return any(type(event) in (Loaded, Done, Failed, Faulted) and event.call == call for event in self.world.inbox)
 
     def _check_runs(self, number: int, command: Command) -> None:
         helper = self._helpers.get(number)
         if helper is None or not helper.is_running or helper.ended_by:
             raise Broken("dead", f"{command} to a helper that does not run")
 
-    def _check_turn(self, number: int, command: Read) -> None:
-        chunk = command.item.chunk
-        if not command.item.rows:
-            return
-        key = self._key(chunk)
-        for others in (self._readers, self._ahead):
-            other = others.get(key, number)
-            if other != number and not self._helpers[other].ended_by:
-                raise Broken("turns", f"{command}, and reader {other} has its chunk")
-        if key in self._ahead and chunk.epoch > EPOCH and chunk.position == 0:
-            self._recover("an epoch's first chunk read ahead")
-        self._readers[key] = number
-        if command.following is not None:
-            self._ahead[self._key(command.following)] = number
+    def _check_load(self, command: Load) -> None:
+        first = self._chunks.setdefault(command.number, command)
+        if (first.helper, first.chunk) != (command.helper, command.chunk) or command.number in self._dropped:
+            raise Broken("turns", f"{command}, and {first} came before")
+        if command.first and command.chunk.epoch > self._epoch:
+            self._recover("the next epoch loaded ahead")
 
-    def _key(self, chunk: Any) -> tuple[int, int]:
-        return chunk.epoch, chunk.position + chunk.steps * self._planned.plan.stride
+    def _check_turn(self, number: int, command: Gather) -> None:
+        if command.number is None:
+            self._recover("read by themselves")
+        elif self._chunks[command.number].helper != number or command.number in self._dropped:
+            raise Broken("turns", f"{command}, and its chunk is not there")
+        elif command.number not in self._loaded:
+            raise Broken("source", f"{command} of a chunk that is not loaded")
 
     def _check_early(self, item: WorkItem) -> None:
         if not self._is_wanted and item.position not in range(self._position, self._early_end):
@@ -363,7 +368,7 @@ class Watch:
             raise Broken("source", f"{command} of call {call}, which has no result")
         return seen
 
-    def _check_room(self, command: Read) -> None:
+    def _check_room(self, command: Gather) -> None:
         item, scenario = command.item, self.scenario
         raw = 0 if command.decodes or not item.rows else command.allowed_bytes
         charge = raw + item.rows * DECODED_BYTES * scenario.decodes
@@ -389,7 +394,7 @@ class Watch:
         made = command.decoded
         if command.plain.item != item or made.item != item or made.is_decoded != self.scenario.decodes:
             raise Broken("order", f"{item} is delivered with what belongs to another, or is not decoded")
-        self._opened += self._flying.pop(fetch.command.read, 0.0)
+        self._opened += self._flying.pop(fetch.command.gathered, 0.0)
         width = item.high - item.low
         for step in range(item.steps):
             position = item.position + step * plan.global_batch_size
@@ -407,7 +412,6 @@ class Watch:
     def _check_complete(self) -> None:
         if self._planned.plan.steps(self._next[0]) > 0 or self._part:
             raise Broken("liveness", f"the pass is complete, and {self._next} is next")
-        self._ends = self._epoch, self._planned.plan
 
     def _check_cause(self, error: BaseException, now: float) -> None:
         row = getattr(error, "row", None)
@@ -447,7 +451,9 @@ class Watch:
         if event is None and deadline is not None and deadline <= now:
             raise Broken("deadline", f"{deadline:.3f} s is past at {now:.3f} s")
         helpers = [helper for helper in self._helpers.values() if not helper.ended_by]
-        waits = self._open or any(not helper.is_running or helper.is_pinged or helper.calls for helper in helpers)
+        waits = self._open or any(
+            not helper.is_running or helper.is_pinged or helper.calls or helper.loads for helper in helpers
+        )
         if deadline is None:
             if waits:
                 raise Broken("deadline", "something is awaited for ever")

@@ -1,5 +1,5 @@
-"""Owns the simulated machines: a runtime in virtual time, whose helpers take time, die, hang and lose what they made,
-as a schedule draws it; never decides, and never looks into the dispatcher.
+"""The simulated machines: a runtime in virtual time, whose helpers take time, die, hang and lose what they made, as a
+schedule draws it.
 
 It keeps the truth that the dispatcher has to guess: who is dead, what lies where, and which rows each fault really hit.
 """
@@ -22,16 +22,18 @@ from raylance.dispatch.messages import (
     Faulted,
     Fetch,
     Fetched,
+    Gather,
     Kind,
+    Load,
+    Loaded,
     Lost,
     NotPlaced,
     Ping,
-    Prefetch,
-    Read,
     Wake,
 )
 from raylance.observe import Receipt
-from raylance.planning.plan import Plan, WorkItem
+from raylance.planning.plan import WorkItem
+from raylance.planning.planned_rows import PlannedRows
 from raylance.runtime.runtime import Runtime
 from tests.simulation.schedule import BITS, DECODED_BYTES, RAW_BYTES, Draws, PlannedRun, Scenario
 from tests.simulation.watch import Broken, Watch
@@ -53,7 +55,7 @@ class RowError(Exception):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Result:
-    """What a read or a decode has made: rows, and whether they are decoded; `lost_by` names the fault that took it."""
+    """What gathering or a decode has made: rows, whether they are decoded; `lost_by` names the fault that took it."""
 
     maker: int
     node: int
@@ -61,6 +63,29 @@ class Result:
     rows: list[int]
     is_decoded: bool
     lost_by: int | None = None
+    chunk: "Chunk | None" = None  # from which it was gathered, and the places there
+    places: frozenset[int] = frozenset()
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Chunk:
+    """A chunk in a reader's memory.
+
+    Attributes:
+        rows: All its rows in the order of delivery.
+        stored: The different ones in storage order.
+        loaded: Number of stored rows that are there, from the first one on.
+        early: Rows that were loaded before those in front of them.
+        gathered: Places of rows that were gathered.
+    """
+
+    rows: list[int]
+    stored: list[int]
+    first: int
+    loaded: int = 0
+    nbytes: int = 0
+    early: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+    gathered: set[int] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -69,7 +94,9 @@ class Helper:
 
     Attributes:
         state: "placing", "up", "hung", "dead" or "dismissed".
-        queue: What it has not finished.
+        queue: What it has not finished, of other calls than loads.
+        loads: Loads that it has not finished; two at a time are done.
+        chunks: Its memory, by number; `dropped` are the numbers of those that are not there any more.
         cause: The fault that ended it, or that it hangs by.
         fault: What is said of its end.
     """
@@ -80,6 +107,10 @@ class Helper:
     asked_at: float
     state: str = "placing"
     queue: deque[Any] = dataclasses.field(default_factory=deque)
+    loads: deque[Load] = dataclasses.field(default_factory=deque)
+    loading: int = 0
+    chunks: dict[int, Chunk] = dataclasses.field(default_factory=dict)
+    dropped: set[int] = dataclasses.field(default_factory=set)
     cause: int = 0
     fault: Fault = DIED
     is_working: bool = False
@@ -133,7 +164,7 @@ class World(Runtime):
         del self._inbox
         self.counts: Counter[str] = Counter()
         self.planned: PlannedRun | None = None
-        self._plans: dict[int, PlannedRun | None] = {}  # by the call of a read
+        self._plans: dict[int, PlannedRun | None] = {}  # by the call of a load, or of one that gathers
         self.deadline: float | None = None  # to the last bit, which the seconds until then do not give back
         self.faults = self.deaths = 0  # drawn; and, counted downwards, by fatal rows
         self._threshold = int((1 - scenario.rate) * (1 << BITS)) if scenario.faults else 1 << BITS
@@ -145,11 +176,16 @@ class World(Runtime):
     def needs_decoder(self) -> bool:
         return self.scenario.needs_decoder
 
-    def begin(self, plan: Plan, plan_key: str) -> None:
-        """One key for each plan: what was read ahead for a plan is found by it."""
-        if self._plan[1] is not None and (self._plan[0] == plan_key) != (self._plan[1] == plan):
-            raise Broken("turns", f"the plan {self._plan[1]} has the key {self._plan[0]}, {plan} has {plan_key}")
-        super().begin(plan, plan_key)
+    @property
+    def gives_away(self) -> bool:
+        return self.scenario.gives_away
+
+    def begin(self, planned: PlannedRows, plan_key: str) -> None:
+        """One key for each plan."""
+        known = self._plan[1]
+        if known is not None and (self._plan[0] == plan_key) != (known.plan == planned.plan):
+            raise Broken("turns", f"the plan {known.plan} has the key {self._plan[0]}, {planned.plan} has {plan_key}")
+        super().begin(planned, plan_key)
 
     def count_decoders(self) -> tuple[int, int, int]:
         begin = self.scenario.decoders
@@ -219,18 +255,28 @@ class World(Runtime):
             helper.state = "up"
             self.post(Alive(helper.number))
 
-    def _read(self, command: Read) -> None:
+    def _gather(self, command: Gather) -> None:
         self._plans[command.call] = self.planned
         self._give(command.helper, command.call, command, None)
+
+    def _load(self, command: Load) -> None:
+        self._plans[command.call] = self.planned
+        helper = self.helpers[command.helper]
+        helper.loads.append(command)
+        if helper.state == "dead":
+            self.later(_TRANSIT_S[2], self.post, Lost(helper.number, helper.fault))
+        elif helper.state == "up":
+            self._load_next(helper)
+
+    def _drop(self, number: int, chunk: int) -> None:
+        self.helpers[number].chunks.pop(chunk, None)
+        self.helpers[number].dropped.add(chunk)
 
     def _decode(self, command: Decode) -> None:
         self._give(command.helper, command.call, command, self.table[command.source])
 
     def _ping(self, number: int) -> None:
         self._give(number, None, Ping(number), None)
-
-    def _prefetch(self, command: Prefetch) -> None:
-        """What is read ahead is no result: it changes nothing that can be seen from here."""
 
     def _give(self, number: int, call: int | None, command: Any, source: Result | None) -> None:
         helper = self.helpers[number]
@@ -268,6 +314,81 @@ class World(Runtime):
             wait_s += self.draws.seconds(50.0)
         self.later(wait_s, self._finish, helper, fault)
 
+    def _load_next(self, helper: Helper) -> None:
+        if helper.loading == 2 or not helper.loads:
+            return
+        command, helper.loading = helper.loads.popleft(), helper.loading + 1
+        bits = self.draws.bits()
+        wait_s = _WAITS_S[bits % 8] if command.rows else 0.0
+        fault = self._fault(bits, ("dies", "hangs", "faulted", "twice", "late", "slow", "node"))
+        if fault in ("dies", "hangs"):
+            helper.fault = Fault(what="it died", may_be_rows=bool(bits & 256))
+            self.later(wait_s / 2, self._end, helper, "dead" if fault == "dies" else "hung", self.faults)
+            return
+        if fault == "node":
+            self.later(wait_s / 2, self._node, helper.node, self.faults)
+        if fault == "slow":
+            wait_s += self.draws.seconds(50.0)
+        self.later(wait_s, self._finish_load, helper, command, fault)
+
+    def _finish_load(self, helper: Helper, command: Load, fault: str) -> None:
+        if helper.state != "up":
+            return
+        helper.loading -= 1
+        transit_s = _TRANSIT_S[self.draws.bits() % 4] + (10.0 if fault == "late" else 0.0)
+        event = Faulted(command.call, Fault(what="fault")) if fault == "faulted" else self._loaded(helper, command)
+        self.later(transit_s, self.post, event)
+        if fault == "twice":
+            self.later(transit_s + 0.1, self.post, event)
+        self._load_next(helper)
+
+    def _loaded(self, helper: Helper, command: Load) -> Event:
+        """What a load has done, and how it is answered."""
+        planned, needs_bytes = self._plans[command.call], 0
+        if command.number in helper.dropped or planned is None:
+            return Loaded(command.call, Receipt(), 0, 0, 0, 0, False)
+        rows = planned.of_chunk(command.chunk, command.dp_rank)
+        first = planned.plan.first_line(command.chunk, command.dp_rank)
+        chunk = helper.chunks.setdefault(command.number, Chunk(rows, sorted(set(rows)), first))
+        wanted, left = chunk.stored[command.first : command.first + command.rows], command.allowed_bytes
+        if len(wanted) < command.rows or command.first > len(chunk.stored):
+            wanted = wanted[:]  # more was asked for than there is, before the chunk was known
+        for bad in (row for row in wanted if row in self.scenario.bad_rows and not self.scenario.decodes):
+            self.counts["rows that fail"] += 1
+            return Failed(command.call, RowError(bad))
+        fitting = list[int]()
+        for row in wanted:
+            if self._raw_bytes(row) > left:
+                needs_bytes = self._raw_bytes(row)
+                self.counts["short loads"] += 1
+                break
+            left -= self._raw_bytes(row)
+            fitting.append(row)
+        chunk.early[command.first] = fitting
+        chunk.nbytes += sum(map(self._raw_bytes, fitting))
+        while fitting := chunk.early.pop(chunk.loaded, []):
+            chunk.loaded += len(fitting)
+        held = sum(each.nbytes for each in helper.chunks.values())
+        if held > self.scenario.window_bytes:
+            raise Broken("bytes", f"a reader holds {held} bytes, of {self.scenario.window_bytes}")
+        is_even, receipt = self.scenario.varies == 1.0, Receipt(window_bytes=held)
+        return Loaded(command.call, receipt, chunk.loaded, len(chunk.stored), chunk.nbytes, needs_bytes, is_even)
+
+    def _places(self, helper: Helper, command: Gather, rows: list[int]) -> tuple[Chunk, frozenset[int]]:
+        """Places of an item in its chunk, which must have all of its rows, and must not have given these away."""
+        chunk = helper.chunks.get(command.number if command.number is not None else -1)
+        if chunk is None or chunk.loaded < len(chunk.stored):
+            raise Broken("source", f"{command} of a chunk that is not loaded")
+        planned = self._plans[command.call]
+        line = planned.plan.line(command.item.position, command.item.dp_rank) + command.item.low - chunk.first
+        if chunk.rows[line : line + len(rows)] != [row if row >= 0 else -1 - row for row in rows]:
+            raise Broken("source", f"{command} of a chunk with other rows")
+        places = set(range(line, line + len(rows)))
+        if self.scenario.gives_away and chunk.gathered & places:
+            raise Broken("order", f"{command} of rows that were given away")
+        self.counts["gathered from a chunk"] += 1
+        return chunk, frozenset(places)
+
     def _is_fatal(self, command: Any, source: Result | None) -> bool:
         """Whether a call decodes a row that ends its process."""
         if not self.scenario.fatal_rows or isinstance(command, Ping) or command.given_up:
@@ -280,7 +401,7 @@ class World(Runtime):
                 return False  # none of them is decoded
         return any((row if row >= 0 else -1 - row) in self.scenario.fatal_rows for row in rows)
 
-    def _rows(self, command: Read) -> list[int]:
+    def _rows(self, command: Gather) -> list[int]:
         """Rows of an item, by the plan that was there when it was asked for."""
         planned = self._plans[command.call]
         return planned.rows(command.item) if planned else []
@@ -300,12 +421,13 @@ class World(Runtime):
             self._work(helper)
 
     def _outcome(self, helper: Helper, call: int, command: Any, source: Result | None, fault: str) -> Event:
-        is_read = type(command) is Read
+        is_read = type(command) is Gather
         if fault == "faulted":
             return self._faulted(call, self.faults)
         if not is_read and (source is None or source.lost_by is not None):
             return self._faulted(call, -1 if source is None or source.lost_by is None else source.lost_by)
         decodes = command.decodes if is_read else True
+        places: tuple[Any, ...] = ()
         if is_read:
             item = command.item
             rows = self._rows(command)
@@ -313,6 +435,8 @@ class World(Runtime):
             if raw > command.allowed_bytes:
                 self.counts["larger than thought"] += 1
                 return Done(call, Receipt(too_large_bytes=raw))
+            if command.number is not None and rows and call in self.table:
+                places = self._places(helper, command, rows)
         else:
             item, rows, raw = source.item, source.rows, 0  # type: ignore[union-attr]
         if command.given_up and not self.scenario.masks:
@@ -322,7 +446,7 @@ class World(Runtime):
                 if (row if row >= 0 else -1 - row) in self.scenario.bad_rows:
                     self.counts["rows that fail"] += 1
                     return Failed(call, RowError(row))
-        result = Result(helper.number, helper.node, item, rows, decodes)
+        result = Result(helper.number, helper.node, item, rows, decodes, None, *places)
         if call in self.table:
             self.table[call] = result
         if fault == "lost later":
@@ -387,7 +511,7 @@ class World(Runtime):
             return
         helper.state, helper.cause = state, cause
         if state == "dead":
-            for at in range(min(len(helper.queue), 3)):  # each call says so
+            for at in range(min(len(helper.queue) + len(helper.loads) + helper.loading, 3)):  # each call says so
                 lost = Lost(helper.number, helper.fault)
                 self.later(_TRANSIT_S[(cause + at) % 4], self.post, lost)
 
@@ -405,7 +529,7 @@ class World(Runtime):
         self.later(wait_s, self._fetched, command, fault)
 
     def _fetched(self, command: Fetch, fault: str) -> None:
-        calls = [command.read] if command.decode is None else [command.read, command.decode]
+        calls = [command.gathered] if command.decode is None else [command.gathered, command.decode]
         if not all(call in self.table for call in calls):
             self.post(Fetched(command.call, "late", "late"))  # type: ignore[arg-type]
             return
@@ -414,4 +538,6 @@ class World(Runtime):
         if fault or gone:
             self.post(self._faulted(command.call, gone[0] if gone else self.faults))
             return
+        if results[0].chunk is not None:
+            results[0].chunk.gathered |= results[0].places
         self.post(Fetched(command.call, results[0], results[-1]))  # type: ignore[arg-type]

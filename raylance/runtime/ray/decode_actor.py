@@ -1,4 +1,4 @@
-"""Owns the actor that decodes; never reads storage, and never imports the reader."""
+"""The actor that decodes. It does not load what reads."""
 
 import pyarrow as pa
 import ray
@@ -19,16 +19,16 @@ class DecodeActor(Actor):
         super().__init__()
         self._decodings: dict[str, OpenDecoding] = {}
 
-    def install(self, key: str, decoding: Decoding) -> None:
-        """Opens the decoding of one loader under a key, which later calls name."""
-        self._decodings[key] = OpenDecoding(decoding)
-
     def forget(self, key: str) -> None:
         """Drops the decoding of a loader, and the decoding's output memory."""
         self._decodings.pop(key, None)
 
     @ray.method(num_returns=2)
-    def decode(self, key: str, epoch: int, encoded: pa.Table, given_up: str = "") -> tuple[pa.Table, Receipt]:
-        """Decodes an item; see `OpenDecoding.apply`."""
+    def decode(
+        self, key: str, decoding: Decoding | None, epoch: int, encoded: pa.Table, given_up: str = ""
+    ) -> tuple[pa.Table, Receipt]:
+        """Decodes an item of the loader with this key; `decoding` comes with its first call."""
         with errors_travel():
+            if decoding is not None:
+                self._decodings[key] = OpenDecoding(decoding)
             return self._decodings[key].apply(encoded, epoch, given_up=given_up)

@@ -1,5 +1,4 @@
-"""Owns the runtime whose helpers are Ray actors: a rank's shard actors, usually one, and decode actors; never assigns
-work to helpers.
+"""The runtime whose helpers are Ray actors: a rank's shard actors, usually one, and decode actors.
 
 This process owns all references; raw tables go from the shard actor to a decoder without passing through this process.
 Helpers live outside the trainer's placement group and die with the worker that made them.
@@ -28,23 +27,24 @@ from raylance.dispatch.messages import (
     Command,
     Decode,
     Done,
+    Drop,
     Event,
     Failed,
     Faulted,
     Fetch,
     Fetched,
+    Gather,
     Kind,
+    Load,
     Lost,
     NotPlaced,
     Ping,
     Place,
-    Prefetch,
-    Read,
     Wake,
 )
 from raylance.environment.connection import in_session, long_call, ray_session
 from raylance.errors import BadRowError, ConfigError, DatasetError
-from raylance.planning.plan import Plan
+from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
 from raylance.runtime.ray import decoders
 from raylance.runtime.ray.faults import as_raised, fault_of, is_helper_gone, is_machine_fault
@@ -69,14 +69,15 @@ class _Helper:
 
     def __init__(self, number: int, actor: decoders.HeldActor, holder: str) -> None:
         self.number, self.actor, self._holder, self.handle = number, actor, holder, actor.handle
-        self._installed: set[str] = set()
+        self._sent: set[tuple[str, str]] = set()
 
-    def knows(self, key: str, value: Any) -> Any:
-        """Returns the actor's handle; first sends the actor the value of a key, if it does not have the value."""
-        if key not in self._installed:
-            self.handle.install.remote(key, value)
-            self._installed.add(key)
-        return self.handle
+    def with_value(self, method: str, key: str, value: Any) -> tuple[str, Any]:
+        """Returns the arguments by which a method gets the value of a key: the key; and the value, if calls of the
+        method have not sent it yet, else None. Calls of different methods may overtake each other.
+        """
+        is_new = (method, key) not in self._sent
+        self._sent.add((method, key))
+        return key, value if is_new else None
 
     def lost(self, error: BaseException) -> Lost:
         """Returns the event that reports the end of the actor."""
@@ -103,15 +104,17 @@ class RayRuntime(Runtime):
         """See `Runtime.is_usable`; False once the Ray session of the helpers has ended."""
         return self._session == ray_session()
 
+    gives_away = False  # sending rows through Ray copies them
+
     @property
     def needs_decoder(self) -> bool:
         """See `Runtime.needs_decoder`."""
         return self._options.num_decoders != "auto"
 
-    def begin(self, plan: Plan, plan_key: str) -> None:
+    def begin(self, planned: PlannedRows, plan_key: str) -> None:
         """See `Runtime.begin`."""
         with in_session(self._session):
-            super().begin(plan, plan_key)
+            super().begin(planned, plan_key)
 
     def do(self, command: Command) -> None:
         """See `Runtime.do`.
@@ -120,7 +123,7 @@ class RayRuntime(Runtime):
             HelperError: If the session of the helpers has ended, because their calls would never be answered.
         """
         # Commands that only end helpers or results check the session themselves.
-        is_call = isinstance(command, Place | Ping | Read | Prefetch | Decode | Fetch)
+        is_call = isinstance(command, Place | Ping | Load | Drop | Gather | Decode | Fetch)
         with in_session(self._session) if is_call else contextlib.nullcontext():
             super().do(command)
 
@@ -156,7 +159,8 @@ class RayRuntime(Runtime):
         most = max(ours, fitting)
         return min(1, most), most, most
 
-    def _keep(self, plan: Plan) -> Any:
+    def _keep(self, planned: PlannedRows) -> Any:
+        plan = planned.plan
         kind = type(plan)
         if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is not kind:  # pickle refuses its objects
             raise ConfigError(
@@ -176,7 +180,10 @@ class RayRuntime(Runtime):
         else:
             # On this worker's node if possible; without a CPU from Ray's count.
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-            remote = ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=here, **decoders.NO_RESTARTS)
+            of_class: Any = ray.remote  # Ray's types do not know concurrency groups
+            remote = of_class(concurrency_groups={"load": 2, "drop": 1})(ShardActor).options(
+                num_cpus=0, scheduling_strategy=here, **decoders.NO_RESTARTS
+            )
             handle: Any = remote.remote(self._read_spec, self._options)
             actor = decoders.HeldActor(handle, (self._session, 0.0), self._key)
         self._helpers[number] = _Helper(number, actor, self._key)
@@ -186,27 +193,32 @@ class RayRuntime(Runtime):
         helper = self._helpers[number]
         self._watch(helper.handle.actor_id.remote().future(), _on_alive, helper)
 
-    def _read(self, command: Read) -> None:
-        helper, (key, _) = self._helpers[command.helper], self._plan
-        plain, second, receipt = helper.knows(*self._plan).read.remote(key, command)
+    def _load(self, command: Load) -> None:
+        helper = self._helpers[command.helper]
+        loaded = helper.handle.load.remote(*helper.with_value("load", *self._plan), command)
+        self._watch(loaded.future(), _on_loaded, helper, command.call)
+
+    def _drop(self, number: int, chunk: int) -> None:
+        self._helpers[number].handle.drop.remote(chunk)
+
+    def _gather(self, command: Gather) -> None:
+        helper = self._helpers[command.helper]
+        arguments = helper.with_value("gather", *self._plan)
+        plain, second, receipt = helper.handle.gather.remote(*arguments, command)
         self._results[command.call] = (plain, second)
         self._watch(receipt.future(), _on_done, helper, command.call)
 
-    def _prefetch(self, command: Prefetch) -> None:
-        helper, (key, _) = self._helpers[command.helper], self._plan
-        begun = helper.knows(*self._plan).begin.remote(key, command.dp_rank, command.chunk)
-        self._watch(begun.future(), _on_begun, helper)
-
     def _decode(self, command: Decode) -> None:
         helper, encoded = self._helpers[command.helper], self._results[command.source][1]
-        actor = helper.knows(self._key, self._decoding)
-        send = functools.partial(actor.decode.remote, self._key, command.epoch, encoded, command.given_up)
+        arguments = helper.with_value("decode", self._key, self._decoding)
+        decode = helper.handle.decode.remote
+        send = functools.partial(decode, *arguments, command.epoch, encoded, command.given_up)
         decoded, receipt = helper.actor.call(self._key, send)
         self._results[command.call] = (decoded, decoded)
         self._watch(receipt, _on_done, helper, command.call)
 
     def _fetch(self, command: Fetch) -> None:
-        plain, second = self._results[command.read]
+        plain, second = self._results[command.gathered]
         refs = [plain] if self._decoding is None else [plain, second]
         if command.decode is not None:
             refs[1] = self._results[command.decode][0]
@@ -291,14 +303,15 @@ def _on_alive(error: BaseException | None, _: Any, helper: _Helper) -> Event:
     return Alive(helper.number) if error is None else helper.lost(error)
 
 
-def _on_begun(error: BaseException | None, _: Any, helper: _Helper) -> Event | Wake:
-    # The first read of the chunk raises any other error again.
-    return helper.lost(error) if error is not None and is_helper_gone(error) else Wake()
+def _on_loaded(error: BaseException | None, loaded: Any, helper: _Helper, call: int) -> Event:
+    return loaded if error is None else _lost_or_failed(error, helper, call)
 
 
 def _on_done(error: BaseException | None, receipt: Any, helper: _Helper, call: int) -> Event:
-    if error is None:
-        return Done(call, receipt)
+    return Done(call, receipt) if error is None else _lost_or_failed(error, helper, call)
+
+
+def _lost_or_failed(error: BaseException, helper: _Helper, call: int) -> Event:
     return helper.lost(error) if is_helper_gone(error) else _failure(call, error)
 
 

@@ -1,38 +1,53 @@
-"""Owns the actor that reads; never decides which rows are read, and never loads torch before it decodes."""
+"""The actor that reads for one rank. It does not load torch before it decodes."""
 
 import pyarrow as pa
 import ray
 
-from raylance.dispatch.messages import Read
+from raylance.dispatch.messages import Gather, Load, Loaded
 from raylance.observe import Receipt
-from raylance.planning.plan import Chunk, Plan
+from raylance.planning.plan import Plan
+from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
-from raylance.runtime.rank_reader import RankReader
 from raylance.runtime.ray.actors import Actor
 from raylance.runtime.ray.faults import errors_travel
 from raylance.settings import Options
 from raylance.source.memory import keep_freed_memory
+from raylance.work.reading import ReadWork
+
+_PLANS = 3  # that are kept: a call of an earlier pass may still wait
 
 
 class ShardActor(Actor):
-    """Reads for one rank, alone or in turn with the rank's other shard actors; see `RankReader`."""
+    """Reads for one rank, alone or in turn with the rank's other shard actors; see `ReadWork`."""
 
     def __init__(self, read_spec: ReadSpec, options: Options) -> None:
         super().__init__()
         keep_freed_memory()
-        self._reader = RankReader(read_spec, options)
+        self._work = ReadWork(read_spec, options)
+        self._planned: dict[str, PlannedRows] = {}
 
-    def install(self, key: str, plan: Plan) -> None:
-        """See `RankReader.install`."""
-        self._reader.install(key, plan)
+    def _of(self, key: str, plan: Plan | None) -> PlannedRows:
+        """Returns the rows of the plan with this key; `plan` comes with the first call of a method that names it."""
+        found = self._planned.get(key)
+        if found is None and plan is not None:
+            found = self._planned[key] = PlannedRows(plan)
+            for old in list(self._planned)[:-_PLANS]:
+                self._planned.pop(old, None)
+        return found or self._planned[key]
 
-    def begin(self, key: str, dp_rank: int, chunk: Chunk) -> None:
-        """See `RankReader.begin`."""
+    @ray.method(concurrency_group="load")
+    def load(self, key: str, plan: Plan | None, load: Load) -> Loaded:
+        """See `ReadWork.load`."""
         with errors_travel():
-            self._reader.begin(key, dp_rank, chunk)
+            return self._work.load(self._of(key, plan), load)
+
+    @ray.method(concurrency_group="drop")  # at once, because the memory counts as free from now on
+    def drop(self, number: int) -> None:
+        """See `ReadWork.drop`."""
+        self._work.drop(number)
 
     @ray.method(num_returns=3)
-    def read(self, key: str, command: Read) -> tuple[pa.Table, pa.Table, Receipt]:
-        """See `RankReader.read`."""
+    def gather(self, key: str, plan: Plan | None, command: Gather) -> tuple[pa.Table, pa.Table, Receipt]:
+        """See `ReadWork.gather`."""
         with errors_travel():
-            return self._reader.read(key, command)
+            return self._work.gather(self._of(key, plan), command)

@@ -1,5 +1,5 @@
-"""Owns what the simulation has found, each by the few events that show it; what a pool and sizes promise, and what a
-pool does by time and by single answers, which schedules meet too seldom to show.
+"""What the simulation has found, each by the few events that show it, and what pool, account and items in flight do by
+themselves.
 """
 
 import dataclasses
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from raylance.dispatch.dispatcher import MAX_FAULTS, PAUSES_S
-from raylance.dispatch.in_flight import InFlight, Stage
+from raylance.dispatch.account import Account
+from raylance.dispatch.chunks import MAX_FAULTS, PAUSES_S
+from raylance.dispatch.in_flight import InFlight
 from raylance.dispatch.messages import (
     Alive,
     Awaited,
@@ -25,6 +26,7 @@ from raylance.dispatch.messages import (
     Fetch,
     Fetched,
     Forget,
+    Gather,
     GiveUp,
     GiveUpPlacing,
     Log,
@@ -32,10 +34,9 @@ from raylance.dispatch.messages import (
     NotPlaced,
     Ping,
     Place,
-    Read,
     Taken,
 )
-from raylance.dispatch.sizes import Sizes
+from raylance.dispatch.states import ItemState
 from raylance.errors import HelperError
 from raylance.observe import Receipt
 from raylance.observe.observations import Status
@@ -48,7 +49,7 @@ def test_what_is_answered_and_not_told_yet_is_not_late() -> None:
     pool = make_pool()
     first = Driver(pool)
     first.start()
-    read = first.last(Read)
+    read = first.last(Gather)
     first.handle(Close())
     again = Driver(pool, now=1000.0)  # nobody took events in between
     assert Dismiss not in kinds(again.commands)
@@ -63,20 +64,20 @@ def test_decoders_that_start_are_waited_for_a_while(comes_at: float) -> None:
     driver = Driver(make_pool(needs_decoder=False), rows=1)
     reader, decoder = driver.given(Place)
     driver.handle(Alive(reader.helper), 1.0)
-    assert not driver.last(Read).decodes
-    driver.handle(Done(driver.last(Read).call, RAW), 2.0)
+    assert not driver.last(Gather).decodes
+    driver.handle(Done(driver.last(Gather).call, RAW), 2.0)
     assert (driver.given(Decode), driver.dispatcher.deadline()) == ([], 5.0)
     if comes_at > 5.0:
         driver.handle(None, 5.0)
-        assert driver.last(Read).decodes, "read once more, and decoded there"
-        driver.handle(Done(driver.last(Read).call, DECODED), 6.0)
+        assert driver.last(Gather).decodes, "read once more, and decoded there"
+        driver.handle(Done(driver.last(Gather).call, DECODED), 6.0)
     driver.handle(Alive(decoder.helper), comes_at)
     for decode in driver.given(Decode):
         driver.handle(Done(decode.call, DECODED))
     fetch = driver.last(Fetch)
     driver.handle(Fetched(fetch.call, None, None))
     assert len(driver.given(Deliver)) == 1
-    assert len(driver.given(Read)) == (1 if comes_at < 5.0 else 2)
+    assert len(driver.given(Gather)) == (1 if comes_at < 5.0 else 2)
     assert driver.is_over
 
 
@@ -105,7 +106,7 @@ def test_a_helper_placed_late_because_nobody_looked_has_its_time() -> None:
 def test_a_helper_that_was_asked_and_hangs_is_replaced() -> None:
     driver = Driver(make_pool(decoders=2), rows=1)
     driver.start()
-    driver.handle(Done(driver.last(Read).call, RAW))
+    driver.handle(Done(driver.last(Gather).call, RAW))
     decode = driver.last(Decode)
     other = ({1, 2} - {decode.helper}).pop()
     commands = driver.handle(Lost(decode.helper, FAULT))
@@ -121,7 +122,7 @@ def test_what_went_with_a_helper_known_to_be_gone_is_not_counted_again() -> None
     driver = Driver(make_pool(), rows=1)
     driver.start()
     for _ in range(MAX_FAULTS):
-        driver.handle(Done(driver.last(Read).call, RAW))
+        driver.handle(Done(driver.last(Gather).call, RAW))
         decode = driver.last(Decode)
         for command in driver.handle(Lost(decode.helper, FAULT)):
             if isinstance(command, Place):
@@ -129,7 +130,7 @@ def test_what_went_with_a_helper_known_to_be_gone_is_not_counted_again() -> None
                 driver.handle(Alive(command.helper))
         driver.handle(Faulted(driver.last(Decode).call, FAULT))
     assert GiveUp not in kinds(driver.commands)
-    driver.handle(Done(driver.last(Read).call, RAW))
+    driver.handle(Done(driver.last(Gather).call, RAW))
     driver.handle(Lost(driver.last(Decode).helper, FAULT))
     assert isinstance(driver.last(GiveUp).error, HelperError)
 
@@ -137,29 +138,29 @@ def test_what_went_with_a_helper_known_to_be_gone_is_not_counted_again() -> None
 def test_work_that_is_done_again_waits_for_a_reader_that_has_answered() -> None:
     driver = Driver(make_pool(), rows=1)
     driver.start()
-    read = driver.last(Read)
+    read = driver.last(Gather)
     driver.handle(Done(read.call, RAW))
     driver.handle(Faulted(driver.last(Decode).call, FAULT))
     driver.handle(None, 1.0)
-    assert driver.last(Read) == read
+    assert driver.last(Gather) == read
     driver.handle(Alive(0))
-    assert driver.last(Read) != read
+    assert driver.last(Gather) != read
 
 
 def test_a_rank_without_rows_is_split_as_any_other() -> None:
     driver = Driver(make_pool(), rows=6, world_size=2, item_rows=8)
     driver.start()
-    assert driver.last(Read).item.rows == 0
-    assert driver.last(Read).item.steps > 1
+    assert driver.last(Gather).item.rows == 0
+    assert driver.last(Gather).item.steps > 1
     driver.handle(Lost(0, FAULT))
     driver.start()
-    assert driver.last(Read).item.steps == 1
+    assert driver.last(Gather).item.steps == 1
 
 
 def test_a_row_that_fails_keeps_nothing() -> None:
     driver = Driver(make_pool(), rows=2)
     driver.start()
-    first, second = driver.given(Read)
+    first, second = driver.given(Gather)
     driver.handle(Done(first.call, RAW))
     driver.handle(Done(second.call, RAW))
     ahead, failing = driver.given(Decode)
@@ -185,12 +186,14 @@ def test_a_decoder_that_cannot_start_is_done_without_while_another_is_on_its_way
 
 @pytest.mark.parametrize("raw", [100, 500_000])
 def test_sizes_fade_each_by_itself(raw: int) -> None:
-    sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=DECODED_BYTES, limit_bytes=1 << 30, items=5)
+    sizes = Account(
+        raw_bytes=RAW_BYTES, decoded_bytes=DECODED_BYTES, inflight_bytes=1 << 30, items=5, window_bytes=1 << 30
+    )
     item = next(make_plan(0, 4, 1, 1, "drop", 1000).items(0, EPOCH, 0, 1))
     for _ in range(100):
         sizes.learn(item, [Receipt(nbytes=raw, raw_bytes=raw), DECODED])
         # What a row may bring, it counts for.
-        assert sizes.reserved_bytes(1) >= sizes.allowed(1) + DECODED_BYTES or sizes.allowed(1) == 64 << 10
+        assert sizes.reserved_bytes(1) >= sizes.allowed_bytes(1) + DECODED_BYTES or sizes.allowed_bytes(1) == 64 << 10
     assert sizes.reserved_bytes(1) == pytest.approx(1.5 * raw + DECODED_BYTES, rel=0.01)
 
 
@@ -199,7 +202,7 @@ def test_the_first_decoder_that_runs_decodes() -> None:
     driver = Driver(make_pool(decoders=4), rows=1)
     reader, first, *_ = driver.given(Place)
     driver.handle(Alive(reader.helper))
-    driver.handle(Done(driver.last(Read).call, RAW))
+    driver.handle(Done(driver.last(Gather).call, RAW))
     assert not driver.given(Decode)
     driver.handle(Alive(first.helper))
     driver.handle(Done(driver.last(Decode).call, DECODED))
@@ -301,7 +304,7 @@ def test_who_owes_a_sign_of_life_owes_it_since_it_was_first_asked() -> None:
 def test_who_is_gone_is_counted_and_logged_once() -> None:
     pool = open_pool(1, decoders=2)
     pool.lost(0, 1.0)
-    assert pool.lost(0, 1.0) == ([], [])
+    assert pool.lost(0, 1.0) == (None, [])
     assert pool.replaced == 1
     log = Log(logging.WARNING, "a decoder died as it started: it died")
     assert pool.not_placed(1, FAULT, False, 2.0) == [log, Dismiss(1)]
@@ -364,9 +367,11 @@ def test_a_wait_ends_when_a_batch_is_taken() -> None:
 
 
 def test_sizes_cut_what_is_larger_than_thought() -> None:
-    sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=0, limit_bytes=30_000_000, items=5)  # 6 MB: ten rows an item
+    sizes = Account(
+        raw_bytes=RAW_BYTES, decoded_bytes=0, inflight_bytes=30_000_000, items=5, window_bytes=1 << 30
+    )  # 6 MB: ten rows an item
     assert sizes.item_rows() == 10
-    assert sizes.reserved_bytes(4) == sizes.allowed(4) == 4 * 600_000
+    assert sizes.reserved_bytes(4) == sizes.allowed_bytes(4) == 4 * 600_000
     plan = make_plan(0, 60, 1, 1, "drop", 1000)
     item = next(plan.items(0, EPOCH, 0, 24))
     single, pair = plan.cut(item, 24)[0], plan.cut(item, 12)[0]
@@ -378,20 +383,22 @@ def test_sizes_cut_what_is_larger_than_thought() -> None:
     assert sizes.too_large(single, 30_000_000) == 1
     assert sizes.parts(single) == 1
     assert sizes.parts(pair) == 15
-    assert sizes.allowed(1) == 45_000_000
-    assert Sizes(raw_bytes=0, decoded_bytes=0, limit_bytes=100, items=1).item_rows() == 100
-    assert Sizes(raw_bytes=1e9, decoded_bytes=0, limit_bytes=100, items=1).item_rows() == 1
+    assert sizes.allowed_bytes(1) == 45_000_000
+    assert Account(raw_bytes=0, decoded_bytes=0, inflight_bytes=100, items=1, window_bytes=1 << 30).item_rows() == 100
+    assert Account(raw_bytes=1e9, decoded_bytes=0, inflight_bytes=100, items=1, window_bytes=1 << 30).item_rows() == 1
     sizes.learn(item, [Receipt(nbytes=24_000_000, raw_bytes=24_000_000)])
-    assert sizes.allowed(1) == pytest.approx(40_500_000)
-    many = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=0, limit_bytes=30_000_000, items=5)
+    assert sizes.allowed_bytes(1) == pytest.approx(40_500_000)
+    many = Account(raw_bytes=RAW_BYTES, decoded_bytes=0, inflight_bytes=30_000_000, items=5, window_bytes=1 << 30)
     many.learn(item, [Receipt(nbytes=24_000_000, raw_bytes=24_000_000), Receipt(nbytes=48_000_000)])
     assert many.reserved_bytes(1) == pytest.approx(1_500_000 + 2_000_000)
 
 
-def make_inflight(prefetch_batches: int, limit_bytes: int = 1 << 30, items: int = 5) -> InFlight:
+def make_inflight(prefetch_batches: int, inflight_bytes: int = 1 << 30, items: int = 5) -> InFlight:
     """Steps of four rows, of which each is an item."""
     plan = make_plan(0, 60, 4, 1, "drop", 1000)
-    sizes = Sizes(raw_bytes=100_000, decoded_bytes=0, limit_bytes=limit_bytes, items=items)
+    sizes = Account(
+        raw_bytes=100_000, decoded_bytes=0, inflight_bytes=inflight_bytes, items=items, window_bytes=1 << 30
+    )
     return InFlight(plan, 0, plan.items(0, EPOCH, 0, 1), 0, sizes, prefetch_batches)
 
 
@@ -419,7 +426,7 @@ def test_what_waits_for_the_consumer_counts_as_taken_on() -> None:
 
 
 def test_bytes_that_wait_for_the_consumer_count_too() -> None:
-    inflight = make_inflight(9, limit_bytes=1_200_000, items=8)  # a row counts for 150,000
+    inflight = make_inflight(9, inflight_bytes=1_200_000, items=8)  # a row counts for 150,000
     inflight.take_on(decoders=9)
     assert len(inflight.entries) == 8
     for _ in range(4):
@@ -434,18 +441,18 @@ def test_bytes_that_wait_for_the_consumer_count_too() -> None:
 def test_items_are_made_as_they_are_wanted() -> None:
     plan = make_plan(0, 60, 1, 1, "drop", 1000)
     items = plan.items(0, EPOCH, 0, 1)
-    sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=0, limit_bytes=1 << 30, items=5)
+    sizes = Account(raw_bytes=RAW_BYTES, decoded_bytes=0, inflight_bytes=1 << 30, items=5, window_bytes=1 << 30)
     inflight = InFlight(plan, 0, items, 0, sizes, 1)
     inflight.take_on(decoders=1)
     assert len(list(items)) == 60 - len(inflight.entries) - 1  # the next one, which is known and not wanted yet
 
 
 def test_what_is_sent_fills_the_limit_and_no_more() -> None:
-    inflight = make_inflight(1, limit_bytes=300_000, items=2)  # a row counts for 150,000
+    inflight = make_inflight(1, inflight_bytes=300_000, items=2)  # a row counts for 150,000
     inflight.take_on(decoders=1)
     first, second = inflight.entries
     assert inflight.has_room(first)
-    first.stage = Stage.READING
+    first.state = ItemState.GATHERING
     assert inflight.has_room(second)
     second.reserved_bytes += 1
     assert not inflight.has_room(second)
@@ -453,7 +460,7 @@ def test_what_is_sent_fills_the_limit_and_no_more() -> None:
 
 def test_smaller_pieces_may_have_their_share_of_what_is_known() -> None:
     plan = make_plan(0, 60, 1, 1, "drop", 1000)
-    sizes = Sizes(raw_bytes=100_000, decoded_bytes=0, limit_bytes=1 << 30, items=5)
+    sizes = Account(raw_bytes=100_000, decoded_bytes=0, inflight_bytes=1 << 30, items=5, window_bytes=1 << 30)
     inflight = InFlight(plan, 0, plan.items(0, EPOCH, 0, 4), 0, sizes, 1)
     inflight.take_on(decoders=1)
     whole, following = inflight.entries[0], inflight.entries[1]
@@ -474,7 +481,7 @@ def test_smaller_pieces_may_have_their_share_of_what_is_known() -> None:
 def test_items_are_read_side_by_side_and_decoded_where_they_were_read_for() -> None:
     driver = Driver(make_pool(decoders=2))
     driver.start()
-    reads = driver.given(Read)
+    reads = driver.given(Gather)
     assert [read.item.position for read in reads] == [0, 1, 2, 3], "none waits for another to be read"
     for read in reversed(reads):
         driver.handle(Done(read.call, RAW))
@@ -486,7 +493,7 @@ def test_items_are_read_side_by_side_and_decoded_where_they_were_read_for() -> N
 def test_what_a_lost_decoder_had_is_decoded_again_and_not_read_again() -> None:
     driver = Driver(make_pool(decoders=2), rows=1)
     driver.start()
-    read = driver.last(Read)
+    read = driver.last(Gather)
     driver.handle(Done(read.call, RAW))
     lost = driver.last(Decode).helper
     driver.handle(Lost(lost, FAULT))
@@ -495,25 +502,25 @@ def test_what_a_lost_decoder_had_is_decoded_again_and_not_read_again() -> None:
     assert [(command.helper, command.source) for command in commands if isinstance(command, Decode)] == [
         (other, read.call)
     ]
-    assert driver.last(Read) is read
+    assert driver.last(Gather) is read
 
 
 def test_work_waits_a_while_after_a_fault_of_which_nothing_died() -> None:
     driver = Driver(make_pool(), rows=1)
     driver.start()
-    read = driver.last(Read)
+    read = driver.last(Gather)
     driver.handle(Faulted(read.call, FAULT), 10.0)
     driver.handle(Alive(0))
     driver.handle(Alive(1))
-    assert driver.last(Read) is read
+    assert driver.last(Gather) is read
     assert driver.dispatcher.deadline() == 10.0 + PAUSES_S[0]
-    assert kinds(driver.handle(None, 10.0 + PAUSES_S[0])) == [Read]
+    assert kinds(driver.handle(None, 10.0 + PAUSES_S[0])) == [Gather]
 
 
 def test_new_work_goes_also_to_helpers_that_owe_a_sign_of_life() -> None:
     driver = Driver(make_pool(decoders=2), rows=2)
     driver.start()
-    first, second = driver.given(Read)
+    first, second = driver.given(Gather)
     driver.handle(Done(first.call, RAW))
     lost = driver.last(Decode).helper
     assert Decode not in kinds(driver.handle(Lost(lost, FAULT))), "what is done again waits for one that has answered"
@@ -524,12 +531,12 @@ def test_new_work_goes_also_to_helpers_that_owe_a_sign_of_life() -> None:
 def test_results_have_their_time_to_get_here() -> None:
     driver = Driver(make_pool(), rows=1)
     driver.start()
-    driver.handle(Done(driver.last(Read).call, RAW))
+    driver.handle(Done(driver.last(Gather).call, RAW))
     driver.handle(Done(driver.last(Decode).call, DECODED))
     fetch = driver.last(Fetch)
     assert driver.handle(None, 59.0) == []
     assert driver.dispatcher.deadline() == 60.0
-    assert Forget((fetch.read, fetch.decode)) in driver.handle(None, 60.0)
+    assert Forget((fetch.gathered, fetch.decode)) in driver.handle(None, 60.0)
 
 
 ENDED = Fault(what="its process ended", may_be_rows=True)
@@ -562,12 +569,13 @@ def play_with_fatal(
     driver.start()
     given_up, answered, items = dict[int, str](), set[int](), dict[int, WorkItem]()
     for _ in range(200):
-        waiting = [each for each in driver.commands if getattr(each, "call", None) not in {None, *answered}]
+        commands = (each for each in driver.commands if isinstance(each, Gather | Decode | Fetch))
+        waiting = [each for each in commands if each.call not in answered]
         if driver.is_over or not waiting:
             break
         command = waiting[0]
         answered.add(command.call)
-        if isinstance(command, Read):
+        if isinstance(command, Gather):
             items[command.call] = command.item
             driver.handle(Done(command.call, RAW))
         elif isinstance(command, Fetch):
@@ -636,7 +644,9 @@ def test_a_decoder_that_can_decode_nothing_ends_the_pass(decoders: int, item_row
     assert not given_up
     assert "no other row was decoded so far" in str(driver.last(GiveUp).error)
     forgotten = {call for each in driver.given(Forget) for call in each.calls}
-    assert {each.call for kind in (Read, Decode) for each in driver.given(kind)} <= forgotten, "nothing stays anywhere"
+    assert {each.call for kind in (Gather, Decode) for each in driver.given(kind)} <= forgotten, (
+        "nothing stays anywhere"
+    )
     assert len(driver.given(Place)) < (40 if decoders < 3 else 50)
 
 
@@ -653,10 +663,15 @@ def test_a_row_that_waits_for_others_leaves_the_limit_to_them() -> None:
     inflight = driver.dispatcher._inflight
     driver.start()
     head, second, third, fourth = inflight.entries
-    head.waits, head.stage, third.stage, fourth.stage = True, Stage.WAITING, Stage.READ, Stage.WAITING
-    second.stage, second.reserved_bytes = Stage.WAITING, 1e12
+    head.suspicion.waits, head.state, third.state, fourth.state = (
+        True,
+        ItemState.WAITING,
+        ItemState.GATHERED,
+        ItemState.WAITING,
+    )
+    second.state, second.reserved_bytes = ItemState.WAITING, 1e12
     assert not inflight.has_room(second)
-    third.stage = Stage.WAITING
+    third.state = ItemState.WAITING
     assert inflight.has_room(second)
     assert inflight.has_room(head)
 
@@ -666,7 +681,7 @@ def test_a_decoder_that_ended_at_the_work_of_another_loader_is_no_fault_of_these
     of_others = dataclasses.replace(ENDED, is_of_others=True)
     driver = Driver(make_pool(1), 1, item_rows=1, global_batch_size=1)
     driver.start()
-    read = driver.last(Read)
+    read = driver.last(Gather)
     driver.handle(Done(read.call, RAW))
     for _ in range(20):
         decode = driver.last(Decode)
@@ -704,16 +719,16 @@ def test_the_pass_ends_with_its_head_wherever_that_is(is_queued: bool) -> None:
     """It waited at the decoder that was lost, and was put back without its error; or its read was kept for ever."""
     driver = Driver(make_pool(1), rows=6, item_rows=1, global_batch_size=6)
     driver.start()
-    first, second, *others = driver.given(Read)
+    first, second, *others = driver.given(Gather)
     driver.handle(Done(second.call, RAW))
     if is_queued:
         driver.handle(Done(first.call, RAW))
     _, suspect, *held = driver.dispatcher._inflight.entries
-    suspect.deaths = MAX_FAULTS
+    suspect.suspicion.deaths = MAX_FAULTS
     for entry in held:
-        entry.waits = True
+        entry.suspicion.waits = True
     driver.handle(Lost(driver.last(Decode).helper, ENDED))
     assert "no other row was decoded so far" in str(driver.last(GiveUp).error)
     forgotten = {call for each in driver.given(Forget) for call in each.calls}
-    assert {each.call for kind in (Read, Decode) for each in driver.given(kind)} <= forgotten
+    assert {each.call for kind in (Gather, Decode) for each in driver.given(kind)} <= forgotten
     assert len(others) == 4

@@ -1,5 +1,5 @@
-"""Owns the promises of several readers for a rank: chunks in turn, each read by one; the same batches as with one; more
-only where reading is what the trainer waits for.
+"""Several readers for a rank: chunks in turn, each loaded by one; the same batches as with one; more of them only if
+reading is what the trainer waits for.
 """
 
 import itertools
@@ -13,156 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import ray
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import raylance
-from raylance.dispatch.in_flight import Stage
-from raylance.dispatch.messages import Alive, GiveUpPlacing, Lost, Place, Prefetch, Read
-from raylance.dispatch.read_schedule import ReadSchedule
+from raylance.dispatch.messages import Alive, Gather, GiveUpPlacing, Load, Lost, Place
 from raylance.dispatch.scaling import Scaler
-from raylance.orders.order import Resolved
-from raylance.orders.shuffles import WindowShuffle
-from raylance.planning.plan import Chunk, Plan, WorkItem
-from raylance.source.readahead import ReadAhead
 from tests.helpers.cluster import helpers_of
-from tests.helpers.dispatch import FAULT, Driver, open_pool
-from tests.helpers.in_memory import InMemory, table_of
-from tests.helpers.orders import cases, resolve
-from tests.helpers.plans import make_plan
+from tests.helpers.dispatch import FAULT, Driver, of_kind, open_pool
 from tests.helpers.slow_reading import slow_loader
-
-# ---- turns
-
-
-def chunks(plan: Plan, rank: int, epochs: int) -> list[Chunk]:
-    """The chunks of some epochs that have rows of a rank, as its items name them."""
-    items = (item for epoch in range(epochs) for item in plan.items(rank, epoch, 0, 10) if item.rows)
-    return [chunk for chunk, _ in itertools.groupby(item.chunk for item in items)]
-
-
-@given(order=cases(), batch=st.integers(1, 40), world=st.integers(1, 3), readers=st.integers(1, 4), data=st.data())
-def test_chunks_go_round_also_from_epoch_to_epoch(
-    order: Resolved, batch: int, world: int, readers: int, data: st.DataObject
-) -> None:
-    plan, rank, turns = make_plan(order, batch, world), data.draw(st.integers(0, world - 1)), ReadSchedule()
-    asked: dict[int, Chunk] = {}
-    wanted, lag = chunks(plan, rank, 3), data.draw(st.integers(0, 2))
-    for place, chunk in enumerate(wanted):
-        turns.begin_at(plan, wanted[max(0, place - lag)])  # it is awaited still
-        for _ in range(2):  # its first item, and another one
-            reader, following, begin = turns.take(plan, rank, chunk, range(readers))
-            assert reader == place % readers
-            assert asked.get(reader, chunk) == chunk, "it was asked to read it, unless it is the first of all"
-            asked |= dict(begin)
-        assert following is not None
-        asked[reader] = following
-        assert len(turns.assignments) <= lag + readers + 1
-
-
-@given(order=cases(), batch=st.integers(1, 40), data=st.data())
-def test_a_chunk_is_read_by_the_reader_asked_as_readers_come_and_go(
-    order: Resolved, batch: int, data: st.DataObject
-) -> None:
-    plan, turns, asked = make_plan(order, batch, 1), ReadSchedule(), dict[Chunk, int]()
-    for chunk in chunks(plan, 0, 3):
-        turns.begin_at(plan, chunk)
-        for _ in range(2):
-            running = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True))
-            asked = {known: reader for known, reader in asked.items() if reader in running}  # who goes forgets it
-            reader, following, begin = turns.take(plan, 0, chunk, running)
-            assert reader in running
-            assert reader == asked.get(chunk, reader)
-            assert following is None or following != chunk
-            asked |= {chunk: reader} | {other: number for number, other in begin}
-            asked |= {} if following is None else {following: reader}
-
-
-def test_a_pass_that_continues_in_the_middle_of_a_chunk_finds_its_reader() -> None:
-    plan, turns = make_plan(resolve(WindowShuffle(shard_rows=8, window_shards=1, lanes=2), 96), 4, 1), ReadSchedule()
-    first, second, *_ = chunks(plan, 0, 1)
-    assert turns.take(plan, 0, first, [0, 1])[0] == 0
-    turns.begin_at(plan, second)
-    assert turns.take(plan, 0, second, [0, 1])[0] == 1
-    rest = plan.chunk_at(0, second.position + plan.stride)
-    assert rest is not None
-    assert rest != second
-    turns.begin_at(plan, rest)
-    assert turns.take(plan, 0, rest, [0, 1])[0] == 1
-    jump = plan.chunk_at(7, 0)
-    assert jump is not None
-    turns.begin_at(plan, jump)
-    assert turns.take(plan, 0, jump, [0, 1])[0] == 0
-    assert {turn.chunk.epoch for turn in turns.assignments} == {7}, "nobody keeps what was to come before"
-
-
-# ---- reading in turn
-
-
-class InTurn:
-    """Readers in memory, asked as the pool has it."""
-
-    def __init__(self, plan: Plan, sizes: list[int], limit: int, readers: int) -> None:
-        self.plan, self.turns = plan, ReadSchedule()
-        self.feeds = [InMemory(table_of(sizes), 30.0) for _ in range(readers)]
-        self.ahead = [ReadAhead(feed, limit) for feed in self.feeds]  # type: ignore[arg-type]
-
-    def gather(self, item: WorkItem, readers: list[int]) -> pa.Table:
-        if not item.rows:
-            return self.ahead[readers[0]].gather("p", self.plan, item)
-        reader, following, begin = self.turns.take(self.plan, item.dp_rank, item.chunk, readers)
-        found = self.ahead[reader].gather("p", self.plan, item, following=following)
-        for other, chunk in begin:
-            self.ahead[other].begin("p", self.plan, item.dp_rank, chunk)
-        return found
-
-
-@settings(max_examples=30)
-@given(
-    order=cases(),
-    batch=st.integers(1, 40),
-    world=st.integers(1, 3),
-    item_rows=st.integers(1, 60),
-    limit=st.integers(200, 4000),
-    seed=st.integers(0, 3),
-    data=st.data(),
-)
-def test_every_item_has_its_rows_from_any_reader_within_the_limit_of_each(
-    order: Resolved, batch: int, world: int, item_rows: int, limit: int, seed: int, data: st.DataObject
-) -> None:
-    """Two epochs, items that are asked for again, and readers that come and go."""
-    plan, rank = make_plan(order, batch, world), data.draw(st.integers(0, world - 1))
-    sizes = np.random.default_rng(seed).choice([1, 20, 150], order.rows, p=[0.8, 0.15, 0.05]).tolist()
-    there = InTurn(plan, sizes, limit, 3)
-    items = [item for epoch in range(2) for item in plan.items(rank, epoch, 0, item_rows)]
-    crowds = st.lists(st.integers(0, 2), min_size=1, unique=True)
-    changes = data.draw(st.dictionaries(st.integers(0, len(items) - 1), crowds, max_size=4))
-    running = data.draw(crowds)
-    for place, item in enumerate(items):
-        running = changes.get(place, running)
-        for asked in [item, *(items[max(0, place - 2) : place] if place in changes else [])]:
-            rows = plan.select(asked.epoch, plan.item_positions(asked))
-            assert there.gather(asked, running)["_rowoffset"].to_pylist() == (rows * 2).tolist()
-    row_bytes = 150 + 8 + 4 + 4
-    assert all(one.peak_bytes <= limit + limit / 8 + max(limit / 4, 3 * row_bytes) for one in there.ahead)
-
-
-@pytest.mark.parametrize("readers", [1, 2, 3])
-def test_no_window_is_read_twice(readers: int) -> None:
-    plan = make_plan(resolve(WindowShuffle(shard_rows=8, window_shards=2, lanes=4), 512), 16, 1)
-    there = InTurn(plan, [100] * 512, 4 * 64 * 112, readers)
-    for epoch in range(3):
-        for item in plan.items(0, epoch, 0, 16):
-            there.turns.begin_at(plan, item.chunk)
-            there.gather(item, list(range(readers)))
-            for portion in (portion for ahead in there.ahead for portion in (ahead._used, ahead._next)):
-                if portion is not None:
-                    portion.filling.result()
-    read = [feed.reads for feed in there.feeds]
-    # Once, but for the first item, which is read by itself, and what is read of the epoch that does not come.
-    assert 3 * 512 <= sum(read) <= 3 * 512 + 16 + readers * 64
-    assert max(read) - min(read) <= 3 * 64, "they share the work"
-
 
 # ---- the pool
 
@@ -173,20 +30,23 @@ def driver_of(readers: int, decoders: int = 1, **options: Any) -> Driver:
 
 def test_items_of_a_chunk_go_to_its_reader_and_the_next_chunk_to_the_next() -> None:
     driver = driver_of(2, rows=8)
-    reads = driver.given(Read)
-    assert [(read.item.position, read.helper) for read in reads[:4]] == [(0, 0), (1, 0), (2, 2), (3, 2)]
-    assert [read.following.position for read in reads[:4]] == [4, 4, 6, 6]
-    assert [(p.helper, p.chunk.position) for p in driver.given(Prefetch)] == [(2, 2)], "before it is asked for any"
+    assert sorted((each.item.position, each.helper) for each in driver.given(Gather)[:4]) == [
+        (0, 0),
+        (1, 0),
+        (2, 2),
+        (3, 2),
+    ]
+    loads = [(load.helper, load.chunk.position) for load in driver.given(Load)]
+    assert {(0, 0), (2, 2), (0, 4), (2, 6)} <= set(loads), "each has one to use, and one ahead"
 
 
 def test_a_reader_that_comes_later_begins_at_once() -> None:
-    plan, turns = make_plan(resolve(WindowShuffle(shard_rows=8, window_shards=1, lanes=2), 96), 4, 1), ReadSchedule()
-    first, second, third, fourth, *_ = chunks(plan, 0, 1)
-    assert turns.take(plan, 0, first, [0]) == (0, second, [])
-    assert turns.take(plan, 0, first, [0, 1]) == (0, second, [(1, third)])
-    assert turns.take(plan, 0, first, [0, 1]) == (0, second, [])
-    turns.begin_at(plan, second)
-    assert turns.take(plan, 0, second, [0, 1]) == (0, fourth, [])
+    driver = driver_of(1, rows=8)
+    assert {load.helper for load in driver.given(Load)} == {0}
+    driver.kept.pool.resize("reader", 2, 0.0)
+    (place,) = of_kind(driver.handle(None), Place)
+    loads = of_kind(driver.handle(Alive(place.helper)), Load)
+    assert [(load.helper, load.chunk.position) for load in loads][:2] == [(place.helper, 4), (place.helper, 6)]
 
 
 def test_the_first_reader_is_enough_to_begin_and_one_without_a_place_is_done_without() -> None:
@@ -211,8 +71,8 @@ def test_what_a_lost_reader_had_is_read_by_the_other_and_it_is_replaced() -> Non
     driver.handle(Lost(0, FAULT))
     assert [command.kind for command in driver.given(Place)] == ["reader"]
     driver.handle(Alive(2))
-    again = driver.given(Read)[-2:]
-    assert [(read.item.position, read.helper) for read in again] == [(0, 2), (1, 2)]
+    again = driver.given(Gather)[-2:]
+    assert sorted((each.item.position, each.helper) for each in again) == [(0, 2), (1, 2)]
 
 
 def test_a_second_reader_that_finds_no_place_again_is_done_without() -> None:
@@ -226,21 +86,21 @@ def test_a_second_reader_that_finds_no_place_again_is_done_without() -> None:
 # ---- how many
 
 
-def grows(scaler: Scaler, stage: Stage) -> int:
-    """Readers that are wanted after a while in which the trainer waits half of the time, for a piece at a stage."""
+def grows(scaler: Scaler, *, is_read: bool) -> int:
+    """Readers that are wanted after a while in which the trainer waits half of the time."""
     pool = open_pool(2)
     pool.answered(pool.send(0, 0.0), 0.0)
     for step in range(64):
         now = step * 0.2
-        scaler.look(pool, now, is_awaited=False, is_read=stage is Stage.READING)
-        scaler.look(pool, now + 0.1, is_awaited=True, is_read=stage is Stage.READING)
+        scaler.look(pool, now, is_awaited=False, is_read=is_read)
+        scaler.look(pool, now + 0.1, is_awaited=True, is_read=is_read)
         scaler.stepped(now + 0.2)
     return scaler.wanted
 
 
 def test_readers_come_only_where_it_is_reading_that_is_waited_for() -> None:
-    assert grows(Scaler(1, 4, 1, "reader"), Stage.READING) == 2, "and no third, as none has come yet"
-    assert grows(Scaler(1, 4, 1, "reader"), Stage.DECODING) == 1
+    assert grows(Scaler(1, 4, 1, "reader"), is_read=True) == 2, "and no third, as none has come yet"
+    assert grows(Scaler(1, 4, 1, "reader"), is_read=False) == 1
 
 
 ROWS = 720

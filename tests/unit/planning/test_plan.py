@@ -5,7 +5,6 @@ import itertools
 import pickle
 import time
 import tracemalloc
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,7 +14,8 @@ from hypothesis import strategies as st
 from raylance.errors import ConfigError
 from raylance.orders.order import Facts, Resolved
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
-from raylance.planning.plan import REMAINDERS, Remainder, portion_rows
+from raylance.planning.plan import REMAINDERS, Remainder, fitting_rows
+from raylance.planning.planned_rows import PlannedRows
 from raylance.planning.summary import summarise
 from tests.helpers.orders import cases, every_row, resolve
 from tests.helpers.plans import Batches, global_batches, make_plan
@@ -27,46 +27,34 @@ from tests.helpers.plans import Batches, global_batches, make_plan
     world=st.integers(1, 4),
     item_rows=st.integers(1, 100),
     remainder=st.sampled_from(REMAINDERS),
-    few=st.sampled_from([0, 50, 1 << 13]),
-    kept=st.sampled_from([0, 100, 1 << 20]),
     data=st.data(),
 )
 @settings(max_examples=40)
 def test_the_rows_of_an_item_are_those_of_its_chunk(
-    order: Resolved,
-    batch: int,
-    world: int,
-    item_rows: int,
-    remainder: Remainder,
-    few: int,
-    kept: int,
-    data: st.DataObject,
+    order: Resolved, batch: int, world: int, item_rows: int, remainder: Remainder, data: st.DataObject
 ) -> None:
-    """Whether the chunk's were computed before, alone or with later chunks, for a part of the items, or not; cut items,
-    too.
-    """
+    """However chunks are cut; whether their rows were computed before, or not; cut items, too."""
     if remainder == "drop":
         batch = min(batch, order.epoch_rows)
-    plan, other = make_plan(order, batch, world, remainder), make_plan(order, batch, world, remainder)
+    plan = make_plan(order, batch, world, remainder)
     rank, position = data.draw(st.integers(0, world - 1)), data.draw(st.integers(0, order.epoch_rows // batch)) * batch
-    for item in plan.items(rank, 1, position, item_rows):
+    chunks, chunk = [], plan.chunk_at(1, position)
+    while chunk is not None:
+        size = plan.chunk_size(chunk, rank)
+        chunks.append(plan.head(chunk, rank, data.draw(st.integers(1, size))) if size else chunk)
+        assert plan.chunk_size(chunks[-1], rank) == len(plan.chunk_rows(chunks[-1], rank))
+        chunk = plan.next_chunk(chunks[-1])
+    planned, found = PlannedRows(plan), []
+    for item in plan.items(rank, 1, position, item_rows, chunks=chunks):
         for part in plan.cut(item, data.draw(st.integers(1, 3))):
-            wanted = other.select(part.epoch, other.item_positions(part)).tolist()
-            with patch.multiple("raylance.planning.plan", _FEW_ROWS=few, _KEPT_ROWS=kept):
-                if data.draw(st.booleans()):
-                    found = plan.chunk_rows(part.chunk, rank, ahead_rows=data.draw(st.integers(0, 200)))
-                    assert len(found) == plan.chunk_size(part.chunk, rank)
-                assert plan.item_rows(part).tolist() == wanted
-            assert plan.is_real(part).tolist() == (other.item_positions(part) < order.epoch_rows).tolist()
-            assert len(plan._kept) <= 4 or sum(map(len, plan._kept.values())) <= kept
-    for (chunk, of_rank), rows in plan._kept.items():
-        assert rows.tolist() == other.chunk_rows(chunk, of_rank).tolist(), "computed with those of other chunks"
-        other._kept.clear()
-    sent = pickle.loads(pickle.dumps(plan))
-    assert sent == plan == other
-    assert not sent._kept
-    assert not dataclasses.replace(plan, every=2)._kept
-    assert "_kept" not in dataclasses.asdict(plan)
+            if data.draw(st.booleans()):
+                planned.of_chunk(part.chunk, rank)
+            assert planned.of_item(part).tolist() == plan.item_rows(part).tolist()
+            assert plan.is_real(part).tolist() == (plan.item_positions(part) < order.epoch_rows).tolist()
+            found.append(plan.item_positions(part))
+    whole = [plan.item_positions(item) for item in plan.items(rank, 1, position, item_rows)]
+    assert [*map(int, itertools.chain(*found))] == [*map(int, itertools.chain(*whole))]
+    assert pickle.loads(pickle.dumps(plan)) == plan
 
 
 @pytest.mark.promise("P1", "P2", "P3")
@@ -258,7 +246,7 @@ def test_items_join_small_steps_and_cut_large_ones() -> None:
     ],
 )
 def test_portions_of_which_two_have_room(rows: int, row_bytes: float, limit: int, wanted: int) -> None:
-    assert portion_rows(rows, row_bytes, limit) == wanted
+    assert fitting_rows(rows, row_bytes, limit) == wanted
 
 
 @pytest.mark.promise("P5")

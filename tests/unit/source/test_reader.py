@@ -17,7 +17,7 @@ import pytest
 import raylance
 from raylance.errors import DatasetError
 from raylance.source.data_files import DataFiles
-from raylance.source.memory import RowMemory, wanted_rows
+from raylance.source.memory import RowMemory
 from raylance.source.reader import READ_MODES, Reader, ReadMode
 from raylance.source.version import Source, VersionCheck, pin
 
@@ -264,26 +264,3 @@ def test_ranges_of_small_rows_are_read_from_the_files(
     reader = Reader(pinned=pinned, columns=["id", "text"], row_bytes=row_bytes, mode="range")
     assert reader.read(np.arange(100, 900))["id"].to_pylist() == list(range(100, 900))
     assert [one is not None for one in found] == [True] * is_direct
-
-
-def test_blocks_that_adjoin_share_their_reads(
-    write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of rows of 20 KiB has 204 of them, wherever a block ends; a gap of two rows does not end it."""
-    pinned, reads, made = pin(write_dataset(table(0, 1000)), None, None), [], []
-    read = DataFiles.read
-
-    def record(files: DataFiles, first: int, rows: int) -> pa.Table | None:
-        reads.append((first, rows))
-        return read(files, first, rows)
-
-    monkeypatch.setattr(DataFiles, "read", record)
-    reader = Reader(pinned=pinned, columns=["id", "vector", "text"], row_bytes=20_480.0, mode="range")
-    wanted = np.r_[0:150, 152:270, 500:560]
-    blocks = np.split(wanted, [70, 140, 210])
-    reader.read_blocks(blocks, lambda number, part, places: (number, wanted_rows(part, places)), made.append)
-    assert sorted(reads) == [(0, 206), (206, 64), (500, 60)]  # two threads read
-    assert [number for number, _ in made] == [0, 204, 268]
-    assert pa.concat_tables([part for _, part in made])["id"].to_pylist() == wanted.tolist()
-    expected = table(0, 1000).take(pa.array(wanted))
-    assert all(part["text"].to_pylist() == expected["text"].to_pylist()[n : n + len(part)] for n, part in made)

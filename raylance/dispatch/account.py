@@ -1,0 +1,105 @@
+"""The account of bytes: what rows are expected to cost, and how many of them readers may hold and may be in flight."""
+
+import math
+
+from raylance.observe import Receipt
+from raylance.planning.pace import Pace
+from raylance.planning.plan import WorkItem, fitting_rows
+
+# An item of any size costs worker, helpers and Ray together about 10 ms of CPU, for two calls and two objects. At
+# 48 MiB, about 200 decoded images, that is at most a twentieth of the time to decode them.
+MAX_ITEM_BYTES = 48 << 20
+MAX_PLAIN_BYTES = 64 << 20  # if nothing is decoded: then larger items do not cause waits
+# Raw rows reserve this multiple of their estimate, and may have as many bytes. So items in flight stay within the
+# limit, and few have to be cut although sizes vary.
+_MARGIN = 1.5
+_LEAST_BYTES = 64 << 10  # any item may have these bytes; smaller sizes do not matter
+_CUT_FROM = 2  # an item is cut if it reserves more than this multiple of the intended bytes
+_FADE = 0.9  # factor for each item: the estimate rises at once and falls slowly
+_BLOCK_BYTES = 32 << 20  # most bytes of a block; enough for Lance to read and decode in parallel
+_BLOCKS = 16  # least number of blocks in the limit, so that a block larger than estimated exceeds it only a little
+_EVEN_BLOCKS = 4  # least number of blocks of a chunk whose rows have one size
+_LEAST_BLOCK_BYTES = 4 << 20  # a smaller block of such rows is not worth a call
+
+
+class Account:
+    """Estimates the bytes of rows, and holds the two limits, over all passes of a loader.
+
+    Attributes:
+        inflight_bytes: Most bytes of items in flight.
+        window_bytes: Most bytes of the rows that one reader holds.
+        is_even: Whether all rows that were loaded last have one size, so that a block never exceeds its estimate.
+    """
+
+    def __init__(
+        self, *, raw_bytes: float, decoded_bytes: float, inflight_bytes: int, window_bytes: int, items: int = 1
+    ) -> None:
+        """Begins with an estimate of a row's bytes as read, and of the bytes that decoding adds. `items` is the
+        intended number of items in flight.
+        """
+        self.inflight_bytes, self.window_bytes, self.is_even = inflight_bytes, window_bytes, False
+        self._likely_bytes = self._loaded_bytes = max(raw_bytes, 1)  # at first; and of the rows that were loaded last
+        self._raw_bytes, self._decoded_bytes = raw_bytes, decoded_bytes
+        self.set_items(items)
+
+    def set_items(self, items: int) -> None:
+        """Sets the intended number of items in flight."""
+        most = MAX_ITEM_BYTES if self._decoded_bytes else MAX_PLAIN_BYTES
+        self._item_bytes = min(most, self.inflight_bytes / items)
+
+    # Items. A row's estimate rises at once to an item's mean, and falls slowly.
+
+    def item_rows(self) -> int:
+        """Returns the intended number of rows in an item."""
+        return max(1, int(self._item_bytes / max(self.reserved_bytes(1), 1)))
+
+    def reserved_bytes(self, rows: int) -> float:
+        """Returns the bytes that rows reserve while they are in flight."""
+        return rows * (self._raw_bytes * _MARGIN + self._decoded_bytes)
+
+    def allowed_bytes(self, rows: int) -> float:
+        """Returns the most bytes that this number of raw rows may have; an item with more is cut."""
+        return max(_LEAST_BYTES, rows * self._raw_bytes * _MARGIN)
+
+    def parts(self, item: WorkItem) -> int:
+        """Returns the number of parts into which to cut an item by the current estimate; 1 keeps the item whole."""
+        parts = self.reserved_bytes(item.rows) / self._item_bytes
+        return math.ceil(parts) if parts > _CUT_FROM and item.rows > 1 else 1
+
+    def too_large(self, item: WorkItem, raw_bytes: int) -> int:
+        """Learns from an item that has more bytes than allowed; returns the number of parts into which to cut it."""
+        self._raw_bytes = max(self._raw_bytes, raw_bytes / item.rows)
+        return max(2, math.ceil(raw_bytes / self._item_bytes)) if item.rows > 1 else 1
+
+    def learn(self, item: WorkItem, receipts: list[Receipt]) -> None:
+        """Learns the bytes of rows from the receipts of a finished item."""
+        if item.rows:
+            nbytes = sum(receipt.nbytes for receipt in receipts)
+            raw_bytes = sum(receipt.raw_bytes for receipt in receipts)
+            self._raw_bytes = max(self._raw_bytes * _FADE, raw_bytes / item.rows)
+            self._decoded_bytes = max(self._decoded_bytes * _FADE, (nbytes - raw_bytes) / item.rows)
+
+    # Chunks.
+
+    def chunk_rows(self, rows: int) -> int:
+        """Returns how many of these rows to load together; see `fitting_rows`."""
+        return fitting_rows(rows, self._loaded_bytes, self.window_bytes)
+
+    def is_small(self, rows: int) -> bool:
+        """Whether rows may be read by themselves, beside the chunks that a reader holds."""
+        return rows * self._loaded_bytes < self.window_bytes / 8
+
+    def pace(self, rows: int) -> Pace:
+        """Returns the pace at which to load a chunk of this number of rows."""
+        row_bytes, least = max(self._loaded_bytes, self._likely_bytes), self._likely_bytes
+        if self.is_even:  # the estimate is exact, so there is no need to begin with few rows
+            row_bytes = self._loaded_bytes
+            target = min(_BLOCK_BYTES, max(_LEAST_BLOCK_BYTES, rows * row_bytes / _EVEN_BLOCKS))
+            return Pace(target, row_bytes, limit_rows=1 << 40, least_bytes=row_bytes)
+        return Pace(max(1, min(_BLOCK_BYTES, self.window_bytes // _BLOCKS)), row_bytes, least_bytes=least)
+
+    def learn_chunk(self, rows: int, nbytes: int) -> None:
+        """Learns the mean bytes of a row from a chunk that is loaded. The mean rises at once and falls slowly: a chunk
+        that is too small costs some speed, and one that is too large is loaded again in parts.
+        """
+        self._loaded_bytes = nbytes / max(1, rows) if self.is_even else max(self._loaded_bytes / 2, nbytes / rows)

@@ -1,0 +1,188 @@
+"""The memory of one chunk: its rows as they are loaded, and the items that are gathered from them."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from raylance.orders.permutation import Int64Array
+from raylance.source.memory import Lend, Placed, RowMemory, own_memory, slice_runs, take_rows, wanted_rows
+
+
+class ChunkMemory:
+    """Holds rows that are read in storage order, and hands them out in the order of delivery.
+
+    Attributes:
+        rows: Selected rows in the order of delivery, int64, shape (n,).
+        nbytes: Bytes of the rows that are loaded.
+        is_dropped: Whether the rows are not needed any more, so that loads should end.
+    """
+
+    def __init__(self, rows: Int64Array, most_bytes: int, lend: Lend) -> None:
+        """Takes the rows in the order of delivery, at least one. `RowMemory` explains the other arguments."""
+        self.rows, self.nbytes, self.is_dropped = rows, 0, False
+        lines = np.argsort(rows)
+        self._stored: Int64Array = rows[lines]
+        self._places: Int64Array = np.empty(len(rows), dtype=np.int64)
+        self._is_repeated = is_repeated = bool((self._stored[1:] == self._stored[:-1]).any())
+        if is_repeated:
+            self._stored, self._places = np.unique(rows, return_inverse=True)
+        else:
+            self._places[lines] = np.arange(len(rows))
+        self._memory = RowMemory(most_bytes, len(self._stored), None if is_repeated else lines, lend)
+        self._lock = threading.Lock()
+        self._early: dict[int, Placed] = {}  # rows that came before those in front of them
+
+    @property
+    def stored_rows(self) -> int:
+        """Number of different rows, which are what is read."""
+        return len(self._stored)
+
+    @property
+    def loaded_rows(self) -> int:
+        """Number of stored rows that are loaded, from the first one on."""
+        return self._memory.rows
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all rows have one size; False before the first row."""
+        return self._memory.is_even
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the memory, in use or not."""
+        return self._memory.capacity_bytes
+
+    def stored(self, first: int, rows: int) -> Int64Array:
+        """Returns up to `rows` selected rows, ascending, from number `first` on in storage order."""
+        return self._stored[first : first + rows]
+
+    def load(self, first: int, allowed_bytes: float) -> "Load":
+        """Begins to load stored rows from number `first` on, which may have `allowed_bytes`."""
+        return Load(self, self._memory, first, allowed_bytes)
+
+    def add(self, first: int, placed: Placed, nbytes: int) -> None:
+        """Adds the next rows, see `RowMemory.append`. Rows that come early wait until those before them are here."""
+        with self._lock:
+            if first < self._memory.rows or first in self._early:
+                return  # they are here
+            self._early[first] = placed
+            self.nbytes += nbytes
+            while (found := self._early.pop(self._memory.rows, None)) is not None:
+                before = self._memory.rows
+                try:
+                    self._memory.append(*found)
+                except BaseException:
+                    self._memory.cut(before)
+                    raise
+
+    def gather(self, low: int, high: int, lend: Lend, *, own: bool) -> pa.Table:
+        """Returns rows [low, high) in the order of delivery, in one piece of memory for each column. All rows must be
+        loaded. With `own`, the table holds no memory of the chunk.
+        """
+        by_line, table = self._memory.by_line(low, high), self._memory.stored()
+        if table.num_columns:
+            table = self._take(table, self._places[low:high], lend, own or self._is_repeated)
+            if not by_line.num_columns:
+                return table
+            columns = dict(zip(by_line.column_names + table.column_names, by_line.columns + table.columns, strict=True))
+            schema = self._memory.schema
+            by_line = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
+        return own_memory(by_line) if own else by_line
+
+    def _take(self, table: pa.Table, places: Int64Array, lend: Lend, own: bool) -> pa.Table:
+        """Returns the rows of a table at the indices `places`: long runs as slices, others taken by index."""
+        runs = slice_runs(table, places)
+        if runs is None:
+            return take_rows(table, places, lend)
+        return own_memory(runs[0]) if own and len(runs) == 1 else pa.concat_tables(runs).combine_chunks()
+
+    def size_of(self, table: pa.Table) -> int:
+        """Returns the bytes of some rows."""
+        return self._memory.size_of(table)
+
+
+class Load:
+    """One load of stored rows into the memory of a chunk. `prepare` and `add` are for `RowReader.read_pieces`.
+
+    Attributes:
+        read_bytes: Bytes of the rows that were read.
+        needs_bytes: Bytes of the first row that did not fit; 0 if all rows did.
+    """
+
+    def __init__(self, chunk: ChunkMemory, memory: RowMemory, first: int, allowed_bytes: float) -> None:
+        self._chunk, self._memory, self._first, self._left = chunk, memory, first, allowed_bytes
+        self._gate = _Gate()
+        self._added = self.read_bytes = self.needs_bytes = 0
+
+    def prepare(self, number: int, table: pa.Table, places: Int64Array | None) -> tuple[int, Placed]:
+        """Copies rows to their lines, see `RowMemory.place`; `number` counts from the first row of the load."""
+        with self._gate.enter() as is_open:
+            if is_open:
+                placed = self._memory.place(self._first + number, table, places)
+            else:
+                placed = table, frozenset(), places
+            return self._memory.size_of(placed[0], placed[2]), placed
+
+    def add(self, made: tuple[int, Placed]) -> bool:
+        """Adds the next rows, as many as fit; returns whether more may come."""
+        nbytes, (table, names, places) = made
+        rows = table.num_rows if places is None else len(places)
+        self.read_bytes += nbytes
+        if nbytes > self._left:
+            table, places, whole = wanted_rows(table, places), None, rows
+            rows = _fitting_rows(table, self._left)
+            nbytes = self._memory.size_of(table.slice(0, rows))
+            if rows < whole:
+                self.needs_bytes = self._memory.size_of(table.slice(rows, 1))
+            table = table.slice(0, rows)
+        if rows:
+            self._chunk.add(self._first + self._added, (table, names, places), nbytes)
+        self._added += rows
+        self._left -= nbytes
+        return not (self.needs_bytes or self._chunk.is_dropped)
+
+    def end(self) -> None:
+        """Lets no late read write to the memory any more."""
+        self._gate.close()
+
+
+def _fitting_rows(table: pa.Table, nbytes: float) -> int:
+    """Returns how many of the first rows of a table have up to `nbytes` together."""
+    low, high = 0, table.num_rows
+    while low < high:
+        middle = (low + high + 1) // 2
+        if table.slice(0, middle).nbytes <= nbytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class _Gate:
+    """Keeps a read that timed out, but still runs, from writing into memory whose rows were handed out meanwhile."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside, self._is_open = 0, True
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[bool]:
+        """Yields whether the gate is open. If it is, `close` waits until the body of the `with` statement has ended."""
+        with self._changed:
+            is_open = self._is_open
+            self._inside += is_open
+        try:
+            yield is_open
+        finally:
+            with self._changed:
+                self._inside -= is_open
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Lets no more threads in, and waits for those inside, which copy a few MiB."""
+        with self._changed:
+            self._is_open = False
+            self._changed.wait_for(lambda: not self._inside)

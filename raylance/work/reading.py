@@ -1,0 +1,260 @@
+"""The work of a reader: loading chunks into its memory, and gathering items from them."""
+
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+
+from raylance.columns import DRAW, ROW_OFFSET, split_offsets
+from raylance.decode.rows import OpenDecoding
+from raylance.dispatch.messages import Gather, Load, Loaded
+from raylance.errors import DatasetError, HelperError
+from raylance.observe import Receipt, clock
+from raylance.planning.plan import WorkItem
+from raylance.planning.planned_rows import PlannedRows
+from raylance.read_spec import ReadSpec
+from raylance.settings import Options
+from raylance.source.lending import Lender
+from raylance.source.reader import RowReader
+from raylance.work.chunk_memory import ChunkMemory
+
+_DROPPED = 256  # numbers of dropped chunks that are kept, because a load of one of them may still wait
+
+
+class ReadWork:
+    """Does the calls of one reader. Loads may run in several threads at once; other calls must not overlap."""
+
+    def __init__(self, read_spec: ReadSpec, options: Options, *, own_memory: bool = False) -> None:
+        """Does not open the dataset yet.
+
+        With `own_memory`, the caller keeps results and may write to them; they may be views of a chunk, each of whose
+        rows should then be gathered once only. Without it, results may be views of memory that the next call
+        overwrites or returns again, so copy results before the next call (sending them through Ray copies them).
+        """
+        self._decoding, self._own_memory = read_spec.in_helpers, own_memory
+        self._opened = OpenDecoding(self._decoding) if self._decoding else None
+        threads = 1 if options.decode_threads == "auto" else options.decode_threads
+        self._threads = ThreadPoolExecutor(threads) if self._decoding else None
+        self._source, self._limit, self._read_timeout_s = (
+            read_spec.source,
+            options.max_window_bytes,
+            options.read_timeout_s,
+        )
+        self._selection = self._source.load_selection()
+        chunks = 3 if own_memory else 2  # a caller that gets views may still hold the chunk before
+        self._lender = Lender(chunks * self._limit * 9 // 16)  # most chunks have half of the limit, rounded up
+        self._items = Lender(self._limit // 2 if own_memory else self._limit // 8)  # for gathered rows
+        self._chunks: dict[int, tuple[ChunkMemory, int]] = {}  # by number, with the line of the first row
+        self._dropped: deque[int] = deque(maxlen=_DROPPED)
+        self._opening, self._lock = threading.Lock(), threading.Lock()
+        self._reader: RowReader | None = None
+        self._busy = _BusyTime()
+        self._peak_bytes = 0
+
+    # Loading.
+
+    def load(self, planned: PlannedRows, load: Load) -> Loaded:
+        """Loads a block of a chunk; see the message.
+
+        Raises:
+            DatasetError: If rows cannot be read.
+        """
+        with self._opening:
+            chunk = self._open(planned, load)
+        receipt = Receipt()
+        if chunk is None or not load.rows:
+            return self._loaded(load, receipt, chunk, 0)
+        block = chunk.load(load.first, load.allowed_bytes)
+        self._busy.begin()
+        try:
+            offsets = self._selection.offsets(chunk.stored(load.first, load.rows))
+            self._open_reader().read_pieces(offsets, block.prepare, block.add)
+        finally:
+            block.end()
+            receipt.storage_s = self._busy.end()
+        receipt.read_bytes = block.read_bytes
+        return self._loaded(load, receipt, chunk, block.needs_bytes)
+
+    def _loaded(self, load: Load, receipt: Receipt, chunk: ChunkMemory | None, needs_bytes: int) -> Loaded:
+        self._note_held(receipt)
+        rows, stored, nbytes, is_even = 0, 0, 0, False
+        if chunk is not None:
+            rows, stored, nbytes, is_even = chunk.loaded_rows, chunk.stored_rows, chunk.nbytes, chunk.is_even
+        return Loaded(load.call, receipt, rows, stored, nbytes, needs_bytes, is_even)
+
+    def _open(self, planned: PlannedRows, load: Load) -> ChunkMemory | None:
+        """Returns the memory of a chunk, which its first load makes; None if the chunk was dropped."""
+        found = self._chunks.get(load.number)
+        if found is None and load.number not in self._dropped:
+            rows = planned.of_chunk(load.chunk, load.dp_rank)
+            first = planned.plan.first_line(load.chunk, load.dp_rank)
+            # Half of the limit, so that two chunks fit.
+            found = ChunkMemory(rows, self._limit // 2, self._lender.lend), first
+            with self._lock:
+                if load.number not in self._dropped:
+                    self._chunks[load.number] = found
+        return None if found is None else found[0]
+
+    def drop(self, number: int) -> None:
+        """Frees the memory of a chunk, when its last view is gone."""
+        with self._lock:
+            self._dropped.append(number)
+            found = self._chunks.pop(number, None)
+        if found is not None:
+            found[0].is_dropped = True
+
+    def _open_reader(self) -> RowReader:
+        with self._lock:
+            self._reader = self._reader or self._source.open_reader(self._read_timeout_s)
+            return self._reader
+
+    def _note_held(self, receipt: Receipt) -> None:
+        with self._lock:
+            held = sum(chunk.nbytes for chunk, _ in self._chunks.values())
+            self._peak_bytes = max(self._peak_bytes, held)
+        receipt.window_bytes, receipt.held_bytes = held, self._peak_bytes
+
+    # Gathering.
+
+    def gather(self, planned: PlannedRows, command: Gather) -> tuple[pa.Table, pa.Table, Receipt]:
+        """Gathers an item; see the message.
+
+        Returns the columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
+        `_valid`, or, if a decoder follows, the encoded columns and `_rowoffset`; and the receipt. If nothing is
+        decoded, the second table is empty. If the raw rows have more bytes than allowed, returns no rows; the receipt
+        has the number of bytes.
+
+        Raises:
+            DatasetError: If rows cannot be read, or one row has more bytes than a reader may hold.
+        """
+        begin, item, plan, decoding = clock.now(), command.item, planned.plan, self._decoding
+        receipt = Receipt()
+        if not item.rows:
+            table = self._empty_table()
+        elif command.number is None:
+            table = self._read_alone(planned, item, command.allowed_bytes, receipt)
+        else:
+            table = self._from_chunk(planned, item, command.number, command.allowed_bytes, receipt)
+        receipt.read_s = clock.now() - begin
+        self._note_held(receipt)
+        if decoding is None or self._opened is None:
+            return table, table.select([]), receipt
+        if decoding.transform is None:
+            encoded, plain = table.select([*decoding.columns, ROW_OFFSET]), table.drop_columns(decoding.columns)
+        else:
+            encoded, plain = table, table.select([ROW_OFFSET])
+        if receipt.too_large_bytes:
+            return plain, encoded, receipt
+        if plan.order.repeats:
+            encoded = encoded.append_column(DRAW, pa.array(plan.item_positions(item)))
+        if not command.decodes:
+            return plain, encoded, receipt
+        decoded, done = self._opened.apply(
+            encoded, item.epoch, self._threads, own_memory=self._own_memory, given_up=command.given_up
+        )
+        receipt.decode_s, receipt.bad_rows = done.decode_s, done.bad_rows
+        receipt.fallback_rows, receipt.unturned_rows = done.fallback_rows, done.unturned_rows
+        receipt.nbytes = plain.nbytes + done.nbytes
+        return plain, decoded, receipt
+
+    def _from_chunk(
+        self, planned: PlannedRows, item: WorkItem, number: int, allowed_bytes: int, receipt: Receipt
+    ) -> pa.Table:
+        with self._lock:
+            found = self._chunks.get(number)
+        if found is None:
+            raise HelperError(
+                f"chunk {number} of an item is not loaded. This is a defect of raylance: please report it."
+            )
+        chunk, first = found
+        low = planned.plan.line(item.position, item.dp_rank) + item.low - first
+        table = chunk.gather(low, low + item.rows, self._items.lend, own=self._own_memory and self._is_kept_long())
+        return self._checked(chunk, table, allowed_bytes, receipt)
+
+    def _checked(self, chunk: ChunkMemory, table: pa.Table, allowed_bytes: int, receipt: Receipt) -> pa.Table:
+        """Returns the rows of an item; none if they have more bytes than allowed."""
+        nbytes = chunk.size_of(table)
+        if nbytes > allowed_bytes:
+            receipt.too_large_bytes = nbytes
+            return table.slice(0, 0)
+        receipt.nbytes = receipt.raw_bytes = nbytes
+        return table
+
+    def _read_alone(self, planned: PlannedRows, item: WorkItem, allowed_bytes: int, receipt: Receipt) -> pa.Table:
+        """Reads the rows of an item by themselves."""
+        chunk = ChunkMemory(planned.of_item(item), self._limit, self._items.lend)
+        block = chunk.load(0, min(self._limit, allowed_bytes))
+        self._busy.begin()
+        try:
+            offsets = self._selection.offsets(chunk.stored(0, chunk.stored_rows))
+            self._open_reader().read_pieces(offsets, block.prepare, block.add)
+        finally:
+            block.end()
+            receipt.storage_s = self._busy.end()
+        receipt.read_bytes = block.read_bytes
+        if block.needs_bytes > self._limit:
+            raise self._too_large_row(offsets[chunk.loaded_rows], block.needs_bytes)
+        if block.needs_bytes:
+            read_bytes = chunk.nbytes + block.needs_bytes
+            receipt.too_large_bytes = read_bytes * item.rows // (chunk.loaded_rows + 1)
+            return self._empty_table()
+        return self._checked(chunk, chunk.gather(0, item.rows, self._items.lend, own=False), allowed_bytes, receipt)
+
+    def _too_large_row(self, joined: np.int64, nbytes: int) -> DatasetError:
+        _, offset = split_offsets(int(joined))
+        return DatasetError(
+            f"the row at offset {offset} of {self._source.uri!r}, version {self._source.version}, has {nbytes:,} bytes "
+            f"by itself, max_window_bytes allows {self._limit:,}; the epoch stops here, because the memory of a shard "
+            "actor is bounded. Raise max_window_bytes, or leave the row out with filter=."
+        )
+
+    def _empty_table(self) -> pa.Table:
+        tables: list[pa.Table] = []
+
+        def add(table: pa.Table) -> bool:
+            tables.append(table)
+            return True
+
+        self._open_reader().read_pieces(np.empty(0, dtype=np.int64), lambda _, table, places: table, add)
+        return tables[0]
+
+    def _is_kept_long(self) -> bool:
+        """Whether the caller still holds more memory of earlier chunks than one chunk may use. If so, items are copies
+        instead of views, so that the caller does not hold even more of it.
+        """
+        with self._lock:
+            held = sum(chunk.capacity_bytes for chunk, _ in self._chunks.values())
+        return self._lender.lent_bytes - held > self._limit // 2
+
+    def close(self) -> None:
+        """Ends loads soon, and waits for no storage that fails. Decoding threads end when this object is collected."""
+        with self._lock:
+            for chunk, _ in self._chunks.values():
+                chunk.is_dropped = True
+            if self._reader is not None:
+                self._reader.close()
+
+
+class _BusyTime:
+    """Measures the time in which at least one of several calls runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running, self._since = 0, 0.0
+
+    def begin(self) -> None:
+        """Records that a call begins."""
+        with self._lock:
+            if not self._running:
+                self._since = clock.now()
+            self._running += 1
+
+    def end(self) -> float:
+        """Records that a call ends; returns the seconds that no earlier call has returned."""
+        with self._lock:
+            self._running -= 1
+            now = clock.now()
+            passed, self._since = now - self._since, now
+            return passed

@@ -1,0 +1,115 @@
+"""A rank's items gathered as the dispatcher has it, from readers in memory, one call after another."""
+
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from raylance.dispatch.account import Account
+from raylance.dispatch.chunks import ChunkTable
+from raylance.dispatch.messages import Drop, Fault, Gather, Load
+from raylance.errors import DatasetError
+from raylance.observe import Receipt
+from raylance.planning.plan import Plan, WorkItem
+from raylance.planning.planned_rows import PlannedRows
+from raylance.settings import Options
+from raylance.work.reading import ReadWork
+from tests.helpers.in_memory import InMemory
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    source: InMemory
+    in_helpers: None = None
+
+
+class Reading:
+    """Items of a plan, from one reader or several.
+
+    Attributes:
+        alone: Number of items that were read by themselves.
+    """
+
+    def __init__(
+        self, plan: Plan, sources: Sequence[InMemory], limit: int, *, decodes: bool = False, gives_away: bool = False
+    ) -> None:
+        self.plan, self.planned, self.sources = plan, PlannedRows(plan), sources
+        source, options = sources[0], Options(max_window_bytes=limit)
+        self.account = Account(
+            raw_bytes=source.likely_row_bytes, decoded_bytes=0, inflight_bytes=1 << 40, window_bytes=limit
+        )
+        self.table = ChunkTable(self.account, decodes=decodes, gives_away=gives_away)
+        self.work: list[Any] = [ReadWork(Spec(each), options, own_memory=gives_away) for each in sources]  # type: ignore[arg-type]
+        self.readers = list(range(len(sources)))
+        self.receipts: list[Receipt] = []
+        self.alone = 0
+        self._calls = itertools.count()
+        self._waiting: deque[Load] = deque()
+
+    def begin(self, rank: int, epoch: int, position: int, item_rows: int) -> Any:
+        """Begins a pass; returns its items."""
+        self.table.begin(self.plan, rank, epoch, position)
+        chunks = self.table.chunks(epoch, position)
+        return self.plan.items(rank, epoch, position, item_rows, chunks=chunks)
+
+    def load(self, most: int = 1 << 40) -> int:
+        """Carries out loads, as many as there are; returns how many there were."""
+        self._collect()
+        for done in range(most):
+            if not self._waiting:
+                return done
+            load = self._waiting.popleft()
+            try:
+                loaded = self.work[load.helper].load(self.planned, load)
+            except DatasetError as error:
+                self.table.failed(load.call, error)
+            else:
+                self.receipts.append(loaded.receipt)
+                self.table.loaded(loaded)
+            self._collect()
+        return most
+
+    def _collect(self) -> None:
+        self.table.load(self.readers, lambda _: next(self._calls), 0.0)
+        for command in self.table.take_commands():
+            if isinstance(command, Drop):
+                self.work[command.helper].drop(command.number)
+            elif isinstance(command, Load):
+                self._waiting.append(command)
+
+    def gather(self, item: WorkItem, allowed_bytes: int = 1 << 40, loads: int = 1 << 40) -> pa.Table:
+        """Gathers an item, after up to so many loads if it need not wait for more."""
+        self.load(loads)
+        while (place := self.table.place_of(item, self.readers)) is None:
+            assert self.load(1), f"{item} waits for ever"
+        call = next(self._calls)
+        self.table.gathers(call, place)
+        self.alone += place.number is None
+        try:
+            table, _, receipt = self.work[place.reader].gather(
+                self.planned, Gather(call, place.reader, item, place.number, False, allowed_bytes)
+            )
+            self.receipts.append(receipt)
+            if not receipt.too_large_bytes:
+                self.table.gathered(item)
+        finally:
+            self.table.answered(call)
+        if receipt.too_large_bytes and allowed_bytes == 1 << 40:  # it was read by itself, and has no room as a whole
+            return pa.concat_tables(self.gather(part) for part in self.plan.cut(item, 2))
+        return table
+
+    def lose(self, reader: int) -> None:
+        """A reader is gone, and comes back with nothing."""
+        calls = [load.call for load in self._waiting if load.helper == reader]
+        self._waiting = deque(load for load in self._waiting if load.helper != reader)
+        self.table.lost(reader, calls, Fault(what="gone"), is_at_load=False)
+        options = Options(max_window_bytes=self.account.window_bytes)
+        self.work[reader] = ReadWork(Spec(self.sources[reader]), options)  # type: ignore[arg-type]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes that a reader held."""
+        return max(receipt.held_bytes for receipt in self.receipts)
