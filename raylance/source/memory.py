@@ -10,7 +10,7 @@ import dataclasses
 import platform
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ import pyarrow as pa
 from raylance.orders.permutation import Int64Array
 
 Bytes = npt.NDArray[np.uint8]
-Placed = tuple[pa.Table, frozenset[str], Int64Array | None]  # see `RowMemory.place`
 Lend = Callable[[int], Bytes]  # takes a number of bytes; returns memory of at least that size
 
 _GROWTH = 1.5
@@ -43,6 +42,20 @@ def _fresh(nbytes: int) -> Bytes:
     return np.empty(nbytes, dtype=np.uint8)
 
 
+class Placed(NamedTuple):
+    """Rows that `RowMemory.place` has copied as far as possible: the arguments of `append`.
+
+    Attributes:
+        table: The rows; None if all their columns were copied, so that the memory of the rows is free again.
+        copied: Names of the columns that were copied.
+        rows: Number of rows.
+    """
+
+    table: pa.Table | None
+    copied: frozenset[str]
+    rows: int
+
+
 class RowMemory:
     """Holds rows by column. A column of numbers, bytes or lists of numbers, without nulls, is copied into one piece.
 
@@ -51,7 +64,7 @@ class RowMemory:
 
     Attributes:
         rows: Number of rows that are here.
-        schema: Schema of the last table that was appended.
+        schema: Schema of the rows, known with the first of them.
     """
 
     def __init__(
@@ -108,12 +121,12 @@ class RowMemory:
             places: The indices of the rows in the table, int64, shape (k,), strictly ascending from 0; None for all.
 
         Returns:
-            The arguments of `append`: the table; the names of the copied columns; and `places`, None if the table has
-            no unwanted rows any more, because a column was not copied.
+            See `Placed`.
         """
+        rows = table.num_rows if places is None else len(places)
         if self._lines is None:
-            return wanted_rows(table, places), frozenset(), None
-        lines = self._lines[at : at + (table.num_rows if places is None else len(places))]
+            return Placed(wanted_rows(table, places), frozenset(), rows)
+        lines = self._lines[at : at + rows]
         if places is not None:
             wanted, lines = lines, np.full(table.num_rows, lines[0])  # unwanted rows go to the line of the first row
             lines[places] = wanted
@@ -126,29 +139,32 @@ class RowMemory:
                 places is None or column.place(lines[:1], values.slice(0, 1).chunks)
             ):
                 placed.add(name)
-        if len(placed) < table.num_columns:
-            table, places = wanted_rows(table, places), None
-        return table, frozenset(placed), places
+        if len(placed) == table.num_columns:
+            return Placed(None, frozenset(placed), rows)
+        return Placed(wanted_rows(table, places), frozenset(placed), rows)
 
-    def append(self, table: pa.Table, placed: frozenset[str] = frozenset(), places: Int64Array | None = None) -> None:
-        """Adds rows, all of one schema; copies the columns that `place` did not copy. For `places`, see `place`."""
-        self.schema, self._stored, self._by_line = table.schema, None, None
-        count = table.num_rows if places is None else len(places)
+    def append(self, table: pa.Table | None, copied: frozenset[str] = frozenset(), rows: int = 0) -> None:
+        """Adds rows, all of one schema; copies the columns that `place` did not copy. For None, see `Placed`."""
+        self._stored, self._by_line = None, None
+        if table is None:
+            for column in self._columns.values():
+                column.cut(self.rows + rows)
+            self.rows += rows
+            return
         columns = self._columns_of(table)
-        fitting_rows = self._fitting_rows(table) if len(placed) < table.num_columns else 0.0
+        fitting_rows = self._fitting_rows(table) if len(copied) < table.num_columns else 0.0
         for name in table.column_names:
-            column, rows = columns[name], self.rows
-            if name in placed and column.lines is not None:
-                column.cut(rows + count)
+            column, at = columns[name], self.rows
+            if name in copied and column.lines is not None:
+                column.cut(at + table.num_rows)
                 continue
-            wanted = table if places is None else wanted_rows(table.select([name]), places)
-            for chunk in wanted[name].chunks:
-                room = _Room((self._expected - rows) / max(1, len(chunk)), fitting_rows / max(1, len(chunk)))
+            for chunk in table[name].chunks:
+                room = _Room((self._expected - at) / max(1, len(chunk)), fitting_rows / max(1, len(chunk)))
                 if not column.append(chunk, room):
-                    column = self._columns[name] = _Chunks(column.arrays(rows))
+                    column = self._columns[name] = _Chunks(column.arrays(at))
                     column.append(chunk, room)
-                rows += len(chunk)
-        self.rows += count
+                at += len(chunk)
+        self.rows += table.num_rows
 
     def _columns_of(self, table: pa.Table) -> "dict[str, _Column]":
         """Returns the columns by name; the first table creates them."""
@@ -157,6 +173,7 @@ class RowMemory:
                 columns = {field.name: _make_column(field.type, self._lend) for field in table.schema}
                 if self._lines is not None and self._expected <= self._fitting_rows(table):
                     self._store_by(self._lines, columns)
+                self.schema = table.schema
                 self._columns = columns  # set last, because other threads use it from now on
             return self._columns
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.orders.permutation import Int64Array
-from raylance.source.memory import Lend, Placed, RowMemory, own_memory, slice_runs, take_rows, wanted_rows
+from raylance.source.memory import Lend, Placed, RowMemory, own_memory, slice_runs, take_rows
 
 
 class ChunkMemory:
@@ -120,29 +120,37 @@ class Load:
     def prepare(self, number: int, table: pa.Table, places: Int64Array | None) -> tuple[int, Placed]:
         """Copies rows to their lines, see `RowMemory.place`; `number` counts from the first row of the load."""
         with self._gate.enter() as is_open:
-            if is_open:
-                placed = self._memory.place(self._first + number, table, places)
-            else:
-                placed = table, frozenset(), places
-            return self._memory.size_of(placed[0], placed[2]), placed
+            if not is_open:
+                return 0, Placed(None, frozenset(), 0)  # nobody takes them
+            placed = self._memory.place(self._first + number, table, places)
+            size_of = self._memory.size_of
+            return size_of(table, places) if placed.table is None else size_of(placed.table), placed
 
     def add(self, made: tuple[int, Placed]) -> bool:
         """Adds the next rows, as many as fit; returns whether more may come."""
-        nbytes, (table, names, places) = made
-        rows = table.num_rows if places is None else len(places)
+        nbytes, placed = made
         self.read_bytes += nbytes
         if nbytes > self._left:
-            table, places, whole = wanted_rows(table, places), None, rows
-            rows = _fitting_rows(table, self._left)
-            nbytes = self._memory.size_of(table.slice(0, rows))
-            if rows < whole:
-                self.needs_bytes = self._memory.size_of(table.slice(rows, 1))
-            table = table.slice(0, rows)
-        if rows:
-            self._chunk.add(self._first + self._added, (table, names, places), nbytes)
-        self._added += rows
+            nbytes, placed = self._fitting(nbytes, placed)
+        if placed.rows:
+            self._chunk.add(self._first + self._added, placed, nbytes)
+        self._added += placed.rows
         self._left -= nbytes
         return not (self.needs_bytes or self._chunk.is_dropped)
+
+    def _fitting(self, nbytes: int, placed: Placed) -> tuple[int, Placed]:
+        """Returns the first rows that fit, with their bytes."""
+        table = placed.table
+        if table is None:  # all rows have one size
+            row_bytes = nbytes // placed.rows
+            rows = int(self._left // row_bytes)
+            self.needs_bytes = row_bytes
+            return rows * row_bytes, placed._replace(rows=rows)
+        rows = _fitting_rows(table, self._left)
+        if rows < placed.rows:
+            self.needs_bytes = self._memory.size_of(table.slice(rows, 1))
+        table = table.slice(0, rows)
+        return self._memory.size_of(table), placed._replace(table=table, rows=rows)
 
     def end(self) -> None:
         """Lets no late read write to the memory any more."""

@@ -188,7 +188,7 @@ def check_lines(
         rows = [between(table, seed + number) if has_others else (table, None) for number, table in enumerate(tables)]
         placed = {number: memory.place(int(firsts[number]), *rows[number]) for number in early}
         for number, table in enumerate(tables):
-            memory.append(*placed.get(number, (table, frozenset(), None)))
+            memory.append(*placed.get(number, (table,)))
         memory.cut(kept := int(keep * whole.num_rows))
         assert same(memory.table(), whole.slice(0, kept))
         is_by_line = most_bytes > 300 and parts[0] > 0  # by the first part's size, whether all rows have room
