@@ -296,15 +296,6 @@ def test_what_is_not_known_is_not_proven() -> None:
     assert proof.text.endswith("so far; the epoch is not proven after position 84")
 
 
-def test_a_start_that_resumed_and_died_early_does_not_hide_the_one_before_it() -> None:
-    run = Run()
-    run.start(2, 12, 9)  # reports at 36, 72 and 108
-    run.start(2, 12, 1, begin=(0, 36))  # from an older checkpoint, by hand
-    run.line, run.checkpoints = [], [(0, 0)]
-    run.start(1, 12, 1, begin=(0, 108))  # from the newest again
-    assert [proof.status for proof in run.prove()] == ["proven"]
-
-
 def test_epochs_of_which_the_same_is_known_are_one_line() -> None:
     run = Run(remainder="ragged")
     run.start(1, 41, 30)
@@ -323,22 +314,6 @@ def test_epochs_that_leave_rows_out_need_the_order() -> None:
     whole = Run(resolve(RowShuffle(shard_rows=4)), "ragged")
     whole.start(1, 40, 4)
     assert {proof.status for proof in whole.prove(Expected(selection=SELECTION, order=None))} == {"proven"}
-
-
-def test_a_loader_that_was_closed_reports_all_of_it_again() -> None:
-    run = Run()
-    ledgers = run.start(2, 12, 5, ledgers=[Ledger(), Ledger()])
-    run.start(2, 12, 5, ledgers=ledgers, begin=(0, 60))
-    assert len(run.accounts) == 4
-    assert [proof.status for proof in run.prove()] == ["proven"]
-
-
-@pytest.mark.parametrize("back", [(0, 0), (0, 48)])
-def test_a_loader_that_is_sent_back_begins_another_line(back: Place) -> None:
-    run = Run()
-    ledgers = run.start(2, 12, 8, ledgers=[Ledger(), Ledger()], report=2)
-    run.start(2, 12, 10, ledgers=ledgers, begin=back)
-    assert next(proof.status for proof in run.prove()) == "proven"
 
 
 SCRATCH: Place = (0, 0)
@@ -571,25 +546,3 @@ def test_what_a_ledger_has_forgotten_is_not_proven() -> None:
     lines = line_of_history([lone(ledger, 0, 1, (0.0, 1.0))])
     assert (lines[0].epoch, lines[0].epochs, lines[0].spans) == (0, first, ())
     assert [line.epoch for line in lines[1:]] == list(range(first, 1500))
-
-
-def test_each_epoch_is_compared_with_what_was_selected_then() -> None:
-    """A dataset that grew between two starts, of which the second loaded no state."""
-    grown = Selection.from_offsets([np.r_[3:40, 50:51, 60:145, 200:220]])
-    order = WindowShuffle(shard_rows=5, window_shards=2, lanes=3).resolve(Facts(rows=grown.rows, seed=5))
-    other = Expected(selection=grown, order=order)
-    plan, ledger = dataclasses.replace(ORACLE, order=order, dp_size=1), Ledger()
-    for low in range(0, 132, 12):
-        rows = grown.offsets(plan.select(1, plan.positions(low, 0, 12)))
-        ledger.add(1, low, low + 12, Digest.of(rows), is_last=low == 120)
-    accounts = [
-        lone(handed(0, 1, 10), 0, 1, (0.0, 1.0), selection="1", plan="1"),
-        lone(ledger, 0, 1, (2.0, 3.0), selection="2", plan="2"),
-    ]
-    found = prove(line_of_history(accounts), lambda key: EXPECTED if key == "1" else other)
-    assert [(one.epoch, one.rows, one.status) for one in found] == [(0, 120, "proven"), (1, 132, "proven")]
-    mixed = [dataclasses.replace(one, start="a", rank=rank, world_size=2) for rank, one in enumerate(accounts)]
-    mixed[1] = dataclasses.replace(mixed[1], intervals=handed(1, 2, 10).intervals)
-    (proof,) = prove(line_of_history(mixed), lambda _: EXPECTED)
-    assert proof.status == "unproven"
-    assert "they are of 2 selections of rows" in proof.text

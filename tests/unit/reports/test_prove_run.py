@@ -5,8 +5,6 @@ import dataclasses
 import gc
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -165,16 +163,6 @@ def test_ranks_with_unlike_plans_are_a_fault(uri: str, tmp_path: Path) -> None:
     page = Path(raylance.report_run(tmp_path, tmp_path / "o.html")).read_text()
     assert "Other rows were handed out than had to be." in page
     assert '<td class="bad">300 rows were handed out, and they are not each selected row once' in page
-
-
-def test_an_explanation_says_the_rows_of_each_dataset(uri: str, tmp_path: Path) -> None:
-    with open_data(uri).loader(record=str(tmp_path), name="train") as loader:
-        take(loader, 5, 40)
-        with open_data(uri, filter="id < 50", remainder="ragged").loader(record=str(tmp_path), name="val") as other:
-            take(other, 5, 10)
-    train_line, val_line = sorted(raylance.explain_run(tmp_path).rows.splitlines())
-    assert train_line.startswith("train, epoch 0: ")
-    assert val_line.startswith("val, epoch 0: 50 rows were handed out: every selected row exactly once")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -398,24 +386,6 @@ def test_it_is_said_whose_data_has_moved(uri: str, tmp_path: Path) -> None:
     assert raylance.prove_run(tmp_path, uri=uri, dataset="val").ok
 
 
-def test_a_run_that_continued_at_a_kept_state_is_proven(uri: str, tmp_path: Path) -> None:
-    """Outside of Ray Train, in mid-epoch, without any report: a script that keeps `state_dict()` every few steps."""
-    data, options = open_data(uri), {"runtime": "threads", "record": str(tmp_path)}
-    kept: list[dict[str, Any]] = []
-    with data.loader(**options) as loader:
-        for step, _ in enumerate(loader.iter_batches(global_batch_size=40), 1):
-            if step % 2 == 0:
-                kept.append(loader.state_dict())
-            if step == 5:
-                break
-    with data.loader(**options) as loader:
-        loader.load_state_dict(kept[-1])
-        assert sum(1 for _ in loader.iter_batches(global_batch_size=40)) == 3
-    proof = raylance.prove_run(str(tmp_path))
-    assert "unproven" not in str(proof)
-    assert "every selected row exactly once" in str(proof)
-
-
 def test_a_loader_that_is_gone_gives_its_name_back(uri: str, tmp_path: Path) -> None:
     """Its record held it for ever, so the next loader of the same data was recorded as another dataset."""
     for _ in range(2):
@@ -451,72 +421,6 @@ def test_what_no_record_holds_is_not_proven(uri: str, tmp_path: Path, capsys: py
     assert proof.verdict.startswith("data, each of epochs 0 to 1: not proven at all: no records of all its ranks say")
     assert verify.main(["--run", str(tmp_path)]) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("NOT PROVEN: data, each of epochs 0 to 1")
-
-
-@pytest.fixture(scope="module")
-def other_process() -> Iterator[Callable[[str], None]]:
-    """Runs lines in one other process, which has the names of this module, and keeps its own."""
-    code = """
-import json
-from tests.unit.reports.test_prove_run import *
-for line in sys.stdin:
-    exec(json.loads(line))
-    print(flush=True)
-"""
-    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
-    with subprocess.Popen(command, cwd=Path(__file__).parents[3], stdin=pipe, stdout=pipe, text=True) as process:
-
-        def run(lines: str) -> None:
-            process.stdin.write(json.dumps(lines) + "\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "\n", "it has failed: stderr has why"
-
-        yield run
-
-
-def test_two_processes_of_one_rank_at_one_time_are_not_proven(
-    uri: str, tmp_path: Path, other_process: Callable[[str], None]
-) -> None:
-    """Both are rank 0 of 1, since neither knows of the other."""
-    other_process(f"loader = open_data({uri!r}).loader(runtime='threads', record={str(tmp_path)!r}); take(loader, 1)")
-    with open_data(uri).loader(runtime="threads", record=str(tmp_path)) as loader:
-        take(loader, 7)
-    other_process("take(loader, 6); loader.close()")
-    proof = raylance.prove_run(tmp_path)
-    assert not proof.ok
-    assert "2 processes were rank 0 of 1 at one time" in proof.verdict
-
-
-def take_both(uri: str, folder: Path, names: list[str]) -> None:
-    """Steps of loaders of two datasets, one after the other, from where they stood."""
-    for name in names:
-        path, (rows, steps) = folder / f"{name}.json", {"train": ("id < 200", 3), "val": ("id >= 200", 2)}[name]
-        with open_data(uri, filter=rows).loader(runtime="threads", record=str(folder / "run")) as loader:
-            if path.exists():
-                loader.load_state_dict(json.loads(path.read_text()))
-            path.write_text(json.dumps(take(loader, steps)))
-
-
-def test_datasets_are_known_by_their_data(uri: str, tmp_path: Path, other_process: Callable[[str], None]) -> None:
-    """Loaders made by hand of two datasets with one name: in the second start the other one is asked first."""
-    take_both(uri, tmp_path, ["train", "val"])
-    other_process(f"take_both({uri!r}, Path({str(tmp_path)!r}), ['val', 'train'])")
-    proof = raylance.prove_run(tmp_path / "run")
-    assert not proof.faults
-    assert [sum(one.epochs for one in each.epochs) for each in proof.datasets] == [2, 2]
-    train_label, val_label = sorted((each.dataset for each in proof.datasets), key=lambda label: "id >= 200" in label)
-    assert (train_label, val_label) == (
-        f"data-2 (uri {uri}, filter id < 200)",
-        f"data (uri {uri}, filter id >= 200)",
-    )
-    lines = str(proof).splitlines()
-    assert f"{train_label}, epoch 0: 200 rows were handed out: every selected row exactly once" in lines
-    assert f"{val_label}, epoch 0: 120 rows were handed out: every selected row exactly once, but for 10" in str(proof)
-    assert raylance.prove_run(tmp_path / "run", dataset=train_label).datasets == tuple(
-        each for each in proof.datasets if each.dataset == train_label
-    )
-    with pytest.raises(raylance.ConfigError, match="Say which one is meant by dataset="):
-        raylance.prove_run(tmp_path / "run", dataset="data", uri=uri)
 
 
 def test_names_of_loaders_are_of_one_dataset(uri: str, write_dataset: Callable[..., str], tmp_path: Path) -> None:
