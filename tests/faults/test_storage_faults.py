@@ -4,9 +4,6 @@ is an error at once, with its true cause; by a real S3 API on this machine, and 
 
 import logging
 import re
-import shutil
-import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -20,8 +17,6 @@ import pytest
 import raylance
 from raylance.source import retrying
 from raylance.source.lance_errors import Failure, failure_of
-from raylance.source.reader import Reader
-from raylance.source.version import pin
 from tests.helpers.faulty_store import Fault, FaultyStore, bucket_of, store_options
 
 ROWS = 1500
@@ -252,16 +247,6 @@ def test_a_local_folder_that_is_away_before_the_first_batch(local: Path, healer:
     assert epoch(data, lambda: None) == list(range(ROWS))
 
 
-def test_one_outage_costs_one_deadline(local: Path, healer: Callable[..., Healer]) -> None:
-    """Also where a loader has opened nothing yet: each part of an item would wait for as long again."""
-    data, healed = in_chunks(local), healer(lambda: None)
-    shutil.rmtree(local)
-    with pytest.raises(raylance.DatasetError, match="no Lance dataset can be opened at .* now") as caught:
-        epoch(data, lambda: None, read_timeout_s=2.0, max_inflight_bytes=1 << 20)
-    assert healed.warnings <= 60
-    check_says_since_when(caught.value, 2)
-
-
 def check_says_since_when(error: raylance.DatasetError, least_s: int) -> None:
     """The error has the time and the attempts of the outage, and not those of the last read alone."""
     found = re.search(r"tried (\d+) times in (\d+) s", str(error))
@@ -284,50 +269,6 @@ def test_an_outage_that_stays_says_since_when(local: Path) -> None:
         check_says_since_when(caught.value, 3)
         (local / "away").rename(local / "data")
         assert len(list(loader.iter_batches(global_batch_size=50))) > 0, "the loader continues"
-
-
-def test_a_read_that_gave_up_is_followed_by_one_with_all_its_time(local: Path) -> None:
-    """Some time after the outage, and not with a count of before."""
-    reader = Reader(pinned=pin(str(local), None, None), columns=["id"], row_bytes=8, retry_s=0.3, missing=True)
-    data, away = local / "data", local / "away"
-    data.rename(away)
-    with pytest.raises(raylance.DatasetError, match=r"tried \d+ times"):
-        reader.read(np.arange(10))
-    time.sleep(0.5)
-    threading.Timer(0.1, away.rename, [data]).start()
-    assert reader.read(np.arange(10))["id"].to_pylist() == list(range(10))
-
-
-def test_it_may_be_tried_for_ever(local: Path, healer: Callable[..., Healer]) -> None:
-    data, folder = in_chunks(local), local.resolve()
-    away = folder.with_name("away")
-    healed = healer(lambda: away.rename(folder))
-    ids = epoch(data, lambda: folder.rename(away), read_timeout_s=float("inf"))
-    assert ids == list(range(ROWS))
-    assert healed.warnings >= 1
-
-
-def test_pauses_are_short_while_files_are_missing(local: Path) -> None:
-    """Training would wait for as long after they are back; to ask for a missing file costs the storage little."""
-    data, folder = in_chunks(local), local.resolve()
-    away = folder.with_name("away")
-
-    class AfterMany(logging.Handler):
-        pauses_s: list[float] = []  # noqa: RUF012
-
-        def emit(self, record: logging.LogRecord) -> None:
-            self.pauses_s.append(record.args[1])
-            if len(self.pauses_s) == 10:
-                away.rename(folder)
-
-    logger, handler = logging.getLogger("raylance.source.retrying"), AfterMany()
-    logger.addHandler(handler)
-    try:
-        assert epoch(data, lambda: folder.rename(away)) == list(range(ROWS))
-    finally:
-        logger.removeHandler(handler)
-    assert len(handler.pauses_s) >= 10
-    assert max(handler.pauses_s) <= 1.0
 
 
 def test_a_version_that_was_cleaned_up_is_an_error_at_once(local: Path, healer: Callable[..., Healer]) -> None:

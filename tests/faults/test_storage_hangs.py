@@ -251,14 +251,6 @@ def test_a_call_may_take_long_while_the_storage_answers() -> None:
     assert time.monotonic() - begin > 0.4
 
 
-def test_an_error_of_a_call_is_its_own() -> None:
-    def fail() -> None:
-        raise TimeoutError("its own")
-
-    with pytest.raises(TimeoutError, match="its own"):
-        limits.within(10, fail)
-
-
 def test_calls_that_hang_leave_no_thread_when_they_end() -> None:
     calls, ends = limits.Calls(2, "hanging"), threading.Event()
     hung = [calls.start(ends.wait) for _ in range(2)]

@@ -1,10 +1,7 @@
 """Owns the checks of `raylance.dataset`: what the handle shows, and what it refuses before any actor starts."""
 
-import copy
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ import raylance
 from jobs import common
 from raylance import torch_data
 from raylance.api.dataset import adapter_of
-from raylance.api.train_adapter import LOADER_NAMES, RAY_DATA_NAMES
 from raylance.planning.shard_context import Assignment
 from tests.helpers.images import encode, make_images
 from tests.helpers.scripts import run_script
@@ -339,22 +335,6 @@ def test_a_program_that_trains_on_one_epoch_of_a_handle_is_warned_once(
     assert "as epoch 0 again" in again, "the same epoch, whatever the batches"
 
 
-@pytest.mark.parametrize("order", ["sequential", raylance.WindowShuffle()])
-def test_what_is_meant_to_come_again_warns_of_nothing(
-    images_uri: str, order: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    handle = raylance.dataset(images_uri, columns=["id"], order=order)
-    if order == "sequential":  # validation
-        assert whole_passes(handle.iter_batches(batch_size=100), 3, caplog) == [""] * 3
-        mixed = raylance.mix({"a": (handle, 1), "b": (handle, 2)}, stop="all_exhausted")
-        assert whole_passes(mixed.iter_batches(batch_size=100), 3, caplog) == [""] * 3
-        return
-    for epoch in range(3):
-        assert whole_passes(handle.iter_batches(batch_size=100, epoch=epoch), 1, caplog) == [""]
-    with handle.loader() as loader:
-        assert whole_passes(loader.batches(batch_size=100), 3, caplog) == [""] * 3
-
-
 LAUNCHED = [
     {"WORLD_SIZE": "2", "RANK": "1"},
     {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"},
@@ -432,80 +412,3 @@ def test_a_place_that_was_found_too_early_is_refused(images_uri: str, monkeypatc
             next(iter(batches))
         loader.reshard(0, 1)  # on purpose
         assert len(next(iter(batches))["id"]) == 8
-
-
-GROUP = """
-import sys, torch.distributed as dist, torch.multiprocessing as processes, raylance
-
-def run(rank, uri, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
-    data = raylance.dataset(uri, columns=["id"], remainder="ragged")
-    for way in (data.loader, raylance.mix({"a": (data, 1)}).loader, lambda: data.iter_batches(batch_size=8)):
-        try:
-            way()
-        except raylance.ConfigError as error:
-            assert f"rank={rank}, world_size=2" in str(error), error
-        else:
-            raise SystemExit("not refused")
-    with data.loader(rank="auto", runtime="threads") as loader:
-        ids = [number for batch in loader.iter_batches(batch_size=50) for number in batch["id"].tolist()]
-    both = [None, None]
-    dist.all_gather_object(both, ids)
-    assert len(both[0] + both[1]) == len(set(both[0] + both[1])) == len(data)
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    processes.spawn(run, (URI, FOLDER), nprocs=2)
-    print("each row once")
-"""
-
-
-def test_processes_of_one_group_share_the_rows(images_uri: str, tmp_path: Path) -> None:
-    """`torch.multiprocessing.spawn` sets no variables."""
-    text = GROUP.replace("URI", repr(images_uri)).replace("FOLDER", repr(str(tmp_path)))
-    script = tmp_path / "script.py"
-    script.write_text(text)
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
-    assert ran.stdout == "each row once\n", ran.stderr[-3000:]
-
-
-def test_a_person_at_a_prompt_may_look_twice(images_uri: str) -> None:
-    look = "for _ in data.iter_batches(batch_size=100): pass"
-    train = "for _ in range(2): _ = list(data.iter_batches(batch_size=100))"
-    opening = [f"import raylance, sys; data = raylance.dataset({images_uri!r}, columns=['id'])", look, look, look]
-    lines = "\n\n".join([*opening, "print('so far', file=sys.stderr)", train, look, ""])
-    ran = subprocess.run([sys.executable, "-i", "-q"], input=lines, capture_output=True, text=True, check=True)
-    assert "Error" not in ran.stderr
-    looked, trained = ran.stderr.split("so far")
-    assert "second time" not in looked
-    assert trained.count("second time") == 1
-
-
-def test_what_only_ray_train_asks_for_does_not_show(images_uri: str) -> None:
-    """Ray's own DataConfig and local mode find it all the same."""
-    handle = raylance.dataset(images_uri, columns=["id"])
-    loader = handle.loader()
-    inner = RAY_DATA_NAMES | LOADER_NAMES
-    assert not inner & set(dir(handle))
-    own = {name for name in dir(handle) if not name.startswith("_")}
-    assert own == {
-        "close", "head", "iter_batches", "iter_torch_batches", "loader", "plan", "schema", "share", "show",
-        "steps_per_epoch", "take", "to_pandas", "version",
-    }  # fmt: skip
-    assert {name for name in dir(loader) if not name.startswith("_")} == LOADER_NAMES | {
-        "close", "iter_batches", "iter_torch_batches", "steps_per_epoch"
-    }  # fmt: skip
-    for data in (handle, pickle.loads(pickle.dumps(handle)), copy.copy(handle)):
-        assert not callable(data)
-        assert data.name is None
-        data.set_name("train")
-        assert (data.name, data.copy(data)) == ("train", data)
-        data.context.execution_options = "set"
-        assert data.iterator().rank == 0
-        with pytest.raises(raylance.ConfigError, match="a handle is a value, which has no position"):
-            data.epoch  # noqa: B018
-        with pytest.raises(raylance.ConfigError, match="a handle is a value, which has no position"):
-            data.set_epoch(1)
-        with pytest.raises(AttributeError, match="no attribute 'materialize'"):
-            data.materialize()
-        data.set_name(None)

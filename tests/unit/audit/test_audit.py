@@ -259,18 +259,6 @@ def test_labels_are_those_of_the_selected_rows(uris: tuple[str, ...]) -> None:
     assert data.plan(16).shuffle_quality(codes).divergences
 
 
-def test_labels_may_be_a_dictionary(write_dataset: Callable[..., str]) -> None:
-    """It was a TypeError. Each fragment has a dictionary of its own."""
-    labels = [["b", "a", None, "b"], ["c", "a", "c", None]]
-    coded = [pa.array(each).dictionary_encode() for each in labels]
-    uri = write_dataset(*[pa.table({"label": each, "id": [0, 1, 2, 3]}) for each in coded])
-    plain = write_dataset(pa.table({"label": [*labels[0], *labels[1]], "id": range(8)}))
-    found = label_codes(raylance.dataset(uri, columns=["id"]), "label")
-    assert found.tolist() == label_codes(raylance.dataset(plain, columns=["id"]), "label").tolist()
-    both = raylance.mix({name: (raylance.dataset(of, columns=["id"]), 1) for name, of in (("a", uri), ("b", plain))})
-    assert label_codes(both, "label").tolist() == [*found, *found]
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -353,18 +353,6 @@ def test_paddings_that_a_cast_after_them_would_change(lists_uri: str) -> None:
             handle.iter_torch_batches(batch_size=3, pad_lists=0)
 
 
-def test_lists_of_times_are_no_tensors_padded_or_not(lists_uri: str, caplog: pytest.LogCaptureFixture) -> None:
-    with raylance.dataset(lists_uri, columns=["when", "date"]) as handle:
-        with caplog.at_level(logging.WARNING, logger="raylance"):
-            batches = handle.iter_torch_batches(batch_size=3)
-            with pytest.raises(raylance.DatasetError, match="torch has no type"):
-                list(batches)
-        assert "pad them" not in caplog.text
-        with caplog.at_level(logging.WARNING, logger="raylance"):
-            list(handle.iter_torch_batches(batch_size=3, collate_fn=dict))
-        assert "pad_lists={'when': 0, 'date': 0}" in caplog.text
-
-
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="memory is pinned here")
 def test_without_an_accelerator_nothing_is_pinned(uri: str, caplog: pytest.LogCaptureFixture) -> None:
     device._warn_of_no_pinning.cache_clear()
@@ -466,36 +454,6 @@ def test_ranks_without_a_row_are_refused(uri: str, remainder: str) -> None:
         handle.loader(rank=0, world_size=4).iter_batches(global_batch_size=3)
     with pytest.raises(raylance.ConfigError, match="3 rows on 4 data-parallel ranks"):
         handle.plan(global_batch_size=3, world_size=4)
-
-
-def test_a_last_step_with_fewer_rows_than_ranks_is_said(uri: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Its mean is NaN, and that of all ranks. `plan()` says so, and a warning with the first such batch."""
-    handle = open_ids(uri, remainder="ragged")
-    assert "the last step has 3 rows, none for 1 of 4 ranks" in str(handle.plan(10, world_size=4))
-    assert "none for" not in str(handle.plan(8, world_size=4))
-    assert "none for" not in str(open_ids(uri, remainder="pad").plan(10, world_size=4))
-    sums = []
-    for rank in range(4):
-        with handle.loader(rank=rank, world_size=4, runtime="threads") as loader:
-            rows = [len(batch["id"]) for batch in loader.iter_batches(global_batch_size=10)]
-            sums.append(sum(rows))
-            warned = [record for record in caplog.records if "ranks, 4, so this rank gets" in record.getMessage()]
-            assert len(warned) == (1 if rows[-1] == 0 or sums[:-1] else 0), "once a process"
-    assert sum(sums) == len(handle)
-
-
-def test_messages_name_some_of_many_columns(
-    write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """A table has thousands, and each message listed all of them, twice."""
-    lists = pa.array([[1.0], [1.0, 2.0]] * 20)
-    uri = write_dataset(pa.table({f"column{number}": lists for number in range(500)}))
-    with pytest.raises(raylance.DatasetError, match="no column 'other'.*column0, .*and 480 more") as refused:
-        raylance.dataset(uri, columns=["other"])
-    list(raylance.dataset(uri).iter_batches(batch_size=8))
-    [warned] = [text for text in caplog.messages if "pad_lists" in text]
-    assert "column0, column1, " in warned
-    assert max(map(len, (warned, str(refused.value)))) < 1000
 
 
 @pytest.mark.parametrize("remainder", ["ragged", "pad", "drop"])

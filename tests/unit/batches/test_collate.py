@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lance.arrow import BFloat16Type, bfloat16_array
+from lance.arrow import bfloat16_array
 
 import raylance
 from raylance.batches import joining
@@ -441,19 +441,6 @@ def test_threads_that_join_at_once_get_memory_of_their_own(monkeypatch: pytest.M
         sys.setswitchinterval(interval)
 
 
-def test_memory_of_batches_of_another_size_is_let_go() -> None:
-    join = Joiner()
-
-    def spare_bytes() -> list[int]:
-        return [len(spare) for spare in join._lender._spare.values()]
-
-    join([np.ones((2, 1 << 20))] * 2)
-    assert spare_bytes() == [4 << 23]
-    for _ in range(30):
-        assert join([np.zeros((1, 1 << 17))] * 2).sum() == 0
-    assert spare_bytes() == [2 << 20]
-
-
 BRAIN = np.array([0.5, -1.0, 3.0, 1e30, 2.0, 65280.0], np.float32)  # which bfloat16 holds, but 1e30
 
 
@@ -491,22 +478,6 @@ def test_bfloat16_is_a_tensor_of_its_dtype(bfloat16_uri: str) -> None:
     (item, *_) = MapDataset(handle)
     assert item["one"].dtype == torch.bfloat16
     assert "-1" in repr(handle.show({"one": batch["one"], "vector": batch["vector"]}))
-
-
-def test_bfloat16_without_its_package_is_refused_by_name(bfloat16_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    handle = raylance.dataset(bfloat16_uri)
-    for arguments in ({}, {"pad_lists": {"list": 0}}):
-        with pytest.raises(raylance.ConfigError, match="'one' is bfloat16.*ml_dtypes"):
-            handle.iter_batches(batch_size=3, **arguments)
-    with pytest.raises(raylance.ConfigError, match="'one' is bfloat16"):
-        handle.iter_torch_batches(batch_size=3, collate_fn=dict)
-    with pytest.raises(raylance.ConfigError, match="'one' is bfloat16"):
-        raylance.dataset(bfloat16_uri, transform=lambda batch: batch)
-    with pytest.raises(raylance.ConfigError, match="'one' is bfloat16"):
-        handle.head(2)
-    assert next(iter(handle.iter_batches(batch_size=3, batch_format="pyarrow")))["one"].type == BFloat16Type()
-    assert "bfloat16" in handle.show()._repr_html_()
 
 
 @pytest.mark.usefixtures("ray_session")

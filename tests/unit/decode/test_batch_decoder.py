@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import pickle
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from raylance.api.loader import recorder_of
 from raylance.testing import check_decoder
 from raylance.torch_data import IterableDataset, Loader, MapDataset
 from tests.helpers.images import make_images
+from tests.helpers.scripts import FORKED
 
 ROWS = 50
 VALUES = np.random.default_rng(0).normal(size=(ROWS, 6)).astype(np.float32)
@@ -214,7 +214,9 @@ def test_draws_of_a_device_are_those_of_the_row(uri: str) -> None:
             [
                 batch["values"]
                 for batch in Loader(
-                    IterableDataset(data, global_batch_size=16, dist_info=(rank, 2)), num_workers=workers
+                    IterableDataset(data, global_batch_size=16, dist_info=(rank, 2)),
+                    num_workers=workers,
+                    multiprocessing_context=FORKED if workers else None,
                 )
             ]
             for rank in range(2)
@@ -308,27 +310,6 @@ def test_what_decodes_on_a_device_is_opened_once_a_loader(uri: str) -> None:
     for _ in range(3):
         list(handle.iter_torch_batches(batch_size=20))
     assert len(Model.opened) == 1, "passes over a handle share what they opened"
-
-
-@pytest.mark.parametrize("decoders", [1, 4])
-def test_helpers_open_what_they_use(uri: str, decoders: int) -> None:
-    """The thread that made a decoder opened one of its own: 9 for 4 decoders, one of them for the reader."""
-    opened = []
-
-    @dataclasses.dataclass(frozen=True)
-    class Counted(Scaled):
-        def open(self) -> "Counted":
-            opened.append(threading.current_thread().name)
-            return self
-
-    handle = raylance.dataset(uri, decode=Counted("values"), columns=["values"], filter="id > 8")
-    opened.clear()
-    with handle.loader(num_decoders=decoders) as loader:
-        for _ in range(4):
-            list(loader.iter_batches(batch_size=20))
-    assert 1 <= len(opened) <= decoders
-    assert len(set(opened)) == len(opened)
-    assert all(name.startswith("raylance-decoder") for name in opened)
 
 
 def test_errors_of_opening_say_what_failed(uri: str) -> None:

@@ -10,7 +10,6 @@ import pickle
 import threading
 import time
 import wave
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -166,49 +165,6 @@ def test_decoders_of_ones_own_in_every_format(uri: str, decoders: int) -> None:
         for frame in loader.iter_batches(global_batch_size=25, batch_format="pandas"):
             arrays = np.stack(list(frame["array"])).reshape(-1, 2, 3)  # pandas has them flat
             check_rows(frame.to_dict("list") | {"array": arrays})
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_session")
-def test_a_class_of_a_script_travels_to_the_helpers(uri: str) -> None:
-    class OddError(Exception):
-        def __init__(self, one: int, other: int) -> None:
-            super().__init__(f"{one} is no {other}")
-
-    @dataclasses.dataclass(frozen=True)
-    class Length(raylance.Decoder):
-        """Of no module that a helper could import."""
-
-        refused: int = 0
-        shape = ()
-        dtype = "int64"
-
-        def open(self) -> "Length":
-            return self
-
-        def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
-            if len(encoded) == self.refused:
-                raise OddError(len(encoded), self.refused)
-            out[...] = len(encoded)
-
-    dataset = raylance.dataset(uri, columns=["id", "sound"], decode=Length("sound"))
-    assert dataset.schema.field("sound").type == pa.int64()
-    with dataset.loader(num_decoders=1) as loader:
-        for batch in loader.iter_torch_batches(global_batch_size=20):
-            assert batch["sound"].tolist() == [len(SOUNDS[row]) for row in batch["id"]]
-        assert loader.state_dict()["decode"] == [
-            {
-                "class": "test_a_class_of_a_script_travels_to_the_helpers.<locals>.Length",
-                "column": "sound",
-                "refused": 0,
-            }
-        ]
-    strict = raylance.dataset(uri, columns=["sound"], decode=Length("sound", len(SOUNDS[5])), order="sequential")
-    with strict.loader(num_decoders=1) as loader:
-        batches = iter(loader.iter_batches(global_batch_size=2))
-        assert next(batches)["sound"].tolist() == [len(sound) for sound in SOUNDS[:2]]
-        with pytest.raises(raylance.BadRowError, match=r"'sound' of row offset 2 .*\(OddError: 108 is no 108\)"):
-            list(batches)
 
 
 def scaled(batch: dict[str, Any]) -> dict[str, Any]:
@@ -470,16 +426,6 @@ def test_too_many_bad_rows_under_torchs_dataloader(clips: str) -> None:
     assert (~handle.head(1200)["_valid"]).sum() == LONG[:1200].sum(), "who looks at rows sees them"
 
 
-def test_a_limit_of_masked_rows_where_none_is_masked(clips: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="raylance"):
-        for given in ({}, {"max_bad_rows": None}, {"max_bad_rows": 0.01}):
-            raylance.dataset(clips, columns=["id"], **given)
-        raylance.dataset(clips, columns=["id"], on_bad_row="mask", max_bad_rows=3)
-        assert not caplog.records
-        raylance.dataset(clips, columns=["id"], max_bad_rows=3)
-    assert 'max_bad_rows=3 limits masked rows, and on_bad_row="raise" masks none' in caplog.text
-
-
 def test_limits_of_bad_rows_are_checked(clips: str) -> None:
     for most, message in (
         (-1, "max_bad_rows=-1: must be a count, an integer of at least 0; a fraction in"),
@@ -732,16 +678,6 @@ def test_bad_bytes_can_be_named() -> None:
         check_decoder(Text("raw"), samples, bad=[b"no"])
 
 
-def test_memory_is_decoded_into_again_unless_asked_for() -> None:
-    decoding = Decoding(decoders=(Raw("raw"),), seed=0, mask_bad_rows=False)
-    tables = [pa.table({"raw": [raw([n] * 4)] * (3 - n), "_rowoffset": range(3 - n)}) for n in (0, 1)]
-    opened = OpenDecoding(decoding)
-    for own_memory, wanted in ((False, 1), (True, 0)):
-        made = [opened.apply(table, 0, own_memory=own_memory)[0]["raw"] for table in tables]
-        assert made[0].combine_chunks().to_numpy_ndarray()[:2].tolist() == [[wanted] * 4] * 2
-        assert made[1].combine_chunks().to_numpy_ndarray().tolist() == [[1] * 4] * 2
-
-
 @pytest.mark.parametrize("mask", [False, True])
 def test_a_codec_that_is_not_installed_makes_no_row_bad(mask: bool) -> None:
     class Foreign(Raw):
@@ -751,21 +687,6 @@ def test_a_codec_that_is_not_installed_makes_no_row_bad(mask: bool) -> None:
     decoding = OpenDecoding(Decoding(decoders=(Foreign("raw"),), seed=0, mask_bad_rows=mask))
     with pytest.raises(raylance.ConfigError, match="cannot decode on .*no_such_codec.*no row is bad"):
         decoding.apply(pa.table({"raw": [b""], "_rowoffset": [0]}), 0)
-
-
-def test_what_is_opened_is_no_part_of_the_setting() -> None:
-    decoding = Decoding(decoders=(Raw("raw", (1000,)), Waveform("sound", 20)), seed=0, mask_bad_rows=True)
-    before = pickle.dumps(decoding)
-    opened = OpenDecoding(decoding)
-    opened.apply(pa.table({"raw": [b""], "sound": SOUNDS[:1], "_rowoffset": [0]}), 0)
-    assert pickle.dumps(decoding) == before
-    assert pickle.loads(before) == decoding
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        decoding.seed = 1  # type: ignore[misc]
-    scratch = [weakref.ref(column._lend(1, own_memory=False)[0].base) for column in opened._columns]
-    assert all(reference() is not None for reference in scratch)
-    del opened
-    assert all(reference() is None for reference in scratch), "memory goes with what was opened"
 
 
 def test_each_thread_opens_its_own() -> None:
@@ -780,31 +701,3 @@ def test_each_thread_opens_its_own() -> None:
     assert both[2].equals(alone)
     assert both[1].equals(both[3])
     assert not both[1].equals(alone)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Jittered(raylance.Decoder):
-    """A number and a draw, which may be those of another column."""
-
-    like: str | None = None
-    shape, dtype, draws = (), np.float64, 1
-
-    def open(self) -> "Jittered":
-        return self
-
-    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
-        out[...] = encoded[0] + draws[0]
-
-
-def test_a_users_decoder_that_follows_another_one_is_not_warned_of(
-    write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """It was called augmented by itself, although `like` gives it the draws of the other column."""
-    uri = write_dataset(pa.table({name: pa.array([bytes([row]) for row in range(9)]) for name in ("a", "b")}))
-    with caplog.at_level(logging.WARNING, logger="raylance"):
-        followed = raylance.dataset(uri, decode=[Jittered("a"), Jittered("b", like="a")])
-        assert not caplog.records
-        raylance.dataset(uri, decode=[Jittered("a"), Jittered("b")])
-    assert len(caplog.records) == 1
-    batch = followed.take(range(9))
-    assert np.array_equal(batch["a"], batch["b"])

@@ -20,6 +20,7 @@ from raylance.api.loader import recorder_of
 from raylance.decode.arrays import to_arrow, to_numpy
 from raylance.testing import check_decoder
 from raylance.torch_data import IterableDataset, Loader, MapDataset
+from tests.helpers.scripts import FORKED
 
 ROWS = 60
 LENGTHS = np.random.default_rng(0).integers(1, 50, ROWS)
@@ -196,7 +197,7 @@ def test_channels_come_first_however_lists_are_given(write_dataset: Callable[...
 def test_ragged_rows_under_torchs_dataloader(uri: str, workers: int) -> None:
     steps = IterableDataset(open_all(uri), batch_size=10, dist_info=(0, 1), pad_lists={"sound": "jagged", "boxes": 0})
     rows = 0
-    for batch in Loader(steps, num_workers=workers):
+    for batch in Loader(steps, num_workers=workers, multiprocessing_context=FORKED if workers else None):
         for made, number in zip(batch["sound"].unbind(), batch["id"].tolist(), strict=True):
             np.testing.assert_array_equal(made, sound(number))
             rows += 1

@@ -3,7 +3,6 @@
 import functools
 import gc
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -269,21 +268,6 @@ def test_a_new_loader_of_the_same_steps_continues_the_run(uri: str, style: str, 
         "data, epoch 0: 300 rows were handed out: every selected row exactly once",
         "data, epoch 1: 240 rows up to position 240 each came exactly once so far",
     ]
-
-
-def test_an_explanation_says_what_dataloader_needs(uri: str, tmp_path: Path) -> None:
-    """Records know nothing of its workers; it said that rows were on the way, and advised prefetch_batches=."""
-    loader = make(open_data(uri), "map", tmp_path, collate_fn=slowly)
-    list(loader)
-    verdict = raylance.explain_run(tmp_path)
-    assert verdict.summary.startswith("torch's DataLoader is the limit, with num_workers=0")
-    assert "a larger num_workers=" in str(verdict)
-    assert "prefetch_batches=" not in str(verdict)
-
-
-def slowly(rows: Any) -> Any:
-    time.sleep(0.01)
-    return rows
 
 
 @pytest.mark.parametrize("record", ["", 3, Path("run")])

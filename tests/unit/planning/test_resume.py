@@ -63,16 +63,6 @@ def test_a_tag_into_a_branch_reads_the_branch(write_dataset: Callable[..., str])
         raylance.dataset(uri, version=("none", None))
 
 
-def test_a_tag_on_the_trunk_is_its_number(tmp_path: Path) -> None:
-    """Also below a folder that is called as Lance calls the one of its branches."""
-    uri = tmp_path / "tree" / "a.lance"
-    lance.write_dataset(numbers(0, 10), uri)
-    lance.dataset(uri).tags.create("first", 1)
-    state = position_of(raylance.dataset(uri, version="first"))
-    raylance.dataset(uri, version=1).loader().load_state_dict(state)
-    raylance.dataset(uri, version=("main", 1)).loader().load_state_dict(state)
-
-
 def test_another_dataset_in_the_same_place_is_noticed(tmp_path: Path) -> None:
     uri = str(tmp_path / "a.lance")
     lance.write_dataset(numbers(0, 50), uri)
@@ -270,9 +260,3 @@ def test_secrets_are_not_shown(images_uri: str) -> None:
     for value in (handle, loader, spec_of(handle), handle.plan(), loader.batches(batch_size=4)):
         assert "hunter2" not in repr(value)
     assert "hunter2" not in json.dumps(loader.state_dict())
-
-
-@pytest.mark.parametrize("filter", ['"label" = 3', 'label = "three" and "id" > 4'])
-def test_double_quotes_in_a_filter_get_a_hint(images_uri: str, filter: str) -> None:
-    with pytest.raises(raylance.DatasetError, match="'single quotes' for strings and `backticks` for names"):
-        raylance.dataset(images_uri, filter=filter)
