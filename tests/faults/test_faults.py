@@ -1,7 +1,6 @@
-"""Owns the checks that faults of the machines cost time and never a row, and that what cannot be mended is said."""
+"""Faults of the machines cost time and never a row, and what cannot be mended is said."""
 
 import dataclasses
-import gc
 import os
 import pickle
 import re
@@ -341,37 +340,6 @@ def test_auto_of_two_processes_at_once_takes_what_fits(images_uri: str, tmp_path
             return len(set(ids))
 
     assert ray.get([read.remote("one"), read.remote("other")], timeout=120) == [953, 953]
-
-
-class Witness:
-    """A transform that leaves a file when its process lets go of it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return with_pid(batch)
-
-    def __del__(self) -> None:
-        if self.directory.exists():
-            (self.directory / str(os.getpid())).touch()
-
-
-@pytest.mark.slow
-def test_decoders_forget_loaders_that_are_collected(images_uri: str, tmp_path: Path) -> None:
-    arguments = {"columns": ["id"], "order": "sequential"}
-    with raylance.dataset(images_uri, transform=with_pid, **arguments).loader(num_decoders=1) as stays:
-        decoder = int(next(stays.iter_batches(global_batch_size=10))["pid"][0])
-        loader = raylance.dataset(images_uri, transform=Witness(tmp_path), **arguments).loader(num_decoders=1)
-        assert int(next(loader.iter_batches(global_batch_size=10))["pid"][0]) == decoder
-        assert not (tmp_path / str(decoder)).exists()
-        del loader
-        gc.collect()
-        deadline = time.monotonic() + 20
-        while not (tmp_path / str(decoder)).exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert (tmp_path / str(decoder)).exists()
-        assert int(next(stays.iter_batches(global_batch_size=10))["pid"][0]) == decoder
 
 
 # ---- storage

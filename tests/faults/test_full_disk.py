@@ -1,5 +1,5 @@
-"""Owns the checks of a run whose storage is full: a report is refused in time, and a run that Ray Train cannot continue
-goes on from its newest whole checkpoint; with a real file system of a few MiB, and real workers.
+"""A run whose storage is full: a report is refused in time, and a run that Ray Train cannot continue goes on from its
+newest whole checkpoint; with a real file system of a few MiB, and real workers.
 """
 
 import json

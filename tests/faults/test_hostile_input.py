@@ -1,11 +1,10 @@
-"""Owns the checks that what strangers may have written (states, checkpoints, records, metadata of datasets) runs no
-code, takes no memory without a limit, reads nothing elsewhere and writes no HTML; and that no secret is shown.
+"""What strangers may have written (states, checkpoints, records, metadata of datasets) runs no code, takes no memory
+without a limit, reads nothing elsewhere and writes no HTML; no secret is shown.
 """
 
 import html.parser
 import io
 import json
-import logging
 import pickle
 import shutil
 import subprocess
@@ -111,18 +110,6 @@ def test_a_dataset_of_pickled_objects_is_refused(tmp_path: Path, mark: Path, is_
     assert not mark.exists()
 
 
-def test_a_schema_runs_no_code(tmp_path: Path, mark: Path) -> None:
-    """Ray unpickled the parameters of a tensor's type when a schema was read, up to 2.54."""
-    trap = pickle.dumps(Trap(mark), protocol=0).decode()
-    metadata = {"ARROW:extension:name": "ray.data.arrow_tensor_v2", "ARROW:extension:metadata": trap}
-    schema = pa.schema([pa.field("x", pa.large_list(pa.int64()), metadata=metadata)])
-    lance.write_dataset(
-        pa.table([pa.array([[1]], pa.large_list(pa.int64()))], schema=schema), str(tmp_path / "x.lance")
-    )
-    read_beside_ray_data(f"raylance.dataset({str(tmp_path / 'x.lance')!r}).head(1)")
-    assert not mark.exists()
-
-
 def test_records_and_parts_of_pickled_objects_are_left_alone(
     tmp_path: Path, mark: Path, write_record: Callable[..., Path]
 ) -> None:
@@ -142,14 +129,6 @@ def test_records_and_parts_of_pickled_objects_are_left_alone(
     )
     assert "DatasetError" in shown
     read_beside_ray_data(f"__import__('raylance.reports.reading').reports.reading.read_run({report!r}).records")
-    assert not mark.exists()
-
-
-def test_a_record_runs_no_code(tmp_path: Path, mark: Path, write_record: Callable[..., Path]) -> None:
-    write_record(facts={"state": {"split": f"__import__('pathlib').Path({str(mark)!r}).touch()"}})
-    run = read_run(tmp_path / "run")
-    with pytest.raises(raylance.ConfigError, match="cannot be read"):
-        read_setting(run.records[0].facts["state"]["split"])
     assert not mark.exists()
 
 
@@ -406,16 +385,3 @@ def test_a_folder_is_shown_without_its_password(call: Callable[[str], Any], s3_p
         call(f"s3://me:{SECRET}@hostile/run?scheme=http&region=us-east-1&endpoint_override={at}")
     assert "hostile/run" in str(caught.value)
     assert SECRET not in str(caught.value)
-
-
-def test_settings_of_log_level_debug_show_no_option(
-    write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    options = {"aws_secret_access_key": SECRET}
-    data = raylance.dataset(write_dataset(pa.table({"id": np.arange(ROWS)})), storage_options=options)
-    with data.loader(runtime="threads") as loader:
-        next(iter(loader.iter_batches(global_batch_size=10)))
-        shown = [repr(data), data._repr_html_(), repr(loader), str(loader.explain()), json.dumps(loader.state_dict())]
-        shown += [repr(loader.stats()), repr(data.plan(10)), json.dumps(loader.identity()), caplog.text]
-    assert SECRET not in "\n".join(shown)

@@ -1,5 +1,5 @@
-"""Owns the checks that what a person interrupts continues: SIGINT once and twice, Ray ended and begun, modules loaded
-again; in real processes and a real kernel, and always to the same end: each row of the selection once.
+"""What a person interrupts continues: SIGINT once and twice, Ray ended and begun, modules loaded again; in real
+processes and a real kernel, and always to the same end: each row of the selection once.
 """
 
 import contextlib
@@ -154,8 +154,13 @@ def wide_uri(write_dataset: Callable[..., str]) -> str:
     return write_dataset(pa.table({"id": np.arange(rows), "x": vectors}), max_rows_per_file=20_000)
 
 
-@pytest.mark.parametrize("runs", [1, pytest.param(15, marks=SLOW)])
-@pytest.mark.parametrize("how", ["break", "closed", "epochs", "exit", "interrupt", "workers"])
+@pytest.mark.parametrize(
+    ("how", "runs"),
+    [
+        *((how, 1) for how in ("break", "interrupt", "workers")),
+        *(pytest.param(how, 15, marks=SLOW) for how in ("break", "closed", "epochs", "exit", "interrupt", "workers")),
+    ],
+)
 def test_a_script_ends_with_its_own_status_and_leaves_nothing(
     wide_uri: str, tmp_path: Path, how: str, runs: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""Owns the tests of replicas that die under torchft: real processes, real reductions by gloo; never a fake manager."""
+"""Replicas that die under torchft: real processes, real reductions by gloo."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Owns orders of one's own: two that keep what every order has to keep, and one for each promise that breaks it.
+"""Orders of one's own: two that keep what every order has to keep, and one for each promise that breaks it.
 
 They lie apart from tests because processes that they are sent to import this file: it loads NumPy and orders alone.
 """

@@ -1,4 +1,4 @@
-"""Owns what `raylance.report` adds to Ray Train's own: each way of reporting a checkpoint, by two real ranks."""
+"""What `raylance.report` adds to Ray Train's own: each way of reporting a checkpoint, by two real ranks."""
 
 import json
 import shutil

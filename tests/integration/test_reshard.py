@@ -1,4 +1,4 @@
-"""Owns the tests of loaders whose shares change in mid-pass, and whose steps come again: by threads and Ray."""
+"""Loaders whose shares change in mid-pass, and whose steps come again: by threads and Ray."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -88,7 +88,7 @@ def test_global_batches_stay_the_same_whoever_takes_part(data: raylance.Dataset,
     play(data, seed, remainder, runtime="threads")
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_shares_change_through_ray_and_helpers_stay(data: raylance.Dataset) -> None:
     play(data, 7, "ragged")

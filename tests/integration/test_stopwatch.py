@@ -1,6 +1,6 @@
-"""Owns the promise P10: what is shown of a loader agrees with a stopwatch. Loaders run as they are, in virtual time,
-limited by causes that sleep; a stopwatch of the test's own adds up what each has slept, and all figures are compared
-with it exactly: sleeps are sums of powers of two.
+"""P10: what is shown of a loader agrees with a stopwatch. Loaders run as they are, in virtual time, limited by causes
+that sleep; a stopwatch of the test's own adds up what each has slept, and all figures are compared with it exactly:
+sleeps are sums of powers of two.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Owns the promises under a real TorchTrainer: exactly once through a killed rank, resume on other world sizes."""
+"""The promises under a real TorchTrainer: exactly once through a killed rank, resume on other world sizes."""
 
 import importlib.util
 import json
@@ -237,6 +237,7 @@ def forgetful_fn(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.promise("P8")
+@pytest.mark.slow
 def test_a_restore_that_was_forgotten_is_refused_and_shown(images_uri: str, tmp_path: Path) -> None:
     """The loader began at row 0, and the proof said that every row came exactly once."""
     log = tmp_path / "refused"
@@ -392,22 +393,6 @@ def test_resume_on_other_world_sizes(images_uri: str, tmp_path: Path, undisturbe
     other_seed = make_trainer(refused_fn, tmp_path, name="resized", workers=1, **data)
     with pytest.raises(ray.train.TrainingFailedError, match="seed: saved 11, now 12"):
         other_seed.fit()
-
-
-def whole_fn(config: dict[str, Any]) -> None:
-    train = ray.train.get_dataset_shard("train")
-    rows = [row for batch in train.iter_torch_batches(global_batch_size=100) for row in batch["id"].tolist()]
-    seen = {"rows": rows, "decoders": len(actors_of(train)[1])}
-    Path(config["out"], f"rank-{train.rank}.json").write_text(json.dumps(seen))
-
-
-@pytest.mark.slow
-def test_decode_actors_take_the_cpus_that_are_left(images_uri: str, tmp_path: Path) -> None:
-    data = {"datasets": {"train": open_train(images_uri)}, "dataset_config": raylance.DataConfig()}
-    make_trainer(whole_fn, tmp_path / "runs", train_loop_config={"out": str(tmp_path)}, **data).fit()
-    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
-    assert [rank["decoders"] for rank in ranks] == [1, 1]
-    assert sorted(ranks[0]["rows"] + ranks[1]["rows"]) == [row for row in range(1003) if not 200 <= row < 250]
 
 
 def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved(tmp_path: Path) -> None:

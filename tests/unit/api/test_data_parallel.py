@@ -1,4 +1,4 @@
-"""Owns peers: loaders of several ranks that get the same rows, by threads; resumes with others; what is refused."""
+"""Peers: loaders of several ranks that get the same rows, by threads; resumes with others; what is refused."""
 
 from collections.abc import Callable
 from pathlib import Path

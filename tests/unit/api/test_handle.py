@@ -1,4 +1,4 @@
-"""Owns the checks of `raylance.dataset`: what the handle shows, and what it refuses before any actor starts."""
+"""`raylance.dataset`: what the handle shows, and what it refuses before any actor starts."""
 
 import os
 import pickle
@@ -76,16 +76,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         ({"split": "train"}, raylance.ConfigError, "give a FractionSplit"),
         ({"seed": 0.5}, raylance.ConfigError, "seed=0.5"),
         ({"version": 77}, raylance.DatasetError, "no version 77"),
-        ({"version": np.int64(77)}, raylance.DatasetError, "no version 77"),
-        ({"version": -1}, raylance.ConfigError, "version=-1"),
-        ({"version": 2**64}, raylance.ConfigError, "version=18446744073709551616"),
         ({"version": 1.0}, raylance.ConfigError, "version=1.0"),
-        ({"version": True}, raylance.ConfigError, "version=True"),
-        ({"version": np.bool_(True)}, raylance.ConfigError, "version="),
-        ({"version": (None, -1)}, raylance.ConfigError, "version=.None, -1."),
-        ({"version": (None, 2**64)}, raylance.ConfigError, "version="),
-        ({"version": (1, 1)}, raylance.ConfigError, "version=.1, 1."),
-        ({"version": (None, 1, 1)}, raylance.ConfigError, "version="),
         ({"filter": "label = 99"}, raylance.DatasetError, "no row with label = 99"),
     ],
 )

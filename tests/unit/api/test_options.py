@@ -1,4 +1,4 @@
-"""Owns the checks that each call that takes options takes all of them, shows them, and hands them on."""
+"""Each call that takes options takes all of them, shows them, and hands them on."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""Owns the checks of raylance.audit: it passes what is sound of every kind of dataset, and finds what is not."""
+"""`raylance.audit`: it passes what is sound of every kind of dataset, and finds what is not."""
 
 import dataclasses
 import functools

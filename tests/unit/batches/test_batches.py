@@ -1,4 +1,4 @@
-"""Owns what iterators return and take: passes, positions, handles as values, arguments that are refused."""
+"""What iterators return and take: passes, positions, handles as values, arguments that are refused."""
 
 import datetime
 import fractions
@@ -282,27 +282,16 @@ def test_lists_are_padded_with_what_was_asked_for(lists_uri: str, column: str, v
     ("column", "value", "message"),
     [
         ("uint8", -100, "'uint8': -100.*the lists hold uint8, which cannot hold -100.*Pad with a number"),
-        ("uint8", 256, "cannot hold 256"),
         ("int32", 0.5, "the lists hold int32, which cannot hold 0.5"),
         ("int32", 2**31, "cannot hold 2147483648"),
-        ("int32", 2**70, "cannot hold"),
         ("int32", float("nan"), "cannot hold nan"),
-        ("int32", True, "cannot hold True"),
         ("bool", 2, "the lists hold bool, which cannot hold 2"),
-        ("bool", 0.5, "cannot hold 0.5"),
         ("float32", 1e60, r"the lists hold float32, which cannot hold 1e\+60"),
-        pytest.param("float32", 10**400, "cannot hold", id="beyond all floats"),
-        ("float32", 1e-60, "cannot hold"),
         ("float32", 2**24 + 1, "cannot hold 16777217"),
-        ("float32", 2.0**24 + 1, "cannot hold 16777217.0"),
         ("half", 65520, "the lists hold float16"),
-        ("half", 2049, "cannot hold 2049"),
         ("date", np.datetime64("2020-01-01T12"), "the lists hold datetime64.D., which cannot hold"),
-        ("date", 0.5, "cannot hold 0.5"),
-        ("date", 2**63, "cannot hold"),
         ("time", 0, "holds no lists of numbers"),
         ("int32", 1j, "with a number"),
-        ("int32", [0, 1], "with a number"),
         ("int32", np.arange(2), "cannot hold"),
     ],
 )
@@ -328,18 +317,11 @@ def test_paddings_that_a_cast_after_them_would_change(lists_uri: str) -> None:
     with raylance.dataset(lists_uri, columns=["int32", "float32"], order="sequential", remainder="ragged") as handle:
         for column, value, dtype in (
             ("int32", -100, torch.uint8),
-            ("int32", 300, {"int32": torch.uint8}),
-            ("int32", 2, torch.bool),
             ("float32", 1e30, torch.float16),
             ("float32", 0.5, {"float32": torch.int64}),
-            ("int32", 70000, torch.float8_e4m3fn),
             ("int32", -100, torch.float8_e4m3fn),
-            ("int32", 2049, torch.float16),
             ("int32", 2049, torch.bfloat16),
             ("int32", 70000, {"int32": torch.bfloat16}),
-            ("float32", 2049, torch.bfloat16),
-            ("float32", -1e30, torch.float8_e4m3fn),
-            ("float32", 600.5, torch.float8_e4m3fn),
         ):
             with pytest.raises(raylance.ConfigError, match=f"{column}.*dtypes= converts them to torch"):
                 handle.iter_torch_batches(batch_size=3, pad_lists={column: value}, dtypes=dtype)

@@ -1,4 +1,4 @@
-"""Owns the checks of Arrow tables becoming NumPy, torch and device batches."""
+"""Arrow tables becoming NumPy, torch and device batches."""
 
 import copy
 import datetime

@@ -1,8 +1,7 @@
-"""Owns the checks of batch decoders: whole items at once, and rows by themselves where one is damaged."""
+"""Batch decoders: whole items at once, and rows by themselves where one is damaged."""
 
 import dataclasses
 import gc
-import pickle
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -310,42 +309,3 @@ def test_what_decodes_on_a_device_is_opened_once_a_loader(uri: str) -> None:
     for _ in range(3):
         list(handle.iter_torch_batches(batch_size=20))
     assert len(Model.opened) == 1, "passes over a handle share what they opened"
-
-
-def test_errors_of_opening_say_what_failed(uri: str) -> None:
-    """A missing module was followed by "open() must return an object with …", and no memory was taken for no data."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Failing(Scaled):
-        error: type[Exception] = ImportError
-
-        def open(self) -> Any:
-            raise self.error("codec")
-
-        def resolve(self, encoded: memoryview) -> Any:
-            if self.error is MemoryError:
-                raise self.error("no room")
-            return self
-
-    with pytest.raises(raylance.ConfigError, match=r"cannot be opened \(ImportError: codec\)\.$"):
-        raylance.dataset(uri, decode=Failing("values"), columns=["values"])
-    with pytest.raises(raylance.HelperError, match=r"cannot decode on .* \(MemoryError: no room\)"):
-        raylance.dataset(uri, decode=Failing("values", MemoryError), columns=["values"])
-
-
-class Buggy(Scaled):
-    def decode_batch(self, encoded: Sequence[memoryview], draws: np.ndarray, out: np.ndarray) -> None:
-        [][len(encoded)]
-
-
-def test_an_error_of_the_decoder_is_not_taken_for_bad_data(uri: str) -> None:
-    """It read "column 'values' holds no encoded data … Name a column of encoded data"."""
-    with pytest.raises(raylance.DatasetError) as caught:
-        raylance.dataset(uri, decode=Buggy("values"), columns=["values"])
-    assert "IndexError: list index out of range, in decode_batch of test_batch_decoder.py, line " in str(caught.value)
-    assert "Buggy has an error, or column 'values' holds no encoded data" in str(caught.value)
-    with pytest.raises(raylance.BadRowError) as caught_later:
-        list(raylance.dataset(uri, decode=Scaled("values"), columns=["values"]).iter_batches(batch_size=ROWS))
-    travelled = pickle.loads(pickle.dumps(caught_later.value))
-    (note,) = (note for note in travelled.__notes__ if "Traceback" in note)
-    assert "in decode_batch\n    rows = np.frombuffer(" in note, "the worker gets no cause from a helper"

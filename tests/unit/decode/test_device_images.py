@@ -1,4 +1,4 @@
-"""Owns the checks of images that the trainer's device decodes, on the CPU: they are those of `raylance.Image`."""
+"""Images that the trainer's device decodes, on the CPU: they are those of `raylance.Image`."""
 
 import importlib.util
 import os

@@ -1,10 +1,9 @@
-"""Owns the checks of decoding, resizing and augmentation, against Pillow and against each other."""
+"""Decoding, resizing and augmentation, against Pillow and against each other."""
 
 import dataclasses
 import io
 import logging
 import pickle
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -91,11 +90,6 @@ def test_sixteen_bits_of_pgm_stay_sixteen_bits() -> None:
     bright = b"P5\n3 1\n65535\n" + np.array([0, 256, 65535], ">u2").tobytes()
     ours = decode([dark, bright], Image("image", size=(1, 3)))[0][:, 0, :, 0]
     assert ours.tolist() == [[0, 0, 0], [0, 1, 255]]
-
-
-def test_images_larger_than_one_pillow_block() -> None:
-    big = np.random.default_rng(0).integers(0, 255, (2100, 2300, 3), dtype=np.uint8)
-    np.testing.assert_array_equal(decode([encode(big, "BMP")], Image("image", size=(2100, 2300)))[0][0], big)
 
 
 AUGMENTED = Image("image", size=24, augment=RandomResizedCrop(), hflip=0.5)
@@ -344,12 +338,6 @@ def test_a_damaged_image_is_no_fault_of_its_mask(masks_uri: str, first: str) -> 
         assert not handle.head(2)["mask"][1].any(), "there is no crop for it"
 
 
-def test_a_column_without_a_value_in_its_first_rows_is_named(masks_uri: str) -> None:
-    with pytest.raises(raylance.DatasetError) as caught:
-        raylance.dataset(masks_uri, decode=Image("image", size=24), filter="id = 12")
-    assert "filter='`image` IS NOT NULL'" in str(caught.value)
-
-
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "TIFF by a ratio", "TIFF by XMP", "WEBP"])
 def test_a_mask_that_its_image_is_turned_away_from_is_a_bad_row(write_dataset: Callable[..., str], kind: str) -> None:
     """With an orientation of 2 or 3, the image was mirrored and the mask was not, and nothing said so. A TIFF's tag was
@@ -399,19 +387,6 @@ def test_a_mask_may_be_smaller_than_its_image(masks_uri: str) -> None:
     np.testing.assert_array_equal(both["indexed"][..., 0], wanted[..., 0])
 
 
-def test_what_a_checkpoint_says_of_a_mask(masks_uri: str) -> None:
-    decode = [Image("image", size=24, hflip=0.5), MASK]
-    handle = raylance.dataset(masks_uri, decode=decode, on_bad_row="mask")
-    before = {"class": "Image", "augment": None, "decode_fn": None, "size": [24, 24]}
-    own = {"like": "image", "mode": "L", "interpolation": "nearest"}
-    state = handle.loader().state_dict()
-    assert state["decode"] == [
-        before | {"column": "image", "hflip": 0.5},
-        before | {"column": "mask", "hflip": 0.0} | own,
-    ]
-    pickle.loads(pickle.dumps(handle)).loader().load_state_dict(state)
-
-
 def test_what_a_mask_cannot_be_like(masks_uri: str) -> None:
     image = Image("image", size=8)
     for decoders, message in (
@@ -444,15 +419,4 @@ def test_two_columns_with_crops_of_their_own_are_warned_of(masks_uri: str, caplo
             raylance.dataset(masks_uri, decode=decode, **given)
         assert not caplog.records
         raylance.dataset(masks_uri, decode=[crop, dataclasses.replace(crop, column="mask")], **given)
-    (record,) = caplog.records
-    text = record.getMessage()
-    assert "image and mask are augmented at random, each by itself" in text
-    way = re.search(r"(Image\('mask', like='image', .*?\)), without", text)
-    assert way is not None
-    assert eval(way[1], {"Image": Image}) == MASK
-    with caplog.at_level(logging.WARNING, logger="raylance"):
-        caplog.clear()
-        raylance.dataset(
-            masks_uri, decode=[Image("image", hflip=0.5, size=8), Image("mask", hflip=0.5, size=8)], **given
-        )
     assert len(caplog.records) == 1

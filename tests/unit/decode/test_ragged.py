@@ -1,4 +1,4 @@
-"""Owns the checks of ragged decoders: rows of any length through every way to the batches, padded, jagged, as lists."""
+"""Ragged decoders: rows of any length through every way to the batches, padded, jagged, as lists."""
 
 import dataclasses
 import io
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import raylance
 from raylance import Pad
-from raylance.api.dataset import spec_of
 from raylance.api.loader import recorder_of
 from raylance.decode.arrays import to_arrow, to_numpy
 from raylance.testing import check_decoder
@@ -215,17 +214,6 @@ def test_a_transform_gets_and_gives_arrays_of_any_length(uri: str) -> None:
     (batch,) = handle.iter_batches(batch_size=ROWS, pad_lists={"sound": None})
     for made, number in zip(batch["sound"], batch["id"], strict=True):
         np.testing.assert_array_equal(made, 2 * sound(number))
-
-
-def test_rows_by_place_and_memory_estimates(uri: str) -> None:
-    handle = open_all(uri)
-    np.testing.assert_array_equal(handle.take([20])["boxes"][0], boxes(20))
-    read_spec = spec_of(handle).read
-    assert read_spec.decoding is not None
-    assert 4 * 10 < read_spec.decoding.row_bytes < 4 * 50 + 16 * 4 + 8
-    assert read_spec.list_lengths["sound"] is None
-    equal = raylance.dataset(uri, decode=[Speech("sound"), Boxes("boxes")], filter="id = 20")
-    assert spec_of(equal).read.list_lengths == {"sound": None, "boxes": None}, "one length was sampled by chance"
 
 
 def test_what_cannot_be_padded_so(uri: str) -> None:

@@ -1,4 +1,4 @@
-"""Owns what is large and shared: one copy a run, however many ranks there are, and none that cannot be had again."""
+"""What is large and shared: one copy a run, however many ranks there are, and none that cannot be had again."""
 
 import pickle
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Owns what report() does on a disk that is full, and with what dead processes have left there; never a fake disk."""
+"""What report() does on a disk that is full, and with what dead processes have left there."""
 
 import atexit
 import functools

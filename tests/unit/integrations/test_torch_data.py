@@ -1,4 +1,4 @@
-"""Owns the checks of raylance under DataLoader: the plan's batches and an exact resume, for any ranks and workers."""
+"""Raylance under DataLoader: the plan's batches and an exact resume, for any ranks and workers."""
 
 import functools
 import importlib.util
@@ -467,13 +467,6 @@ def check_ranks(uri: str, folder: Path, world_size: int, phases: list[tuple[str,
 
 def test_two_ranks_resume_with_other_workers(uri: str, tmp_path: Path) -> None:
     check_ranks(uri, tmp_path, 2, [("iterable", [2, 0]), ("map", [0, 1])])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_every_number_of_workers_resumes_with_every_other(uri: str, tmp_path: Path, world_size: int) -> None:
-    phases = [(style, chain) for style in STYLES for chain in ([0], [1], [2], [3], [0, 1, 2, 3], [3, 2, 1, 0])]
-    check_ranks(uri, tmp_path, world_size, phases)
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -1,6 +1,5 @@
-"""Owns the checks of `Loader(record=…)`: `prove_run` proves what was handed out under DataLoader, and nothing else."""
+"""`Loader(record=…)`: `prove_run` proves what was handed out under DataLoader, and nothing else."""
 
-import functools
 import gc
 import itertools
 from collections.abc import Callable, Iterator
@@ -201,23 +200,6 @@ def test_mixtures_repeats_and_peers_are_proven(uri: str, write_dataset: Callable
         proof = raylance.prove_run(folder)
         assert proof.ok, proof
         assert "100 rows" in str(proof) or name == "mixed"
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_ranks_that_come_and_go_are_proven(uri: str, style: str, tmp_path: Path) -> None:
-    """Two ranks, then one of them alone in mid-epoch."""
-    places = {"a": (0, 2), "b": (1, 2)}
-    loaders = {
-        name: make(open_data(uri), style, tmp_path, steps={"dist_info": functools.partial(places.get, name)})
-        for name in places
-    }
-    for name in places:
-        take(loaders[name], 3)
-    places["a"] = (0, 1)
-    take(loaders["a"], 100)
-    proof = raylance.prove_run(tmp_path)
-    assert proof.ok, proof
-    assert "300 rows were handed out: every selected row exactly once" in str(proof)
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -1,5 +1,5 @@
-"""Owns the promise that what any text of ours advises is there: each flag is parsed by the job that it stands with,
-each option is one of what takes options, and each order has the name that advice knows it by.
+"""What any text of ours advises is there: each flag is parsed by the job that it stands with, each option is one of
+what takes options, and each order has the name that advice knows it by.
 
 Texts are all string literals of raylance/ and of the programs, all pages, manifests, notebooks, dashboards and scripts:
 nothing has to be entered here to be looked at.

@@ -293,38 +293,6 @@ def test_each_metric_shows_a_figure_under_a_name_of_its_own() -> None:
         assert "bytes" not in metric.field or "_bytes" in metric.name
 
 
-def test_counters_are_published_by_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[str, str, float, dict[str, str]]] = []
-
-    class Metric:
-        def __init__(self, metric: metrics.Metric) -> None:
-            self.name = metric.name
-
-        def inc(self, value: float, tags: dict[str, str]) -> None:
-            seen.append(("inc", self.name, value, tags))
-
-        def set(self, value: float, tags: dict[str, str]) -> None:
-            seen.append(("set", self.name, value, tags))
-
-    monkeypatch.setattr(metrics, "_of_ray", Metric)
-    publisher = metrics.Publisher("run", "train", 1)
-    labels = {"run": "run", "dataset": "train", "rank": "1"}
-    publisher.publish({"rows": 5.0, "decoders": 2.0, "wait_read_s": 0.0})
-    publisher.publish({"rows": 8.0, "decoders": 1.0, "wait_read_s": 0.5})
-    publisher.publish({"rows": 8.0, "decoders": 1.0, "wait_read_s": 0.5})
-    assert [(kind, name, value) for kind, name, value, _ in seen if kind == "inc"] == [
-        ("inc", "raylance_rows_total", 5.0),
-        ("inc", "raylance_rows_total", 3.0),
-        ("inc", "raylance_wait_seconds_total", 0.5),
-    ]
-    assert [value for kind, _, value, _ in seen if kind == "set"] == [2.0, 1.0, 1.0]
-    seen.clear()
-    publisher.end()
-    assert ("set", "raylance_decoders", 0.0, labels) in seen
-    assert all(kind == "set" for kind, *_ in seen)
-    assert all(tags == labels | ({"cause": "reading"} if "wait" in name else {}) for _, name, _, tags in seen)
-
-
 def test_of_peers_each_publishes_an_equal_part_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[str] = Counter()
 

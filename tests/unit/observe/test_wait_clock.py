@@ -1,4 +1,4 @@
-"""Owns the check of the wait clock against seconds that are added up interval by interval."""
+"""The wait clock against seconds that are added up interval by interval."""
 
 import dataclasses
 from collections import defaultdict

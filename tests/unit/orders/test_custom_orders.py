@@ -1,4 +1,4 @@
-"""Owns the refusal of orders of one's own that break their promise: by their names, before they cost rows."""
+"""The refusal of orders of one's own that break their promise: by their names, before they cost rows."""
 
 import dataclasses
 import itertools

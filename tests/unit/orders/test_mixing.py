@@ -1,4 +1,4 @@
-"""Owns the promises of mixtures: quotas, components in their own order, exactly once, resume."""
+"""Mixtures: quotas, components in their own order, exactly once, resume."""
 
 import dataclasses
 import itertools
@@ -333,11 +333,9 @@ def test_a_mixture_streams_and_resumes(parts: dict[str, Any]) -> None:
 
 
 def test_the_plan_of_a_mixture_says_what_becomes_of_each_datasets_rows(parts: dict[str, Any]) -> None:
-    """By source, against what is delivered; and nothing of shards and lanes, which a mixture does not have."""
+    """By source, against what is delivered."""
     uri = spec_of(parts["small"][0]).read.source.uri
     drawn = raylance.dataset(uri, order=raylance.Weighted(weights="half", rows_per_epoch=30))
-    assert repr(drawn.plan(global_batch_size=10)).startswith("30 rows an epoch, drawn from 90, order weighted (")
-    assert "90 rows (30 an epoch) of id, half" in repr(drawn)
     for stop, remainder in (("first_exhausted", "drop"), ("all_exhausted", "ragged"), (700, "pad")):
         mixed = raylance.mix({**parts, "drawn": (drawn, 0.5)}, stop=stop, remainder=remainder)
         summary = mixed.plan(global_batch_size=64)
@@ -355,19 +353,6 @@ def test_the_plan_of_a_mixture_says_what_becomes_of_each_datasets_rows(parts: di
                 assert source.used == len(np.unique(mine)) == source.rows - source.left_out
                 assert source.repeated == len(mine) - source.used
         assert sum(source.delivered for source in summary.sources.values()) == len(offset)
-        shown = repr(summary).splitlines()
-        assert shown[0].startswith(f"{summary.plan.epoch_rows:,} rows an epoch, of 380 in 3 datasets, order mix (stop=")
-        assert shown[1].split() == ["dataset", "share", "rows", "used", "left", "out", "repeated"]
-        large = summary.sources["large"]
-        assert shown[2].split() == ["large", "50%", "200", f"{large.used}", f"{large.left_out}", f"{large.repeated}"]
-        assert shown[4].split()[:5] == ["drawn", "33.33%", "90", "drawn", f"{summary.sources['drawn'].delivered:,}"]
-        assert shown[5] == "1 rank, global batch 64"
-        assert "lane" not in repr(summary)
-        assert "shard" not in repr(summary)
-        assert "by by" not in repr(summary)
-        assert f"380 rows ({summary.plan.epoch_rows:,} an epoch) of id, half" in repr(mixed)
-        assert "components=" not in repr(summary.shuffle_quality())
-        assert "large" in mixed._repr_html_()
 
 
 def test_a_mixture_is_made_without_reading(write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:

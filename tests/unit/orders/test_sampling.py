@@ -1,4 +1,4 @@
-"""Owns the checks that sampled rows come as often as their weights say, and the refusal of impossible weights."""
+"""Sampled rows come as often as their weights say, and impossible weights are refused."""
 
 import hashlib
 import tracemalloc

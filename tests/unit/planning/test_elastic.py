@@ -1,6 +1,4 @@
-"""Owns the checks of runs whose ranks come and go, step by step: rows, positions and proofs against lists; never a real
-rank.
-"""
+"""Runs whose ranks come and go, step by step: rows, positions and proofs against lists."""
 
 import dataclasses
 import functools

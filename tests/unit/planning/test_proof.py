@@ -1,4 +1,4 @@
-"""Owns the proof of a run against an independent oracle: random histories of starts, kills, resumes and elastic worlds,
+"""The proof of a run against an independent oracle: random histories of starts, kills, resumes and elastic worlds,
 whole ones and broken ones.
 """
 

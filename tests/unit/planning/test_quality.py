@@ -1,4 +1,4 @@
-"""Owns the measures of shuffle quality: what they say of good, bad and middling orders, and that they stay cheap."""
+"""The measures of shuffle quality: what they say of good, bad and middling orders, and that they stay cheap."""
 
 import functools
 import itertools

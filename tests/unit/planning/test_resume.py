@@ -1,4 +1,4 @@
-"""Owns what a state says of the data it belongs to, and what a loader takes over: branches, rewritten datasets, other
+"""What a state says of the data it belongs to, and what a loader takes over: branches, rewritten datasets, other
 decodings, damaged orders, and checkpoints of earlier versions.
 """
 
@@ -135,11 +135,6 @@ def test_orders_that_do_not_fit_or_are_damaged(images_uri: str, order: Any, mess
     state = state if order is None else signed(state)
     with pytest.raises(raylance.StateError, match=message):
         handle.loader().load_state_dict(state)
-
-
-def test_a_fragment_order_takes_its_own_state(images_uri: str) -> None:
-    handle = raylance.dataset(images_uri, columns=["id"], order=raylance.WindowShuffle(shard_rows="fragment"))
-    handle.loader().load_state_dict(position_of(handle))
 
 
 def test_the_end_of_an_epoch_is_the_start_of_the_next(images_uri: str) -> None:

@@ -1,4 +1,4 @@
-"""Owns which ranks are peers, by each way to say it, and the arrangements that are refused."""
+"""Which ranks are peers, by each way to say it, and the arrangements that are refused."""
 
 import dataclasses
 import pickle

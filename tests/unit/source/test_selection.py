@@ -1,4 +1,4 @@
-"""Owns the checks of version pins, filters and row offsets, on real Lance datasets."""
+"""Version pins, filters and row offsets, on real Lance datasets."""
 
 from collections.abc import Callable
 

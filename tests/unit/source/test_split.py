@@ -1,4 +1,4 @@
-"""Owns the checks that parts of a split do not overlap, leave nothing out, and stay where they are."""
+"""Parts of a split do not overlap, leave nothing out, and stay where they are."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Owns the checks of values that go back into a dataset: each type, other writers, and what is refused; no run."""
+"""Values that go back into a dataset: each type, other writers, and what is refused."""
 
 from collections.abc import Callable
 from pathlib import Path

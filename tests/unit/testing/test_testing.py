@@ -1,5 +1,5 @@
-"""Owns the proof that the checkers of raylance.testing catch what they are there for, and that orders of one's own work
-through loader, state and resume.
+"""The checkers of raylance.testing catch what they are there for, and orders of one's own work through loader,
+state and resume.
 """
 
 import dataclasses
