@@ -272,16 +272,13 @@ def test_all_that_is_shown_agrees_with_a_stopwatch(
         assert shown.get((metric.name, metric.cause), 0) == wanted, metric
 
 
-def test_decoding_on_a_device_is_decoding(uri: str, time: VirtualTime, tmp_path: Path) -> None:
+def test_decoding_on_a_device_is_decoding(uri: str, time: VirtualTime) -> None:
     """No row counted as decoded, no second as decoding, the encoded bytes as handed out; collating was blamed."""
     nbytes = {}
     for on_device in (False, True):
-        costs, folder = (
-            Costs(decode_row_s=1 / 16, collate_s=1 / 8, train_s=0.25, open_s=1.0),
-            str(tmp_path / f"{on_device}"),
-        )
-        watch, costs = Watch(time), dataclasses.replace(costs, on_device=on_device)
-        with make_loader(uri, watch, costs, record=folder) as loader:
+        watch = Watch(time)
+        costs = Costs(decode_row_s=1 / 16, collate_s=1 / 8, train_s=0.25, open_s=1.0, on_device=on_device)
+        with make_loader(uri, watch, costs) as loader:
             train(loader, watch, costs)
             stats, verdict = loader.stats(), loader.explain()
         check_stats(stats, watch)
@@ -292,45 +289,6 @@ def test_decoding_on_a_device_is_decoding(uri: str, time: VirtualTime, tmp_path:
         assert verdict.seconds["decoding"] >= watch.slept["decoding"] - watch.waits[0] - watch.slept["training"]
         nbytes[on_device] = stats["nbytes"]
     assert nbytes[True] == nbytes[False]
-    assert "1 device of batches decodes 16 rows/s" in verdict.summary
-    assert "decode actors share the work" in verdict.advice[0]
-    run = read_run(folder)
-    assert "decoded on the devices of their trainers" in render(run)
-    assert "No decoders ran" not in render(run)
-    assert "on device" in top.show(run, run.records[0].last + 1)
-
-
-def test_a_pass_over_another_dataset_in_a_step_with_a_report_in_it(uri: str, time: VirtualTime, tmp_path: Path) -> None:
-    """Training is interrupted by validation, which reports after each of its batches and at its end."""
-    folder, watch, other = str(tmp_path / "run"), Watch(time), Watch(time)
-    costs, val_costs = Costs(train_s=0.25), Costs(decode_row_s=1 / 32, train_s=0.125, save_s=0.5, save_every=4)
-    passed: list[float] = []
-    with make_loader(uri, watch, costs, record=folder) as loader:
-        with make_loader(uri, other, val_costs, name="val", record=folder) as val:
-
-            def validate(step: int) -> None:
-                if step == STEPS // 2:
-                    begin = time.now()
-                    train(val, other, val_costs)
-                    passed.append(time.now() - begin)
-
-            train(loader, watch, costs, validate)
-            inner = val.stats()
-        with reporting(loader, {}):  # after the pass
-            watch.sleep("saving", 2.0)
-        stats = loader.stats()
-    (took_s,) = passed
-    assert took_s == sum(other.waits) + other.slept["training"] + other.slept["saving"]
-    check_stats(inner, other)
-    assert stats["save_s"] == other.slept["saving"] + 2.0, "what is saved meanwhile is saving of both"
-    assert stats["other_s"] == sum(other.waits) + other.slept["training"]
-    assert stats["user_s"] - stats["save_s"] - stats["other_s"] == watch.slept["training"]
-    run = read_run(folder)
-    assert run.verdict("train").seconds["training"] == watch.slept["training"]
-    assert run.verdict("train").seconds["saving"] == stats["save_s"]
-    assert spent(run, run.verdict("train"))["other datasets"] == stats["other_s"]
-    (row,) = (cells for cells in cells_of(render(run)) if cells[:1] == ["val"] and len(cells) == 8)
-    assert row[4] == f"{other.slept['training'] + sum(other.waits):,.1f}"
 
 
 @pytest.mark.parametrize("slow", ["a", "b"])

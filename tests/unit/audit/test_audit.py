@@ -279,7 +279,7 @@ def test_bad_steps_and_columns(uris: tuple[str, ...]) -> None:
         epoch.rows_of_step(24)
     with pytest.raises(ConfigError, match=r"a rank lies in \[0, 1\)"):
         epoch.rows_of_step(0, rank=1)
-    with pytest.raises(DatasetError, match="no column 'nope'; its columns are id, label"):
+    with pytest.raises(DatasetError, match="'nope'"):
         epoch.rows_of_step(0, columns=["nope"])
     packed = EpochAudit(opened(uris, "packed"), global_batch_size=8)
     with pytest.raises(ConfigError, match="sequences are stored nowhere"):

@@ -143,15 +143,13 @@ def test_an_image_of_too_many_pixels_is_a_bad_row(uri: str) -> None:
     with handle.loader(num_decoders=0) as loader:
         (batch,) = loader.iter_batches(batch_size=ROWS)
     assert np.flatnonzero(batch["_valid"]).tolist() == list(range(5, 11))
-    with pytest.raises(raylance.DatasetError, match="sampled rows .*more than max_pixels=3499 allows"):
+    with pytest.raises(raylance.DatasetError, match="max_pixels=3499"):
         raylance.dataset(uri, decode=DeviceImage("image", 8, max_pixels=3499), filter="id = 9")
 
 
 def test_a_machine_without_the_codec_says_how_to_get_it(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "nvidia.nvimgcodec", None)
-    with pytest.raises(
-        raylance.ConfigError, match=r"nvImageCodec is not installed here: pip install 'raylance\[nvjpeg\]'"
-    ):
+    with pytest.raises(raylance.ConfigError, match=r"raylance\[nvjpeg\]"):
         raylance.dataset(uri, decode=DeviceImage("image", 8))
 
 

@@ -130,7 +130,7 @@ def test_the_limit_of_pixels_is_the_setting_and_not_that_of_the_process(monkeypa
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert decode(files, image)[1].all()
-            with pytest.raises(raylance.BadRowError, match="more than max_pixels=1000 allows"):
+            with pytest.raises(raylance.BadRowError, match="max_pixels=1000"):
                 decode(files[:1], dataclasses.replace(image, max_pixels=1000))
     assert PIL.Image.MAX_IMAGE_PIXELS == 4 * MAX_PIXELS
 

@@ -233,9 +233,7 @@ def test_what_cannot_be_padded_so(uri: str) -> None:
     ):
         with pytest.raises(raylance.ConfigError, match=message):
             make()
-    with pytest.raises(
-        raylance.DatasetError, match=r"a list of 49 values, and pad_lists= pads to 20: nothing may be cut"
-    ):
+    with pytest.raises(raylance.DatasetError, match=r"49 values, .* 20"):
         list(handle.iter_batches(batch_size=ROWS, pad_lists={"sound": Pad(length=20)}))
     (cut,) = handle.iter_batches(batch_size=ROWS, pad_lists={"sound": Pad(length=20, truncate=True), "boxes": None})
     assert cut["sound"].shape == (ROWS, 20)

@@ -69,7 +69,7 @@ def test_a_mask_follows_every_view(uri: str, write_dataset: Callable[..., str]) 
     ).head(10)
     assert both["mask"].shape == (10, 2, 16, 16, 1)
     np.testing.assert_array_equal(both["mask"][..., 0], both["image"][..., 0])
-    with pytest.raises(ConfigError, match="views=3.*that image has 2 views, and each view has one crop"):
+    with pytest.raises(ConfigError, match="views=3.*2 views"):
         open_images(uri, Image("image", size=8, views=2), Image("mask", like="image", views=3))
 
 
@@ -102,7 +102,7 @@ def test_one_column_under_several_names_is_decoded_once(uri: str, monkeypatch: p
 def test_names_are_checked(uri: str) -> None:
     image = Image("image", size=8)
     for decoders, message in (
-        ([image, image], "decode= has 'image' 2 times: decode each column once, or give each decoder of it a name"),
+        ([image, image], "'image' 2 times"),
         (
             [image, Image("image", size=4, name="id")],
             r"Image\('image', name='id'\): batches have another column of this",

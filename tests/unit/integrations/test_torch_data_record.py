@@ -254,7 +254,7 @@ def test_a_new_loader_of_the_same_steps_continues_the_run(uri: str, style: str, 
 
 @pytest.mark.parametrize("record", ["", 3, Path("run")])
 def test_a_record_that_is_not_a_folder_is_refused(uri: str, record: Any) -> None:
-    with pytest.raises(raylance.ConfigError, match="record=.*: must be True, False, or the folder of a run"):
+    with pytest.raises(raylance.ConfigError, match="record="):
         make(open_data(uri), "map", Path(), record=record)
 
 

@@ -355,21 +355,6 @@ def test_the_plan_of_a_mixture_says_what_becomes_of_each_datasets_rows(parts: di
         assert sum(source.delivered for source in summary.sources.values()) == len(offset)
 
 
-def test_a_mixture_is_made_without_reading(write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    reads, read = 0, raylance.Dataset._read
-
-    def count(data: raylance.Dataset, offsets: Any) -> pa.Table:
-        nonlocal reads
-        reads += 1
-        return read(data, offsets)
-
-    uri = write_dataset(table(0, 20))
-    parts = {str(number): (raylance.dataset(uri, seed=number), 1) for number in range(5)}
-    monkeypatch.setattr(raylance.Dataset, "_read", count)
-    raylance.mix(parts)
-    assert reads == 0
-
-
 def test_bad_mixtures(parts: dict[str, Any], write_dataset: Callable[..., str]) -> None:
     large = parts["large"][0]
     other = raylance.dataset(write_dataset(pa.table({"id": ["a", "b"]})))

@@ -284,7 +284,7 @@ def test_a_class_without_selected_rows_is_none_through_the_loader(write_dataset:
     for uri in uris:
         with raylance.dataset(uri, order=ClassBalanced(column="kind"), filter="id % 3 != 0").loader() as loader:
             ids.append(np.concatenate([batch["id"] for batch in loader.iter_batches(global_batch_size=20)]))
-        with pytest.raises(raylance.ConfigError, match=r"names \['c0'\], of which.*no row"):
+        with pytest.raises(raylance.ConfigError, match=r"'c0'"):
             raylance.dataset(uri, order=ClassBalanced(column="kind", class_weights={"c0": 1}), filter="id % 3 != 0")
     assert ids[0].tolist() == ids[1].tolist()
 
@@ -303,7 +303,7 @@ def test_columns_of_no_classes(write_dataset: Callable[..., str], column: pa.Arr
 def test_nulls_are_refused(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"weight": [1.0, None], "label": ["a", None]}))
     for order in (Weighted(weights="weight"), ClassBalanced(column="label")):
-        with pytest.raises(raylance.ConfigError, match="1 nulls.*IS NOT NULL"):
+        with pytest.raises(raylance.ConfigError, match="1 nulls"):
             raylance.dataset(uri, order=order)
     with pytest.raises(raylance.ConfigError, match="'label' is string, not a number"):
         raylance.dataset(uri, order=Weighted(weights="label"))

@@ -142,7 +142,7 @@ def test_costs_do_not_grow_with_the_dataset() -> None:
 
 def test_wrong_arguments() -> None:
     plan = make_plan(SEQUENTIAL)
-    with pytest.raises(ConfigError, match=r"labels have the shape \(5,\); the selection has 60000 rows"):
+    with pytest.raises(ConfigError, match=r"\(5,\).*60000 rows"):
         shuffle_quality(plan, np.zeros(5))
     for arguments in ({"epochs": 0}, {"sample_steps": 0}):
         with pytest.raises(ConfigError, match="at least 1"):

@@ -262,7 +262,7 @@ def test_truncated_and_absent_files(tmp_path: Path) -> None:
     write_state(STATE.to_dict(), tmp_path)
     path = tmp_path / "raylance_state.json"
     path.write_text(path.read_text()[:100])
-    with pytest.raises(StateError, match="truncated.*earlier checkpoint"):
+    with pytest.raises(StateError, match="truncated"):
         read_state(tmp_path)
     path.write_text("[]")
     with pytest.raises(StateError, match="holds a list"):

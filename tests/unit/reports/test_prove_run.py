@@ -62,7 +62,8 @@ def train(
         if state is not None:
             loader.load_state_dict(state)
         take(loader, steps, size)
-        loader._ledger.cut()
+        with reporting(loader, {}):
+            pass
     saved = loaders[0].state_dict()
     for loader in loaders:
         loader.close()
@@ -91,12 +92,15 @@ def test_a_whole_pass_that_was_left_does_not_count(uri: str, tmp_path: Path, kin
 
 
 RANK = """
-import json, sys, raylance
+import json, pathlib, sys, time, raylance
 rank, world, steps, saves = RANK
 with raylance.dataset(URI).loader(rank=rank, world_size=world, runtime="threads", record=FOLDER) as loader:
     if STATE:
         loader.load_state_dict(json.loads(STATE))
     for step, batch in enumerate(loader.iter_batches(global_batch_size=40), 1):
+        pathlib.Path(FOLDER, f"began-{rank}-of-{world}").touch()
+        while len(list(pathlib.Path(FOLDER).glob(f"began-*-of-{world}"))) < world:
+            time.sleep(0.01)  # ranks of one start live at the same time
         if step == 2 and saves:
             print("STATE", json.dumps(loader.state_dict()))
         if step == steps:

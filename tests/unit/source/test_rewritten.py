@@ -104,20 +104,6 @@ def test_a_handle_that_has_looked_refuses(uri: str) -> None:
         data.take([ROWS - 1])
 
 
-def test_orders_and_packing_look_up_in_the_pinned_one_alone(uri: str) -> None:
-    """What is large, and travels as a recipe where its copy is lost."""
-    shutil.rmtree(uri)
-    documents = pa.table({"tokens": [[number] * 5 for number in range(1000)], "label": np.arange(1000) % 3})
-    lance.write_dataset(documents, uri)
-    by_class = raylance.dataset(uri, order=raylance.ClassBalanced(column="label"))
-    packed = raylance.dataset(uri, pack=raylance.PackTokens("tokens", 16))
-    shutil.rmtree(uri)
-    lance.write_dataset(documents, uri)
-    for shared in (spec_of(by_class).delivery.tables.shared, spec_of(packed).read.source.table):
-        with pytest.raises(raylance.DatasetError, match=REWRITTEN):
-            shared._make()
-
-
 def test_each_component_of_a_mixture_is_compared(uri: str, tmp_path: Path) -> None:
     other = str(tmp_path / "other.lance")
     lance.write_dataset(rows(5 * 10**6), other, max_rows_per_file=500)
@@ -154,7 +140,7 @@ def test_fewer_versions_than_were_pinned_are_another_dataset(uri: str) -> None:
     lance.write_dataset(rows(ROWS, 10), uri, mode="append")
     data = chunked(uri)
     rewrite(uri)
-    with pytest.raises(raylance.DatasetError, match="version 2 was pinned, and its newest version is 1 now"):
+    with pytest.raises(raylance.DatasetError, match="version 2 .*version is 1"):
         data.head()
 
 
