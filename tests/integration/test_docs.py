@@ -201,40 +201,6 @@ def test_the_site_has_no_broken_link_and_fetches_nothing(tmp_path: Path) -> None
         assert not fetched, path
 
 
-VIDEOS = """
-import lance
-import pyarrow as pa
-import torch
-from torchcodec.encoders import VideoEncoder
-
-from raylance.testing import check_decoder
-
-
-def video(frames=40):
-    places = torch.arange(frames)[:, None, None, None] * 5  # each frame is brighter than the one before
-    encoder = VideoEncoder(places.to(torch.uint8).expand(frames, 3, 96, 128), frame_rate=25)
-    return encoder.to_tensor(format="mp4").numpy().tobytes()
-
-
-files = [video()] * 32
-lance.write_dataset(pa.table({"video": pa.array(files, pa.binary()), "label": range(32)}), "videos.lance")
-"""
-CLIPS = """
-check_decoder(Clip("video"), files[:3], bad=[video(frames=10), b"no video"])
-assert clips.shape == (16, 8, 3, 112, 112)
-shown = clips.float().mean((2, 3, 4))  # of each frame
-assert ((shown.diff(dim=1) - 10).abs() < 3).all(), "each second frame"
-assert len(set((shown[:, 0] / 5).round().tolist())) > 4, "clips begin at various places"
-"""
-
-
-def test_the_recipe_of_clips_runs(tmp_path: Path) -> None:
-    pytest.importorskip("torchcodec", reason="pip install torchcodec, and ffmpeg's libraries", exc_type=Exception)
-    page = (ROOT / "docs" / "recipes.md").read_text().partition("## Video clips")[2]
-    [recipe] = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    run_script("\n".join([VIDEOS, recipe, CLIPS]), tmp_path)
-
-
 # What the README says of eight GPUs and millions of rows, for this machine.
 HERE = {
     "num_workers=8, use_gpu=True": "num_workers=2",

@@ -36,7 +36,7 @@ def compare(
         if rank in absent:
             return "absent"
         if rank == late:
-            time.sleep(0.3)
+            time.sleep(0.2)
         context = ShardContext(rank=rank, world_size=len(given), data_parallel=given[rank], assignment=assignment)
         terms = Terms(
             dp_rank=context.dp_rank,
@@ -59,7 +59,7 @@ def compare(
         return list(pool.map(begin, range(len(given))))
 
 
-@pytest.mark.parametrize("late", [None, 0, 3])
+@pytest.mark.parametrize("late", [None, 3])
 @pytest.mark.parametrize("assignment", [OF_TRAIN, None], ids=["assigned", "by hand"])
 def test_ranks_that_agree_continue(late: int | None, assignment: Assignment | None) -> None:
     store = torch.distributed.HashStore()
@@ -69,14 +69,14 @@ def test_ranks_that_agree_continue(late: int | None, assignment: Assignment | No
     assert compare([None] * 3, called=[False] * 3, late=late) == [""] * 3
 
 
-@pytest.mark.parametrize("late", range(4))
+@pytest.mark.parametrize("late", [0, 3])
 def test_all_ranks_see_who_was_given_what(late: int) -> None:
     answers = compare([(0, 2), (0, 4), (1, 2), (1, 4)], late=late)
     assert len(set(answers)) == 1
     assert "2 for ranks 0, 2; 4 for ranks 1, 3" in answers[0]
 
 
-@pytest.mark.parametrize("other", [0, 1, 2])
+@pytest.mark.parametrize("other", [0, 2])
 def test_a_rank_that_did_not_call_is_named_and_does_not_wait(other: int) -> None:
     called = [rank != other for rank in range(4)]
     for assignment in (OF_TRAIN, None):  # made by hand, the others waited for 600 s, and it trained on other rows

@@ -321,8 +321,7 @@ def test_a_framework_that_counts_epochs_does_not_give_up_a_position(uri: str) ->
     assert loader.state_dict()["position"] == 100
 
 
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("style", "workers"), [("iterable", 1), ("map", 0)])
 def test_whole_iterations_begin_at_the_start_also_after_one_that_was_left(uri: str, style: str, workers: int) -> None:
     options = {"persistent_workers": True} if workers else {}
     loader = make_loader(open_dataset(uri, order="sequential"), style, 100, workers, whole=True, **options)
@@ -333,8 +332,7 @@ def test_whole_iterations_begin_at_the_start_also_after_one_that_was_left(uri: s
         assert list(itertools.chain(*ids(iter(loader)))) == list(range(1003))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("style", "workers"), [("iterable", 2), ("map", 0)])
 def test_ranks_that_change_between_passes_share_each_step(uri: str, style: str, workers: int) -> None:
     """The loop is left in mid-epoch, and begun again in other shares; workers persist and learn of them."""
     handle, places = open_dataset(uri), {"a": (0, 2), "b": (1, 2)}
@@ -567,8 +565,7 @@ def test_set_epoch_reaches_workers_that_persist(uri: str, kind: Callable[[], Any
         assert ids(loader) == planned(handle, 2, 64)[5:]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("style", "workers"), [("iterable", 2), ("map", 0)])
 def test_torchdatas_stateful_dataloader_continues_where_it_was(uri: str, style: str, workers: int) -> None:
     """It asks iterators for their state, of each worker; what it has not handed out does not count."""
     kind, handle = stateful(), open_dataset(uri)

@@ -119,8 +119,8 @@ def test_other_sizes_are_compared() -> None:
     assert [*compare_windows(make_plan(window(1, 1, 2), 4, 8, remainder="ragged"))[1]] == [1, 2, 4], "no lane is empty"
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 11, 130])
-@pytest.mark.parametrize("batch", [1, 2, 128])
+@pytest.mark.parametrize("rows", [1, 3, 130])
+@pytest.mark.parametrize("batch", [1, 128])
 @pytest.mark.parametrize("order", [SEQUENTIAL, RowShuffle(shard_rows=3), window(4, 2, 2)], ids=lambda order: order.name)
 def test_small_datasets(order: Order, rows: int, batch: int) -> None:
     found = shuffle_quality(make_plan(order, rows, batch, remainder="ragged"), epochs=2, sample_steps=16)

@@ -31,7 +31,7 @@ from raylance.observe.stats import NUMBERS
 from raylance.planning.shard_context import Assignment
 from raylance.reports import watching
 from raylance.reports.page import render
-from raylance.reports.progress import describe_report, events, progress, table
+from raylance.reports.progress import events, progress, table
 from raylance.reports.reading import Run, RunFolder, read_first_rows, read_run
 from raylance.reports.timeline import PARTS, timeline
 from tests.helpers.images import encode, make_images
@@ -97,25 +97,6 @@ def test_figures_are_known_at_any_time(make_run: Make) -> None:
 def test_the_dataset_that_is_trained_on_is_found(make_run: Make) -> None:
     val = {"facts": {"dataset": "val"}, "grows": {"rows": 500, "user_s": 0.1}}
     assert make_run(val, {"grows": TRAINS}).main == "train"
-
-
-def test_of_datasets_that_are_iterated_side_by_side_the_one_that_is_waited_for_most_is_judged(make_run: Make) -> None:
-    """And others that are waited for are named; one that is now and then iterated at the same time is another one."""
-    decodes = {"user_s": 0.8, "other_s": 0.35, "wait_s": 0.2, "wait_decode_s": 0.2, "wait_read_s": 0.0}
-    reads = {"user_s": 0.7, "other_s": 0.25, "wait_s": 0.3, "wait_decode_s": 0.0, "wait_read_s": 0.3, "storage_s": 0.9}
-    a = {"facts": {"dataset": "a"}, "grows": TRAINS | decodes, "shared_s": {"b": 4.5, "val": 0.3}}
-    b = {"facts": {"dataset": "b"}, "grows": TRAINS | reads, "shared_s": {"a": 4.5}}
-    val = {"facts": {"dataset": "val"}, "grows": {"rows": 1, "user_s": 0.05}, "shared_s": {"a": 0.3}}
-    run = make_run(a, b, val)
-    assert run.trained_on == ["b", "a"]
-    verdict = run.verdict(run.main)
-    assert verdict.summary.startswith("b, iterated side by side with a: reading is the limit")
-    assert any(line.startswith("a is waited for, too: decoding is the limit") for line in verdict.advice)
-    assert run.verdict("val").summary == "too early to tell: batches so far 0, 0.0 s waited"
-    shares = timeline(run, bins=10).shares[0]
-    assert {part: share[5] for part, share in shares.items() if share[5]} == pytest.approx(
-        {"training": 0.45, "reading": 0.3, "other datasets": 0.25}
-    )
 
 
 def test_restarts_are_joined_and_ranks_that_went_do_not_count(make_run: Make) -> None:
@@ -381,11 +362,6 @@ def test_top_shows_it_and_the_verdict(make_run: Make, tmp_path: Path, capsys: py
     assert "--every 0: give seconds" in capsys.readouterr().err
 
 
-def test_reports_are_shown_by_their_numbers() -> None:
-    metrics = {"epoch": 2, "loss": 0.123456, "step": 30, "rows": 1e6}
-    assert describe_report({"metrics": metrics}) == "epoch 2, step 30: loss 0.1235, rows 1e+06"
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -577,20 +553,6 @@ def test_a_page_shows_no_password(make_run: Make) -> None:
     with pytest.raises(raylance.ConfigError, match="cannot be opened") as refused:
         read_run("nothing://me:hidden@x")
     assert "hidden" not in str(refused.value)
-
-
-def test_the_page_has_the_figures_of_each_dataset_and_rank(make_run: Make) -> None:
-    """Ten seconds of two ranks, half of them in validation, most of which waits for its start."""
-    trains = {"rows": 40, "batches": 4, "user_s": 0.9, "other_s": 0.5, "save_s": 0.1, "wait_s": 0.1, "wait_read_s": 0.1}
-    val = {"rows": 10, "batches": 1, "user_s": 0.1, "wait_s": 0.4, "wait_start_s": 0.3, "wait_read_s": 0.1}
-    run = make_run(*(
-        {"facts": {"dataset": name, "rank": rank, "world_size": 2}, "grows": grows}
-        for name, grows in (("train", trains), ("val", val)) for rank in (0, 1)
-    ))  # fmt: skip
-    cells = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", render(run))]
-    assert ["train", "2", "800", "200", "4.0", "25%", "0.0", "training"] in cells
-    assert ["val", "2", "200", "100", "5.0", "80%", "3.0", "starting"] in cells
-    assert ["1", "h", "400", "100", "3.0", "1.0", "1.0", "0.0", "1.0", "0.0", "0.0", "0", "0"] in cells
 
 
 def test_a_run_that_failed_says_so_and_its_starts_are_counted(make_run: Make) -> None:
