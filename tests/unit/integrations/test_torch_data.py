@@ -203,7 +203,8 @@ print(next(iter(loader)).tolist())
 """
 
 
-@pytest.mark.parametrize("how", ["stdin", pytest.param("notebook", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("how", ["stdin", "notebook"])
 def test_functions_of_no_file_reach_workers(uri: str, how: str) -> None:
     text = OF_NO_FILE.replace("URI", repr(uri))
     if how == "notebook":
