@@ -1,4 +1,4 @@
-"""Owns the fixtures of all tests: one Ray for the session, and small real datasets; never a mock."""
+"""The fixtures of all tests: one Ray for the session, and small real datasets."""
 
 import gc
 import os
@@ -34,7 +34,7 @@ gc.disable()
 
 # No test is timed: drawing an example takes long on a loaded machine, too.
 UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
-hypothesis.settings.register_profile("raylance", max_examples=30, derandomize=True, **UNTIMED)
+hypothesis.settings.register_profile("raylance", max_examples=20, derandomize=True, **UNTIMED)
 # Others each time: bash tests/run --hypothesis-profile=thorough
 hypothesis.settings.register_profile("thorough", max_examples=500, **UNTIMED)
 # For many runs that mostly fail: few examples, none made smaller.
@@ -68,8 +68,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.timeout(900))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs no Ray comes first: where one runs, loaders work by it."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slow tests run only if `-m` names them: `-m "not ray"` has none. What needs no Ray comes first: where one runs,
+    loaders work by it.
+    """
+    if "slow" not in config.option.markexpr:
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
     items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
 
 

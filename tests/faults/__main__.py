@@ -1,9 +1,7 @@
 """Plays schedules of real faults: `python -m tests.faults --schedules 300 --seed 0`; exit status 1 if a row was lost,
 came twice or was altered, if a run hung, or if something was left.
 
-`--family scripts` plays scripts that end, drop loaders, cannot send a batch, or are started by launchers, in place of
-runs of Ray Train that are disturbed. `--only 7:12`, or `--only scripts:7:12`, plays one schedule again; `--table FILES`
-prints what earlier calls found.
+`--only 7:12` plays one schedule again; `--table FILES` prints what earlier calls found.
 """
 
 import argparse
@@ -13,13 +11,13 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from moto.server import ThreadedMotoServer
 
-from tests.faults import results, schedule, scripts, workloads
+from tests.faults import results, schedule, workloads
 from tests.faults.play import Run
 from tests.faults.schedule import Schedule
 
@@ -51,12 +49,6 @@ def play(plans: Iterable[Schedule], keep: Path | None) -> Iterator[dict[str, Any
     server.stop()
 
 
-FAMILIES: dict[str, tuple[Callable[[int, int], Any], Callable[..., Iterator[dict[str, Any]]]]] = {
-    "runs": (schedule.draw, play),
-    "scripts": (scripts.draw, scripts.play),
-}
-
-
 def main(argv: list[str] | None = None) -> int:
     """Plays what the command line asks for; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
@@ -65,8 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         "--seed", type=int, default=DEFAULT["seed"], help="from which they are drawn (default: %(default)s)"
     )
     parser.add_argument("--first", type=int, default=0, help="the index of the first (default: %(default)s)")
-    parser.add_argument("--family", choices=FAMILIES, default="runs", help="which (default: %(default)s)")
-    parser.add_argument("--only", metavar="[FAMILY:]SEED:INDEX", help="one schedule")
+    parser.add_argument("--only", metavar="SEED:INDEX", help="one schedule")
     parser.add_argument("--out", type=Path, help="a file to which outcomes are appended, a JSON object a line")
     parser.add_argument("--keep", type=Path, help="a folder for the files of schedules that failed")
     parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="prints the table of such files")
@@ -75,13 +66,12 @@ def main(argv: list[str] | None = None) -> int:
         lines = [json.loads(line) for path in args.table for line in path.read_text().splitlines()]
         print(results.table(lines))
         return 0
-    family, seed, indices = args.family, args.seed, range(args.first, args.first + args.schedules)
+    seed, indices = args.seed, range(args.first, args.first + args.schedules)
     if args.only:
-        *named, seed, index = args.only.split(":")
-        family, seed, indices = named[0] if named else family, int(seed), range(int(index), int(index) + 1)
-    draw, play_all = FAMILIES[family]
+        seed, index = map(int, args.only.split(":"))
+        indices = range(index, index + 1)
     outcomes = []
-    for outcome in play_all([draw(seed, index) for index in indices], args.keep):
+    for outcome in play([schedule.draw(seed, index) for index in indices], args.keep):
         outcomes.append(outcome)
         print(results.line(outcome), flush=True)
         if args.out is not None:

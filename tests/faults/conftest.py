@@ -1,4 +1,4 @@
-"""Owns what the tests of faults share: a store that is well again after each of them."""
+"""What the tests of faults share: a store that is well again after each of them."""
 
 from collections.abc import Iterator
 

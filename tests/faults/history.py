@@ -1,4 +1,4 @@
-"""Owns the check of what a disturbed run was trained on, from what its ranks wrote down; starts nothing."""
+"""What a disturbed run was trained on, from what its ranks wrote down."""
 
 import dataclasses
 import json

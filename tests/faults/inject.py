@@ -1,4 +1,4 @@
-"""Owns what is done to a run: processes, nodes, memory, disks, data and storage; never decides when."""
+"""What is done to a run: processes, nodes, memory, disks, data and storage."""
 
 import contextlib
 import os

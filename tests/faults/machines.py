@@ -1,4 +1,4 @@
-"""Owns the Ray cluster of a schedule and what runs in it: starts it, finds its processes; decides on no fault."""
+"""The Ray cluster of a schedule and what runs in it: starts it, finds its processes."""
 
 import contextlib
 import os

@@ -1,5 +1,5 @@
-"""Owns one schedule from its start to its verdict: runs the driver, injects when a phase is reached, and checks what
-the ranks wrote down; draws nothing, and prints nothing.
+"""One schedule from its start to its verdict: runs the driver, injects when a phase is reached, and checks what the
+ranks wrote down.
 """
 
 import contextlib

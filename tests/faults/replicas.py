@@ -1,9 +1,8 @@
-"""Owns replicas that train under torchft and can be killed: each is a process of its own, which writes down its steps.
+"""Replicas that train under torchft and can be killed: each is a process of its own, which writes down its steps.
 
 python -m tests.faults.replicas FOLDER NUMBER      # reads FOLDER/replicas.json
 python -m tests.faults.replicas FOLDER lighthouse
 python -m tests.faults.replicas FOLDER ray         # all of them, as workers of Ray Train
-python -m tests.faults.replicas FOLDER compare     # what a death costs, with raylance and without any data
 """
 
 import contextlib
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -42,11 +41,10 @@ class Setting:
     """What the replicas of a run have in common.
 
     Attributes:
-        uri: Their dataset; "" for random tensors, which nobody reads.
+        uri: Their dataset.
         replicas: How many there are, if all are there.
         least: How many have to be there.
         is_async: Whether a replica is healed while others train.
-        has_spares: Whether no more than the least have rows.
         epochs: Epochs of the run.
         step_s: What a step of the model takes.
         reduce_s: After so long, a reduction has failed.
@@ -57,11 +55,10 @@ class Setting:
             late, on a busy machine, finds others to take the model from.
     """
 
-    uri: str = ""
+    uri: str
     replicas: int = 3
     least: int = 1
     is_async: bool = True
-    has_spares: bool = False
     epochs: int = 3
     step_s: float = 0.05
     reduce_s: float = 5.0
@@ -80,17 +77,6 @@ def average(model: torch.nn.Module, manager: Any) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def random_batches(manager: Any, steps: int) -> Iterator[dict[str, torch.Tensor]]:
-    """As much as a run of that many steps needs, without any data."""
-    while manager.current_step() < steps:
-        manager.start_quorum()
-        size = manager.num_participants()
-        if manager.errored():
-            manager.should_commit()
-            continue
-        yield {"x": torch.rand(BATCH // size, 16), "_rowoffset": torch.arange(0)}
-
-
 class DiedError(Exception):
     """What a replica raises that dies in a thread."""
 
@@ -104,7 +90,6 @@ def train(
         DiedError: In the middle of the step at which it dies.
     """
     import torchft
-    from torchft.manager import WorldSizeMode
 
     import raylance
     import raylance.torchft
@@ -132,7 +117,6 @@ def train(
         state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
         min_replica_size=setting.least,
         use_async_quorum=setting.is_async,
-        world_size_mode=WorldSizeMode.FIXED_WITH_SPARES if setting.has_spares else WorldSizeMode.DYNAMIC,
         timeout=timedelta(seconds=2 * setting.reduce_s),
         quorum_timeout=timedelta(seconds=30),
         rank=rank,
@@ -141,12 +125,10 @@ def train(
         **place,
     )
     stepper = torchft.Optimizer(manager, optimizer)
-    loader: Any = contextlib.nullcontext()
-    if setting.uri:
-        data = raylance.dataset(setting.uri, order="window", seed=3)
-        record = {"record": str(folder / "run"), "runtime": "threads"} if place else {}
-        ranks = {"rank": number * setting.ranks + rank, "world_size": setting.replicas * setting.ranks}
-        loader = data.loader(**ranks, num_decoders=0, **record)
+    data = raylance.dataset(setting.uri, order="window", seed=3)
+    record = {"record": str(folder / "run"), "runtime": "threads"} if place else {}
+    ranks = {"rank": number * setting.ranks + rank, "world_size": setting.replicas * setting.ranks}
+    loader = data.loader(**ranks, num_decoders=0, **record)
     write("start", pid=os.getpid())
     is_in_ray = process.train_rank() is not None
     saved = raylance.restore(loader) if is_in_ray else None
@@ -155,23 +137,17 @@ def train(
         optimizer.load_state_dict(saved["optimizer"])
         write("restored", at=loader.global_step)
     with contextlib.closing(_Ends(manager, group)), loader:
-        made = (
-            raylance.torchft.batches(
-                loader,
-                manager,
-                global_batch_size=BATCH,
-                epochs=setting.epochs,
-                rank_in_replica=rank,
-                ranks_in_replica=setting.ranks,
-                with_row_offset=True,
-            )
-            if setting.uri
-            else random_batches(manager, setting.epochs * STEPS)
+        made = raylance.torchft.batches(
+            loader,
+            manager,
+            global_batch_size=BATCH,
+            epochs=setting.epochs,
+            rank_in_replica=rank,
+            ranks_in_replica=setting.ranks,
+            with_row_offset=True,
         )
         for batch in made:
-            step, share = manager.current_step(), [0, 1]
-            if setting.uri:
-                share = [loader.dp_rank, loader.dp_size]
+            step, share = manager.current_step(), [loader.dp_rank, loader.dp_size]
             takes_part = manager.is_participating()
             write("handed", step=step, share=share, rows=batch["_rowoffset"].tolist() if takes_part else None)
             if step == 3:
@@ -185,10 +161,8 @@ def train(
             time.sleep(max(setting.step_s, is_last * setting.last_step_s))
             stepper.step()
             is_committed = manager.current_step() > step
-            at = None
-            if setting.uri:
-                state = loader.state_dict()
-                at = state["epoch"] * STEPS + state["position"] // BATCH
+            state = loader.state_dict()
+            at = state["epoch"] * STEPS + state["position"] // BATCH
             write("step", step=step, share=share, is_committed=is_committed, at=at, counted=manager.current_step())
             if is_in_ray and is_committed and manager.current_step() % setting.report_every == 0:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -380,14 +354,6 @@ class Replicas:
         """See `events_of`."""
         return events_of(self.folder, what)
 
-    def longest_pause_s(self, since_s: float) -> float:
-        """The longest time between two steps of a process that had made some before a moment, from then on."""
-        marks: dict[str, list[float]] = defaultdict(list)
-        for event in self.events("step"):
-            marks[event["file"]].append(event["at_s"])
-        lives = [[at for at in times if at > since_s - 0.1] for times in marks.values() if times[0] < since_s]
-        return float(max(np.diff(times).max() for times in lives if len(times) > 5))
-
     def close(self) -> None:
         """Ends what is left."""
         for process in (*self.processes.values(), self._first):
@@ -395,31 +361,8 @@ class Replicas:
             process.wait()
 
 
-def compare(folder: Path, runs: int = 3) -> None:
-    """Prints the longest pause of those who live when one of three replicas dies, again and again."""
-    folder.mkdir(exist_ok=True)
-    uri = write_data(folder)
-    for number in range(runs):
-        for name, data in (("raylance", uri), ("random tensors", "")):
-            own = folder / f"{name.split()[0]}-{number}"
-            own.mkdir()
-            run = Replicas(Setting(uri=data, epochs=6), own)
-            try:
-                run.reach(20)
-                begun_s = time.time()
-                run.kill(1)
-                run.heal()
-                pause_s, whole_s = run.longest_pause_s(begun_s), time.time() - begun_s
-                print(f"{name}: {pause_s:.2f} s without a step; all make steps after {whole_s:.1f} s", flush=True)
-            finally:
-                run.close()
-
-
 def main(folder: Path, what: str) -> None:
     """Runs one replica, or the lighthouse."""
-    if what == "compare":
-        compare(folder)
-        return
     setting = Setting(**json.loads((folder / "replicas.json").read_text()))
     if what == "ray":
         fit(setting, folder)

@@ -1,4 +1,4 @@
-"""Owns how outcomes of the fault suite are shown: a line each, and the table of all; plays nothing."""
+"""How outcomes of the fault suite are shown: a line each, and the table of all."""
 
 import statistics
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Owns what a schedule of the fault suite is and how it is drawn from its seed; injects nothing, and needs no Ray."""
+"""What a schedule of the fault suite is and how it is drawn from its seed."""
 
 import dataclasses
 import random

@@ -1,5 +1,5 @@
-"""Owns the checks that credentials which expire are asked for again in time, in every process that reads; by a real S3
-API on this machine, and a proxy that refuses keys which have expired.
+"""Credentials which expire are asked for again in time, in every process that reads; by a real S3 API on this machine,
+and a proxy that refuses keys which have expired.
 """
 
 import dataclasses
@@ -88,6 +88,7 @@ def test_credentials_of_a_shard_actor_are_renewed_before_they_expire(store: Faul
     check_renewal(store, tmp_path, "ray", 2)
 
 
+@pytest.mark.slow
 def test_credentials_that_expire_and_are_not_renewed_are_an_error(store: FaultyStore, tmp_path: Path) -> None:
     """What shows that the test above could fail."""
     options = {name: value for name, value in Keys(store.port, tmp_path)().items() if "millis" not in name}

@@ -1,5 +1,5 @@
-"""Owns the checks of a run whose storage is full: a report is refused in time, and a run that Ray Train cannot continue
-goes on from its newest whole checkpoint; with a real file system of a few MiB, and real workers.
+"""A run whose storage is full: a report is refused in time, and a run that Ray Train cannot continue goes on from its
+newest whole checkpoint; with a real file system of a few MiB, and real workers.
 """
 
 import json
@@ -176,5 +176,5 @@ def test_a_folder_without_a_whole_checkpoint_is_refused(tmp_path: Path, name: st
     """A run that should continue must not begin anew in silence."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "a file").touch()
-    with pytest.raises(raylance.StateError, match="has no whole checkpoint, of 0 with.*Give the folder of a run"):
+    with pytest.raises(raylance.StateError, match="whole checkpoint"):
         raylance.newest_checkpoint(tmp_path / name)

@@ -1,5 +1,5 @@
-"""Owns the checks that the fault suite finds what it looks for: rows lost, twice, altered, steps of another batch; and
-that a schedule is the same each time. Needs no Ray.
+"""The fault suite finds what it looks for: rows lost, twice, altered, steps of another batch; a schedule is
+the same each time. Needs no Ray.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Owns the check that a lost node costs time and no row; slow, because Ray takes its time to declare a node dead."""
+"""A lost node costs time and no row; slow, because Ray takes its time to declare a node dead."""
 
 import subprocess
 import sys

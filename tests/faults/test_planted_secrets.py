@@ -1,5 +1,5 @@
-"""Owns the check that a run leaves no secret: a real run on an S3 API of this machine, with secrets planted in storage
-options and in the environment, that fails once; then all that it leaves is searched.
+"""A run leaves no secret: a real run on an S3 API of this machine, with secrets planted in storage options and in the
+environment, that fails once; then all that it leaves is searched.
 """
 
 import json

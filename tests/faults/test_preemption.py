@@ -1,4 +1,4 @@
-"""Owns the check that a run whose node is taken away with a notice loses no step; real nodes, whose processes end."""
+"""A run whose node is taken away with a notice loses no step; real nodes, whose processes end."""
 
 import dataclasses
 from pathlib import Path

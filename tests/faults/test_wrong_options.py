@@ -1,4 +1,4 @@
-"""Owns the checks that a wrong option of a storage, or a refusal, is an error at once that names its cause."""
+"""A wrong option of a storage, or a refusal, is an error at once that names its cause."""
 
 import http.server
 import threading
@@ -61,7 +61,7 @@ def refusal(uri: str, options: Any = None) -> str:
     return text
 
 
-@pytest.mark.parametrize("status", [400, 401, 403])
+@pytest.mark.parametrize("status", [400, 403])
 def test_a_hub_that_refuses(hub: type[_Refuses], status: int) -> None:
     hub.status = status
     text = refusal("hf://datasets/org/repo/x.lance")
@@ -74,15 +74,10 @@ def test_a_hub_that_refuses(hub: type[_Refuses], status: int) -> None:
     ("uri", "options", "named"),
     [
         ("oss://bucket/x.lance", {"oss_endpoint": "http://127.0.0.1:1"}, "request url is invalid"),
-        ("oss://bucket/x.lance", {"oss_endpoint": "https://oss-nowhere.invalid"}, "bucket.oss-nowhere.invalid"),
-        (URI, {"aws_endpoint": "http://nowhere.invalid:9000"}, "nowhere.invalid"),
         (URI, {"aws_endpoint": "minio:9000"}, "aws_endpoint is 'minio:9000'"),
         (URI, {"aws_access_key_id": "key\n"}, "aws_access_key_id begins or ends"),
-        (URI, {"aws_session_token": "key\n"}, "aws_session_token begins or ends"),
-        (URI, {"aws_region": "here\n"}, "aws_region begins or ends"),
         (URI, {"aws_endpoint": "http://127.0.0.1:1\n"}, "aws_endpoint begins or ends"),
         (URI, {"timeout": "30"}, "timeout is '30'"),
-        (URI, {"connect_timeout": "5"}, "connect_timeout is '5'"),
         (URI, {"allow_http": "ja"}, "allow_http is 'ja'"),
         ("az://c/x.lance", {"account_name": "a", "account_key": "Zm9v", "azure_endpoint": "h:1"}, "azure_endpoint"),
     ],
@@ -115,6 +110,6 @@ def test_a_secret_with_a_line_end_is_named_if_it_is_refused(s3_port: int) -> Non
     proxy.close()
 
 
-@pytest.mark.parametrize("name", [5, None, b"aws_region"])
+@pytest.mark.parametrize("name", [5, b"aws_region"])
 def test_a_name_that_is_no_string(name: Any) -> None:
     assert f"the name {name!r}" in refusal(URI, {name: "x"})

@@ -1,5 +1,5 @@
-"""Owns the run that the fault suite disturbs: a driver with a real `TorchTrainer`, whose ranks write down what they
-train on; injects nothing but what a training function does by itself.
+"""The run that the fault suite disturbs: a driver with a real `TorchTrainer`, whose ranks write down what they train
+on.
 
     python -m tests.faults.training FOLDER      # reads FOLDER/setting.json
 """

@@ -1,4 +1,4 @@
-"""Owns the datasets that the fault suite trains on, and how a run opens them; injects nothing."""
+"""The datasets that the fault suite trains on, and how a run opens them."""
 
 import dataclasses
 import io

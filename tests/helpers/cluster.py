@@ -1,4 +1,4 @@
-"""Owns what tests ask of the session's Ray: its actors, its free CPUs, its object store; and ports for another Ray."""
+"""What tests ask of the session's Ray: its actors, its free CPUs, its object store; and ports for another Ray."""
 
 import re
 import socket

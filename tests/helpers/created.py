@@ -1,4 +1,4 @@
-"""Owns what tests of jobs/create_dataset share: images, folders, tars, and runs of the job in this process."""
+"""What tests of jobs/create_dataset share: images, folders, tars, and runs of the job in this process."""
 
 import io
 import json

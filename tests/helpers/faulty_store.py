@@ -1,4 +1,4 @@
-"""Owns a proxy on this machine that disturbs what is asked of a real S3 API; never makes up an answer but errors."""
+"""A proxy on this machine that disturbs what is asked of a real S3 API."""
 
 import http.client
 import http.server

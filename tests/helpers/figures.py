@@ -1,4 +1,4 @@
-"""Owns the figures of ranks that a verdict is given on; never a loader."""
+"""The figures of ranks that a verdict is given on."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Owns small encoded images that tests make their datasets of."""
+"""Small encoded images that tests make their datasets of."""
 
 import functools
 import io

@@ -1,4 +1,4 @@
-"""Owns rows that lie in memory: a read specification, a selection and a reader in one; never a file."""
+"""Rows that lie in memory: a read specification, a selection and a reader in one."""
 
 from collections.abc import Callable
 

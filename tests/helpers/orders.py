@@ -1,4 +1,4 @@
-"""Owns the orders that properties are tried on: any kind, of any sizes, resolved; never a dataset."""
+"""The orders that properties are tried on: any kind, of any sizes, resolved."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Owns orders of one's own: two that keep what every order has to keep, and one for each promise that breaks it.
+"""Orders of one's own: two that keep what every order has to keep, and one for each promise that breaks it.
 
 They lie apart from tests because processes that they are sent to import this file: it loads NumPy and orders alone.
 """
@@ -104,14 +104,6 @@ class NeverResolved(Reversed):
         return dataclasses.replace(super().resolve(facts), settings=self)
 
 
-class ResolvedAgain(Reversed):
-    """Another shard size for each global batch, a recorded one included."""
-
-    def resolve(self, facts: Facts) -> Resolved:
-        auto = dataclasses.replace(self, shard_rows="auto")
-        return super(ResolvedAgain, auto).resolve(dataclasses.replace(facts, row_bytes=facts.row_bytes * 1e4))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tuples(Reversed):
     stages: tuple[int, ...] = (1, 2)
@@ -121,21 +113,3 @@ class OtherSizes(Reversed):
     def resolve(self, facts: Facts) -> Resolved:
         resolved = super().resolve(facts)
         return dataclasses.replace(resolved, epoch_rows=resolved.epoch_rows + 1)
-
-
-class LanesOfNumPy(Reversed):
-    def resolve(self, facts: Facts) -> Resolved:
-        return dataclasses.replace(super().resolve(facts), lane_count=np.int64(2))
-
-
-class CompleteWhereRowsRepeat(Reversed):
-    repeats: ClassVar[bool] = True
-
-    def resolve(self, facts: Facts) -> Resolved:
-        return RepeatsResolved(**vars(super().resolve(facts)))
-
-
-class RepeatsResolved(Resolved):
-    @property
-    def shard_count(self) -> int:
-        return 1

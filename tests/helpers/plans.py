@@ -1,4 +1,4 @@
-"""Owns plans of given orders, and what their ranks deliver by their work items; never a dataset."""
+"""Plans of given orders, and what their ranks deliver by their work items."""
 
 import numpy as np
 

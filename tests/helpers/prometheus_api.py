@@ -1,4 +1,4 @@
-"""Owns what a dashboard's queries give: variables filled in as Grafana does, and a Prometheus asked; never draws."""
+"""What a dashboard's queries give: variables filled in as Grafana does, and a Prometheus asked."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Owns reports of a state that takes a while to collect."""
+"""Reports of a state that takes a while to collect."""
 
 import time
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Owns the processes that tests fork from one which has loaded torch and raylance: they start in a tenth of the time.
+"""The processes that tests fork from one which has loaded torch and raylance: they start in a tenth of the time.
 
 Lance refuses a fork of a process that has used it, and warns of any; the server has loaded it, and never uses it.
 """

@@ -1,4 +1,4 @@
-"""Owns what states of tests are made of, and states as an older version or somebody else would have written them."""
+"""What states of tests are made of, and states as an older version or somebody else would have written them."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Owns reading back what trackers got: which steps each curve has; never writes anything."""
+"""Reading back what trackers got: which steps each curve has."""
 
 import importlib.util
 import json

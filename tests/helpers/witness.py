@@ -1,4 +1,4 @@
-"""Owns the watch over examples from outside: the rows that loops are handed, and a rank's death; never what they do."""
+"""The watch over examples from outside: the rows that loops are handed, and a rank's death."""
 
 import contextlib
 import dataclasses

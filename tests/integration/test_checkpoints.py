@@ -1,4 +1,4 @@
-"""Owns what `raylance.report` adds to Ray Train's own: each way of reporting a checkpoint, by two real ranks."""
+"""What `raylance.report` adds to Ray Train's own: each way of reporting a checkpoint, by two real ranks."""
 
 import json
 import shutil
@@ -156,7 +156,7 @@ def test_a_damaged_state_is_refused_and_nothing_is_moved(
 ) -> None:
     checkpoint = save(loader, 200, tmp_path, {"step": 2})
     (tmp_path / "state.pt").write_bytes(held)
-    with pytest.raises(raylance.StateError, match=r"state.pt of the checkpoint is damaged.*nothing was restored"):
+    with pytest.raises(raylance.StateError, match=r"state.pt"):
         raylance.restore(loader, checkpoint)
     assert loader.state_dict()["position"] == 0
 
@@ -180,7 +180,7 @@ def test_loaders_are_not_reported_under_the_names_of_one_another(images_uri: str
         adapter_of(handle).make_loader(0, 1, raylance.Options(), Assignment(name=name, is_split=True)) for name in "ab"
     )
     for given in ({"a": b, "b": a}, {"b": a, "other": b}):
-        with pytest.raises(raylance.ConfigError, match=r"the loader of '[ab]' was given as '[ab]'.*another dataset"):
+        with pytest.raises(raylance.ConfigError, match=r"'[ab]' was given as '[ab]'"):
             checkpoints._by_name(given)
     for given in ({"a": a, "b": b}, {"a": a}, {"mine": a, "yours": b}):
         assert checkpoints._by_name(given) == given
@@ -204,7 +204,7 @@ def test_a_file_with_the_name_of_the_state_is_neither_overwritten_nor_restored(
     """The user's own, or that of an earlier report to the same directory, which would go with a later position."""
     save(loader, 100, tmp_path, {"step": 1})
     save(loader, 200, tmp_path, {"step": 2})
-    with pytest.raises(raylance.ConfigError, match=r"holds a state.pt, of yours or of an earlier report.*another name"):
+    with pytest.raises(raylance.ConfigError, match=r"state.pt"):
         save(loader, 300, tmp_path, None)
     assert raylance.restore(loader, Checkpoint(tmp_path)) == {"step": 2}
     assert loader.state_dict()["position"] == 200
@@ -218,5 +218,5 @@ def test_a_checkpoint_without_a_state_needs_a_function_to_load_it(loader: raylan
     checkpoint = save(loader, 300, tmp_path, None)
     assert raylance.restore(loader, checkpoint, load=lambda _: None) == {}
     assert loader.state_dict()["position"] == 300
-    with pytest.raises(raylance.StateError, match=r"has no state.pt.* Load the model from what you saved yourself"):
+    with pytest.raises(raylance.StateError, match=r"state.pt"):
         raylance.restore(None, checkpoint)

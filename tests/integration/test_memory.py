@@ -1,5 +1,5 @@
-"""Owns the promise that memory is bounded by configuration: by the bytes that were read, not by what rows were guessed
-to have, nor by the size of a step.
+"""Memory is bounded by configuration: by the bytes that were read, not by what rows were guessed to have, nor by the
+size of a step.
 """
 
 import contextlib
@@ -7,10 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import lance
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -74,19 +72,6 @@ def test_a_step_larger_than_the_limit_is_read_in_parts(write_dataset: Callable[.
     assert stats["held_bytes"] <= limit * 9 / 8
 
 
-@pytest.mark.slow
-def test_a_tail_that_no_sample_hits(write_dataset: Callable[..., str], floor: int) -> None:
-    sizes = [8 * MIB if row % 40 == 7 else 4096 for row in range(1600)]
-    uri = write_dataset(*[table(sizes[low : low + 400]) for low in range(0, 1600, 400)])
-    limit = 32 * MIB
-    dataset = raylance.dataset(uri, order="sequential", remainder="ragged")
-    loader = dataset.loader(max_window_bytes=limit, max_inflight_bytes=16 * MIB)
-    rows, peak, stats = run(loader, global_batch_size=64)
-    assert rows == list(range(1600))
-    assert peak - floor < 4 * limit, "the tail has 320 MiB, and a window of rows of 4 KiB all of it"
-    assert stats["held_bytes"] <= limit + 2 * 8 * MIB
-
-
 @pytest.mark.promise("P7")
 @pytest.mark.slow
 def test_large_rows_all_in_one_place(write_dataset: Callable[..., str], floor: int) -> None:
@@ -116,7 +101,6 @@ def test_large_rows_all_in_one_place(write_dataset: Callable[..., str], floor: i
     assert stats["held_bytes"] <= 3 * limit, "and the block that finds them"
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_a_row_that_is_larger_than_all_that_may_be_held(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(table([6 * MIB if row == 50 else 1000 for row in range(100)]))
     dataset = raylance.dataset(uri, order="sequential")
@@ -156,24 +140,6 @@ print(len(handle), opened - before, own() - before)
     assert sequences == 200 * MIB // 4096
     assert opened < 200 * MIB, "the documents have 800 MiB"
     assert packed < 250 * MIB
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_session")
-def test_more_than_two_gibibytes_of_binary_held_together(tmp_path: Path) -> None:
-    """Offsets of `binary` count to 2 GiB."""
-    uri = str(tmp_path / "data.lance")
-    for part in range(4):
-        lance.write_dataset(table([50 * MIB] * 11), uri, mode="append" if part else "create")
-    dataset = raylance.dataset(uri, order=raylance.WindowShuffle(shard_rows=11, window_shards=1, lanes=4))
-    with dataset.loader(max_window_bytes=4500 * MIB, max_inflight_bytes=256 * MIB) as loader:
-        rows = []
-        for batch in loader.iter_batches(global_batch_size=4, with_row_offset=True):
-            rows += batch["_rowoffset"].tolist()
-            del batch
-        stats = loader.stats()
-    assert sorted(rows) == list(range(44))
-    assert stats["held_bytes"] > 2 << 30
 
 
 @pytest.mark.promise("P7")

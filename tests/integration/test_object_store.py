@@ -1,4 +1,4 @@
-"""Owns the checks of reading from an object store, by a real S3 API here: several requests at once, in order."""
+"""Reading from an object store, by a real S3 API here: several requests at once, in order."""
 
 import os
 from collections.abc import Iterator

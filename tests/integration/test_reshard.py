@@ -1,4 +1,4 @@
-"""Owns the tests of loaders whose shares change in mid-pass, and whose steps come again: by threads and Ray."""
+"""Loaders whose shares change in mid-pass, and whose steps come again: by threads and Ray."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -88,7 +88,7 @@ def test_global_batches_stay_the_same_whoever_takes_part(data: raylance.Dataset,
     play(data, seed, remainder, runtime="threads")
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_shares_change_through_ray_and_helpers_stay(data: raylance.Dataset) -> None:
     play(data, 7, "ragged")
@@ -99,10 +99,9 @@ def test_helpers_stay_and_records_name_the_change(data: raylance.Dataset, tmp_pa
     with data.loader(rank=0, world_size=2, runtime="threads", num_decoders=0, record=record) as loader:
         made = iter(loader.iter_batches(global_batch_size=BATCH))
         next(made)
-        runtime = loader._session.runtime
         loader.reshard(0, 1)
         next(made)
-        assert loader._session.runtime is runtime
+        assert loader.stats()["helpers_replaced"] == 0
         assert "as ranks came and went" in str(loader.explain()) or loader.stats()["reshard_s"] > 0
     assert "share each step in place of 2" in Path(raylance.report_run(record)).read_text()
 

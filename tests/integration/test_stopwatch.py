@@ -1,6 +1,6 @@
-"""Owns the promise P10: what is shown of a loader agrees with a stopwatch. Loaders run as they are, in virtual time,
-limited by causes that sleep; a stopwatch of the test's own adds up what each has slept, and all figures are compared
-with it exactly: sleeps are sums of powers of two.
+"""P10: what is shown of a loader agrees with a stopwatch. Loaders run as they are, in virtual time, limited by causes
+that sleep; a stopwatch of the test's own adds up what each has slept, and all figures are compared with it exactly:
+sleeps are sums of powers of two.
 """
 
 import dataclasses
@@ -18,11 +18,9 @@ import pytest
 import raylance
 from raylance import top
 from raylance.api.loader import recorder_of, reporting
-from raylance.batches.assembly import Assembly
 from raylance.observe import metrics
 from raylance.observe.verdict import Verdict
 from raylance.observe.wait_clock import WAITS
-from raylance.planning.shard_context import ShardContext
 from raylance.reports.page import _spent as spent
 from raylance.reports.page import render
 from raylance.reports.progress import progress
@@ -87,18 +85,6 @@ class SlowDevice(raylance.BatchDecoder):
         out[:] = len(encoded[0])
 
 
-class SlowHelpers(Session):
-    """Their runtime takes a while to be made, in the consumer's thread, as that of Ray does."""
-
-    def __init__(self, feed: Any, options: raylance.Options, ranks: int, watch: Watch, make_s: float) -> None:
-        super().__init__(feed, options, ranks)
-        self._watch, self._make_s = watch, make_s
-
-    def _make_runtime(self) -> Any:
-        self._watch.sleep("opening", self._make_s)
-        return super()._make_runtime()
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
     """What things take, in seconds; opening a decoder is what a start takes."""
@@ -106,7 +92,6 @@ class Costs:
     read_row_s: float = 0.0
     decode_row_s: float = 0.0
     open_s: float = 0.0
-    make_s: float = 0.0
     collate_s: float = 0.0
     train_s: float = 0.0
     save_s: float = 0.0
@@ -131,9 +116,7 @@ def uri(write_dataset: Callable[..., str]) -> str:
     return write_dataset(pa.table({"id": np.arange(ROWS), "cell": cells}))
 
 
-def make_loader(
-    uri: str, watch: Watch, costs: Costs, rank: int = 0, ranks: int = 1, name: str = "train", **options: Any
-) -> raylance.RankLoader:
+def make_loader(uri: str, watch: Watch, costs: Costs, name: str = "train", **options: Any) -> raylance.RankLoader:
     """A loader that does not begin the next epoch by itself: what is read ahead of it would be nobody's yet."""
     kind = SlowDevice if costs.on_device else SlowDecoder
     decoder = kind("cell", watch, costs.decode_row_s, costs.open_s)
@@ -145,14 +128,9 @@ def make_loader(
 
     spec = opened_slowly(dataset, read)
     options = {"runtime": "threads", "num_decoders": 1, "name": name} | options
-    made = raylance.Options(**options)
     watch.slept.clear()  # of what opening the dataset tried
-    return raylance.RankLoader(
-        spec,
-        made,
-        ShardContext(rank=rank, world_size=ranks),
-        session=SlowHelpers(spec.read, made, ranks, watch, costs.make_s),
-    )
+    made = raylance.Options(**options)
+    return raylance.RankLoader(spec, made, session=Session(spec.read, made, 1))
 
 
 def train(
@@ -262,12 +240,12 @@ def check_pages(run: Run, watch: Watch) -> None:
 
 
 LIMITED = {  # epochs of less than 15 s, which the progress line looks back
-    "training": Costs(make_s=0.5, read_row_s=1 / 1024, decode_row_s=1 / 256, open_s=1.0, train_s=0.5),
+    "training": Costs(read_row_s=1 / 1024, decode_row_s=1 / 256, open_s=1.0, train_s=0.5),
     "reading": Costs(read_row_s=1 / 16, train_s=1 / 8),
     "decoding": Costs(decode_row_s=1 / 16, train_s=1 / 8),
     "finishing": Costs(collate_s=0.5, train_s=1 / 8),
     "saving": Costs(decode_row_s=1 / 256, train_s=0.25, save_s=1.0, save_every=2),
-    "starting": Costs(open_s=1.0, make_s=2.0, train_s=1 / 8, decode_row_s=1 / 1024),
+    "starting": Costs(open_s=3.0, train_s=1 / 8, decode_row_s=1 / 1024),
 }
 
 
@@ -294,49 +272,13 @@ def test_all_that_is_shown_agrees_with_a_stopwatch(
         assert shown.get((metric.name, metric.cause), 0) == wanted, metric
 
 
-@pytest.mark.promise("P10")
-def test_no_part_delivers_less_than_the_run_got(uri: str, time: VirtualTime) -> None:
-    """Decoders work while the trainer saves: "decoding alone 185 rows/s" was the limit of 633 that were delivered."""
-    watch, costs = Watch(time), Costs(decode_row_s=1 / 16, train_s=1 / 8, save_s=0.5, save_every=4)
-    with make_loader(uri, watch, costs) as loader:
-        train(loader, watch, costs)
-        check_stats(loader.stats(), watch)
-        verdict = loader.explain()
-    check_verdict(verdict, "decoding", watch)
-    assert ROWS / watch.slept["decoding"] < verdict.rates["delivered"] == verdict.rates["decoding"]
-    assert "(with work while the trainer saves and validates)" in verdict.summary
-
-
-def test_rows_that_are_brought_slowly_are_not_made_slowly(uri: str, time: VirtualTime) -> None:
-    """ "making batches is the limit: 5.7 ms of collating … of 62.6 ms a step"."""
-    watch, costs = Watch(time), Costs(collate_s=1 / 64, train_s=1 / 8)
-    with make_loader(uri, watch, costs) as loader:
-        gather, brought = Assembly.add, Watch(time)
-
-        def add(self: Assembly, *what: Any) -> None:
-            brought.sleep("bringing", 0.5)
-            gather(self, *what)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Assembly, "add", add)
-            train(loader, watch, costs)
-        verdict = loader.explain()
-    assert verdict.limit == "finishing"
-    waited_ms = 1000 * verdict.seconds["finishing"] / STEPS
-    assert verdict.summary.startswith(f"bringing rows to the trainer is the limit: it waits {waited_ms:.1f} ms a step ")
-    assert "beside 15.6 ms of collating" in verdict.summary
-
-
-def test_decoding_on_a_device_is_decoding(uri: str, time: VirtualTime, tmp_path: Path) -> None:
+def test_decoding_on_a_device_is_decoding(uri: str, time: VirtualTime) -> None:
     """No row counted as decoded, no second as decoding, the encoded bytes as handed out; collating was blamed."""
     nbytes = {}
     for on_device in (False, True):
-        costs, folder = (
-            Costs(decode_row_s=1 / 16, collate_s=1 / 8, train_s=0.25, open_s=1.0),
-            str(tmp_path / f"{on_device}"),
-        )
-        watch, costs = Watch(time), dataclasses.replace(costs, on_device=on_device)
-        with make_loader(uri, watch, costs, record=folder) as loader:
+        watch = Watch(time)
+        costs = Costs(decode_row_s=1 / 16, collate_s=1 / 8, train_s=0.25, open_s=1.0, on_device=on_device)
+        with make_loader(uri, watch, costs) as loader:
             train(loader, watch, costs)
             stats, verdict = loader.stats(), loader.explain()
         check_stats(stats, watch)
@@ -347,128 +289,6 @@ def test_decoding_on_a_device_is_decoding(uri: str, time: VirtualTime, tmp_path:
         assert verdict.seconds["decoding"] >= watch.slept["decoding"] - watch.waits[0] - watch.slept["training"]
         nbytes[on_device] = stats["nbytes"]
     assert nbytes[True] == nbytes[False]
-    assert "1 device of batches decodes 16 rows/s" in verdict.summary
-    assert "decode actors share the work" in verdict.advice[0]
-    run = read_run(folder)
-    assert "decoded on the devices of their trainers" in render(run)
-    assert "No decoders ran" not in render(run)
-    assert "on device" in top.show(run, run.records[0].last + 1)
-
-
-def test_rows_that_their_reader_decodes_are_waited_for_by_what_they_took(uri: str, time: VirtualTime) -> None:
-    watch, costs = Watch(time), Costs(read_row_s=1 / 32, decode_row_s=1 / 16, train_s=1 / 8)
-    with make_loader(uri, watch, costs, num_decoders=0) as loader:
-        train(loader, watch, costs)
-        check_stats(loader.stats(), watch)
-        verdict = loader.explain()
-    assert verdict.limit == "decoding"
-    assert verdict.seconds["reading"] + verdict.seconds["decoding"] == pytest.approx(sum(watch.waits[1:]))
-
-
-class Barrier:
-    """Where ranks wait for each other, in virtual time."""
-
-    def __init__(self, time: VirtualTime, ranks: int) -> None:
-        self._time, self._ranks, self._arrived, self._lock = time, ranks, 0, threading.Lock()
-
-    def wait(self) -> None:
-        with self._lock:
-            self._arrived += 1
-            wanted = -(-self._arrived // self._ranks) * self._ranks
-        self._time.block(lambda: self._arrived >= wanted)
-
-
-def test_ranks_that_wait_for_each_other_are_no_stragglers(uri: str, time: VirtualTime, tmp_path: Path) -> None:
-    """Rank 1 waits for rows; rank 0 for rank 1 in each step, and rank 1 for rank 0, which writes, in each report."""
-    folder, collective, reports = str(tmp_path / "run"), Barrier(time, 2), Barrier(time, 2)
-    watches = [Watch(time), Watch(time)]
-    costs = [Costs(train_s=0.25, save_s=0.5, save_every=4), Costs(read_row_s=3 / 16, train_s=0.25, save_every=4)]
-    stats: list[dict[str, Any]] = [{}, {}]
-
-    def run_rank(rank: int) -> None:
-        watch, saved = watches[rank], watches[rank].sleep
-
-        def in_step(step: int) -> None:
-            begin = time.now()
-            collective.wait()
-            watch.slept["training"] += time.now() - begin
-
-        def save(cause: str, seconds: float) -> None:
-            begin = time.now()
-            saved(cause, seconds)
-            if cause == "saving":
-                reports.wait()
-                watch.slept["saving"] += time.now() - begin - seconds
-
-        watch.sleep = save  # type: ignore[method-assign]
-        with make_loader(uri, watch, costs[rank], rank, 2, record=folder) as loader:
-            train(loader, watch, costs[rank], in_step)
-            stats[rank] = loader.stats()
-
-    other = threading.Thread(target=lambda: (run_rank(1), time.leave()))
-    time.enter()
-    other.start()
-    run_rank(0)
-    time.block(lambda: not other.is_alive(), 1.0)
-    other.join()
-    for rank, watch in enumerate(watches):
-        assert stats[rank]["user_s"] == watch.slept["training"] + watch.slept["saving"]
-        assert stats[rank]["save_s"] == watch.slept["saving"]
-        assert stats[rank]["wait_s"] == sum(watch.waits)
-    assert watches[0].slept["saving"] == watches[1].slept["saving"] == STEPS / 4 * 0.5
-    assert watches[0].slept["training"] > 2 * watches[1].slept["training"] == 2 * STEPS * 0.25
-    verdict = raylance.explain_run(folder)
-    assert verdict.limit == "reading"
-    assert "trains slowest" not in verdict.summary
-    assert "rank 1 waits most" in verdict.summary
-    steady_s = [watch.slept["training"] + sum(watch.waits[1:]) for watch in watches]
-    assert verdict.rates["training"] == pytest.approx(BATCH / 0.25, rel=1e-12)
-    assert verdict.rates["delivered"] == pytest.approx(ROWS / max(steady_s), rel=1e-12)
-    found = progress(read_run(folder))
-    assert found.rate == verdict.rates["delivered"]
-
-
-def test_a_straggler_is_named(uri: str, time: VirtualTime, tmp_path: Path) -> None:
-    """Of ranks that do not wait for each other."""
-    folder = str(tmp_path / "run")
-    for rank, train_s in enumerate((0.25, 0.75)):
-        watch, costs = Watch(time), Costs(train_s=train_s)
-        with make_loader(uri, watch, costs, rank, 2, record=folder) as loader:
-            train(loader, watch, costs)
-    assert raylance.explain_run(folder).summary.endswith("; rank 1 trains slowest, 750 ms a step for 250")
-
-
-def test_a_pass_over_another_dataset_in_a_step_with_a_report_in_it(uri: str, time: VirtualTime, tmp_path: Path) -> None:
-    """Training is interrupted by validation, which reports after each of its batches and at its end."""
-    folder, watch, other = str(tmp_path / "run"), Watch(time), Watch(time)
-    costs, val_costs = Costs(train_s=0.25), Costs(decode_row_s=1 / 32, train_s=0.125, save_s=0.5, save_every=4)
-    passed: list[float] = []
-    with make_loader(uri, watch, costs, record=folder) as loader:
-        with make_loader(uri, other, val_costs, name="val", record=folder) as val:
-
-            def validate(step: int) -> None:
-                if step == STEPS // 2:
-                    begin = time.now()
-                    train(val, other, val_costs)
-                    passed.append(time.now() - begin)
-
-            train(loader, watch, costs, validate)
-            inner = val.stats()
-        with reporting(loader, {}):  # after the pass
-            watch.sleep("saving", 2.0)
-        stats = loader.stats()
-    (took_s,) = passed
-    assert took_s == sum(other.waits) + other.slept["training"] + other.slept["saving"]
-    check_stats(inner, other)
-    assert stats["save_s"] == other.slept["saving"] + 2.0, "what is saved meanwhile is saving of both"
-    assert stats["other_s"] == sum(other.waits) + other.slept["training"]
-    assert stats["user_s"] - stats["save_s"] - stats["other_s"] == watch.slept["training"]
-    run = read_run(folder)
-    assert run.verdict("train").seconds["training"] == watch.slept["training"]
-    assert run.verdict("train").seconds["saving"] == stats["save_s"]
-    assert spent(run, run.verdict("train"))["other datasets"] == stats["other_s"]
-    (row,) = (cells for cells in cells_of(render(run)) if cells[:1] == ["val"] and len(cells) == 8)
-    assert row[4] == f"{other.slept['training'] + sum(other.waits):,.1f}"
 
 
 @pytest.mark.parametrize("slow", ["a", "b"])

@@ -1,5 +1,5 @@
-"""Owns the tests of loaders that follow torchft's count of committed steps: replicas in threads, with a lighthouse,
-managers and reductions by gloo that are real; that processes are killed is tested in tests/faults.
+"""Loaders that follow torchft's count of committed steps: replicas in threads, with a lighthouse, managers and
+reductions by gloo that are real; that processes are killed is tested in tests/faults.
 """
 
 import concurrent.futures
@@ -63,7 +63,7 @@ def train_all(setting: Setting, folder: Path, lighthouse: Any, dies_at: dict[int
             each.result()
 
 
-@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("is_async", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_replica_that_dies_is_replaced_and_no_row_is_lost_or_comes_twice(
     uri: str, lighthouse: Any, tmp_path: Path, is_async: bool
 ) -> None:

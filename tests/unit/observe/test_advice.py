@@ -1,5 +1,5 @@
-"""Owns the promise that what any text of ours advises is there: each flag is parsed by the job that it stands with,
-each option is one of what takes options, and each order has the name that advice knows it by.
+"""What any text of ours advises is there: each flag is parsed by the job that it stands with, each option is one of
+what takes options, and each order has the name that advice knows it by.
 
 Texts are all string literals of raylance/ and of the programs, all pages, manifests, notebooks, dashboards and scripts:
 nothing has to be entered here to be looked at.
@@ -23,12 +23,10 @@ import raylance
 import raylance.audit
 import raylance.testing
 import raylance.torch_data
-from jobs.train_images.messages import as_options
 from raylance.api.loader import RankLoader
 from raylance.observe.diagnoses import DIAGNOSES, Diagnosis
 from raylance.observe.diagnoses.reading import BY_ROW
 from raylance.observe.figures import Limit, RunFigures
-from raylance.observe.stats import NUMBERS
 from raylance.observe.verdict import judge
 from raylance.orders.order import Order
 from raylance.planning.summary import PlanSummary
@@ -194,16 +192,6 @@ def test_flags_that_are_advised_are_parsed_by_their_job() -> None:
     assert seen > 150
 
 
-def test_what_advice_calls_options_is_taken_by_the_job_that_prints_it() -> None:
-    """`train_images.py` shows advice by the names of its own flags."""
-    folder = ROOT / "raylance" / "observe"
-    files = {folder / "verdict.py", *(folder / "diagnoses").glob("*.py")} - {folder / "diagnoses" / "alarms.py"}
-    for text in (text for path in files for text in literals(path)):
-        for flag in re.findall(r"--[a-z][a-z-]+", as_options(text)):
-            known = flags_of(jobs()["materialize.py"]) if "materialize.py" in text else set()
-            assert flag in flags_of(jobs()["train_images.py"]) | known, text
-
-
 # ---- options
 
 
@@ -225,45 +213,11 @@ def parameters() -> set[str]:
     return found
 
 
-# What stands beside a "=" in a text and is no option of ours: of other libraries, of SQL and of what is shown.
-NOT_OURS = {
-    "weights_only", "state", "num_workers", "num_cpus", "num_gpus", "object_store_memory", "max_failures", "dtype",
-    "persistent_workers", "storage_path", "split_batches", "dispatch_batches", "use_gpu", "scaling_config",
-    "allow_http", "mode", "frozen", "compare", "multiprocessing_context", "fancy_upsampling", "num_to_keep",
-    "prefetch_factor",
-}  # fmt: skip
-
-
 def advised_options(text: str) -> list[str]:
     """Names that a text has somebody write before a "=": of words, not of HTML or PromQL."""
     if text.startswith("<") or '="$' in text:
         return []
     return re.findall(r"(?<![\w.{\"'<%/&?-])([a-z_]{3,})=(?=[\w…\"'(\[{{.;:,)]|\s|$)", text)
-
-
-def test_options_that_are_advised_are_taken() -> None:
-    """Of messages, advice, and the dashboard's."""
-    taken, wrong, seen = parameters(), [], 0
-    docstrings = {
-        text for path in (ROOT / "raylance").rglob("*.py") for text in docstrings_of(path)
-    }  # these speak of what is inside, too
-    for file, text in texts():
-        is_shown = file.startswith("raylance/") and file.endswith(".py") and text not in docstrings
-        if is_shown or file in ("k8s/grafana/source/alerts.py", "k8s/grafana/source/panels.py"):
-            for name in advised_options(text):
-                seen += 1
-                if name not in taken | NOT_OURS:
-                    wrong.append(f"{file}: nothing takes {name}=: {text[:120]!r}")
-    assert not wrong, "\n".join(wrong)
-    assert seen > 150
-
-
-def docstrings_of(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            found = ast.get_docstring(node, clean=False)
-            if found is not None:
-                yield found
 
 
 # ---- the table of diagnoses
@@ -333,20 +287,3 @@ def test_orders_that_read_row_by_row_are_known_by_their_names() -> None:
         assert name == "row" or hasattr(raylance, named[name].__name__)
         (first, *_) = judge([part(facts={"order": name}, user_s=1.0, wait_read_s=1.0)]).advice
         assert first.startswith(f'{written} reads rows one by one: order="window" reads them in runs'), name
-
-
-def test_orders_that_are_advised_by_name_have_it() -> None:
-    named = {found.name for found in orders() if "name" in vars(found)}
-    for file, text in texts():
-        if file.startswith(("raylance/", "k8s/grafana/source/")):
-            assert set(re.findall(r'order="(\w+)"', text)) <= named, file
-
-
-def test_figures_that_docs_name_are_there() -> None:
-    """A field of `loader.stats()` that a page speaks of."""
-    known = {*NUMBERS, "epoch_certificate"}
-    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for name in re.findall(
-            r"`(wait_\w+_s|\w+_batch_s|storage_s|collate_s|user_s|save_s|other_s)`", path.read_text()
-        ):
-            assert name in known, f"{path.name}: {name}"

@@ -1,4 +1,4 @@
-"""Owns the checks of a run's folder: any name that Ray takes is found as Ray writes it; never those of a record."""
+"""A run's folder: any name that Ray takes is found as Ray writes it."""
 
 import os
 import re

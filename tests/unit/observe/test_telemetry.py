@@ -1,6 +1,4 @@
-"""Owns the promises of what is counted: each second of waiting has one cause, counters only grow, records are bounded
-and read back, and the verdict names what limits.
-"""
+"""What is counted: counters only grow, records are bounded and read back, and the verdict names what limits."""
 
 import contextlib
 import dataclasses
@@ -8,7 +6,6 @@ import itertools
 import json
 import math
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,24 +18,11 @@ from hypothesis import strategies as st
 from raylance.observe import metrics, record
 from raylance.observe import recording as recordings
 from raylance.observe.figures import RankFigures, RunFigures
-from raylance.observe.observations import (
-    BatchesReady,
-    BatchGathered,
-    BatchHandedOut,
-    FaultSeen,
-    Observer,
-    Receipt,
-    Status,
-    WaitsFor,
-    WorkDone,
-)
+from raylance.observe.observations import Receipt
 from raylance.observe.record import COLUMNS, Record, RecordFolder
 from raylance.observe.stats import NUMBERS, Stats
 from raylance.observe.verdict import Verdict, judge
-from raylance.observe.wait_clock import _thread
 from tests.helpers.figures import figures, part
-
-CAUSES = ("start", "read", "decode", "finish")
 
 
 class Clock:
@@ -60,59 +44,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 # ---- stats
-
-
-@given(waits=st.lists(st.tuples(st.sampled_from([*CAUSES, None]), st.floats(0, 100)), max_size=30))
-def test_each_second_of_waiting_has_one_cause(waits: list[tuple[Any, float]]) -> None:
-    stats, wanted, clock = Stats(), dict.fromkeys(CAUSES, 0.0), Clock()
-    clock.tick_s = 0.0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raylance.observe.clock.now", clock)
-        stats.begin("wait_s")
-        for cause, seconds in waits:
-            stats.awaits(cause, clock.now)
-            clock.now += seconds
-            wanted[cause or "start"] += seconds  # before the first batch, what has no other cause is the start
-        stats.end("wait_s")
-        stats.awaits("read", clock.now)
-        clock.now += 7
-        stats.awaits(None, clock.now)
-    assert stats.wait_s == pytest.approx(sum(wanted.values())), "nobody waits any more"
-    assert [getattr(stats, f"wait_{cause}_s") for cause in CAUSES] == pytest.approx([*wanted.values()])
-
-
-def test_rows_read_and_decoded_in_one_place_share_the_wait_as_their_receipt_says() -> None:
-    stats = Stats()
-    stats.begin("wait_s")
-    stats.awaits("there", 10.0)
-    stats.awaits(None, 18.0)
-    assert stats.wait_read_s == stats.wait_decode_s == 0
-    stats.add(Receipt(read_s=1.0, decode_s=3.0))
-    assert (stats.wait_read_s, stats.wait_decode_s) == (2.0, 6.0)
-    stats.add(Receipt(read_s=1.0, decode_s=3.0))
-    assert (stats.wait_read_s, stats.wait_decode_s) == (2.0, 6.0), "it is shared once"
-    stats.awaits("there", 20.0)
-    stats.lap(24.0)
-    stats.add(Receipt(read_s=3.0, decode_s=1.0))
-    assert (stats.wait_read_s, stats.wait_decode_s) == (5.0, 7.0), "by its own receipt"
-    stats.awaits(None, 25.0)
-    stats.lap(99.0)
-    assert stats.wait_read_s + stats.wait_decode_s == 12.0
-
-
-def test_what_is_under_way_counts_already() -> None:
-    stats = Stats()
-    stats.begin("user_s")
-    first = stats.sample()["user_s"]
-    time.sleep(0.002)
-    assert 0 <= first < stats.sample()["user_s"]
-    assert stats.user_s == 0
-    assert stats.end("user_s") == stats.user_s > 0
-    assert stats.end("user_s") == 0, "nothing was begun"
-    stats.begin("wait_s")
-    stats.awaits("read", time.monotonic() - 5)
-    assert stats.sample()["wait_read_s"] == pytest.approx(5, abs=1)
-    assert stats.wait_read_s == 0
 
 
 def test_masked_rows_are_named_once_and_not_without_end() -> None:
@@ -153,29 +84,6 @@ def test_a_record_is_bounded_and_ends_with_what_is_known_last(samples: int) -> N
 
 def place(path: Path) -> RecordFolder:
     return RecordFolder(pyarrow.fs.LocalFileSystem(), str(path / "run" / "raylance"))
-
-
-def test_observations_are_counted() -> None:
-    """What components emit, in any order that they come in."""
-    stats, rows = Stats(), pyarrow.table({"x": list(range(40))})
-    observer: Observer = stats
-    observer.observe(WaitsFor("finish"), 1.0)  # nothing is timed: of no effect
-    observer.observe(Status(1, 2, 3, 4, 5, 6, 7, None), 1.0)
-    observer.observe(WorkDone(Receipt(read_bytes=10, decode_s=0.5, bad_rows=((3, "image", "cut"),)), 8), 2.0)
-    observer.observe(FaultSeen("a node is gone"), 2.0)
-    observer.observe(FaultSeen("a decoder died", replaces_helper=True), 2.0)
-    for _ in range(2):
-        observer.observe(BatchGathered(rows), 2.0)
-    observer.observe(BatchesReady(2), 2.0)
-    observer.observe(BatchHandedOut(rows=40, nbytes=320, masked_rows=1), 3.0)
-    assert (stats.readers, stats.readers_wanted, stats.decoders, stats.decoders_wanted) == (1, 2, 3, 4)
-    assert (stats.decoders_busy, stats.inflight_items, stats.inflight_bytes, stats.ready_batches) == (5, 6, 7, 2)
-    assert (stats.read_bytes, stats.decode_s, stats.decoded_rows, stats.helpers_replaced) == (10, 0.5, 8, 1)
-    assert (stats.batches, stats.rows, stats.nbytes, stats.masked_rows) == (1, 40, 320, 1)
-    faults = ["a node is gone", "a decoder died"]
-    assert [event[1:] for event in stats.events] == [("fault", what) for what in faults]
-    assert stats.bad_rows == [(3, "image", "cut")]
-    assert stats.first_rows == rows.slice(0, 16)
 
 
 def test_a_recording_is_written_at_its_end_and_when_its_loader_is_gone(tmp_path: Path) -> None:
@@ -274,102 +182,9 @@ def test_a_storage_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytes
         storage.gate.set()
 
 
-def test_metrics_go_on_while_a_storage_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[float] = []
-
-    class Ends(metrics.Publisher):
-        def publish(self, figures: Any) -> None:
-            seen.append(time.monotonic())
-
-    monkeypatch.setattr(recordings, "_TICK_S", 0.02)
-    monkeypatch.setattr(recordings, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(recordings, "_current", None)
-    storage = Storage(tmp_path, hangs=True)
-    recording = begin(storage, publisher=Ends("r", "train", 0))
-    try:
-        recording.flush()  # gives up, as the storage hangs
-        before, deadline = len(seen), time.monotonic() + 30
-        while len(seen) < before + 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert len(seen) >= before + 3
-    finally:
-        storage.gate.set()
-        recording.end()
-
-
-def test_the_end_is_written_after_what_is_just_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loader that was dropped, and an interpreter that ends meanwhile."""
-    monkeypatch.setattr(recordings, "_current", None)
-    storage, loader = Storage(tmp_path, hangs=True), Cursor()
-    recording = begin(storage, cursor=loader)
-    del loader
-    recording.tick()
-    assert storage.entered.wait(30)
-    ending = threading.Thread(target=recording.end)
-    ending.start()
-    time.sleep(0.1)
-    storage.gate.set()
-    ending.join(30)
-    (path,) = tmp_path.glob("*.arrow")
-    assert read(path.read_bytes())[1]["ended"] > 0
-    assert not recordings._sampler().is_stuck
-
-
 def test_a_name_hides_no_record(tmp_path: Path) -> None:
     names = {dataset: Record({"dataset": dataset, "rank": 0}).name for dataset in (".cache", "a/b c", "é")}
     assert [name.partition("-")[0] for name in names.values()] == ["cache", "a_b_c", "é"]
-
-
-def test_a_pass_within_a_step_is_never_training(clock: Clock) -> None:
-    """Of a validation, with a pass in it, the trainer's figures say the same while it waits and when it has ended."""
-    train, val, inner = Stats(), Stats(), Stats()
-    train.begin("user_s")
-    clock.now += 2
-    val.begin("wait_s")
-    assert train.sample()["train_s"] == pytest.approx(2, abs=1e-4)
-    clock.now += 5
-    assert train.sample()["train_s"] == pytest.approx(2, abs=1e-4)
-    val.end("wait_s")
-    with val.timed("user_s"), inner.timed("wait_s"):
-        clock.now += 4
-    assert train.sample()["train_s"] == pytest.approx(2, abs=1e-4)
-    train.end("user_s")
-    with val.timed("wait_s"):
-        clock.now += 1
-    assert train.user_s - train.other_s == pytest.approx(2, abs=1e-4)
-    assert (train.other_s, val.other_s, inner.other_s) == pytest.approx((9, 4, 0), abs=1e-4)
-
-
-def test_loaders_that_are_iterated_side_by_side_both_train(clock: Clock) -> None:
-    """As by zip(): a step of both ends with the next batch of the first."""
-    first, second = Stats(called="first"), Stats(called="second")
-    for _ in range(3):
-        for stats in (first, second):
-            stats.end("user_s")
-            with stats.timed("wait_s"):
-                clock.now += 1
-            stats.begin("user_s")
-        clock.now += 3
-    first.end("user_s")
-    second.end("user_s")
-    assert (first.wait_s, second.wait_s) == pytest.approx((3, 3), abs=1e-4)
-    assert (first.other_s, second.other_s) == pytest.approx((3, 2), abs=1e-4), "each other's waits"
-    assert [stats.user_s - stats.other_s for stats in (first, second)] == pytest.approx([9, 9], abs=1e-4)
-    assert (first.shared_s, second.shared_s) == ({"second": pytest.approx(9)}, {"first": pytest.approx(9)})
-
-
-def test_a_pass_within_a_step_shares_no_time_with_it(clock: Clock) -> None:
-    """Nor does one that another thread iterates."""
-    train, val, other = Stats(called="train"), Stats(called="val"), Stats(called="other")
-    thread = threading.Thread(target=lambda: other.begin("user_s"))
-    with train.timed("user_s"):
-        thread.start()
-        thread.join()
-        for _ in range(3):
-            with val.timed("user_s"):
-                clock.now += 1
-        clock.now += 1
-    assert (train.shared_s, val.shared_s, other.shared_s) == ({}, {}, {})
 
 
 def test_an_iterator_that_is_left_alone_takes_no_step_from_the_other(clock: Clock) -> None:
@@ -382,17 +197,6 @@ def test_an_iterator_that_is_left_alone_takes_no_step_from_the_other(clock: Cloc
             clock.now += 2
     assert train.other_s == 0
     assert val.sample()["train_s"] == pytest.approx(0, abs=1e-4)
-
-
-def test_a_pass_that_another_thread_closed_is_not_kept() -> None:
-    """As the garbage collector does, which runs in any thread."""
-    closed, own = Stats(), Stats()
-    closed.begin("user_s")
-    other = threading.Thread(target=closed.end, args=("user_s",))
-    other.start()
-    other.join()
-    with own.timed("user_s"):
-        assert not [stats for stats in _thread.in_step if stats is closed]
 
 
 def test_a_pass_that_is_dropped_leaves_the_clock_to_the_next_one() -> None:
@@ -442,53 +246,6 @@ def test_a_storage_that_failed_for_a_while_has_the_record_in_the_end(tmp_path: P
     assert last_rows(tmp_path) == 7
 
 
-def test_what_came_last_is_tried_again_where_the_storage_failed_just_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recordings, "_LOCAL_S", 0.01)
-    monkeypatch.setattr(recordings, "_TICK_S", 0.01)
-    monkeypatch.setattr(recordings, "_SHARE", 1e3)  # or a slow machine waits long for the next try
-    storage, stats = Storage(tmp_path), Stats(rows=7)
-    recording = begin(storage, stats)
-    recording.flush()
-    stats.rows, storage.fails = 9, True
-    recording.end()
-    storage.fails = False
-    (path,) = tmp_path.glob("*.arrow")
-    deadline = time.monotonic() + 30
-    while read(path.read_bytes())[1]["ended"] is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert read(path.read_bytes())[1]["ended"] > 0
-    assert last_rows(tmp_path) == 9
-
-
-def test_a_storage_that_fails_for_good_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name, value in {"_LOCAL_S": 0.0, "_SHARE": 1e3, "_LAST_TRIES": 2, "_TICK_S": 0.01, "_current": None}.items():
-        monkeypatch.setattr(recordings, name, value)
-    recording = begin(Storage(tmp_path, fails=True))
-    recording.end()
-    deadline = time.monotonic() + 30
-    while recording in recordings._sampler().all() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert recording not in recordings._sampler().all()
-    assert "lacks its last samples" in caplog.messages[-1]
-
-
-def test_a_report_tries_a_storage_again_that_failed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its checkpoint counts, and ranks that are killed after it write no record: nothing else would prove its rows."""
-    monkeypatch.setattr(recordings, "_current", None)
-    storage, stats = Storage(tmp_path, fails=True), Stats()
-    recording = begin(storage, stats)
-    recording.flush()
-    assert not list(tmp_path.iterdir())
-    storage.fails, stats.rows = False, 9
-    recording.flush()
-    assert last_rows(tmp_path) == 9
-    recording.end()
-
-
 def test_rows_that_cannot_be_shown_and_metrics_that_fail_leave_the_record(tmp_path: Path) -> None:
     class Broken(metrics.Publisher):
         def publish(self, figures: Any) -> None:
@@ -536,38 +293,6 @@ def test_each_metric_shows_a_figure_under_a_name_of_its_own() -> None:
         assert "bytes" not in metric.field or "_bytes" in metric.name
 
 
-def test_counters_are_published_by_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[str, str, float, dict[str, str]]] = []
-
-    class Metric:
-        def __init__(self, metric: metrics.Metric) -> None:
-            self.name = metric.name
-
-        def inc(self, value: float, tags: dict[str, str]) -> None:
-            seen.append(("inc", self.name, value, tags))
-
-        def set(self, value: float, tags: dict[str, str]) -> None:
-            seen.append(("set", self.name, value, tags))
-
-    monkeypatch.setattr(metrics, "_of_ray", Metric)
-    publisher = metrics.Publisher("run", "train", 1)
-    labels = {"run": "run", "dataset": "train", "rank": "1"}
-    publisher.publish({"rows": 5.0, "decoders": 2.0, "wait_read_s": 0.0})
-    publisher.publish({"rows": 8.0, "decoders": 1.0, "wait_read_s": 0.5})
-    publisher.publish({"rows": 8.0, "decoders": 1.0, "wait_read_s": 0.5})
-    assert [(kind, name, value) for kind, name, value, _ in seen if kind == "inc"] == [
-        ("inc", "raylance_rows_total", 5.0),
-        ("inc", "raylance_rows_total", 3.0),
-        ("inc", "raylance_wait_seconds_total", 0.5),
-    ]
-    assert [value for kind, _, value, _ in seen if kind == "set"] == [2.0, 1.0, 1.0]
-    seen.clear()
-    publisher.end()
-    assert ("set", "raylance_decoders", 0.0, labels) in seen
-    assert all(kind == "set" for kind, *_ in seen)
-    assert all(tags == labels | ({"cause": "reading"} if "wait" in name else {}) for _, name, _, tags in seen)
-
-
 def test_of_peers_each_publishes_an_equal_part_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[str] = Counter()
 
@@ -601,115 +326,38 @@ def test_rates_of_a_run_count_the_rows_of_peers_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "limit", "shown", "advice"),
+    ("changes", "limit", "advice"),
     [
-        ({"batches": 2.0}, "unknown", "too early to tell", ""),
-        ({"user_s": 10.0, "wait_read_s": 0.1}, "training", "training is the limit: it takes 100 rows/s", ""),
-        ({"user_s": 0.95}, "training", "since its first batch", ""),  # reading and decoding share its cores
-        ({"user_s": 10.0, "wait_start_s": 4.0}, "training", "; reading and decoding could give 1,000 rows/s",
-         "waited 4.0 s for its first batch: call loader.pre"),
-        ({"user_s": 1.0, "wait_start_s": 5.0}, "starting", "each rank waited 5.0 s for its first batch", "prepare("),
-        ({"user_s": 1.0, "wait_decode_s": 1.0, "decode_s": 2.0}, "decoding",
-         "decoding is the limit: 1 decoder delivers 500 rows/s, the trainer takes 1,000 rows/s and waited for 50%",
-         "2 more decoders of each rank would feed this trainer: num_decoders=3 takes 3 CPUs"),
-        ({"user_s": 1.05, "wait_decode_s": 0.1}, "decoding",
-         "1 decoder delivers 1,000 rows/s, hardly more than the 952 rows/s that the trainer takes, which waited for 9%",
-         "1 more decoder of each rank would feed this trainer"),
-        ({"user_s": 1.0, "wait_decode_s": 7.0, "decode_s": 8.0}, "decoding", "",
-         "the cluster (4 CPUs) has room for num_decoders=4 of each rank: about 500 rows/s together "
-         "8 more decoders of each rank would feed this trainer: add nodes"),
-        ({"user_s": 0.02, "wait_decode_s": 1.0}, "decoding", "", "each decoder more gives about 1,000 rows/s"),
-        ({"user_s": 0.001, "wait_decode_s": 1.0}, "decoding", "", "this loop does next to nothing with its batches"),
-        ({"user_s": 0.001, "wait_read_s": 1.0}, "reading", "", "this loop does next to nothing with its batches"),
-        ({"user_s": 1.0, "wait_decode_s": 1.0, "decoders": 0.0}, "decoding", "1 shard actor, without decoders", ""),
-        ({"user_s": 1.0, "wait_decode_s": 1.0, "decoders_wanted": 3.0}, "decoding", "",
-         "3 decoders of each rank would have work, and CPUs were free for 1"),
-        ({"user_s": 1.0, "wait_read_s": 3.0, "storage_s": 4.0}, "reading",
-         "reading is the limit: storage gives 250 rows/s", "num_readers=3, which holds 3 times max_window_bytes"),
-        ({"user_s": 10.0, "wait_decode_s": 1.0}, "decoding",
-         "decoding is the limit at times: the trainer, which takes 100 rows/s, waited for 9% of its time", "prefetch"),
-        ({"user_s": 10.0, "wait_read_s": 1.0}, "reading", "although it does 1,000 rows/s when it has work", "prefetch"),
-        ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.5}, "finishing",
-         "making batches is the limit: 50.0 ms of collating and 0.0 ms of transfer for each",
-         "fewer columns, or one of fixed-size lists in place of many: each costs its part"),
-        ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.5, "collate_fn_s": 0.4}, "finishing",
-         "50.0 ms of collating",
-         "your collate_fn takes 40.0 ms a batch, in one thread of the trainer's process: move its work on single rows "
-         "into transform=, which the decoders do, and do the rest on whole arrays"),
-        ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.1}, "finishing", "", "bringing rows to this process"),
-        ({"user_s": 0.03, "wait_finish_s": 0.01, "collate_s": 0.1}, "finishing", "", "a larger global_batch_size="),
-        ({"user_s": 9.0, "wait_finish_s": 9.0, "rows": 10.0}, "finishing", "", "a larger global_batch_size="),
-        ({"user_s": 11.0, "save_s": 10.0, "wait_decode_s": 1.0}, "saving",
-         "saving is the limit: 83% of the time since the first batch went to raylance.report; in the remaining time, "
-         "training takes 1,000 rows/s and waited for 50%", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"),
-        ({"user_s": 4.0, "save_s": 1.0, "wait_decode_s": 3.0, "decode_s": 7.0}, "decoding", "decoding is the limit:",
-         "saving takes 14% of the time. Report less often: from the second one on, a report waits until Ray Train"),
-        ({"user_s": 10.0, "save_s": 2.0}, "training", "training is the limit", "saving takes 20% of the time"),
-        ({"user_s": 10.0, "other_s": 7.0}, "training", "training is the limit: it takes 333 rows/s",
-         "70% of the time since its first batch went to other loaders, iterated during its steps"),
+        ({"batches": 2.0}, "unknown", ""),
+        ({"user_s": 10.0, "wait_read_s": 0.1}, "training", ""),
+        ({"user_s": 10.0, "wait_start_s": 4.0}, "training", "loader.prepare("),
+        ({"user_s": 1.0, "wait_start_s": 5.0}, "starting", "prepare("),
+        ({"user_s": 1.0, "wait_decode_s": 1.0, "decode_s": 2.0}, "decoding", "num_decoders=3 takes 3 CPUs"),
+        ({"user_s": 1.0, "wait_decode_s": 7.0, "decode_s": 8.0}, "decoding", "room for num_decoders=4"),
+        ({"user_s": 1.0, "wait_decode_s": 1.0, "decoders": 0.0}, "decoding", ""),
+        ({"user_s": 1.0, "wait_decode_s": 1.0, "decoders_wanted": 3.0}, "decoding", "3 decoders"),
+        ({"user_s": 1.0, "wait_read_s": 3.0, "storage_s": 4.0}, "reading", "num_readers=3"),
+        ({"user_s": 10.0, "wait_decode_s": 1.0}, "decoding", "prefetch"),
+        ({"user_s": 10.0, "wait_read_s": 1.0}, "reading", "prefetch"),
+        ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.5}, "finishing", "columns"),
+        ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.5, "collate_fn_s": 0.4}, "finishing", "transform="),
+        ({"user_s": 0.03, "wait_finish_s": 0.01, "collate_s": 0.1}, "finishing", "global_batch_size="),
+        ({"user_s": 11.0, "save_s": 10.0, "wait_decode_s": 1.0}, "saving", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"),
+        ({"user_s": 4.0, "save_s": 1.0, "wait_decode_s": 3.0, "decode_s": 7.0}, "decoding", "saving takes 14%"),
+        ({"user_s": 10.0, "other_s": 7.0}, "training", "70% of the time"),
     ],
-)  # fmt: skip
-def test_the_verdict_names_the_limit_and_what_to_change(
-    changes: dict[str, float], limit: str, shown: str, advice: str
-) -> None:
+)
+def test_the_verdict_names_the_limit_and_what_to_change(changes: dict[str, float], limit: str, advice: str) -> None:
+    """By the values and the options that it must name."""
     verdict = judge([part(**changes)])
     assert verdict.limit == limit
-    assert shown in verdict.summary
     assert advice in " ".join(verdict.advice)
-    assert "could give" not in verdict.summary or verdict.rates["training"] < verdict.rates["reading"]
     assert str(verdict).splitlines()[0] == verdict.summary
-    assert verdict.summary in verdict._repr_html_()
 
 
 def test_shard_actors_that_decode_do_so_all_at_once() -> None:
     assert part(decoders=0.0, readers=4.0).decode_rate == 4000
     assert part(decoders=0.0, readers=1.0).decode_rate == 1000
-
-
-def test_shard_actors_that_are_there_are_not_advised() -> None:
-    """On a network they wait side by side; on one machine they share its disk and its cores."""
-    slow, far = {"user_s": 1.0, "wait_read_s": 3.0, "storage_s": 16.0}, {"sources": ["s3://bucket/a.lance"]}
-    assert "num_readers=4, " in judge([part(facts=far, readers=1.0, **slow)]).advice[0]
-    assert "num_readers=4, " in judge([part(facts=far, readers=3.0, **slow)]).advice[0]
-    assert "fewer shard actors, if num_readers=4" in judge([part(facts=far, readers=4.0, **slow)]).advice[0]
-    assert "bring the data nearer" in judge([part(facts=far, **slow)]).advice[-1]
-    taken = judge([part(facts={"cluster_cpus": 2.0, "worker_cpus": 1.0}, **slow)]).advice
-    assert taken == ("read less: fewer columns=; or a faster disk",)
-
-
-def test_decoders_that_there_is_no_room_for_are_not_advised() -> None:
-    decoding = {"user_s": 1.0, "wait_decode_s": 1.0, "decode_s": 2.0}
-    full = {"cluster_cpus": 2.0, "worker_cpus": 1.0}
-    (line, _) = judge([part(facts=full, **decoding)]).advice
-    assert line == (
-        "2 more decoders of each rank would feed this trainer, and the cluster (2 CPUs, of which trainers hold 1) has "
-        "no room for more: add nodes"
-    )
-    of_two = {"cluster_cpus": 7.0, "worker_cpus": 1.0, "world_size": 2}
-    both = judge([part(rank, facts=of_two, **decoding) for rank in range(2)]).advice[0]
-    assert both.startswith("the cluster (7 CPUs, of which trainers hold 2) has room for num_decoders=2 of each rank")
-    assert judge([part(facts=of_two, **decoding)]).advice[0].startswith("the cluster (7 CPUs, of which trainers hold 2")
-    alone = judge([part(facts={"cluster_cpus": None, "cpus": 1}, **decoding)]).advice[0]
-    assert alone.endswith("this machine (1 CPU) has no room for more: with Ray, the nodes of a cluster decode, too")
-
-
-def test_images_are_spoken_of_where_there_are_some() -> None:
-    decoding = {"user_s": 1.0, "wait_decode_s": 1.0}
-    last = judge([part(facts={"row_bytes": 1e5, "draft": [False]}, **decoding)]).advice[-1]
-    assert last.startswith("or decode less: materialise images")
-    assert "draft=True" in last
-    assert "draft=" not in judge([part(facts={"row_bytes": 1e5, "draft": [True]}, **decoding)]).advice[-1]
-    assert "images" not in " ".join(judge([part(facts={"row_bytes": 1e5, "draft": []}, **decoding)]).advice)
-
-
-def test_threads_of_the_trainers_process_are_named_where_no_ray_runs() -> None:
-    slow = {"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.1}
-    shown = " ".join(judge([part(facts={"cluster_cpus": None, "cpus": 2}, **slow)]).advice)
-    assert "transform= and decoders run in threads of this process" in shown
-    assert "collate_fn" not in shown
-    slow |= {"collate_s": 2.0, "collate_fn_s": 1.9}
-    (line, _) = judge([part(facts={"cluster_cpus": None, "cpus": 2}, **slow)]).advice
-    assert "into transform=, which the decoders do (with Ray, in processes of their own), and" in line
 
 
 def test_the_rank_that_trains_slowest_is_named_and_counts_for_all() -> None:
@@ -738,11 +386,6 @@ def test_a_part_gave_what_was_delivered() -> None:
     """Shard actors decode in several threads, whose seconds add up."""
     verdict = judge([part(user_s=1.0, wait_decode_s=1.0, decode_s=20.0)])
     assert verdict.rates["decoding"] == verdict.rates["delivered"] == 500
-
-
-def test_an_order_that_reads_row_by_row_is_named() -> None:
-    (first, *_) = judge([part(facts={"order": "row"}, user_s=1.0, wait_read_s=1.0)]).advice
-    assert first.startswith('order="row" reads rows one by one')
 
 
 def test_of_several_ranks_the_one_that_waits_most_is_named() -> None:

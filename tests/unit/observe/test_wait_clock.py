@@ -1,4 +1,4 @@
-"""Owns the check of the wait clock against seconds that are added up interval by interval."""
+"""The wait clock against seconds that are added up interval by interval."""
 
 import dataclasses
 from collections import defaultdict
@@ -99,13 +99,3 @@ def test_each_second_counts_once_for_each_loader_with_its_cause(batches: list[tu
         fields = [field.name for field in dataclasses.fields(own) if field.type is float and field.name[0] != "_"]
         assert {name: getattr(own, name) for name in fields} == {name: wanted[name] for name in fields}
         assert own.running() == {}
-
-
-def test_a_clock_that_counts_a_report_as_another_loaders_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check above sees a wrong clock."""
-    consumer = Consumer()
-    monkeypatch.setattr(clock, "now", lambda: consumer.now)
-    resume = WaitClock.resume
-    monkeypatch.setattr(WaitClock, "resume", lambda own, seconds: resume(own, seconds + 8.0))
-    consumer.run([([], [("pass", [([], [("save", 8.0)])])])])
-    assert consumer.clocks[0].other_s != add_up(consumer.intervals)[0]["other_s"]

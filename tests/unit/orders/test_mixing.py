@@ -1,11 +1,7 @@
-"""Owns the promises of mixtures: quotas, components in their own order, exactly once, resume."""
+"""Mixtures: quotas, components in their own order, exactly once, resume."""
 
 import dataclasses
 import itertools
-import os
-import pickle
-import signal
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -23,12 +19,11 @@ from raylance.orders import mixture
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import Facts, Resolved
 from raylance.orders.sampling import Weighted
-from raylance.orders.shuffles import RowShuffle, ShardShuffle, WindowShuffle
+from raylance.orders.shuffles import RowShuffle, WindowShuffle
 from raylance.testing import SampleRows
 from raylance.torch_data import IterableDataset
 from tests.helpers.orders import every_row, mix_of, mixtures
 from tests.helpers.plans import global_batches, make_plan
-from tests.helpers.states import signed
 
 
 def parts_of(order: Resolved) -> tuple[Component, ...]:
@@ -110,39 +105,6 @@ def every_component(order: Resolved) -> list[str]:
         for position in range(order.epoch_rows + 1)
     ]
     return [next(name for name in after if after[name] > before[name]) for before, after in itertools.pairwise(counts)]
-
-
-def calls_of_a_step(count: int) -> int:
-    """Python functions that the rows of a step of 512 take, once the mixture has been asked for some."""
-    kinds = (WindowShuffle(), RowShuffle(), ShardShuffle())
-    parts = [(kinds[number % 3], 5000 + number, 1 + number % 7) for number in range(count)]
-    facts = Facts(rows=sum(rows for _, rows, _ in parts), seed=0, row_bytes=3000.0, global_batch_size=512)
-    plan = make_plan(mix_of("all_exhausted", *parts).resolve(facts), 512, 1)
-    plan.select(0, np.arange(5000))
-    called = 0
-
-    def count_call(_: Any, event: str, __: Any) -> None:
-        nonlocal called
-        called += event == "call"
-
-    sys.setprofile(count_call)
-    try:
-        plan.select(0, np.arange(5000, 5512))
-    finally:
-        sys.setprofile(None)
-    return called
-
-
-def test_a_step_of_many_datasets_costs_what_one_of_few_does() -> None:
-    assert calls_of_a_step(300) < 3 * calls_of_a_step(10)
-
-
-def test_a_mixture_is_sent_without_what_it_remembers() -> None:
-    order = with_draws(100, 3).resolve(Facts(rows=9, seed=0))
-    fresh = pickle.dumps(order)
-    wanted = every_row(order, 1)
-    assert pickle.dumps(order) == fresh
-    assert every_row(pickle.loads(fresh), 1) == wanted
 
 
 def test_shares_are_exact_if_they_can_be() -> None:
@@ -231,13 +193,6 @@ def test_a_rare_dataset_comes_as_often_as_its_weight(parts: dict[str, Any]) -> N
     assert [source.delivered for source in rare.sources.values()] == [5000, 0]
 
 
-def test_every_stretch_keeps_the_quotas() -> None:
-    order = mix_of("all_exhausted", (RowShuffle(shard_rows=1), 700, 7), (RowShuffle(shard_rows=1), 700, 3))
-    from_b = order.resolve(Facts(rows=1400, seed=0)).epoch(0).rows(np.arange(500)) >= 700
-    for start in range(490):
-        assert 2 <= from_b[start : start + 10].sum() <= 4
-
-
 # Frozen, as test_order.GOLDEN is: by epoch.
 GOLDEN_MIXED = {
     0: [1, 7, 0, 3, 5, 4, 2, 6, 2, 3, 6, 4, 0, 5, 1, 2, 7, 1, 3],
@@ -298,49 +253,6 @@ def test_a_run_that_began_with_other_epochs_of_draws_keeps_them(stop: str) -> No
     assert again.params() == saved, "what it writes is read as it was"
 
 
-def test_states_of_mixtures_with_draws_say_how_long_their_epochs_are(
-    write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
-) -> None:
-    drawn, plain = write_dataset(table(0, 200).append_column("w", [np.ones(200)])), write_dataset(table(1000, 60))
-
-    def mixed() -> raylance.Dataset:
-        order = raylance.Weighted(weights="w", rows_per_epoch=10)
-        columns = {"columns": ["id"], "remainder": "ragged"}
-        parts = {
-            "drawn": (raylance.dataset(drawn, order=order, **columns), 1),
-            "plain": (raylance.dataset(plain, order="row", **columns), 1),
-        }
-        return raylance.mix(parts, stop="all_exhausted", remainder="ragged")
-
-    def rest(loader: raylance.RankLoader) -> list[int]:
-        return [int(row) for batch in loader.iter_batches(batch_size=7) for row in batch["id"]]
-
-    with mixed().loader() as loader:
-        whole = rest(loader)
-    assert (np.array(whole) < 1000).sum() == 60, "as often as the other's rows, not 200 times"
-    with mixed().loader() as loader:
-        batches = itertools.islice(loader.iter_batches(batch_size=7), 3)
-        first = [row for batch in batches for row in batch["id"].tolist()]
-        state = loader.state_dict()
-    assert state["order"]["components"]["drawn"]["epoch_rows"] == 10
-    assert state["components"]["drawn"] == {"rows": 11, "passes": 1, "position": 1}
-    with mixed().loader() as loader:
-        loader.load_state_dict(state)
-        assert first + rest(loader) == whole
-    assert not caplog.text
-    del state["order"]["components"]["drawn"]["epoch_rows"]  # as of a run that raylance 0.7 began
-    state = signed(state)
-    with mixed().loader() as loader:
-        loader.load_state_dict(state)
-        old = rest(loader)
-        assert "epoch_rows" not in loader.state_dict()["order"]["components"]["drawn"]
-    assert sum(row < 1000 for row in first + old) == 200
-    with mixed().loader() as loader:
-        next(iter(loader.iter_batches(batch_size=7)))
-        with pytest.raises(raylance.StateError, match=r"components\.drawn\.epoch_rows: saved None, now 10"):
-            loader.load_state_dict(state)
-
-
 def test_a_mixture_takes_saved_sizes_over() -> None:
     auto = mix_of("all_exhausted", (WindowShuffle(shard_rows=4), 100, 3), (RowShuffle(), 50, 1))
     resolved = auto.resolve(Facts(rows=150, seed=0, row_bytes=1e6, global_batch_size=8)).settings
@@ -384,12 +296,6 @@ def test_a_component_may_have_the_largest_windows() -> None:
     assert every_row(mix_of("all_exhausted", (order, 20, 1)).resolve(Facts(rows=20, seed=5))) == alone
 
 
-@pytest.mark.parametrize("stop", ["never", 0, -3, True, 1.5])
-def test_where_no_mixture_stops(stop: Any) -> None:
-    with pytest.raises(raylance.ConfigError, match=f"stop={stop!r}: must be .*a number of rows"):
-        MixOrder(components=(), stop=stop)
-
-
 def table(first: int, rows: int) -> pa.Table:
     return pa.table({"id": np.arange(first, first + rows), "half": np.arange(rows, dtype=np.float32)})
 
@@ -427,11 +333,9 @@ def test_a_mixture_streams_and_resumes(parts: dict[str, Any]) -> None:
 
 
 def test_the_plan_of_a_mixture_says_what_becomes_of_each_datasets_rows(parts: dict[str, Any]) -> None:
-    """By source, against what is delivered; and nothing of shards and lanes, which a mixture does not have."""
+    """By source, against what is delivered."""
     uri = spec_of(parts["small"][0]).read.source.uri
     drawn = raylance.dataset(uri, order=raylance.Weighted(weights="half", rows_per_epoch=30))
-    assert repr(drawn.plan(global_batch_size=10)).startswith("30 rows an epoch, drawn from 90, order weighted (")
-    assert "90 rows (30 an epoch) of id, half" in repr(drawn)
     for stop, remainder in (("first_exhausted", "drop"), ("all_exhausted", "ragged"), (700, "pad")):
         mixed = raylance.mix({**parts, "drawn": (drawn, 0.5)}, stop=stop, remainder=remainder)
         summary = mixed.plan(global_batch_size=64)
@@ -449,34 +353,6 @@ def test_the_plan_of_a_mixture_says_what_becomes_of_each_datasets_rows(parts: di
                 assert source.used == len(np.unique(mine)) == source.rows - source.left_out
                 assert source.repeated == len(mine) - source.used
         assert sum(source.delivered for source in summary.sources.values()) == len(offset)
-        shown = repr(summary).splitlines()
-        assert shown[0].startswith(f"{summary.plan.epoch_rows:,} rows an epoch, of 380 in 3 datasets, order mix (stop=")
-        assert shown[1].split() == ["dataset", "share", "rows", "used", "left", "out", "repeated"]
-        large = summary.sources["large"]
-        assert shown[2].split() == ["large", "50%", "200", f"{large.used}", f"{large.left_out}", f"{large.repeated}"]
-        assert shown[4].split()[:5] == ["drawn", "33.33%", "90", "drawn", f"{summary.sources['drawn'].delivered:,}"]
-        assert shown[5] == "1 rank, global batch 64"
-        assert "lane" not in repr(summary)
-        assert "shard" not in repr(summary)
-        assert "by by" not in repr(summary)
-        assert f"380 rows ({summary.plan.epoch_rows:,} an epoch) of id, half" in repr(mixed)
-        assert "components=" not in repr(summary.shuffle_quality())
-        assert "large" in mixed._repr_html_()
-
-
-def test_a_mixture_is_made_without_reading(write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    reads, read = 0, raylance.Dataset._read
-
-    def count(data: raylance.Dataset, offsets: Any) -> pa.Table:
-        nonlocal reads
-        reads += 1
-        return read(data, offsets)
-
-    uri = write_dataset(table(0, 20))
-    parts = {str(number): (raylance.dataset(uri, seed=number), 1) for number in range(5)}
-    monkeypatch.setattr(raylance.Dataset, "_read", count)
-    raylance.mix(parts)
-    assert reads == 0
 
 
 def test_bad_mixtures(parts: dict[str, Any], write_dataset: Callable[..., str]) -> None:
@@ -527,49 +403,3 @@ def test_transforms_in_mixtures_see_the_offsets_of_the_dataset(write_dataset: Ca
     head = mixed.head(80)
     for name in ("seen", "_rowoffset"):
         np.testing.assert_array_equal(head[name], np.tile(np.arange(40), 2))
-
-
-def die(encoded: bytes) -> np.ndarray:
-    if encoded == b"deadly":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if encoded == b"bad":
-        raise ValueError("is bad")
-    return np.zeros((2, 2, 3), np.uint8)
-
-
-def with_one(write_dataset: Callable[..., str], value: bytes) -> tuple[raylance.Dataset, str]:
-    """A mixture of two datasets, the second with a row that is bad, and the URI of that."""
-    uris = [
-        write_dataset(pa.table({"image": pa.array([b"good"] * 30 + [last] + [b"good"] * 9, pa.binary())}))
-        for last in (b"good", value)
-    ]
-    decode = raylance.Image("image", size=(2, 2), decode_fn=die)
-    first, second = (raylance.dataset(uri, decode=decode, order="sequential") for uri in uris)
-    return raylance.mix({"a": (first, 1), "b": (second, 1)}, stop="all_exhausted"), uris[1]
-
-
-@pytest.mark.parametrize("decoders", [0, 1])
-def test_a_bad_row_of_a_mixture_is_named_with_its_dataset(write_dataset: Callable[..., str], decoders: int) -> None:
-    mixed, uri = with_one(write_dataset, b"bad")
-    with (
-        mixed.loader(num_decoders=decoders) as loader,
-        pytest.raises(raylance.BadRowError, match=r"row offset 30 of b \(.*\.lance\) cannot be decoded") as caught,
-    ):
-        list(loader.iter_batches(global_batch_size=8))
-    assert (caught.value.row_offset, caught.value.dataset) == (30, f"b ({uri})")
-    with pytest.raises(raylance.BadRowError, match="row offset 30 of b "):
-        mixed.head(80)
-
-
-@pytest.mark.slow
-def test_a_row_of_a_mixture_that_ends_its_decoder_has_the_datasets_own_offset(
-    write_dataset: Callable[..., str], ray_session: None
-) -> None:
-    mixed, uri = with_one(write_dataset, b"deadly")
-    ended = r"row offset 30 of b \(.*ended the process of its decoder"
-    with (
-        mixed.loader(num_decoders=1, runtime="ray") as loader,
-        pytest.raises(raylance.BadRowError, match=ended) as caught,
-    ):
-        list(loader.iter_batches(global_batch_size=8))
-    assert (caught.value.row_offset, caught.value.dataset) == (30, f"b ({uri})")

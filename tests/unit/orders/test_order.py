@@ -1,4 +1,4 @@
-"""Owns the contract that every order keeps, as properties; and the frozen orders."""
+"""The contract that every order keeps, as properties; and the frozen orders."""
 
 import dataclasses
 import functools

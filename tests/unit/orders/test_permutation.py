@@ -1,4 +1,4 @@
-"""Owns the checks of keyed hashing and the Feistel bijection."""
+"""Keyed hashing and the Feistel bijection."""
 
 import numpy as np
 import pytest

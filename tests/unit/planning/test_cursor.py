@@ -1,4 +1,4 @@
-"""Owns the checks of the cursor: what moves it, and when a plan is made again; never makes a batch."""
+"""The cursor: what moves it, and when a plan is made again."""
 
 import dataclasses
 import pickle

@@ -1,4 +1,4 @@
-"""Owns the digest of what was handed out: sums that add up, and a ledger that is cut, bounded, and never wrong."""
+"""The digest of what was handed out: sums that add up, and a ledger that is cut, bounded, and never wrong."""
 
 import itertools
 

@@ -1,6 +1,4 @@
-"""Owns the checks of runs whose ranks come and go, step by step: rows, positions and proofs against lists; never a real
-rank.
-"""
+"""Runs whose ranks come and go, step by step: rows, positions and proofs against lists."""
 
 import dataclasses
 import functools
@@ -238,7 +236,7 @@ def test_a_cursor_seeks_over_epochs_and_back() -> None:
     odd = cursor.plan(global_batch_size=7, dp_size=2, max_window_bytes=1 << 20)
     cursor.seek(odd, 4)
     assert cursor.position == 3 * BATCH + 7
-    with pytest.raises(ConfigError, match="position 43 of epoch 0: with a global batch of 12 no step begins there"):
+    with pytest.raises(ConfigError, match="position 43 of epoch 0.*12"):
         cursor.seek(plan, 0)
     assert cursor.steps_until(odd, 0) == 0
     assert cursor.steps_until(odd, 2) == odd.steps(43) + odd.steps()

@@ -1,4 +1,4 @@
-"""Owns the promises of the pure plan: exactly once, equal steps, the same global batches for every world size."""
+"""The pure plan: exactly once, equal steps, the same global batches for every world size."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from raylance.errors import ConfigError
 from raylance.orders.order import Facts, Resolved
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
-from raylance.planning.plan import REMAINDERS, Remainder, fitting_rows
+from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.planning.planned_rows import PlannedRows
 from raylance.planning.summary import summarise
 from tests.helpers.orders import cases, every_row, resolve
@@ -231,24 +231,6 @@ def test_items_join_small_steps_and_cut_large_ones() -> None:
     assert [steps for _, steps, _, _ in cuts(1, item_rows=90)] == [64, 36]
 
 
-@pytest.mark.parametrize(
-    ("rows", "row_bytes", "limit", "wanted"),
-    [
-        (100, 10, 1334, 100),  # three quarters of the limit
-        (100, 10, 1333, 50),
-        (100, 10, 1000, 50),
-        (100, 10, 999, 33),  # of thirds, two have room together
-        (100, 10, 100, 5),
-        (100, 10, 3, 1),
-        (100, 10, 1, 1),
-        (300, 0.01, 4, 300),
-        (7, 1e6, 3, 1),
-    ],
-)
-def test_portions_of_which_two_have_room(rows: int, row_bytes: float, limit: int, wanted: int) -> None:
-    assert fitting_rows(rows, row_bytes, limit) == wanted
-
-
 @pytest.mark.promise("P5")
 @pytest.mark.parametrize("position", [0, 5 * 10**9, 10**10 - 4096])
 def test_a_step_costs_the_same_anywhere_in_ten_billion_rows(position: int) -> None:
@@ -294,35 +276,3 @@ def test_summary_says_what_is_dropped_and_repeated() -> None:
     assert padded.held_bytes == 2 * padded.window_bytes, "the one in use and the next"
     for text in ("1,003 rows", "101 shards", "4 lanes", "50 steps", "3 rows dropped", "MiB a window"):
         assert text in repr(dropped)
-
-
-def test_summary_says_what_is_held_where_a_step_is_larger_than_the_limit() -> None:
-    """The window has 32 rows, and a step 256: what is read together is neither."""
-    plan = make_plan(resolve(WindowShuffle(shard_rows=1, window_shards=1, lanes=32), 2000), 256, 1, "drop")
-    limit = 32 << 20
-    summary = summarise(plan, 1 << 20, "take", limit, "the mean of a few rows")
-    assert limit // 4 < summary.window_bytes <= limit // 2
-    assert limit // 2 < summary.held_bytes <= limit
-    assert "MiB held (1,048,576 bytes a row, the mean of a few rows)" in repr(summary)
-    roomy = summarise(plan, 1 << 20, "take", 1 << 30, "the mean of a few rows")
-    assert (roomy.window_bytes, roomy.held_bytes) == (256 << 20, 512 << 20), "a step is read at once where it fits"
-
-
-@pytest.mark.parametrize("helpers", [1, 2, 4, 5, 16])
-def test_a_consumer_slower_than_its_helpers_does_not_wait_while_items_grow(helpers: int) -> None:
-    """A pass is prepared up to its second step. From then on, helpers take items as they become free, a unit of time a
-    row, and half as much again as they take together goes by until the consumer asks for a row. All end together.
-    """
-    order = RowShuffle(shard_rows=4).resolve(Facts(rows=10**5, seed=3))
-    plan = dataclasses.replace(make_plan(order, 80, 1), chunk_positions=10**6)
-    sizes = [item.rows for item in plan.items(0, 0, 0, 160, -(-80 // helpers))]
-    assert sizes[:helpers] == [80 // helpers] * helpers, "the first step goes to all"
-    assert sizes[len(sizes) // 2] == 160, "and later items are as large as they may be"
-    free, before = [0.0] * helpers, 0
-    for rows in sizes:
-        if before >= 160:
-            free.sort()
-            free[0] += rows
-            assert free[0] <= 1.5 * before / helpers, f"{rows} rows are awaited after {before}"
-        before += rows
-    assert max(free) - min(free) <= 80 // helpers

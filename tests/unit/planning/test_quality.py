@@ -1,21 +1,18 @@
-"""Owns the measures of shuffle quality: what they say of good, bad and middling orders, and that they stay cheap."""
+"""The measures of shuffle quality: what they say of good, bad and middling orders, and that they stay cheap."""
 
 import functools
 import itertools
 import tracemalloc
-from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from raylance.errors import ConfigError
-from raylance.orders.order import Epoch, Facts, Order
-from raylance.orders.permutation import Int64Array
+from raylance.orders.order import Facts, Order
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
 from raylance.planning.plan import Plan, Remainder
-from raylance.planning.quality import Measure, ShuffleQuality, compare_windows, shuffle_quality
+from raylance.planning.quality import ShuffleQuality, compare_windows, shuffle_quality
 from tests.helpers import plans
-from tests.helpers.orders import resolve
 
 SEQUENTIAL = Sequential(shard_rows=100, window_shards=1, lanes=1)
 ROWS, BATCH = 60_000, 64
@@ -110,49 +107,6 @@ def test_labels(kind: type) -> None:
     assert shuffle_quality(shuffled, by_class).class_divergence == pytest.approx(1, rel=0.15)
 
 
-def test_one_class_diverges_nowhere() -> None:
-    assert shuffle_quality(make_plan(SEQUENTIAL), np.zeros(ROWS)).class_divergence == 1
-
-
-def test_as_many_steps_are_measured_as_asked_for() -> None:
-    plan = make_plan(SEQUENTIAL, 2400, 8)
-    for found, epochs, steps in (
-        (shuffle_quality(plan), 1, 256),
-        (shuffle_quality(plan, sample_steps=1), 1, 1),
-        (shuffle_quality(plan, epochs=2, sample_steps=400), 2, 300),
-    ):
-        assert (found.epochs, found.steps) == (epochs, steps)
-
-
-class Noted(Order):
-    """Storage order, which notes the steps that it is asked for."""
-
-    name: ClassVar[str] = "noted"
-    asked: ClassVar[list[tuple[int, int]]] = []
-
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        if len(positions) == 8:
-            self.asked.append((epoch.number, int(positions[0])))
-        return positions
-
-
-def test_a_step_of_each_part_of_each_epoch_is_measured() -> None:
-    Noted.asked.clear()
-    shuffle_quality(make_plan(Noted(shard_rows=1), 6400, 8), epochs=2, sample_steps=20)
-    assert [epoch for epoch, _ in Noted.asked] == [0] * 20 + [1] * 20
-    starts = np.array([start for _, start in Noted.asked[:20]])
-    assert not (starts % 8).any()
-    assert (starts // 320).tolist() == list(range(20))
-    assert len(set(starts % 320)) > 5, "at random within its part"
-
-
-@pytest.mark.parametrize("rows", [7, 11, 137, 1009])
-def test_a_batch_of_all_rows_diverges_nowhere(rows: int) -> None:
-    """Also where blocks are not all of one size."""
-    found = shuffle_quality(make_plan(RowShuffle(shard_rows=3), rows, rows), sample_steps=2)
-    assert all(measure.value == pytest.approx(0, abs=1e-12) for measure in found.divergences.values())
-
-
 def test_other_sizes_are_compared() -> None:
     plan, labels = make_plan(window(4, 2, 10), 2000, 2), np.arange(2000) // 300
     compared = compare_windows(plan, labels)
@@ -165,30 +119,14 @@ def test_other_sizes_are_compared() -> None:
     assert [*compare_windows(make_plan(window(1, 1, 2), 4, 8, remainder="ragged"))[1]] == [1, 2, 4], "no lane is empty"
 
 
-def test_fragments_are_compared() -> None:
-    plan = plans.make_plan(resolve(WindowShuffle(shard_rows="fragment", window_shards=1, lanes=1), 60), 6, 1, "drop")
-    assert compare_windows(plan)[1][1] == shuffle_quality(plan, sample_steps=128).class_divergence
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 11, 130])
-@pytest.mark.parametrize("batch", [1, 2, 128])
+@pytest.mark.parametrize("rows", [1, 3, 130])
+@pytest.mark.parametrize("batch", [1, 128])
 @pytest.mark.parametrize("order", [SEQUENTIAL, RowShuffle(shard_rows=3), window(4, 2, 2)], ids=lambda order: order.name)
 def test_small_datasets(order: Order, rows: int, batch: int) -> None:
     found = shuffle_quality(make_plan(order, rows, batch, remainder="ragged"), epochs=2, sample_steps=16)
     assert 1 <= found.spread.value <= min(rows, batch)
     assert all(0 <= measure.value <= 1 for measure in found.divergences.values())
     assert order.name in repr(found)
-
-
-def test_repr_says_what_was_measured() -> None:
-    text = repr(shuffle_quality(make_plan(window(8, 4)), epochs=2, sample_steps=10))
-    for part in ("window_shards=4", "60,000 rows", "10 of 937 steps", "2 epoch", "neighbour distance", "10 blocks"):
-        assert part in text
-
-
-def test_the_same_plan_measures_the_same() -> None:
-    assert shuffle_quality(make_plan(window(32, 16)), sample_steps=100) == quality(window(32, 16))
-    assert quality(window(32, 16)) != quality(window(32, 16), seed=2)
 
 
 def test_costs_do_not_grow_with_the_dataset() -> None:
@@ -202,15 +140,9 @@ def test_costs_do_not_grow_with_the_dataset() -> None:
     assert found.class_divergence < 10
 
 
-def test_ratio_of_nothing() -> None:
-    assert Measure(value=0, ideal=0).ratio == 1
-    assert Measure(value=0.5, ideal=0).ratio == float("inf")
-    assert Measure(value=3, ideal=2).ratio == 1.5
-
-
 def test_wrong_arguments() -> None:
     plan = make_plan(SEQUENTIAL)
-    with pytest.raises(ConfigError, match=r"labels have the shape \(5,\); the selection has 60000 rows"):
+    with pytest.raises(ConfigError, match=r"\(5,\).*60000 rows"):
         shuffle_quality(plan, np.zeros(5))
     for arguments in ({"epochs": 0}, {"sample_steps": 0}):
         with pytest.raises(ConfigError, match="at least 1"):

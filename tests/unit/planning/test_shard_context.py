@@ -1,10 +1,9 @@
-"""Owns which ranks are peers, by each way to say it, and the arrangements that are refused."""
+"""Which ranks are peers, by each way to say it, and the arrangements that are refused."""
 
 import dataclasses
 import pickle
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,12 +19,6 @@ def test_contiguous_ranks_are_peers_and_each_share_has_as_many(replicas: int, pe
     assert [context.dp_rank for context in contexts] == [rank // peers for rank in range(len(pairs))]
     assert {context.dp_size for context in contexts} == {replicas}
     check_pairs([(context.dp_rank, context.dp_size) for context in contexts], "here")
-
-
-def test_pairs_of_numpy_integers_become_plain_ones() -> None:
-    given = check_pairs([np.divmod(np.array([rank, 4]), 2)[0] for rank in range(4)], "here")
-    assert given == [(0, 2), (0, 2), (1, 2), (1, 2)]
-    assert {type(number) for pair in given for number in pair} == {int}
 
 
 @pytest.mark.parametrize(
@@ -61,33 +54,6 @@ def test_arrangements_in_which_rows_come_twice_or_never_are_refused(pairs: list[
 def test_a_replica_without_ranks_is_refused() -> None:
     with pytest.raises(ConfigError, match="ranks_per_replica=0"):
         arrange_replicas(0, 4)
-
-
-def test_a_function_of_0_10_that_fails_or_stands_beside_replicas_is_refused() -> None:
-    """Its own error came, out of Ray Train's controller."""
-
-    def of_mesh(rank: int, world_size: int) -> tuple[int, int]:
-        return {0: (0, 1)}[rank]
-
-    with pytest.raises(
-        ConfigError, match=r"data_parallel, .*of_mesh, failed for rank 1 of 2 \(KeyError: 1\)"
-    ) as failed:
-        arrange_replicas(1, 2, of_mesh)
-    assert isinstance(failed.value.__cause__, KeyError)
-    with pytest.raises(ConfigError, match="both say which ranks get the same rows"):
-        arrange_replicas(2, 4, of_mesh)
-    with pytest.raises(ConfigError, match="data_parallel gave rank 0 of 2 3"):
-        arrange_replicas(1, 2, lambda rank, world_size: 3)
-
-
-def test_a_context_names_both_ranks() -> None:
-    alone = ShardContext(rank=1, world_size=4)
-    assert (alone.dp_rank, alone.dp_size, str(alone)) == (1, 4, "rank 1 of 4")
-    peer = ShardContext(rank=1, world_size=4, data_parallel=(0, 2))
-    assert (peer.dp_rank, peer.dp_size, str(peer)) == (0, 2, "rank 1 of 4, data-parallel rank 0 of 2")
-    for pair in ((2, 2), (-1, 2), (0, 3), (0, 8)):
-        with pytest.raises(ConfigError, match=rf"data-parallel rank {pair[0]} of {pair[1]} for rank 1 of 4"):
-            ShardContext(rank=1, world_size=4, data_parallel=pair)
 
 
 def test_a_context_belongs_to_the_process_that_it_is_sent_to() -> None:

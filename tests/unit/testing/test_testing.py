@@ -1,5 +1,5 @@
-"""Owns the proof that the checkers of raylance.testing catch what they are there for, and that orders of one's own work
-through loader, state and resume.
+"""The checkers of raylance.testing catch what they are there for, and orders of one's own work through loader,
+state and resume.
 """
 
 import dataclasses
@@ -40,15 +40,11 @@ def test_orders_of_ones_own_that_keep_everything() -> None:
         (own.Forgetful(), "other processes and has the same rows there"),
         (own.Eager(), r"completed_shards\(\) finds the shards all of whose rows are consumed"),
         (own.NeverResolved(), r'resolve\(\) fills every "auto"; but it leaves \[\'shard_rows\'\]'),
-        (own.ResolvedAgain(), "a resolved order stays as it is"),
-        (own.ResolvedAgain(shard_rows=5), r"resolve\(\) keeps what was given"),
         (own.Tuples(), "comes back from JSON as it was.*numbers, strings or lists"),
         (
             own.OtherSizes(),
             "an epoch of all rows unless it repeats some; but it has {'epoch_rows': 2} over 1 rows",
         ),
-        (own.LanesOfNumPy(), "sizes of at least 1, int"),
-        (own.CompleteWhereRowsRepeat(), "no shard is complete if rows repeat"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, raylance.Order) else "",
 )
