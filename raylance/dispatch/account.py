@@ -18,7 +18,7 @@ _CUT_FROM = 2  # an item is cut if it reserves more than this multiple of the in
 _FADE = 0.9  # factor for each item: the estimate rises at once and falls slowly
 _BLOCK_BYTES = 32 << 20  # most bytes of a block; enough for Lance to read and decode in parallel
 _BLOCKS = 16  # least number of blocks in the limit, so that a block larger than estimated exceeds it only a little
-_EVEN_BLOCKS = 4  # least number of blocks of a chunk whose rows have one size
+_EVEN_BLOCKS = 2  # least number of blocks of a chunk whose rows have one size
 _LEAST_BLOCK_BYTES = 4 << 20  # a smaller block of such rows is not worth a call
 
 

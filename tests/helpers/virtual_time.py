@@ -91,15 +91,8 @@ class VirtualTime:
         patch.setattr("raylance.observe.clock.now", self.now)
         patch.setattr("raylance.runtime.feeder.threading", threads)
         patch.setattr("raylance.runtime.runtime.queue", queues)
-        for module, name in (
-            ("runtime.rank_reader", "ThreadPoolExecutor"),
-            ("runtime.threads", "Calls"),
-            ("source.readahead", "Calls"),
-        ):
+        for module, name in (("work.reading", "ThreadPoolExecutor"), ("runtime.threads", "Calls")):
             patch.setattr(f"raylance.{module}.{name}", functools.partial(_Executor, self))
-        patch.setattr(
-            "raylance.source.readahead.wait", lambda futures: self.block(lambda: all(one.done() for one in futures))
-        )
 
 
 class _Condition:

@@ -35,16 +35,23 @@ STEPS = ROWS // BATCH
 
 
 class Watch:
-    """A stopwatch: adds up what each cause has slept, and how long the consumer waited."""
+    """A stopwatch: adds up what each cause has slept, and how long the consumer waited. Reads at the same time are one
+    time in which storage is read.
+    """
 
     def __init__(self, time: VirtualTime) -> None:
         self.time, self.slept, self.waits, self.rows_read = time, Counter[str](), list[float](), 0
-        self._lock = threading.Lock()
+        self._lock, self._until, self.read_s = threading.Lock(), dict[str, float](), 0.0
 
     def sleep(self, cause: str, seconds: float) -> None:
+        begin = self.time.now()
         self.time.sleep(seconds)
         with self._lock:
-            self.slept[cause] += seconds
+            end = begin + seconds
+            since = max(begin, self._until.get(cause, begin)) if cause == "reading" else begin
+            self.slept[cause] += max(0.0, end - since)
+            self.read_s += seconds * (cause == "reading")
+            self._until[cause] = max(end, self._until.get(cause, end))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -190,7 +197,9 @@ def check_stats(stats: dict[str, Any], watch: Watch) -> None:
     assert stats["user_s"] == slept["training"] + slept["saving"]
     assert stats["save_s"] == slept["saving"]
     assert stats["other_s"] == 0
-    assert stats["storage_s"] == slept["reading"]
+    # A load of the next epoch is counted when its answer is taken, which may be in the next pass.
+    ahead_s = slept["reading"] * max(0, watch.rows_read - ROWS) / watch.rows_read
+    assert slept["reading"] - ahead_s <= stats["storage_s"] <= slept["reading"]
     assert stats["decode_s"] == slept["decoding"]
     assert stats["collate_s"] == stats["collate_fn_s"] == slept["collating"]
     assert stats["decoded_rows"] == ROWS
@@ -207,11 +216,12 @@ def check_verdict(verdict: Verdict, limit: str, watch: Watch) -> None:
     assert verdict.waiting == later_s / steady_s
     assert verdict.rates["delivered"] == pytest.approx(ROWS / steady_s, rel=1e-12)
     assert verdict.rates["training"] == pytest.approx(ROWS / slept["training"], rel=1e-12)
-    for name in ("reading", "decoding"):
-        had = ROWS / steady_s  # it also works in other time than that
-        rows = rows_read if name == "reading" else ROWS  # first items are read by themselves, and again ahead of time
-        alone = rows / slept[name] if slept[name] else np.inf
-        assert verdict.rates[name] == pytest.approx(max(alone, had), rel=1e-12)
+    had = ROWS / steady_s  # it also works in other time than that
+    alone = ROWS / slept["decoding"] if slept["decoding"] else np.inf
+    assert verdict.rates["decoding"] == pytest.approx(max(alone, had), rel=1e-12)
+    # A row that is read by itself is read again ahead of time, and two reads may go on at once.
+    one = watch.rows_read / watch.read_s if watch.read_s else np.inf
+    assert max(one, had) * (1 - 1e-12) <= verdict.rates["reading"] <= max(2 * one, had) * (1 + 1e-12)
 
 
 def check_pages(run: Run, watch: Watch) -> None:
