@@ -99,7 +99,7 @@ class Loader(torch.utils.data.DataLoader[Any]):
         Raises:
             ConfigError: Under Ray's `prepare_data_loader`, which takes a batch before it hands out the one before.
         """
-        return self._hand_out() if self._record is None else self._record.time(self._hand_out())
+        return self._hand_out() if self._record is None else self._record.timed(self._hand_out())
 
     def _hand_out(self) -> Generator[Any, None, None]:
         if is_called_by(RAYS_WRAPPER):

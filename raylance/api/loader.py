@@ -1,16 +1,15 @@
-"""Owns one rank's loader: its batches, and its position, which moves with the batches; never reads or decodes rows.
+"""One rank's loader: its batches, and its position, which moves with the batches.
 
 A batch counts as consumed when it is handed out. The position is the same on every rank, because all ranks take the
 same steps.
 """
 
-import atexit
 import contextlib
+import dataclasses
 import functools
 import logging
 import operator
-import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
@@ -52,8 +51,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)
-
-_passes: "weakref.WeakSet[Generator[Any, None, None]]" = weakref.WeakSet()
 
 
 class RankLoader(Positioned):
@@ -498,11 +495,6 @@ class RankLoader(Positioned):
         uri, size = self._read_spec.source.uri, spec.global_batch_size
         return _LoaderBatches(self, spec, f"{kind} batches of {uri!r}, global batch {size}, {self._context}")
 
-    def _begin(self, spec: BatchSpec) -> Iterator[Any]:
-        batches = self._recorder.time(self._take_all(spec))
-        _passes.add(batches)
-        return batches
-
     def _prepare(self, spec: BatchSpec, epoch: int, position: int) -> None:
         """Begins to make the first batches of a pass before it is iterated."""
         plan = self._plan(spec.global_batch_size, spec.remainder)
@@ -513,10 +505,8 @@ class RankLoader(Positioned):
             where = {"epoch": epoch, "position": position, "prefetch_batches": spec.prefetch_batches}
             self._session.prepare(plan, self.dp_rank, **where, observer=self._recorder.stats)
 
-    def _take_all(self, spec: BatchSpec) -> Generator[list[Any], None, None]:
-        """Yields each batch of the rest of the epoch, in a list from which the caller takes it. A batch moves the
-        cursor to the next step; the last batch moves it to the next epoch.
-        """
+    def _begin_pass(self, spec: BatchSpec) -> int:
+        """Checks what can be checked at the begin of a pass only; returns the number of moves so far."""
         process.check_context(self._context)
         if not self._has_begun:
             self._check_restored()
@@ -526,15 +516,11 @@ class RankLoader(Positioned):
         self._agree(self._plan(spec.global_batch_size, spec.remainder))
         self._batch_size, self._has_begun = spec.global_batch_size, True
         self._cursor.moves += 1
-        moves = self._cursor.moves
-        while not (yield from self._take_in_one_share(spec, moves)):
-            pass
+        return self._cursor.moves
 
-    def _take_in_one_share(self, spec: BatchSpec, moves: int) -> Generator[list[Any], None, bool]:
-        """Yields batches until the pass ends, the share changes or the position jumps; returns whether the pass ended.
-        Raises RaylanceError if another call has changed `cursor.moves` from `moves`.
-        """
-        cursor, recorder, share = self._cursor, self._recorder, self._context.share
+    def _begin_stretch(self, spec: BatchSpec) -> "_Stretch | None":
+        """Begins to take batches from the present position on, in the present share; None if no step is left."""
+        cursor, share = self._cursor, self._context.share
         plan = self._plan(spec.global_batch_size, spec.remainder)
         cursor.follow(plan)
         epoch, position = cursor.epoch, cursor.position
@@ -542,44 +528,14 @@ class RankLoader(Positioned):
             logger.warning("%s", no_step_left(plan, epoch, position))
             self._ledger.add(epoch, position, position, Digest(), is_last=True, share=share)
             cursor.end_epoch()
-            return True
+            return None
         plan.check_order(epoch)
-        recorder.begin_pass(plan, super().state_dict)
+        self._recorder.begin_pass(plan, super().state_dict)
         self._ledger.cut()
         self._passed = Digest()
-        prepares = self._prepares
         where = {"epoch": epoch, "position": position}
-        feeder = self._session.start(plan, share[0], **where, batch_spec=spec, observer=recorder.stats)
-        try:
-            with notes.at_end(functools.partial(_end_pass, feeder, recorder)):
-                for handed, step in feeder:
-                    if moves != cursor.moves:
-                        break
-                    if self._agreement is not None:
-                        self._agreement.look(at_once=step.is_last)
-                    place = cursor.place
-                    try:
-                        self._consume(plan, position, step)
-                        if prepares and feeder.has_ended:
-                            prepares = False
-                            self._prepare(spec, epoch + 1, 0)
-                        yield handed
-                    finally:
-                        self._return_unless_taken(handed, place, moves)
-                    if step.is_last:
-                        return moves != cursor.moves or cursor.epoch != epoch  # else the last step was taken back
-                    if moves != cursor.moves:
-                        break
-                    if (cursor.epoch, cursor.position, self._context.share) != (epoch, step.after, share):
-                        return False
-        except RaylanceError as error:
-            name_file(error, self._read_spec.source)
-            recorder.on_error(error)
-            raise
-        raise RaylanceError(
-            "this iteration was superseded: the loader was iterated again, moved or closed meanwhile, and two "
-            "iterations cannot share one position. Use one iteration at a time."
-        )
+        feeder = self._session.start(plan, share[0], **where, batch_spec=spec, observer=self._recorder.stats)
+        return _Stretch(plan, epoch, position, share, feeder)
 
     def _agree(self, plan: Plan) -> None:
         """Makes the ranks compare the settings of their first passes, if they form one process group."""
@@ -630,29 +586,149 @@ class RankLoader(Positioned):
                 "first batch. To begin there on purpose, call loader.set_epoch(0)."
             )
 
-    def _return_unless_taken(self, handed: list[Any], place: tuple[int, int, int, int], moves: int) -> None:
-        """Returns to a place if the batch that was handed out there is still in its list, as after an interrupt."""
-        if handed and moves == self._cursor.moves:
-            self._cursor.place = place
-            self._ledger.load(self._cursor.epoch, self._cursor.position)
-
-    def _consume(self, plan: Plan, begin: int, step: Step) -> None:
-        """Counts a step of a pass that began at position `begin`. At the last step of the epoch, checks a custom order
-        if this rank was handed the whole epoch, and records the pass, see `Recorder.on_epoch`.
+    def _count(self, stretch: "_Stretch", step: Step) -> None:
+        """Counts a step that is about to be handed out. At the last step of the epoch, checks a custom order if this
+        rank was handed the whole epoch.
         """
-        epoch, share = self._cursor.epoch, self._context.share
-        self._ledger.add(epoch, step.before, step.after, step.digest, is_last=step.is_last, share=share)
+        epoch, plan = stretch.epoch, stretch.plan
+        self._ledger.add(epoch, step.before, step.after, step.digest, is_last=step.is_last, share=stretch.share)
         self._passed += step.digest
-        if step.is_last and self.dp_size == 1 and plan.order.is_custom and not plan.order.repeats:
+        if not step.is_last:
+            return
+        if self.dp_size == 1 and plan.order.is_custom and not plan.order.repeats:
             handed = self._ledger.since(epoch, 0)
             if handed is not None:  # this rank was handed the whole epoch
                 check_permutation(plan, self._read_spec.source.load_selection(), epoch, step.after, handed)
+        is_empty = plan.empty_ranks and operator.eq(*plan.rank_slice(step.before, stretch.share[0]))
+        if is_empty and not self._cursor.delivery_spec.empty_batches:
+            _warn_of_no_row(str(self._read_spec.source.uri), plan.dp_size, plan.dp_size - plan.empty_ranks)
+
+    def _move(self, stretch: "_Stretch", step: Step) -> None:
+        """Moves the position behind a step; at the end of an epoch, records the pass."""
         self._cursor.advance(step.after, is_last=step.is_last)
         if step.is_last:
-            is_empty = plan.empty_ranks and operator.eq(*plan.rank_slice(step.before, share[0]))
-            if is_empty and not self._cursor.delivery_spec.empty_batches:
-                _warn_of_no_row(str(self._read_spec.source.uri), plan.dp_size, plan.dp_size - plan.empty_ranks)
-            self._recorder.on_epoch(epoch, begin, step.after, self._passed)
+            self._recorder.on_epoch(stretch.epoch, stretch.position, step.after, self._passed)
+
+    def _move_back(self, place: tuple[int, int, int, int], moves: int) -> None:
+        """Moves back to a place, because the batch there was not handed out, as after an interrupt."""
+        if moves == self._cursor.moves:
+            self._cursor.place = place
+            self._ledger.load(self._cursor.epoch, self._cursor.position)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Consecutive batches of a pass that come from one feeder: those of one share."""
+
+    plan: Plan
+    epoch: int
+    position: int  # of its begin
+    share: tuple[int, int]
+    feeder: Feeder
+
+
+class _LoaderPass(Iterator[Any]):
+    """The batches of the rest of an epoch. Each moves the loader to the next step; the last one, to the next epoch."""
+
+    def __init__(self, loader: RankLoader, spec: BatchSpec) -> None:
+        """Begins nothing before the first batch."""
+        self._loader, self._spec, self._recorder = loader, spec, loader._recorder
+        self._moves = -1  # those of the loader when the pass began; another number means that something moved it
+        self._stretch: _Stretch | None = None
+        self._ending: notes.Ending | None = None  # of the stretch
+        self._last: Step | None = None  # the step that was handed out last
+        self._handed_out: float | None = None
+        self._is_over, self._prepares = False, loader._prepares
+
+    def __next__(self) -> Any:
+        loader, place = self._loader, None
+        self._recorder.take_back(self._handed_out)
+        self._handed_out = None
+        try:
+            with self._recorder.waiting(is_first=self._moves < 0):
+                found = None if self._is_over else self._take()
+                if found is not None:
+                    stretch, batch, step = found
+                    place = loader._cursor.place
+                    loader._count(stretch, step)
+                    if self._prepares and stretch.feeder.has_ended:
+                        self._prepares = False
+                        loader._prepare(self._spec, stretch.epoch + 1, 0)
+            if found is not None:
+                del found
+                self._handed_out, self._last = self._recorder.hand_out(), step
+                loader._move(stretch, step)
+                return batch
+        except BaseException:
+            if place is not None:
+                loader._move_back(place, self._moves)
+            self.close()
+            raise
+        self.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Ends the pass."""
+        self._is_over = True
+        self._recorder.take_back(self._handed_out)
+        self._end_stretch()
+
+    def _begin_stretch(self) -> _Stretch | None:
+        self._stretch = stretch = self._loader._begin_stretch(self._spec)
+        if stretch is not None:
+            self._ending = notes.Ending(self, functools.partial(_end_pass, stretch.feeder, self._recorder))
+        return stretch
+
+    def _end_stretch(self) -> None:
+        self._stretch = None
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            ending.end()
+
+    def _take(self) -> tuple[_Stretch, Any, Step] | None:
+        """Waits for the next batch; None at the end of the pass."""
+        loader = self._loader
+        if self._moves < 0:
+            self._moves = loader._begin_pass(self._spec)
+        elif self._last is not None and self._stretch is not None and not self._goes_on(self._stretch, self._last):
+            return None
+        stretch, self._last = self._stretch or self._begin_stretch(), None
+        if stretch is None:
+            return None
+        try:
+            found = stretch.feeder.take()
+            if loader._agreement is not None and found is not None and self._moves == loader._cursor.moves:
+                loader._agreement.look(at_once=found[1].is_last)
+        except RaylanceError as error:
+            name_file(error, loader._read_spec.source)
+            self._recorder.on_error(error)
+            raise
+        if found is None or self._moves != loader._cursor.moves:
+            raise _superseded()
+        return stretch, *found
+
+    def _goes_on(self, stretch: _Stretch, last: Step) -> bool:
+        """Returns whether a batch follows the last one; ends the stretch if it is of another one.
+
+        Raises:
+            RaylanceError: If something else has moved the loader.
+        """
+        cursor, has_moved = self._loader._cursor, self._moves != self._loader._cursor.moves
+        if last.is_last and (has_moved or cursor.epoch != stretch.epoch):
+            return False
+        if has_moved:
+            raise _superseded()
+        place = cursor.epoch, cursor.position, self._loader._context.share
+        if last.is_last or place != (stretch.epoch, last.after, stretch.share):  # it was taken back, or shares changed
+            self._end_stretch()
+        return True
+
+
+def _superseded() -> RaylanceError:
+    return RaylanceError(
+        "this iteration was superseded: the loader was iterated again, moved or closed meanwhile, and two "
+        "iterations cannot share one position. Use one iteration at a time."
+    )
 
 
 @functools.cache
@@ -674,14 +750,6 @@ def _end_pass(feeder: Feeder, recorder: Recorder) -> None:
     recorder.flush(may_wait=False)  # a training function that leaves a pass may end now
 
 
-@atexit.register
-def _close_passes() -> None:
-    """Ends running passes before the interpreter clears the modules that they need for it."""
-    for batches in list(_passes):
-        with contextlib.suppress(ValueError):  # a daemon thread may be in the middle of it
-            batches.close()
-
-
 class _LoaderBatches(Batches):
     """The batches of a loader. A pass begins at the loader's position and ends with the epoch."""
 
@@ -696,21 +764,21 @@ class _LoaderBatches(Batches):
 
     def prepare(self) -> None:
         """See `Batches.prepare`."""
-        cursor = self._loader._cursor  # noqa: SLF001
-        self._loader._prepare(self._spec, cursor.epoch, 0 if self._spec.whole else cursor.position)  # noqa: SLF001
+        cursor = self._loader._cursor
+        self._loader._prepare(self._spec, cursor.epoch, 0 if self._spec.whole else cursor.position)
 
     def __len__(self) -> int:
-        return self._loader._plan(self._spec.global_batch_size, self._spec.remainder).steps()  # noqa: SLF001
+        return self._loader._plan(self._spec.global_batch_size, self._spec.remainder).steps()
 
     def _begin(self) -> Iterator[Any]:
-        return self._loader._begin(self._spec)  # noqa: SLF001
+        return _LoaderPass(self._loader, self._spec)
 
 
 def recorder_of(loader: RankLoader) -> Recorder:
     """Returns the recorder of a loader; for raylance's own modules only."""
-    return loader._recorder  # noqa: SLF001
+    return loader._recorder
 
 
 def reporting(loader: RankLoader, metrics: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
     """Records a report that has a checkpoint, which the body of the context makes; for raylance's own modules only."""
-    return loader._reporting(metrics)  # noqa: SLF001
+    return loader._reporting(metrics)

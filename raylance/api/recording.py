@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -120,31 +120,26 @@ class Recorder:
         Recorder.restored.add(self.cursor.delivery_spec.fingerprint)
         self.stats.record_event("resume", {"epoch": saved.epoch, "position": saved.position})
 
-    def time(self, batches: Generator[list[Any], None, None]) -> Generator[Any, None, None]:
-        """Takes each batch out of its list, hands it out, and counts how long the consumer waited for it and used it.
-
-        The whole time from the request for a batch until it is handed out counts as waiting.
-        """
-        stats, is_first = self.stats, True
+    @contextlib.contextmanager
+    def waiting(self, *, is_first: bool) -> Iterator[None]:
+        """Counts the seconds of the body as waiting for a batch, the first one of a pass or another."""
+        stats = self.stats
+        begun = stats.begin("wait_s")
         try:
-            while True:
-                begun = stats.begin("wait_s")
-                try:
-                    handed = next(batches, None)
-                finally:
-                    waited_s = stats.end("wait_s", begun)
-                stats.first_batch_s += waited_s if is_first else 0.0
-                is_first = False
-                self._count_reshard(waited_s)
-                if handed is None:
-                    return
-                begun = stats.begin("user_s")
-                try:
-                    yield handed.pop()
-                finally:
-                    stats.end("user_s", begun)
+            yield
         finally:
-            batches.close()
+            waited_s = stats.end("wait_s", begun)
+            stats.first_batch_s += waited_s if is_first else 0.0
+            self._count_reshard(waited_s)
+
+    def hand_out(self) -> float:
+        """Records that a batch is handed out now; returns the argument of `take_back`."""
+        return self.stats.begin("user_s")
+
+    def take_back(self, handed_out: float | None) -> None:
+        """Records that the consumer has used the batch that it was handed; None if it was handed none."""
+        if handed_out is not None:
+            self.stats.end("user_s", handed_out)
 
     def on_reshard(self, context: ShardContext) -> None:
         """Sets the loader's new context. Notes a change of the share, if batches were handed out before."""

@@ -8,7 +8,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from raylance.batches.assembly import Assembly, Step, StepRows
@@ -102,21 +102,19 @@ class Feeder:
         """Whether another pass may begin: the runtime is free, and only finished batches are left to hand out."""
         return self._has_ended and self._error is None and not self._thread.is_alive()
 
-    def __iter__(self) -> Iterator[tuple[list[Any], Step]]:
-        """Yields batches with their steps; the caller measures how long it waits for each batch and keeps it.
-
-        Each batch comes in a list. Once the consumer takes the batch out, it holds the only reference to the batch.
+    def take(self) -> tuple[Any, Step] | None:
+        """Waits for the next batch; returns it with its step, and keeps no reference to it. None after the last one.
 
         Raises:
             Exception: The error that ended the pass, after the last good batch.
         """
-        while (found := self._take()) is not None:
-            batch, step = found
-            self._masked.add(step.rows, step.masked, self._observer.reason_of)
-            self._observe(BatchHandedOut(step.rows, step.nbytes, len(step.masked)))
-            handed = [batch if self._sender is None else self._sender.receive(batch)]
-            del found, batch
-            yield handed, step
+        found = self._take()
+        if found is None:
+            return None
+        batch, step = found
+        self._masked.add(step.rows, step.masked, self._observer.reason_of)
+        self._observe(BatchHandedOut(step.rows, step.nbytes, len(step.masked)))
+        return (batch if self._sender is None else self._sender.receive(batch)), step
 
     def _take(self) -> tuple[Any, Step] | None:
         with self._changed:

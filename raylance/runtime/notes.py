@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 from raylance.source.limits import Calls
@@ -66,6 +67,27 @@ def at_end(end: Callable[[], object]) -> Iterator[None]:
         raise
     finally:
         call()
+
+
+class Ending:
+    """Calls a function once: when `end` is called, when the owner is collected, or at the end of the process. If the
+    garbage collector or another thread than the first one collects the owner, it leaves a note instead. A loop's
+    `break` does neither.
+    """
+
+    def __init__(self, owner: object, end: Callable[[], object]) -> None:
+        self._finalize = weakref.finalize(owner, _end, end, threading.get_ident())
+
+    def end(self) -> None:
+        """Calls the function, if it was not called yet."""
+        self._finalize()
+
+
+def _end(end: Callable[[], object], thread: int) -> None:
+    if threading.get_ident() != thread or _collecting.now:
+        leave(end)
+    else:
+        end()
 
 
 def _call(end: Callable[..., object], *args: object) -> None:

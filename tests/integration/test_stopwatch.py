@@ -207,7 +207,7 @@ def check_stats(stats: dict[str, Any], watch: Watch) -> None:
 
 def check_verdict(verdict: Verdict, limit: str, watch: Watch) -> None:
     """A verdict against the stopwatch."""
-    slept, later_s, rows_read = watch.slept, sum(watch.waits[1:]), watch.rows_read
+    slept, later_s = watch.slept, sum(watch.waits[1:])
     steady_s = slept["training"] + later_s
     waits_for = limit if limit in WAITS else "decoding"
     seconds = dict.fromkeys(WAITS, 0.0) | {"starting": watch.waits[0]} | ({waits_for: later_s} if later_s else {})

@@ -443,7 +443,7 @@ class Rank:
             self._is_waiting = True
             return
         try:
-            found = next(iter(feeder), None)
+            found = feeder.take()
         except Exception as error:
             self.error = error
             self._check_error(feeder, error)
@@ -454,7 +454,7 @@ class Rank:
             return
         if found is None:
             raise Broken("liveness", f"the pass is over at {self.place}, before {self._goal}")
-        (rows,), step = found
+        rows, step = found
         self._check(rows, step)
         if self.scenario.prepares and not self._has_prepared:  # in mid-pass, too, where it has no effect
             self._prepare(self.place[0] + (not step.is_last), 0)

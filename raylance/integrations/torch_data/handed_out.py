@@ -4,6 +4,7 @@ handed out; never reads a row, and never changes a batch.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
@@ -122,20 +123,25 @@ class StepsRecord:
             recorder.stats.add(Receipt(bad_rows=rows.bad_rows))
         return batch
 
-    def time(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """Hands batches out; counts how long the consumer waited for each and used it, see `Recorder.time`."""
-        return self._recorder.time(self._in_lists(batches))
-
-    def _in_lists(self, batches: Generator[Any, None, None]) -> Generator[list[Any], None, None]:
+    def timed(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """Hands batches out; counts how long the consumer waited for each and used it."""
+        recorder, handed_out, is_first = self._recorder, None, True
         try:
             # The training function may end when it leaves the pass.
-            with notes.at_end(functools.partial(self._recorder.flush, may_wait=False)):
-                for batch in batches:
-                    yield [batch]
+            with notes.at_end(functools.partial(recorder.flush, may_wait=False)):
+                while True:
+                    with recorder.waiting(is_first=is_first):
+                        found = [*itertools.islice(batches, 1)]
+                    if not found:
+                        return
+                    is_first, handed_out = False, recorder.hand_out()
+                    yield found.pop()
+                    recorder.take_back(handed_out)
         except RaylanceError as error:
-            self._recorder.on_error(error)
+            recorder.on_error(error)
             raise
         finally:
+            recorder.take_back(handed_out)
             batches.close()
 
     def keep(self) -> None:

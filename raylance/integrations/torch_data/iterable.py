@@ -93,12 +93,15 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         feeder = session.start(mine, dp_rank, **where, batch_spec=self._batch_spec(), observer=observer)
         try:
             with notes.at_end(feeder.close):
-                for handed, step in feeder:
+                while (found := feeder.take()) is not None:
+                    batch, step = found
                     if position == 0 and step.is_last:  # only the first of several workers counts
                         self._has_passed(epoch)
                     if self.note.is_wanted:
                         self.note.rows = _rows_read(step, observer)
-                    yield handed.pop()
+                    del found
+                    yield batch
+                    del batch
         finally:
             self._idle = session
 
