@@ -35,7 +35,7 @@ from raylance.planning.summary import PlanSummary
 from tests.helpers.figures import part
 
 ROOT = Path(__file__).parents[3]
-PROGRAMS = ("jobs", "k8s/grafana/source", "docs/source", "tests/simulation/scale")  # folders of what can be run
+PROGRAMS = ("jobs", "docs/source", "tests/simulation/scale")  # folders of what can be run
 
 # ---- texts
 
@@ -176,7 +176,7 @@ def allowed(file: str) -> frozenset[str]:
 
 def test_flags_that_are_advised_are_parsed_by_their_job() -> None:
     assert {"train_images.py", "materialize.py", "create_dataset.py", "verify.py", "benchmark.py"} <= jobs().keys()
-    modules = {"tests.simulation.scale", "k8s.grafana.source", "docs.source", "raylance.top"}
+    modules = {"tests.simulation.scale", "docs.source", "raylance.top"}
     assert modules | {"elastic.py"} <= jobs().keys()
     of_others = {
         "--object-store-memory",
@@ -249,7 +249,7 @@ def test_options_that_are_advised_are_taken() -> None:
     }  # these speak of what is inside, too
     for file, text in texts():
         is_shown = file.startswith("raylance/") and file.endswith(".py") and text not in docstrings
-        if is_shown or file in ("k8s/grafana/source/alerts.py", "k8s/grafana/source/panels.py"):
+        if is_shown or file.startswith("k8s/grafana/"):
             for name in advised_options(text):
                 seen += 1
                 if name not in taken | NOT_OURS:
@@ -338,7 +338,7 @@ def test_orders_that_read_row_by_row_are_known_by_their_names() -> None:
 def test_orders_that_are_advised_by_name_have_it() -> None:
     named = {found.name for found in orders() if "name" in vars(found)}
     for file, text in texts():
-        if file.startswith(("raylance/", "k8s/grafana/source/")):
+        if file.startswith(("raylance/", "k8s/grafana/")):
             assert set(re.findall(r'order="(\w+)"', text)) <= named, file
 
 
