@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,62 +19,55 @@ from pyarrow import fs as pafs
 import raylance
 
 Facts = Mapping[str, Mapping[str, Any]]  # by group
+KINDS = ("tensorboard", "wandb", "mlflow")
 
 
-class TensorBoard:
+class _TensorBoard:
     """Event files in the run's folder; if that is an object store, copied there with each checkpoint."""
 
     id = ""  # the folder is enough
 
     def __init__(self, run: str, id: str | None, step: int, facts: Facts) -> None:
-        """Begins a file after a step; what a lost attempt logged after it is dropped when the files are read."""
         from torch.utils.tensorboard import SummaryWriter
 
         storage = ray.train.get_context().get_storage()
         self._filesystem, self._kept = storage.storage_filesystem, f"{storage.experiment_fs_path}/tensorboard"
-        is_local = self._filesystem.type_name == "local"
-        self._copied = None if is_local else tempfile.mkdtemp(prefix="tensorboard-")
-        self._writer = SummaryWriter(self._copied or self._kept, purge_step=step + 1)
+        self._folder = self._kept if self._filesystem.type_name == "local" else tempfile.mkdtemp(prefix="tensorboard-")
+        # What a lost attempt logged after the checkpoint is dropped when the files are read: purge_step.
+        self._writer = SummaryWriter(self._folder, purge_step=step + 1)
         for group, values in facts.items():
             text = json.dumps(values, indent=1, default=str)
             self._writer.add_text(group, "    " + text.replace("\n", "\n    "), step + 1)  # Markdown's code
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Logs figures of a step."""
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
 
     def keep(self) -> None:
-        """Has all points in the run's folder."""
         self._writer.flush()
-        if self._copied:
+        if self._folder != self._kept:
             self._filesystem.create_dir(self._kept)
-            pafs.copy_files(self._copied, self._kept, pafs.LocalFileSystem(), self._filesystem)
+            pafs.copy_files(self._folder, self._kept, pafs.LocalFileSystem(), self._filesystem)
 
     def end(self, is_done: bool) -> None:
-        """Closes the file."""
         self._writer.close()
         self.keep()
-        if self._copied:
-            shutil.rmtree(self._copied, ignore_errors=True)
 
 
-class Wandb:
+class _Wandb:
     """A run of Weights & Biases, which drops points of steps that it has."""
 
     def __init__(self, run: str, id: str | None, step: int, facts: Facts) -> None:
-        """Continues the run of this id, or begins one."""
         import wandb
 
         storage = ray.train.get_context().get_storage()
         is_local = storage.storage_filesystem.type_name == "local"
-        folder = os.environ.get("WANDB_DIR") or (storage.experiment_fs_path if is_local else tempfile.mkdtemp())
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "raylance"),
             id=id,
             name=run,
             resume="allow",
-            dir=folder,
+            dir=os.environ.get("WANDB_DIR") or (storage.experiment_fs_path if is_local else tempfile.mkdtemp()),
             config={group: dict(values) for group, values in facts.items()},
             allow_val_change=True,
             settings=wandb.Settings(silent=True, console="off"),
@@ -83,51 +75,39 @@ class Wandb:
         self.id = self._run.id
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Logs figures of a step."""
         self._run.log(dict(figures), step=step)
 
     def keep(self) -> None:
-        """Does nothing: W&B keeps each point."""
+        pass  # W&B keeps each point
 
     def end(self, is_done: bool) -> None:
-        """Records how it ended."""
         self._run.finish(exit_code=0 if is_done else 1)
 
 
-class Mlflow:
+class _Mlflow:
     """A run of MLflow, at MLFLOW_TRACKING_URI or in mlflow.db beside the runs."""
 
     def __init__(self, run: str, id: str | None, step: int, facts: Facts) -> None:
-        """Continues the run of this id, or begins one."""
         import mlflow
 
         beside = os.path.dirname(ray.train.get_context().get_storage().experiment_fs_path)
         mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{beside}/mlflow.db")
         mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "raylance")
-        self.id = mlflow.start_run(run_id=id, run_name=run, log_system_metrics=False).info.run_id
+        self._mlflow, self.id = mlflow, mlflow.start_run(run_id=id, run_name=run).info.run_id
         histories = [mlflow.MlflowClient().get_metric_history(self.id, name) for name in ("loss", "train_loss")]
-        self._logged = max((point.step for history in histories for point in history), default=0)
+        self._logged = max((point.step for history in histories for point in history), default=0)  # by a lost attempt
         texts = {f"{group}.{key}": str(value) for group, values in facts.items() for key, value in values.items()}
         mlflow.set_tags(texts)  # a parameter could not be changed by the next attempt
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Logs figures of a step, unless a lost attempt has logged it."""
-        import mlflow
-
         if step > self._logged:
-            mlflow.log_metrics(dict(figures), step=step)
+            self._mlflow.log_metrics(dict(figures), step=step)
 
     def keep(self) -> None:
-        """Does nothing: MLflow keeps each point."""
+        pass  # MLflow keeps each point
 
     def end(self, is_done: bool) -> None:
-        """Records how it ended."""
-        import mlflow
-
-        mlflow.end_run("FINISHED" if is_done else "FAILED")
-
-
-KINDS = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
+        self._mlflow.end_run("FINISHED" if is_done else "FAILED")
 
 
 class Tracked(contextlib.AbstractContextManager["Tracked"]):
@@ -135,8 +115,9 @@ class Tracked(contextlib.AbstractContextManager["Tracked"]):
 
     def __init__(self, kinds: Sequence[str], run: str, ids: Mapping[str, str], step: int, facts: Facts) -> None:
         """Continues the tracked runs of these ids after a step, or begins them."""
+        open_ = dict(zip(KINDS, (_TensorBoard, _Wandb, _Mlflow), strict=True))
         mine = kinds if ray.train.get_context().get_world_rank() == 0 else ()
-        self._open = {kind: KINDS[kind](run, ids.get(kind), step, facts) for kind in mine}
+        self._open = {kind: open_[kind](run, ids.get(kind), step, facts) for kind in mine}
         self.ids = {kind: tracker.id for kind, tracker in self._open.items()}
 
     def __bool__(self) -> bool:
@@ -168,18 +149,15 @@ def choose(asked: Sequence[str] | None, is_local: bool) -> list[str]:
     Raises:
         ConfigError: If one is not installed, or has no place to write.
     """
-    installed = [name for name in KINDS if importlib.util.find_spec(name) is not None]
+    missing = [name for name in asked or ["tensorboard"] if importlib.util.find_spec(name) is None]
     if asked is None:
-        return [name for name in ("tensorboard",) if name in installed]
-    for name in asked:
-        if name not in installed:
-            raise raylance.ConfigError(
-                f"--track {name}: {name} is not installed. The run would not be tracked. pip install {name} on every "
-                "node, or leave it out."
-            )
+        return [] if missing else ["tensorboard"]
+    why = f"{missing[0]} is not installed" if missing else ""
     if "mlflow" in asked and not is_local and not os.environ.get("MLFLOW_TRACKING_URI"):
+        why = why or "MLFLOW_TRACKING_URI is not set, and the runs' object store cannot hold a database"
+    if why:
         raise raylance.ConfigError(
-            "--track mlflow: MLFLOW_TRACKING_URI is not set, and the runs' object store cannot hold a database. The "
-            "run would not be tracked. Set the variable on all nodes, or leave mlflow out."
+            f"--track {','.join(asked)}: {why}. The run would not be tracked. Install it or set the variable on all "
+            "nodes, or leave the tracker out."
         )
     return list(asked)

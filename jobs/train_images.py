@@ -295,8 +295,7 @@ def run(args: argparse.Namespace) -> int:
         return summarise(args, folder, filesystem, before)
     other = None
     if args.continue_from is not None and before is None:
-        other_filesystem, other_folder = common.open_filesystem(args.continue_from, store)
-        other = raylance.newest_checkpoint(other_folder, other_filesystem)
+        other = raylance.newest_checkpoint(*reversed(common.open_filesystem(args.continue_from, store)))
 
     log = output.log_file(folder if is_local else None, name)
     with output.separate_output(log, common.show_command(["python", *args.command]), f"{SELF}: ") as user:
@@ -323,7 +322,9 @@ def run(args: argparse.Namespace) -> int:
                 storage_path=storage,
                 storage_filesystem=filesystem,
                 checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
-                failure_config=ray.train.FailureConfig(args.max_failures),
+                failure_config=ray.train.FailureConfig(
+                    args.max_failures, controller_failure_limit=30
+                ),  # attempts to start
             ),
             datasets={"train": train_data, "val": val_data},
             dataset_config=raylance.DataConfig(
@@ -376,20 +377,15 @@ def look_up(
 
 @contextlib.contextmanager
 def joined_ray(args: argparse.Namespace, user: output.UserStreams) -> Iterator[None]:
-    """Joins Ray or starts it for the body, and has SIGTERM stop the run as SIGINT does.
+    """Joins Ray or starts it for the body.
 
     Raises:
         ConfigError: If a Ray that was started here is too small for the run: it would wait without end.
     """
-    was_there, handler = ray.is_initialized(), signal.getsignal(signal.SIGTERM)
+    was_there = ray.is_initialized()
     try:
         started_here = common.connect()
-
-        def stop(*_: object) -> None:
-            args.stopped_by = signal.SIGTERM
-            signal.raise_signal(signal.SIGINT)  # for which Ray Train has a way that stops the workers too
-
-        signal.signal(signal.SIGTERM, stop)  # ray.init has set a handler of its own
+        heed_sigterm(args)  # again: ray.init has set a handler of its own
         decoders = args.num_decoders[0] if isinstance(args.num_decoders, tuple) else args.num_decoders
         needs = {"CPU": 0 if decoders == "auto" else decoders * args.num_workers, "GPU": 0}
         needs["GPU" if args.use_gpu else "CPU"] += args.num_workers
@@ -406,9 +402,18 @@ def joined_ray(args: argparse.Namespace, user: output.UserStreams) -> Iterator[N
                 user.warn(f"{SELF}: {short}. It waits for nodes to join. If none will, stop it. {fewer}.")
         yield
     finally:
-        signal.signal(signal.SIGTERM, handler)
         if not was_there:
             ray.shutdown()  # its last lines belong into the log, too
+
+
+def heed_sigterm(args: argparse.Namespace) -> Any:
+    """Has SIGTERM stop the run as SIGINT does, for which Ray Train stops the workers; returns the handler before."""
+
+    def stop(*_: object) -> None:
+        args.stopped_by = signal.SIGTERM
+        signal.raise_signal(signal.SIGINT)
+
+    return signal.signal(signal.SIGTERM, stop)
 
 
 def tell(metrics: Mapping[str, Any], args: argparse.Namespace) -> str:
@@ -525,6 +530,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Runs the job from its arguments; returns the exit status."""
     args = parse_args(argv)
+    handler = heed_sigterm(args)
     logging.getLogger("ray.train").setLevel(logging.WARNING)  # it reports runs that it finds
     try:
         return run(args)
@@ -535,6 +541,8 @@ def main(argv: list[str] | None = None) -> int:
         again = common.show_command(["python", *args.command])
         say(f"stopped by {args.stopped_by.name}; the same command continues from the last checkpoint:\n{again}")
         return 128 + args.stopped_by
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 if __name__ == "__main__":
