@@ -53,6 +53,7 @@ from jobs.common import (
     store_options,
     store_words,
     taken,
+    within,
 )
 from jobs.create_dataset.fitting import check_schema, is_binary
 from jobs.create_dataset.hub import Hub, Saved
@@ -198,7 +199,6 @@ def run(args: argparse.Namespace) -> str:
     """Makes the dataset that the arguments describe; returns its summary."""
     if args.source == "classes":
         return add_classes(args)
-    check_numbers(args)
     options = store_options(args.storage_options)
     uri = locate_dataset(args.out)
     present = exists(uri, options)
@@ -277,26 +277,6 @@ def remove(notes: Notes, by: Callable[[], None], why: str, *, show: bool = False
     else:
         if show:
             print(f"removed {notes.folder}: {why}", file=sys.stderr)
-
-
-def check_numbers(args: argparse.Namespace) -> None:
-    """Refuses numbers outside of their range."""
-    fraction, rows, side, quality = args.val_fraction, args.rows_per_fragment, args.shorter_side, args.jpeg_quality
-    kept = "or leave it out to keep images as they are"
-    for is_bad, text in (
-        (not 0 <= fraction < 1, f"--val-fraction {fraction} is not in [0, 1). Train would be empty. Try 0.1."),
-        (rows < 1, f"--rows-per-fragment {rows} is below 1. It holds no row. Try 8192."),
-        (
-            side is not None and side < 1,
-            f"--shorter-side {side} is below 1. No pixel would be left. Try 256, {kept}.",
-        ),
-        (
-            quality is not None and not 1 <= quality <= 100,
-            f"--jpeg-quality {quality} is not in [1, 100]. JPEG has no such quality. Try {QUALITY}, {kept}.",
-        ),
-    ):
-        if is_bad:
-            raise RefusedError(text)
 
 
 def describe_plan(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.Namespace) -> str:
@@ -434,14 +414,14 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--remove-begun", action="store_true",
         help="remove what killed runs with other arguments have left at --out; none of them may be writing there still")
     add("--dry-run", action="store_true", help="say what would be written, and write nothing")
-    add("--rows-per-fragment", type=int, default=8192, metavar="N",
+    add("--rows-per-fragment", type=within(int, 1), default=8192, metavar="N",
         help="rows of every fragment but the last (default: %(default)s)")
-    add("--val-fraction", type=float, default=0.1, metavar="F",
+    add("--val-fraction", type=within(float, 0, 0.99), default=0.1, metavar="F",
         help="where the source names no split but train, the part to call val (default: %(default)s)")
     add("--seed", type=int, default=0, help="of that choice, a hash of each image or row (default: %(default)s)")
-    add("--shorter-side", type=int, metavar="PIXELS",
+    add("--shorter-side", type=within(int, 1), metavar="PIXELS",
         help="larger images get this size, smaller ones stay as they are (default: all stay)")
-    add("--jpeg-quality", type=int, metavar="Q",
+    add("--jpeg-quality", type=within(int, 1, 100), metavar="Q",
         help=f"encode every image as JPEG (default: only those of another size, with {QUALITY})")
     add("--check", choices=("headers", "full"), default="headers",
         help="of images that stay as they are, read the header, or decode them whole, which takes as long as an epoch "

@@ -166,7 +166,6 @@ KILLED: list[Any] = [
     pytest.param("elastic", None, []),
     pytest.param("async_upload", None, []),
     pytest.param("async_validation", None, []),
-    pytest.param("tracking", "tensorboard", ["--log-dir", "curves"]),
     pytest.param("fsdp2", None, []),
     pytest.param("lightning_loop", "lightning", []),
     pytest.param("accelerate_loop", "accelerate", []),

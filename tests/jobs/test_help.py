@@ -23,7 +23,6 @@ NEEDS = [
     ("jobs.examples.lightning_loop", "lightning", "raylance[examples]"),
     ("jobs.examples.torchdata_nodes", "torchdata", "raylance[examples]"),
     ("jobs.examples.torchtitan_loader", "torchtitan", "raylance[examples]"),
-    ("jobs.examples.tracking", "tensorboard", "raylance[examples]"),
     ("jobs.examples.transformers_trainer", "transformers", "raylance[examples]"),
 ]
 # As `python -m` runs a program, in an environment without the package.
@@ -32,7 +31,12 @@ WITHOUT = (
 )
 
 
-@pytest.mark.parametrize(("program", "package", "install"), NEEDS, ids=lambda word: word)
+# One of each kind always: their processes take seconds each.
+@pytest.mark.parametrize(
+    ("program", "package", "install"),
+    [pytest.param(*each, marks=[pytest.mark.slow] * (number > 1)) for number, each in enumerate(NEEDS)],
+    ids=lambda word: word,
+)
 def test_a_missing_package_is_named_with_what_brings_it(program: str, package: str, install: str) -> None:
     """It was a traceback, for --help, too."""
     command = [sys.executable, "-c", WITHOUT, package, program, "--help"]

@@ -13,10 +13,9 @@ import pytest
 from pyarrow.fs import copy_files
 from sklearn.datasets import load_digits
 
-from jobs import common, verify
+from jobs import common, train_images, verify
 from jobs.create_dataset import command as create
 from jobs.materialize import command as materialize
-from jobs.train_images import command as train_images
 from tests.helpers.images import encode
 from tests.helpers.tracked import curves_of_tensorboard
 

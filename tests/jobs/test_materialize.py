@@ -8,7 +8,6 @@ import itertools
 import logging
 import os
 import re
-import runpy
 import shutil
 import signal
 import socket
@@ -741,10 +740,3 @@ def test_an_index_changes_no_place(source: str, tmp_path: Path) -> None:
     lance.dataset(source).create_scalar_index("split", "BITMAP")
     lance.dataset(source).create_scalar_index("id", "BTREE")
     assert make(source, tmp_path / "indexed", *options).to_table().equals(plain)
-
-
-def test_the_package_is_a_command_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["materialize", "--help"])
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_module("jobs.materialize", run_name="__main__")
-    assert "--group-by" in capsys.readouterr().out

@@ -146,6 +146,7 @@ def assert_asks_for_a_token(url: str) -> None:
     assert refused.value.code == 401
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_submit_a_job_after_the_quickstart(after_quickstart: Submitted) -> None:
     assert after_quickstart.status == 0, after_quickstart.output
     assert lance.dataset(after_quickstart.machine.home / "digits.lance").count_rows() == 1797
@@ -176,6 +177,7 @@ def test_every_submission_that_is_shown_sends_the_token() -> None:
     assert not [(name, block) for name, block in shown if "RAY_AUTH_MODE=token" not in block]
 
 
+@pytest.mark.slow
 def test_a_job_says_that_the_ray_of_its_address_asks_for_a_token(after_quickstart: Submitted) -> None:
     machine = after_quickstart.machine
     settings = {"RAY_ADDRESS": after_quickstart.gcs, "RAY_NUM_REDIS_GET_RETRIES": "1"}

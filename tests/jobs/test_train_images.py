@@ -1,8 +1,9 @@
-"""Owns the checks of jobs/train_images.py on a real Ray head with its job server; never mocks it."""
+"""jobs/train_images.py on a real Ray head with its job server: training, tracking, stopping, continuing, refusing."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -22,24 +23,19 @@ from typing import Any, NamedTuple
 
 import lance
 import numpy as np
-import psutil
 import pyarrow as pa
 import pytest
 import ray
 import torch
 
 import raylance
-from jobs import common
+from jobs import common, trackers
+from jobs import train_images as job
 from jobs.create_dataset import command as create_dataset
 from jobs.create_dataset.images import Digits
 from jobs.materialize import command as materialize
-from jobs.train_images import command as job
-from jobs.train_images.data import count_classes, open_data
-from jobs.train_images.messages import as_options, short
-from jobs.train_images.model import learning_rate
-from jobs.train_images.training import Pace
+from jobs.train_images import count_classes, learning_rate, open_data
 from raylance.api.dataset import spec_of
-from raylance.api.loader import recorder_of
 from tests.helpers.cluster import free_ports
 from tests.helpers.images import encode
 from tests.helpers.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard, curves_of_wandb
@@ -190,63 +186,51 @@ def make_run(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 @pytest.fixture(scope="module")
-def trained(ray_session: None, make_run: Callable[[str], Run]) -> tuple[Run, subprocess.CompletedProcess[str]]:
-    """A run on the Ray of the session that is finished; stdout holds the job's whole output."""
-    made = make_run("whole")
-    env = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    command = [sys.executable, JOBS / "train_images.py", *made.options, "--num-decoders", 0]
-    return made, run(command, env, stderr=subprocess.STDOUT)
+def trained(ray_session: None, make_run: Callable[[str], Run]) -> tuple[Run, str]:
+    """A run on the Ray of the session that is finished, and all that the job printed."""
+    made, printed = make_run("whole"), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        assert job.main(list(map(str, [*made.options, "--num-decoders", 0]))) == 0, printed.getvalue()
+    return made, printed.getvalue()
 
 
 def test_a_job_trains_and_leaves_checkpoints(trained):
-    made, ran = trained
-    assert ran.returncode == 0, ran.stdout
-    accuracy = float(re.search(r"^validation accuracy ([\d.]+)% after 2 epochs, [\d,]+ images/s$", ran.stdout, re.M)[1])
+    made, text = trained
+    accuracy = float(re.search(r"^validation accuracy ([\d.]+)% after 2 epochs, [\d,]+ images/s$", text, re.M)[1])
     assert accuracy >= 90
-    assert re.search(r"^[a-z ]+ is the limit( at times)?: ", ran.stdout, re.M)  # which one: the machine's load decides
-    assert "epoch 1 of 2: train loss 0." in ran.stdout
+    assert re.search(r"^[a-z ]+ is the limit( at times)?: ", text, re.M)  # which one: the machine's load decides
     middle, end = made.checkpoints()  # two are kept: step 15 of 25 of the last epoch, and its end
-    assert f"checkpoint {end}\n" in ran.stdout
-    state = read_state(middle)  # in shard order: a window of so few rows would hold the whole epoch
+    assert f"checkpoint {end}\n" in text
+    state = read_state(middle)
     assert (state["epoch"], state["position"], state["dp_size"]) == (1, 15 * 64, 2)
-    assert 0 < state["completed_shards"]["complete"] < state["completed_shards"]["shards"]
-    places = state["completed_shards"]["places"]
-    assert sum(end - first for first, end in places) == state["completed_shards"]["complete"]
     assert (read_state(end)["epoch"], read_state(end)["position"]) == (2, 0)
     weights = torch.load(end / "state.pt", weights_only=True)["model"]
     assert not any(name.startswith("module.") for name in weights)
 
 
-def test_what_ray_prints_is_in_a_file_and_a_user_sees_what_concerns_one(trained):
-    made, ran = trained
-    lines = ran.stdout.splitlines()
-    assert lines[0].startswith("raylance.dataset(")
-    assert not [line for line in lines if re.search(r"pid=|INFO|WARNING|Traceback|lance is not fork-safe", line)]
-    assert len([line for line in lines if not line.startswith("epoch ")]) <= 14, ran.stdout
-    assert ran.stdout.count("what Ray and its workers print: ") == 1
-    assert f"what Ray and its workers print: {made.place / 'output.log'}\n" in ran.stdout
-    log = (made.place / "output.log").read_text()
-    assert "Reporting training result" in log
-    assert "python " in log.splitlines()[0]
-
-
-def test_a_run_ends_with_its_report(trained):
-    made, ran = trained
-    assert f"report: {made.place / 'report.html'}\n" in ran.stdout
+def test_what_ray_prints_is_in_a_file_and_the_report_beside_it(trained):
+    made, text = trained
+    assert not [line for line in text.splitlines() if re.search(r"pid=|INFO|WARNING|Traceback", line)]
+    assert f"what Ray and its workers print: {made.place / 'output.log'}\n" in text
+    assert "python " in (made.place / "output.log").read_text().splitlines()[0]
+    assert f"report: {made.place / 'report.html'}\n" in text
     assert "<html" in (made.place / "report.html").read_text()
 
 
 def test_a_run_is_tracked_by_tensorboard(trained):
-    made, ran = trained
+    made, _ = trained
     pytest.importorskip("tensorboard", reason="it is what the run is tracked by")
-    assert f"tensorboard --logdir {made.place / 'tensorboard'}\n" in ran.stdout
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     found = curves_of_tensorboard(made.place / "tensorboard")
-    assert found["loss"] == [20, 40]  # every 20 steps
-    assert found["epoch_loss"] == [15, 25, 40, 50]  # checkpoints in mid-epoch, and the ends of epochs
+    assert found["loss"] == found["learning_rate"] == found["waiting"] == [20, 40]  # every 20 steps
+    assert found["train_loss"] == [15, 25, 40, 50]  # checkpoints in mid-epoch, and the ends of epochs
     assert found["val_accuracy"] == [25, 50]
-    assert found["learning_rate"] == found["loss"]
-    assert found["waiting"] == found["loss"]
-    assert found["images_per_s"] == [20, 25, 40, 50]
+    assert found["images_per_s"] == [15, 20, 25, 40, 40, 50]
+    events = EventAccumulator(str(made.place / "tensorboard")).Reload()
+    texts = {tag: events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]}
+    assert '"learning_rate": 0.002' in texts["arguments/text_summary"]
+    assert "digits.lance" in texts["data/text_summary"]
 
 
 @pytest.fixture
@@ -257,13 +241,13 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_ray")
 def test_the_same_command_says_that_the_run_is_finished_before_it_asks_for_ray(trained, capsys):
-    made, first = trained
+    made, text = trained
     before = made.checkpoints()
     assert job.main(list(map(str, made.options))) == 0
     printed = capsys.readouterr().out
     assert "run whole was finished already; nothing was done" in printed
     result = re.compile(r"^validation accuracy .*$", re.M)
-    assert result.findall(printed) == result.findall(first.stdout)
+    assert result.findall(printed) == result.findall(text)
     assert made.checkpoints() == before
 
 
@@ -272,17 +256,15 @@ def test_the_same_command_says_that_the_run_is_finished_before_it_asks_for_ray(t
     ("options", "message"),
     [
         (["--seed", "1"], "saved 0, now 1"),
-        (["--num-classes", "11"], "the checkpoint is of model and classes ['small_cnn', 10], not of ['small_cnn', 11]"),
+        (["--model", "resnet18"], "of model and classes ['small_cnn', 10], not of ['resnet18', 10]"),
         (["--epochs", "1"], None),
     ],
 )
-def test_a_run_that_cannot_continue_is_refused_before_ray_is_asked_for(trained, capsys, options, message):
+def test_a_run_that_cannot_continue_is_refused_before_ray_is_asked_for(trained, capsys, monkeypatch, options, message):
     made, _ = trained
+    monkeypatch.setattr(job, "check_model", lambda *_: None)  # torchvision need not be installed
     assert job.main([*map(str, made.options), *options]) == (2 if message else 0)
-    printed = capsys.readouterr()
-    if message:
-        assert f"run whole in {made.options[3]} cannot continue: " in printed.err
-        assert message in printed.err
+    assert (message or "") in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -307,8 +289,8 @@ def test_a_run_with_a_damaged_list_of_checkpoints_continues_under_another_name(t
 @pytest.mark.parametrize(
     ("file", "held", "message"),
     [
-        ("checkpoint_manager_snapshot.json", b"{", "list of its checkpoints is damaged"),
-        ("checkpoint_manager_snapshot.json", b"[]", "list of its checkpoints is damaged"),
+        ("checkpoint_manager_snapshot.json", b"{", "is damaged, or cannot be read"),
+        ("checkpoint_manager_snapshot.json", b"[]", "is damaged, or cannot be read"),
         ("checkpoint_*/state.pt", b"", "state.pt of the checkpoint is damaged"),
         ("checkpoint_*/raylance_state.json", b"{", "raylance_state.json is truncated or damaged"),
         ("", b"no folder", "cannot be written to"),
@@ -325,53 +307,48 @@ def test_a_run_that_is_damaged_is_refused(trained, tmp_path, capsys, file, held,
     else:
         copy.write_bytes(held)
     assert job.main([*map(str, made.options), "--storage-path", str(tmp_path)]) == 2
-    text = capsys.readouterr().err
-    assert message in text
-    assert text.count("train_images.py: ") == text.count("\n") == 1
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_run_that_failed_continues_in_mid_epoch_to_the_same_weights(head, make_run, trained):
     made = make_run("broken")
-    made.options.extend(["--track", ",".join(INSTALLED) or "none", "--track-every-steps", 3])
+    made.options.extend(["--track", ",".join(INSTALLED) or "none"])
     script = f"""
 import sys
-from jobs.train_images import command, driver, training
-learning_rate, train_fn = training.learning_rate, training.train_fn
+from jobs import train_images as job
+learning_rate, train_fn = job.learning_rate, job.train_fn
 def fail_late(peak, progress):
     if progress > 0.85:
         raise RuntimeError("the cat pulled the plug")
     return learning_rate(peak, progress)
 def train_until_then(config):
-    training.learning_rate = fail_late
+    job.learning_rate = fail_late
     return train_fn(config)
-driver.train_fn = train_until_then
-sys.exit(command.main({[str(option) for option in made.options]}))
+job.train_fn = train_until_then
+sys.exit(job.main({[str(option) for option in made.options]}))
 """
     failed = head.python("-c", script)
     assert failed.returncode == 1, failed.stdout + failed.stderr
     assert "train_images.py: training failed: RuntimeError: the cat pulled the plug" in failed.stderr
-    assert "Traceback" not in failed.stderr + failed.stdout
     assert f"(the traceback is in {made.place / 'output.log'})" in failed.stderr
     assert "in fail_late" in (made.place / "output.log").read_text()
-    assert f"report: {made.place / 'report.html'}" in failed.stdout
     assert read_state(made.checkpoints()[-1])["position"] == 15 * 64
     ran = head.submit("train_images.py", *made.options)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "epoch 0 of 2:" not in ran.stdout
     assert "epoch 1 of 2:" in ran.stdout
     assert f"continues from checkpoint {made.checkpoints()[0]}" in ran.stdout
-    # 25 steps an epoch; the first attempt logged some after its checkpoint at step 40, which the second made again.
-    losses, reports = [*range(3, 51, 3)], [15, 25, 40, 50]
+    losses, reports = [20, 40], [15, 25, 40, 50]
     if "tensorboard" in INSTALLED:
         found = curves_of_tensorboard(made.place / "tensorboard")
-        assert (found["loss"], found["epoch_loss"]) == (losses, reports)
+        assert (found["loss"], found["train_loss"]) == (losses, reports)
     if "wandb" in INSTALLED:
         found = curves_of_wandb(made.place / "wandb")
-        assert (found["loss"], found["epoch_loss"]) == (losses, reports)
+        assert (found["loss"], found["train_loss"]) == (losses, reports)
     if "mlflow" in INSTALLED:
         found, status = curves_of_mlflow(f"sqlite:///{made.place.parent}/mlflow.db")
-        assert (found["loss"], found["epoch_loss"], status) == (losses, reports, "FINISHED")
+        assert (found["loss"], found["train_loss"], status) == (losses, reports, "FINISHED")
     wanted, found = (torch.load(run.checkpoints()[-1] / "state.pt", weights_only=True) for run in (trained[0], made))
     for name, weights in wanted["model"].items():
         torch.testing.assert_close(found["model"][name], weights, rtol=1e-4, atol=1e-5)
@@ -398,7 +375,7 @@ def test_a_job_that_cannot_start_fails_with_the_message(head, digits):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_says_how_to_continue_and_then_where_it_does(head, make_run):
+def test_a_run_that_is_stopped_says_how_to_continue(head, make_run):
     made = make_run("stopped")
     command = [JOBS / "train_images.py", *made.options, "--epochs", 50]
     with head.start(*command) as started:
@@ -406,62 +383,33 @@ def test_a_run_that_is_stopped_says_how_to_continue_and_then_where_it_does(head,
         status, rest = started.end(signal.SIGINT)
     assert status == 130, rest
     assert "Traceback" not in rest
-    stopped = r"run stopped was stopped by (\w+); its last checkpoint is (\S+) \(epoch (\d+), after step (\d+)\), and "
-    number, last, epoch, step = re.findall(stopped, rest)[-1]  # said at once, and once more where one more was made
-    assert number == "SIGINT"
+    assert "stopped by SIGINT" in rest
     assert f"\n{shlex.join(['python', *map(str, command)])}\n" in rest
-    assert not (made.place / "report.html").exists(), "a drawing takes too long where all has to end"
-    [report] = re.findall(r"^python -c .*report_run.*$", rest, re.MULTILINE)
-    subprocess.run([sys.executable, *shlex.split(report)[1:]], env=head.env, cwd=JOBS.parent, check=True)
-    assert (made.place / "report.html").exists()
-    state = read_state(Path(last))  # the next start will remove it, once it has made some of its own
     with head.start(*command) as started:
-        line = started.read_to("continues from checkpoint")
-        at = f"epoch {state['epoch']} of 50, after step {state['position'] // 64}/25 (row {state['position']:,} "
-        assert f"continues from checkpoint {last}: {at}" in line
-        assert (int(epoch), int(step)) == (state["epoch"], state["position"] // 64)
+        last = Path(started.read_to("continues from checkpoint").split()[-1])
+        assert read_state(last)["epoch"] >= 1
         status, rest = started.end(signal.SIGTERM)
     assert status == 143, rest
     assert "Traceback" not in rest
-    assert "run stopped was stopped by SIGTERM; " in rest, rest  # where it stands may take longer than is waited for
-
-
-@pytest.mark.slow
-def test_a_run_that_is_stopped_ends_though_ray_does_not_answer(head, make_run):
-    """What a loaded machine does to Ray, without end."""
-    made = make_run("stuck")
-    with head.start(JOBS / "train_images.py", *made.options, "--epochs", 50) as started:
-        started.read_to("epoch 0 of 50: train loss")
-        processes = psutil.Process(head.pid).children(recursive=True)
-        [controller] = [found for found in processes if "TrainController" in " ".join(found.cmdline())]
-        controller.suspend()
-        try:
-            status, rest = started.end(signal.SIGTERM)
-        finally:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                controller.resume()
-    assert status == 143, rest
-    again = "the same command (continues from|starts) it( again)?:\n"
-    assert re.search(f"run stuck was stopped by SIGTERM; .* {again}", rest)
-    assert "--run-name stuck" in rest
+    assert "stopped by SIGTERM" in rest, rest
 
 
 @pytest.mark.slow
 def test_a_cluster_that_may_grow_is_waited_for_until_the_run_is_stopped(head, make_run):
     made = make_run("large")
     with head.start(JOBS / "train_images.py", *made.options, "--num-workers", 16) as started:
-        assert "needs 16 CPUs, and the cluster has 2. It waits for nodes" in started.read_to("train_images.py: ")
+        assert "needs 16 CPUs, and Ray has 2. It waits for nodes" in started.read_to("train_images.py: ")
         status, rest = started.end(signal.SIGINT)
     assert status == 130, rest
     assert "Traceback" not in rest
-    assert "run large was stopped by SIGINT; no checkpoint was made, and the same command starts it again" in rest
+    assert "stopped by SIGINT" in rest
 
 
 @pytest.mark.parametrize(
     ("options", "numbers", "fix"),
     [
-        (["--num-workers", 1000], r"needs 1000 CPUs, .* has \d+\.", "fewer --num-workers or --num-decoders, or set"),
-        (["--use-gpu"], r"needs 2 GPUs, .* has 0\.", "or no --use-gpu, or set RAY_ADDRESS"),
+        (["--num-workers", 1000], r"needs 1000 CPUs, .* has \d+ ", "fewer --num-workers or --num-decoders, or set"),
+        (["--use-gpu"], r"needs 2 GPUs, .* has 0 ", "or set RAY_ADDRESS"),
     ],
 )
 @pytest.mark.slow
@@ -499,15 +447,15 @@ def small(write_dataset: Callable[..., str]) -> str:
         (["--version", "7"], "has no version 7"),
         (["--image-column", "photo"], "no column 'photo'"),
         (["--label-column", "split", "--image-size", "8"], "--label-column split of "),
-        (["--label-column", "score", "--image-size", "8"], "Name a column of integers"),
+        (["--label-column", "score", "--image-size", "8"], "--label-column score of "),
         (["--image-column", "size"], "not binary"),
         (["--model", "no_such_model", "--image-size", "8"], "--model no_such_model"),
         (["--image-size", "1"], "images of 1x1"),
-        (["--augment", "crop"], "--image-size"),
-        ([], "If images differ in size, give --image-size"),
-        (["--image-column", "label", "--image-size", "8"], "--image-column and --label-column are both label"),
-        (["--image-size", "8", "--global-batch-size", "64"], "--global-batch-size 64 is more than the 20 rows"),
-        (["--image-size", "8", "--global-batch-size", "1"], "fewer workers"),
+        (["--augment", "crop"], "needs size="),
+        ([], "to resize them"),
+        (["--image-column", "label", "--image-size", "8"], "name at least one column, and each once"),
+        (["--image-size", "8", "--global-batch-size", "64"], "20 rows and the global batch 64"),
+        (["--image-size", "8", "--global-batch-size", "1"], "global batch of 1 rows on 2"),
         (
             ["--image-size", "8", "--global-batch-size", "8", "--storage-path", "/dev/null/runs"],
             "--storage-path /dev/null/runs",
@@ -599,9 +547,8 @@ def test_options_of_the_store_are_pairs(capsys, main, words):
         ["--target-accuracy", "97"],
         ["--augment", "rotate"],
         ["--max-failures", "-2"],
-        ["--max-bad-rows", "1.5"],
-        ["--max-bad-rows", "-1"],
-        ["--max-bad-rows", "few"],
+        ["--track", "tensorboard,paper"],
+        ["--track", "none,tensorboard"],
     ],
 )
 def test_values_out_of_range_are_refused(capsys, options):
@@ -611,11 +558,9 @@ def test_values_out_of_range_are_refused(capsys, options):
     assert f"argument {options[0]}" in capsys.readouterr().err
 
 
-def test_rows_to_validate_on_may_lie_elsewhere(small, write_dataset, capsys):
-    """As they must, where the dataset is a copy of the rows to train on."""
+def test_rows_to_validate_on_may_lie_elsewhere(small, write_dataset):
+    """As they must, if the dataset is a copy of the rows to train on."""
     given = ["--data", small, "--image-size", "8", "--val-filter", "split = 'none'"]
-    assert job.main(given) == 2
-    assert "These are the rows to validate on: --val-filter, --val-data." in capsys.readouterr().err
     other = write_dataset(pa.table({"image": [encode(np.zeros((9, 9), np.uint8))] * 7, "label": [1] * 7}))
     train, val = open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
     assert (len(train), len(val), spec_of(val).read.source.uri) == (20, 7, other)
@@ -623,25 +568,6 @@ def test_rows_to_validate_on_may_lie_elsewhere(small, write_dataset, capsys):
         lance.dataset(uri).update_schema_metadata({"classes": json.dumps(names)})
     with pytest.raises(raylance.DatasetError, match="names other classes than --data"):
         open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
-
-
-def test_how_many_bad_images_are_left_out(write_dataset):
-    """The error names the job's own options."""
-    images = [b"bad" if row in (5, 6, 7) else encode(np.zeros((9, 9), np.uint8)) for row in range(50)]
-    uri = write_dataset(pa.table({"image": images, "label": [0] * 50, "split": ["train", "val"] * 25}))
-    given = ["--data", uri, "--image-size", "8", "--order", "sequential", "--on-bad-row"]
-    for options, error in (
-        (["mask", "--max-bad-rows", "1"], r"cannot be decoded, more than .*raise --max-bad-rows \(none for no limit\)"),
-        (["raise"], "row offset 5 .*or give --on-bad-row mask to get"),
-        (["mask", "--max-bad-rows", "0.1"], None),
-        (["mask", "--max-bad-rows", "none"], None),
-        (["mask"], None),
-    ):
-        train, _ = open_data(job.parse_args([*given, *options, "--train-filter", "label = 0"]))
-        with contextlib.nullcontext() if error is None else pytest.raises(raylance.BadRowError) as caught:
-            assert len(list(train.iter_batches(batch_size=10))) == 5
-        if error is not None:
-            assert re.search(error, short(caught.value))
 
 
 def test_classes_are_counted_from_the_command_line_the_schema_or_the_labels(small, write_dataset):
@@ -652,7 +578,6 @@ def test_classes_are_counted_from_the_command_line_the_schema_or_the_labels(smal
     named = lance.dataset(small).to_table().replace_schema_metadata({"classes": json.dumps(list("abcdefg"))})
     assert count(small) == 5
     assert count(write_dataset(named)) == 7
-    assert count(small, "--num-classes", "12") == 12
 
 
 def test_the_learning_rate_warms_up_and_falls_to_zero():
@@ -663,37 +588,12 @@ def test_the_learning_rate_warms_up_and_falls_to_zero():
     assert rates[-1] == pytest.approx(0)
 
 
-def test_advice_has_the_names_of_the_jobs_options():
-    said = "num_decoders=2 is; a larger prefetch_batches= keeps; loader.prepare(global_batch_size=…); Image(draft=True)"
-    options = "--num-decoders 2 is; a larger --prefetch-batches keeps; loader.prepare(global_batch_size=…); --draft"
-    assert as_options(said) == options
-
-
-def test_the_pace_is_the_verdicts(images_uri):
-    """Training and waiting, without the first wait, saving and validation between batches."""
-    data = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
-    with data.loader(runtime="threads") as loader, data.loader(runtime="threads") as val:
-        pace, lap = Pace(loader, 32), Pace(loader, 32)
-        assert pace.since(0) == {}
-        lap.begin(0)
-        for step, _ in enumerate(loader.iter_batches(global_batch_size=32), 1):
-            time.sleep(0.01)
-            if step == 10:
-                for _ in val.iter_batches(global_batch_size=32):
-                    time.sleep(0.01)
-            if step == 20:
-                paces = [pace.since(step), lap.since(step), pace.since(step)]  # the clock runs between them
-                assert paces[0]["images_per_s"] >= paces[1]["images_per_s"] >= paces[2]["images_per_s"]
-                with recorder_of(loader).reporting({}, has_checkpoint=False):
-                    time.sleep(0.2)
-        found = pace.since(953 / 32)
-        assert found["images_per_s"] == pytest.approx(loader.explain().rates["delivered"])
-        assert found["waiting"] == pytest.approx(loader.explain().waiting)
-        assert found["images_per_s"] > 1.5 * 953 / loader.stats()["user_s"], "the rest is left out"
-
-
-def test_help_describes_every_option(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        job.main(["--help"])
-    options = "--data --num-workers --use-gpu --num-decoders --num-readers --run-name --target-accuracy"
-    assert set(options.split()) <= set(capsys.readouterr().out.replace(",", " ").split())
+def test_trackers_are_chosen_by_what_is_installed_and_where_runs_are_kept(monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None if name == "wandb" else object())
+    assert trackers.choose(None, is_local=True) == ["tensorboard"]
+    assert trackers.choose([], is_local=True) == []
+    assert trackers.choose(["mlflow"], is_local=True) == ["mlflow"]
+    for asked in ("wandb", "mlflow"):  # not installed; nowhere to write
+        with pytest.raises(raylance.ConfigError, match=f"--track {asked}"):
+            trackers.choose([asked], is_local=False)

@@ -1,8 +1,0 @@
-"""Owns the command `python -m jobs.materialize`."""
-
-import sys
-
-from .command import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Owns the training of an image classifier from a Lance dataset; `command` is where it starts."""
