@@ -10,12 +10,12 @@ import pyarrow as pa
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names, describe_rows, join_offsets, split_offsets
 from raylance.decode.arrays import Join, Lists, NumpyBatch, to_numpy, to_sliceable
 from raylance.errors import CoverageError
+from raylance.memory.arrow import TableSize
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.digest import Digest
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
-from raylance.source.memory import TableSize
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

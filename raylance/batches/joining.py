@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raylance.source.lending import Lender
+from raylance.memory.lending import Lender
 
 Array = npt.NDArray[Any]
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from raylance.arguments import check_flag, check_integer
 from raylance.errors import ConfigError, DatasetError
-from raylance.source.memory import values_of
+from raylance.memory.arrow import values_of
 
 NumpyBatch = dict[str, npt.NDArray[Any]]
 BFLOAT16 = np.dtype(np.uint16, metadata={"bfloat16": True})

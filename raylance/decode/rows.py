@@ -17,8 +17,8 @@ from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder, check_
 from raylance.decode.decoding import DecodedRows, Decoding
 from raylance.decode.transforms import Transformer, TransformError, describe_exception, error_of_no_row, place_of
 from raylance.errors import NULL, BadRowError, ConfigError, DatasetError, HelperError, filter_of_nulls
+from raylance.memory.arrow import own_memory, take_rows
 from raylance.observe import Receipt, clock
-from raylance.source.memory import own_memory, take_rows
 
 if TYPE_CHECKING:
     import torch

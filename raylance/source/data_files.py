@@ -1,5 +1,5 @@
-"""Owns reading ranges of rows directly from data files, at half the cost of a scan, if that is proven to give the same
-rows and values; never repeats a read, and never chooses rows.
+"""Ranges of rows read directly from data files, at half the cost of a scan, if that is proven to give the same rows and
+values.
 
 A data file keeps the names that its columns had when it was written. So its columns are compared with the dataset's by
 their field ids. If they differ, or if a file lies outside the dataset, a scan reads the rows instead.
@@ -18,7 +18,6 @@ import pyarrow as pa
 from lance.file import LanceFileReader, ReaderResults
 
 from raylance.source.lance_errors import LANCE_ERRORS
-from raylance.source.limits import Reading
 from raylance.source.version import unknown_parts
 
 _IDLE = 64  # most open files that are kept
@@ -44,7 +43,7 @@ class DataFiles:
         self._idle: deque[tuple[_Part, LanceFileReader]] = deque(maxlen=_IDLE)
         self._lock = threading.Lock()
 
-    def read(self, first: int, rows: int) -> Reading[pa.Table | None]:
+    def read(self, first: int, rows: int) -> pa.Table | None:
         """Reads rows [first, first + rows), counted over all fragments; None if a scan should read them."""
         lowest, highest = (bisect.bisect(self._bounds, row) - 1 for row in (first, first + rows - 1))
         if not rows or highest == len(self._fragments) or highest - lowest >= _MOST_FRAGMENTS:
@@ -59,7 +58,6 @@ class DataFiles:
                 count = min(rows, end - first)
                 begun.append([self._begin(part, first - begin, count) for part in parts])
                 first, rows = first + count, rows - count
-            yield
             tables = [self._table(of_fragment) for of_fragment in begun]
             return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
         except (RuntimeError, *LANCE_ERRORS):

@@ -1,4 +1,4 @@
-"""Owns the time limits of calls into Lance, which cannot be interrupted; never repeats a call, and never reads.
+"""Time limits of calls into Lance, which cannot be interrupted, and the threads in which they run.
 
 There are two limits. Lance applies the first one to each request. The caller applies the second one: it stops waiting
 for a call that does not return. The thread of this call ends when the call ends. Until then, the thread delays no later
@@ -9,15 +9,15 @@ end of the process no call begins any more, and those that run are awaited.
 """
 
 import atexit
-import dataclasses
 import functools
 import itertools
 import os
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import lance
@@ -62,81 +62,44 @@ def _bare(name: str) -> str:
     return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
 
 
-Reading = Generator[None, None, T]
-"""A call in two parts. Up to its `yield`, it starts work in other threads; after that, it collects the results."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Call:
-    future: Future[Any]
-    call: Callable[[], Any]
-    _parts: Reading[Any] | None = None
-
-    def run(self) -> bool:
-        """Runs the call, or its next part; returns whether another part follows."""
-        _running.add(self.future)  # before the look at `_ends`: a call that `_end` does not find here does not begin
-        if self._parts is None:
-            if _ends.is_set():
-                self.future.cancel()
-            if not self.future.set_running_or_notify_cancel():
-                _running.discard(self.future)
-                return False
-        try:
-            result = self.call() if self._parts is None else self._parts
-            if isinstance(result, Generator):
-                self._parts = result
-                next(result)
-                return True
-            self.future.set_result(result)
-        except StopIteration as end:
-            self.future.set_result(end.value)
-        except BaseException as error:
-            self.future.set_exception(error)
-        _running.discard(self.future)
-        return False
-
-
 class Calls:
-    """Runs calls in up to `at_once` threads, which end when this object is deleted.
-
-    Before a thread runs the second part of a call (see `Reading`), it runs the first part of the next waiting call.
+    """Runs calls in up to `at_once` daemon threads, which end when this object is deleted. A process would wait at its
+    end for any other thread, even if its call hangs.
     """
 
     def __init__(self, at_once: int, name: str) -> None:
         self._at_once, self._name = at_once, name
         self._started = itertools.count()
-        self._waiting: SimpleQueue[_Call | None] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        weakref.finalize(self, _end_threads, self._waiting, at_once).atexit = False
 
-    def start(self, call: Callable[..., T | Reading[T]], *args: Any) -> Future[T]:
+    def start(self, call: Callable[..., T], *args: Any) -> Future[T]:
         """Runs a call as soon as a thread is free; returns its future result."""
         future: Future[T] = Future()
-        self._waiting.put(_Call(future, functools.partial(call, *args)))
+        self._waiting.put((future, functools.partial(call, *args)))
         if (number := next(self._started)) < self._at_once:
-            # A daemon thread, because the process would wait at its end for any other thread, even if its call hangs.
             threading.Thread(target=_work, args=(self._waiting,), name=f"{self._name}_{number}", daemon=True).start()
         return future
 
-    def __del__(self) -> None:
-        for _ in range(self._at_once):
-            self._waiting.put(None)
+
+def _end_threads(waiting: "SimpleQueue[Any]", threads: int) -> None:
+    for _ in range(threads):
+        waiting.put(None)
 
 
-def _work(waiting: "SimpleQueue[_Call | None]") -> None:
-    begun: _Call | None = None
-    while True:
-        try:
-            call = waiting.get(block=begun is None)
-        except Empty:
-            call = begun  # now its second part
-        if call is None:
-            break
-        is_begun = call.run()
-        if begun is not None and call is not begun:
-            begun.run()
-        begun = call if is_begun else None
-        del call  # else the objects of this call would stay in memory until the next call
-    if begun is not None:
-        begun.run()
+def _work(waiting: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
+    while (found := waiting.get()) is not None:
+        future, call = found
+        _running.add(future)  # before the look at `_ends`: a call that `_end` does not find here does not begin
+        if _ends.is_set():
+            future.cancel()
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+        _running.discard(future)
+        del found, future, call  # else they would stay in memory until the next call
 
 
 def result_of(future: Future[T], limit_s: float, progress: Callable[[], object] = lambda: None) -> T:

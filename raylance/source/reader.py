@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 
 from raylance.columns import ROW_OFFSET
 from raylance.errors import DatasetError
+from raylance.memory.arrow import wanted_rows
 from raylance.orders.permutation import Int64Array
 from raylance.source.data_files import DataFiles
 from raylance.source.fields import find_field, is_blob, select_fields
 from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, readable_text
-from raylance.source.limits import Calls, Reading, requests_of, result_of, within
-from raylance.source.memory import wanted_rows
+from raylance.source.limits import Calls, requests_of, result_of, within
 from raylance.source.retrying import OPENING_S, Outage, answer_limit_s, patiently, retrying
 from raylance.source.version import Source, VersionCheck
 
@@ -309,8 +309,8 @@ class Reader(RowReader):
             for begin in range(first, max(last, first + 1), size):
                 yield _Piece(begin, offsets[begin : min(begin + size, last)], is_range)
 
-    def _make(self, dataset: lance.LanceDataset, piece: _Piece, prepare: Prepare[T]) -> Reading[T]:
-        table, places = yield from self._read_piece(dataset, piece.offsets, piece.is_range)
+    def _make(self, dataset: lance.LanceDataset, piece: _Piece, prepare: Prepare[T]) -> T:
+        table, places = self._read_piece(dataset, piece.offsets, piece.is_range)
         offsets = piece.offsets if places is None else piece.offsets[0] + np.arange(table.num_rows)
         return prepare(piece.first, self._with_offsets(table, offsets), places)
 
@@ -323,7 +323,7 @@ class Reader(RowReader):
         column = pa.Array.from_buffers(pa.int64(), len(offsets), [None, pa.py_buffer(offsets)])
         return pa.Table.from_arrays([*table.columns, column], schema=with_offsets)
 
-    def _read_piece(self, dataset: lance.LanceDataset, offsets: Int64Array, is_range: bool) -> Reading[_Read]:
+    def _read_piece(self, dataset: lance.LanceDataset, offsets: Int64Array, is_range: bool) -> _Read:
         """Returns the rows at these offsets, and those between them if these were read, too."""
         if self._blobs is None:  # found once, because each access makes Lance convert the schema
             schema = dataset.schema
@@ -331,7 +331,7 @@ class Reader(RowReader):
             self._blobs = [name for name, field in fields if field is not None and is_blob(field)]
         blobs = self._blobs
         plain = [name for name in self.columns if name not in blobs]
-        whole, places = (yield from self._read_plain(dataset, offsets, plain, is_range)) if plain else _NOTHING
+        whole, places = self._read_plain(dataset, offsets, plain, is_range) if plain else _NOTHING
         if blobs:
             whole, places = wanted_rows(whole, places), None
             columns = {name: whole[name] for name in plain}
@@ -346,7 +346,7 @@ class Reader(RowReader):
 
     def _read_plain(
         self, dataset: lance.LanceDataset, offsets: Int64Array, columns: list[str], is_range: bool
-    ) -> Reading[_Read]:
+    ) -> _Read:
         if len(offsets) == 0:
             # Schema.empty_table() refuses tensors with permuted axes.
             return pa.Table.from_batches([], schema=dataset.scanner(columns=columns).projected_schema), None
@@ -355,7 +355,7 @@ class Reader(RowReader):
         start, rows = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
         # A scan reads large rows, because it shows progress: a slow storage must not look like one that hangs.
         is_small = rows * self.row_bytes <= _DIRECT_BYTES
-        table = (yield from self._data_files(dataset, columns).read(start, rows)) if is_small else None
+        table = self._data_files(dataset, columns).read(start, rows) if is_small else None
         if table is None:
             table = dataset.scanner(columns=columns, offset=start, limit=rows, batch_size=rows).to_table()
         return _tidy(table), None if rows == len(offsets) else offsets - start

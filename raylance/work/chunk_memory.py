@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from raylance.memory.arrow import own_memory, slice_runs, take_rows
+from raylance.memory.lending import Lend
 from raylance.orders.permutation import Int64Array
-from raylance.source.memory import Lend, Placed, RowMemory, own_memory, slice_runs, take_rows
+from raylance.work.row_memory import Placed, RowMemory
 
 
 class ChunkMemory:

@@ -11,12 +11,12 @@ from raylance.columns import DRAW, ROW_OFFSET, split_offsets
 from raylance.decode.rows import OpenDecoding
 from raylance.dispatch.messages import Gather, Load, Loaded
 from raylance.errors import DatasetError, HelperError
+from raylance.memory.lending import Lender
 from raylance.observe import Receipt, clock
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
 from raylance.settings import Options
-from raylance.source.lending import Lender
 from raylance.source.reader import RowReader
 from raylance.work.chunk_memory import ChunkMemory
 

@@ -44,6 +44,7 @@ from raylance.dispatch.messages import (
 )
 from raylance.environment.connection import in_session, long_call, ray_session
 from raylance.errors import BadRowError, ConfigError, DatasetError
+from raylance.memory.arrow import own_memory
 from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
 from raylance.runtime.ray import decoders
@@ -51,7 +52,6 @@ from raylance.runtime.ray.faults import as_raised, fault_of, is_helper_gone, is_
 from raylance.runtime.ray.shard_actor import ShardActor
 from raylance.runtime.runtime import Runtime
 from raylance.settings import Options
-from raylance.source.memory import own_memory
 
 _SMALL = 16  # a column with 16 times fewer bytes than another one is small beside it
 _LOOK_S = 1.0  # seconds between checks that the Ray session exists, because Ray does not report its end

@@ -4,6 +4,7 @@ import pyarrow as pa
 import ray
 
 from raylance.dispatch.messages import Gather, Load, Loaded
+from raylance.memory.malloc import keep_freed_memory
 from raylance.observe import Receipt
 from raylance.planning.plan import Plan
 from raylance.planning.planned_rows import PlannedRows
@@ -11,7 +12,6 @@ from raylance.read_spec import ReadSpec
 from raylance.runtime.ray.actors import Actor
 from raylance.runtime.ray.faults import errors_travel
 from raylance.settings import Options
-from raylance.source.memory import keep_freed_memory
 from raylance.work.reading import ReadWork
 
 _PLANS = 3  # that are kept: a call of an earlier pass may still wait

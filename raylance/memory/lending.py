@@ -1,17 +1,24 @@
-"""Owns memory that is lent and comes back when the last array in it is gone; never copies or reads its content."""
+"""Memory that is lent, and comes back when the last array in it is gone."""
 
 import ctypes
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+Lend = Callable[[int], Bytes]  # takes a number of bytes; returns memory of at least that size
 
 _LEAST_BYTES = 1 << 20  # the allocator itself reuses smaller memory
 # Spare memory may be larger than needed by this factor, because the last window of an epoch is often short. With a
 # higher factor, small columns would get the memory of large ones.
 _LARGER = 8
+
+
+def fresh_memory(nbytes: int) -> Bytes:
+    """Returns memory that was not used before."""
+    return np.empty(nbytes, dtype=np.uint8)
 
 
 class Lender:

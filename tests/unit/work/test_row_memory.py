@@ -13,9 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raylance.source import memory as row_memory
-from raylance.source.lending import Lender
-from raylance.source.memory import RowMemory, take_rows
+from raylance.memory.arrow import take_rows
+from raylance.memory.lending import Lender
+from raylance.work import row_memory
+from raylance.work.row_memory import RowMemory
 
 NUMBERS = np.arange(6, dtype=np.float32)
 TENSOR = pa.fixed_shape_tensor(pa.int16(), [2, 3], permutation=[1, 0])
@@ -138,7 +139,7 @@ def test_what_was_copied_in_comes_out(
         wanted = whole.to_pylist()
         later = indices[indices >= kept]
         for least in (0, 2048):  # values are copied one by one, or by Arrow
-            with patch.object(row_memory, "_LARGE_VALUE_BYTES", least):
+            with patch.object(arrow, "_LARGE_VALUE_BYTES", least):
                 taken = take_rows(memory.table(), indices, used_before)
                 assert taken.to_pylist() == [wanted[index] for index in indices]
                 taken = take_rows(memory.table().slice(kept), later - kept, used_before)  # a slice of one chunk
@@ -210,7 +211,7 @@ def check_lines(
 
 def test_glibc_takes_the_settings_for_freed_memory() -> None:
     """In a process of its own, which keeps them."""
-    code = "from raylance.source.memory import keep_freed_memory; print(keep_freed_memory())"
+    code = "from raylance.memory.malloc import keep_freed_memory; print(keep_freed_memory())"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == str(platform.libc_ver()[0] == "glibc")
 

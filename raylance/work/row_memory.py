@@ -1,45 +1,35 @@
-"""Owns the memory of a portion's rows: each row is copied once, if possible to its place in the order of delivery;
-never reads storage, and never decides which rows it holds.
+"""The memory of a chunk's rows by column: each row is copied once, if possible to its place in the order of delivery.
 
-Here a line is a row's number in the portion's order of delivery, from 0.
+A line is a row's number in the order of delivery of the chunk, from 0.
 """
 
 import abc
-import ctypes
 import dataclasses
-import platform
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raylance.memory.arrow import (
+    buffer_bytes,
+    dense_array,
+    ends_of,
+    layout_of,
+    raw_bytes,
+    variable_array,
+    wanted_rows,
+    width_of,
+)
+from raylance.memory.lending import Bytes, Lend, fresh_memory
 from raylance.orders.permutation import Int64Array
 
-Bytes = npt.NDArray[np.uint8]
-Lend = Callable[[int], Bytes]  # takes a number of bytes; returns memory of at least that size
-
 _GROWTH = 1.5
-_LONG_RUN = 4  # runs of adjacent rows with at least this mean length are taken as slices
-# Wanted rows are slices of the rows that were read, not copies, from this share on, if runs of them have these bytes.
-_SLICED, _SLICE_BYTES = 0.9, 128 << 10
-_LARGE_VALUE_BYTES = 2 << 10  # from this mean size on, a Python loop copies values as fast as Arrow takes them
 _NUMBERS = 1, 2, 4, 8  # bytes that NumPy copies as one number
 _FEW = 8  # more columns of one width than this share one piece of memory
 _SPARE = 1.05  # reserved memory, relative to the bytes that the first rows predict
-_CHUNK_BYTES = 1 << 30  # of values: a chunk of text, bytes or lists counts no more than 2 GiB
-_KEPT_BYTES = 64 << 20  # most freed memory that each arena keeps
-# The largest freed piece that is kept: twice the size of one read. A larger piece, such as one large row, goes back to
-# the system. If it were kept, it would pin the freed memory around it: a reader of 32 MiB of rows held 170 MiB.
-_KEPT_PIECE_BYTES = 8 << 20
-_ARENAS = 4  # more arenas would help only threads that allocate many small pieces
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
-
-
-def _fresh(nbytes: int) -> Bytes:
-    return np.empty(nbytes, dtype=np.uint8)
 
 
 class Placed(NamedTuple):
@@ -68,7 +58,7 @@ class RowMemory:
     """
 
     def __init__(
-        self, most_bytes: int, expected: int = 0, lines: Int64Array | None = None, lend: Lend = _fresh
+        self, most_bytes: int, expected: int = 0, lines: Int64Array | None = None, lend: Lend = fresh_memory
     ) -> None:
         """Creates an empty memory.
 
@@ -187,7 +177,7 @@ class RowMemory:
                 by_width.setdefault(column.width, []).append(name)
         for width, names in by_width.items():
             size, together = len(lines) * width, width in _NUMBERS and len(names) > _FEW
-            memory = self._lend(size * len(names)) if together else _fresh(0)
+            memory = self._lend(size * len(names)) if together else fresh_memory(0)
             for number, name in enumerate(names):
                 end = None if number + 1 == len(names) else (number + 1) * size  # more may be lent than is needed
                 columns[name].store_by(lines, memory[number * size : end] if together else self._lend(size))
@@ -294,7 +284,7 @@ class _Fixed(_Column):
             return False
         by_line, at = self._by_line, 0
         for chunk in chunks:
-            raw = _raw(chunk)
+            raw = raw_bytes(chunk)
             if raw is None:
                 return False
             by_line[_index(lines[at : at + len(chunk)])] = self._as_values(raw)
@@ -308,7 +298,7 @@ class _Fixed(_Column):
                 return False
             self.cut(rows + len(chunk))
             return True
-        raw = _raw(chunk)
+        raw = raw_bytes(chunk)
         if raw is not None:
             self._data.append(raw, room)
         return raw is not None
@@ -324,14 +314,14 @@ class _Fixed(_Column):
 
     def by_line(self) -> pa.Array:
         lines = 0 if self.lines is None else len(self.lines)
-        return _dense(self._kind, lines, pa.py_buffer(self._data.memory[: lines * self.width]))
+        return dense_array(self._kind, lines, pa.py_buffer(self._data.memory[: lines * self.width]))
 
     def cut(self, rows: int) -> None:
         self._data.used = rows * self.width
 
     def arrays(self, rows: int) -> list[pa.Array]:
         data = self._data.memory if self.lines is None else self._by_line[self.lines[:rows]]
-        return [_dense(self._kind, rows, pa.py_buffer(data))]
+        return [dense_array(self._kind, rows, pa.py_buffer(data))]
 
 
 class _Variable(_Column):
@@ -346,9 +336,9 @@ class _Variable(_Column):
     def append(self, chunk: pa.Array, room: _Room) -> bool:
         if chunk.null_count or not len(chunk):
             return not chunk.null_count
-        ends = self._ends_of(chunk)
+        ends = ends_of(chunk)
         first, last = int(ends[0]), int(ends[-1])
-        raw = _raw(chunk.values[first:last]) if self._width else _bytes(chunk.buffers()[2])[first:last]
+        raw = raw_bytes(chunk.values[first:last]) if self._width else buffer_bytes(chunk.buffers()[2])[first:last]
         before = self._data.used // max(1, self._width)
         if raw is None or before + last - first > np.iinfo(self._offset).max:
             return False
@@ -356,51 +346,13 @@ class _Variable(_Column):
         self._ends.append((ends[1:] - ends[0] + self._offset.type(before)).view(np.uint8), room)
         return True
 
-    def take(self, array: pa.Array, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | None:
-        """Returns the rows of an array of this type at the indices `places`. None if the array is empty or has a null,
-        or if the rows have more bytes or elements than the offsets of this type can count.
-        """
-        if array.null_count or not len(array):
-            return None
-        ends = self._ends_of(array)
-        raw = _raw(array.values) if self._width else _bytes(array.buffers()[2])
-        if raw is None:
-            return None
-        size = max(1, self._width)
-        starts, stops = ends[places].astype(np.int64) * size, ends[places + 1].astype(np.int64) * size
-        bounds = np.concatenate([[0], np.cumsum(stops - starts)])
-        if bounds[-1] // size > np.iinfo(self._offset).max:
-            return None
-        if bounds[-1] < len(places) * _LARGE_VALUE_BYTES:
-            cuts = [None, pa.py_buffer(ends.astype(np.int64) * size), pa.py_buffer(raw)]
-            taken = pa.Array.from_buffers(pa.large_binary(), len(array), cuts).take(pa.array(places))
-            data = _bytes(taken.buffers()[2])
-        else:
-            data = lend(int(bounds[-1]))[: int(bounds[-1])]
-            into, source = data.data, raw.data
-            for at, start, stop in zip(bounds[:-1].tolist(), starts.tolist(), stops.tolist(), strict=True):
-                into[at : at + stop - start] = source[start:stop]
-        return self._array(len(places), (bounds // size).astype(self._offset).view(np.uint8), data)
-
     def cut(self, rows: int) -> None:
         self._ends.used = (rows + 1) * self._offset.itemsize
         last = int(self._ends.memory[: self._ends.used].view(self._offset)[-1])
         self._data.used = last * max(1, self._width)
 
     def arrays(self, rows: int) -> list[pa.Array]:
-        return [self._array(rows, self._ends.memory, self._data.memory)]
-
-    def _ends_of(self, array: pa.Array) -> npt.NDArray[Any]:
-        """Returns the offsets at which the values of k rows begin, and the end of the last value, shape (k + 1,)."""
-        return np.frombuffer(array.buffers()[1], self._offset, len(array) + 1, array.offset * self._offset.itemsize)
-
-    def _array(self, rows: int, ends: Bytes, data: Bytes) -> pa.Array:
-        """Returns an array of `rows` values whose memory is `ends` and `data`."""
-        if not self._width:
-            return pa.Array.from_buffers(self._kind, rows, [None, pa.py_buffer(ends), pa.py_buffer(data)])
-        count = int(np.frombuffer(ends, self._offset, rows + 1)[-1])
-        values = _dense(self._kind.value_type, count, pa.py_buffer(data))
-        return pa.Array.from_buffers(self._kind, rows, [None, pa.py_buffer(ends)], children=[values])
+        return [variable_array(self._kind, rows, self._ends.memory, self._data.memory)]
 
 
 class _Chunks(_Column):
@@ -431,7 +383,7 @@ class _Bytes:
     """Memory that grows as bytes are appended."""
 
     def __init__(self, lend: Lend) -> None:
-        self.memory, self._lend = _fresh(0), lend
+        self.memory, self._lend = fresh_memory(0), lend
         self.used = 0
 
     def append(self, data: Bytes, room: _Room) -> None:
@@ -452,7 +404,7 @@ def _place_together(block: npt.NDArray[Any], names: list[str], table: pa.Table, 
     `block` has shape (columns, lines). The last of several rows for one line need not win, but the first row does.
     """
     columns = [table[name] for name in names]
-    raws = [raw for each in columns if each.num_chunks == 1 and (raw := _raw(each.chunk(0))) is not None]
+    raws = [raw for each in columns if each.num_chunks == 1 and (raw := raw_bytes(each.chunk(0))) is not None]
     if len(raws) < len(names):
         return []
     rows = np.concatenate(raws).view(block.dtype).reshape(block.shape[0], len(lines))
@@ -469,169 +421,7 @@ def _index(lines: Int64Array) -> Int64Array | slice:
 
 def _make_column(kind: pa.DataType, lend: Lend) -> _Column:
     """Creates the memory for a column of this type."""
-    if width := _width(kind):
+    if width := width_of(kind):
         return _Fixed(kind, width, lend)
-    if pa.types.is_binary(kind) or pa.types.is_string(kind):
-        return _Variable(kind, np.int32, 0, lend)
-    if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
-        return _Variable(kind, np.int64, 0, lend)
-    if pa.types.is_list(kind) and (width := _width(kind.value_type)):
-        return _Variable(kind, np.int32, width, lend)
-    if pa.types.is_large_list(kind) and (width := _width(kind.value_type)):
-        return _Variable(kind, np.int64, width, lend)
-    return _Chunks([])
-
-
-class TableSize:
-    """Computes the bytes of tables of one schema, without the bits that mark nulls. If all rows have one size, it does
-    without `nbytes`, which releases the GIL for each array, and waits for it each time.
-    """
-
-    def __init__(self) -> None:
-        self._row_bits: int | None = None  # 0 if rows differ in size; None before the first table
-
-    def of(self, table: pa.Table) -> int:
-        """Returns the bytes of a table."""
-        if self._row_bits is None:
-            widths = [_bits(kind) for kind in table.schema.types]
-            self._row_bits = sum(widths) if all(widths) else 0
-        return table.num_rows * self._row_bits // 8 if self._row_bits else int(table.nbytes)
-
-
-def _width(kind: pa.DataType) -> int:
-    """Returns the bytes of a value; 0 if values differ in size or do not have whole bytes."""
-    bits = _bits(kind)
-    return bits // 8 if bits % 8 == 0 else 0
-
-
-def _bits(kind: pa.DataType) -> int:
-    """Returns the bits of a value; 0 if values differ in size."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _bits(kind.storage_type)
-    if pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size) * _bits(kind.value_type)
-    return int(kind.bit_width) if pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind) else 0
-
-
-def _bytes(buffer: pa.Buffer | None) -> Bytes:
-    return np.frombuffer(buffer if buffer is not None else b"", dtype=np.uint8)
-
-
-def _raw(array: pa.Array) -> Bytes | None:
-    """Returns the bytes of an array whose values have one size; None if a value is null."""
-    if array.null_count:
-        return None
-    if isinstance(array.type, pa.BaseExtensionType):
-        return _raw(array.storage)
-    if pa.types.is_fixed_size_list(array.type):
-        return _raw(values_of(array))
-    width = array.type.bit_width // 8
-    return _bytes(array.buffers()[1])[array.offset * width : (array.offset + len(array)) * width]
-
-
-def values_of(lists: pa.FixedSizeListArray) -> pa.Array:
-    """Returns the values of lists without nulls. Unlike `flatten`, this need not release the GIL and wait for it."""
-    size = lists.type.list_size
-    return lists.values.slice(lists.offset * size, len(lists) * size)
-
-
-def _dense(kind: pa.DataType, rows: int, data: pa.Buffer) -> pa.Array:
-    """Returns an array of values of one size whose memory is `data`."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(kind, _dense(kind.storage_type, rows, data))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.FixedSizeListArray.from_arrays(_dense(kind.value_type, rows * kind.list_size, data), type=kind)
-    return pa.Array.from_buffers(kind, rows, [None, data])
-
-
-def keep_freed_memory() -> bool:
-    """Makes this process keep some freed memory for later; returns False if the C library is not glibc or refuses.
-
-    Lance frees the pieces that it read, and glibc returns them to the system. Then each page of the next piece costs a
-    page fault, and all faults up to half of the CPU time of reading. Both thresholds are set: if only one is set, glibc
-    no longer adjusts the other, which costs more than it saves.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    settings = {_M_ARENA_MAX: _ARENAS, _M_MMAP_THRESHOLD: _KEPT_PIECE_BYTES, _M_TRIM_THRESHOLD: _KEPT_BYTES}
-    return all(mallopt(key, value) for key, value in settings.items())
-
-
-def own_memory(table: pa.Table) -> pa.Table:
-    """Returns a copy of a table. `combine_chunks` alone would copy only columns of several chunks."""
-    return pa.concat_tables([table, table.slice(0, 0)]).combine_chunks()
-
-
-def long_runs(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """Returns the indices, int64, at which runs of consecutive `places` begin; None if runs are too short to slice."""
-    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
-    return starts if len(places) >= len(starts) * _LONG_RUN else None
-
-
-def slice_runs(table: pa.Table, places: npt.NDArray[np.int64]) -> list[pa.Table] | None:
-    """Returns the rows at the indices `places`, int64, shape (k,), as slices of a table; None if runs are too short."""
-    starts = long_runs(places)
-    if starts is None:
-        return None
-    lengths = np.diff(starts, append=len(places))
-    return [table.slice(at, rows) for at, rows in zip(places[starts].tolist(), lengths.tolist(), strict=True)]
-
-
-def wanted_rows(table: pa.Table, places: Int64Array | None) -> pa.Table:
-    """Returns the rows at the indices `places`, int64, shape (k,), strictly ascending; all rows if that is None.
-
-    Slices keep the other rows in memory, and each costs as much as a copy of 100 KiB.
-    """
-    if places is None:
-        return table
-    runs = slice_runs(table, places) if len(places) >= _SLICED * table.num_rows else None
-    is_sliced = runs is not None and table.nbytes >= len(runs) * _SLICE_BYTES
-    return pa.concat_tables(runs) if is_sliced else take_rows(table, places)
-
-
-def take_rows(table: pa.Table, places: npt.NDArray[np.int64], lend: Lend = _fresh) -> pa.Table:
-    """Copies the rows at the indices `places`, int64, shape (k,); `lend` gives the memory of large values."""
-    return pa.Table.from_arrays([_take(column, places, lend) for column in table.columns], schema=table.schema)
-
-
-def _take(column: pa.ChunkedArray, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | pa.ChunkedArray:
-    if column.num_chunks == 1 and (taken := _take_as_bytes(column.chunk(0), places, lend)) is not None:
-        return taken
-    if not _width(column.type) and len(places) and column.nbytes * np.bincount(places).max() > _CHUNK_BYTES:
-        return _take_in_chunks(column, places)  # one chunk may not hold all values, and Arrow would wrap its offsets
-    if _is_nested(column.type):
-        column = own_memory(pa.table([column], [""]))[0]  # Arrow 26 takes wrong values from a slice of such a column
-    return column.take(pa.array(places))
-
-
-def _take_in_chunks(column: pa.ChunkedArray, places: npt.NDArray[np.int64]) -> pa.ChunkedArray:
-    """Copies values one by one, into as many chunks as their bytes need."""
-    values = [column.slice(place, 1).chunk(0) for place in places.tolist()]
-    chunk_of = np.cumsum([value.nbytes for value in values]) // _CHUNK_BYTES
-    groups = np.split(np.arange(len(values)), np.flatnonzero(np.diff(chunk_of)) + 1)
-    chunks = [pa.concat_arrays([values[number] for number in group.tolist()]) for group in groups if len(group)]
-    return pa.chunked_array(chunks, column.type)
-
-
-def _take_as_bytes(array: pa.Array, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | None:
-    """Copies the values at the indices `places` as bytes, which is faster: Arrow copies lists element by element, and
-    bytes into memory that grows. Returns None for arrays of other types, and if a value is null.
-    """
-    kind = array.type
-    if isinstance(kind, pa.BaseExtensionType):
-        taken = _take_as_bytes(array.storage, places, lend)
-        return taken if taken is None else pa.ExtensionArray.from_storage(kind, taken)
-    if pa.types.is_fixed_size_list(kind) and (width := _width(kind)):
-        if (raw := _raw(array)) is None:
-            return None
-        whole = pa.Array.from_buffers(pa.binary(width), len(array), [None, pa.py_buffer(raw)])
-        return _dense(kind, len(places), whole.take(pa.array(places)).buffers()[1])
-    memory = _make_column(kind, _fresh)
-    return memory.take(array, places, lend) if isinstance(memory, _Variable) else None
-
-
-def _is_nested(kind: pa.DataType) -> bool:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _is_nested(kind.storage_type)
-    return bool(pa.types.is_fixed_size_list(kind) and pa.types.is_fixed_size_list(kind.value_type))
+    layout = layout_of(kind)
+    return _Chunks([]) if layout is None else _Variable(kind, *layout, lend)
