@@ -17,7 +17,7 @@ import ray.train
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 import raylance.torchft
-from raylance.api.loader import _LoaderBatches
+from raylance.api.loader import _LoaderBatches, _LoaderPass
 from raylance.columns import ROW_OFFSET
 
 _make_trainer, _replica_batches = DataParallelTrainer.__init__, raylance.torchft.batches
@@ -58,7 +58,7 @@ def _train(train_fn: Callable[..., Any], directory: Path, die_at: int | None, co
     def iterate(batches: _LoaderBatches) -> Iterator[Any]:
         spec, loader = batches._spec, batches.loader
         shown = dataclasses.replace(spec, hidden=tuple(name for name in spec.hidden if name != ROW_OFFSET))
-        for batch in loader._begin(shown):
+        for batch in _LoaderPass(loader, shown):
             saw(loader, batch[ROW_OFFSET] if shown == spec else batch.pop(ROW_OFFSET))
             yield batch
 

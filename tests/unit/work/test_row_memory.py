@@ -1,18 +1,15 @@
 """Owns the promises of memory that is used again: what was copied in comes out, whatever the memory held before."""
 
-import platform
-import subprocess
-import sys
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from raylance.memory import arrow
 from raylance.memory.arrow import take_rows
 from raylance.memory.lending import Lender
 from raylance.work import row_memory
@@ -209,13 +206,6 @@ def check_lines(
             assert {"vector", "int8", "tensor"} <= {*found.column_names}
 
 
-def test_glibc_takes_the_settings_for_freed_memory() -> None:
-    """In a process of its own, which keeps them."""
-    code = "from raylance.memory.malloc import keep_freed_memory; print(keep_freed_memory())"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert output.strip() == str(platform.libc_ver()[0] == "glibc")
-
-
 def test_memory_has_what_the_first_rows_let_expect_and_no_more() -> None:
     table = pa.table(
         {"vector": pa.array(np.ones((1000, 4)).tolist(), pa.list_(pa.float32(), 4)), "data": [b"x" * 50] * 1000}
@@ -292,33 +282,3 @@ def test_more_than_two_gibibytes_of_binary_stay_in_pieces() -> None:
     found = memory.table()["data"]
     assert found.num_chunks > 1
     assert [value.as_buffer().size for value in found] == [1 << 28] * 9
-
-
-def test_a_short_loan_takes_the_smallest_memory_that_is_not_far_too_large() -> None:
-    lender = Lender(100 << 20)
-    loans = [lender.lend(mebibytes << 20) for mebibytes in (16, 8, 32)]
-    del loans[:]
-    assert sorted(len(spare) >> 20 for spare in lender._spare.values()) == [8, 16, 32]
-    short = lender.lend(5 << 20)
-    assert lender.lent_bytes == 8 << 20
-    assert (len(short), len(lender.lend(1 << 20))) == (8 << 20, 1 << 20), "a small column leaves large memory alone"
-
-
-@pytest.mark.slow  # more than 2 GiB, several times
-@pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.list_(pa.uint8())])
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_rows_of_more_than_one_chunk_can_hold_are_taken(kind: pa.DataType, chunks: int) -> None:
-    """It was an ArrowInvalid: the offsets of these types count 2 GiB."""
-    data, ends = pa.py_buffer(bytes(800 << 20)), pa.py_buffer(np.array([0, 800 << 20], np.int32))
-    if pa.types.is_list(kind):
-        values = pa.Array.from_buffers(pa.uint8(), len(data), [None, data])
-        value = pa.Array.from_buffers(kind, 1, [None, ends], children=[values])
-    else:
-        value = pa.Array.from_buffers(kind, 1, [None, ends, data])
-    column = pa.chunked_array([value] * chunks)
-    taken = take_rows(pa.table({"value": column}), np.array([0, chunks - 1, 0]))["value"]
-    assert len(taken) == 3
-    sizes = [800 << 20] * 3
-    lengths = pc.list_value_length(taken) if pa.types.is_list(kind) else pc.binary_length(taken)
-    assert lengths.to_pylist() == sizes
-    taken.validate()

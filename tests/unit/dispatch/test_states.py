@@ -1,0 +1,34 @@
+"""The table of legal states: each is reached from a first one, and ends; what it does not name cannot happen."""
+
+import pytest
+
+from raylance.dispatch.states import CHANGES, ChunkState, HelperState, ItemState, change
+from raylance.errors import RaylanceError
+
+FIRST_AND_LAST = [
+    (ItemState.WAITING, {ItemState.GONE, ItemState.FAILED}),
+    (ChunkState.PLANNED, {ChunkState.DROPPED}),
+    (HelperState.WANTED, {HelperState.GONE}),
+]
+
+
+@pytest.mark.parametrize(("first", "last"), FIRST_AND_LAST)
+def test_each_state_is_reached_and_ends(first: object, last: set) -> None:
+    kind = type(first)
+    reached, ends = {first}, set(last)
+    for _ in kind:
+        reached |= {after for before in reached for after in CHANGES[before]}
+        ends |= {before for before in kind if CHANGES[before] & ends}
+    assert reached == ends == {*kind}
+    assert {before for before in kind if not CHANGES[before]} == last
+
+
+@pytest.mark.parametrize("kind", [ItemState, ChunkState, HelperState])
+def test_only_what_the_table_names_can_happen(kind: type) -> None:
+    for before in kind:
+        for after in kind:
+            if after in CHANGES[before]:
+                assert change(before, after) is after
+            else:
+                with pytest.raises(RaylanceError, match=after.name):
+                    change(before, after)
