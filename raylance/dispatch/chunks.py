@@ -1,17 +1,14 @@
-"""The chunks of a rank that are loaded or will be: by which reader, in which blocks, for how long. The dispatcher asks
-this table what to load next, and where the rows of an item are.
-"""
+"""What readers load next, and where the rows of an item are: which reader loads a chunk, in which blocks, and when."""
 
 import dataclasses
-import itertools
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from raylance.dispatch.account import Account
+from raylance.dispatch.chunk_order import ChunkOrder, HeldChunk
 from raylance.dispatch.messages import Drop, Fault, Load, Loaded, Log, Output
 from raylance.dispatch.states import ChunkState, change
-from raylance.planning.pace import Pace
 from raylance.planning.plan import Chunk, Plan, WorkItem
 
 MAX_FAULTS = 3  # machine faults of one chunk or item; a fourth is not a coincidence
@@ -28,59 +25,6 @@ _FIRST_SHARE, _FASTER = 0.125, 2.0
 _HALF, _FEW = 0.5, 1 / 16
 
 
-@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
-class HeldChunk:
-    """A chunk in the table.
-
-    Attributes:
-        number: Names the chunk for its reader; a new one for each attempt to load it.
-        first: Line of its first row, see `Plan.line`.
-        rows: Number of its rows.
-        stored_rows: Number of its different rows; until the reader has said it, `rows`.
-        asked_rows: Number of stored rows that were asked for.
-        loaded_rows: Number of stored rows that are loaded, and their bytes.
-        calls: Unanswered loads, with the bytes that each may add.
-        gathers: Unanswered calls that gather items from the chunk.
-        taken_rows: Number of its rows up to the last one that was gathered in this pass, or is before it.
-        given_rows: Number of its loaded rows up to the last one that was given away; see `ChunkTable`.
-        paced: Rows and bytes from which `pace` follows.
-        needs_bytes: Bytes of the next row, if it did not fit; else 0.
-        is_known: Whether the reader has said which rows the chunk has.
-        is_cold: Whether items needed it before it was loaded.
-    """
-
-    number: int
-    chunk: Chunk
-    first: int
-    rows: int
-    pace: Pace
-    stored_rows: int
-    state: ChunkState = ChunkState.PLANNED
-    reader: int | None = None
-    asked_rows: int = 0
-    loaded_rows: int = 0
-    nbytes: int = 0
-    calls: dict[int, float] = dataclasses.field(default_factory=dict)
-    gathers: set[int] = dataclasses.field(default_factory=set)
-    paced: tuple[int, int] = (0, 0)
-    taken_rows: int = 0
-    given_rows: int = 0
-    needs_bytes: int = 0
-    faults: int = 0
-    not_before: float = 0.0
-    is_known: bool = False
-    is_cold: bool = False
-
-    @property
-    def expected_bytes(self) -> float:
-        """Bytes that are loaded, or may be when the unanswered loads are done."""
-        return self.nbytes + sum(self.calls.values())
-
-    def has(self, epoch: int, line: int) -> bool:
-        """Whether a line belongs to the chunk."""
-        return self.chunk.epoch == epoch and self.first <= line < self.first + self.rows
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
     """Where the rows of an item come from: the loaded chunk `number` of a reader; None to read them by themselves."""
@@ -90,10 +34,8 @@ class Place:
 
 
 class ChunkTable:
-    """The chunks of a rank in the order of delivery, from the one in use to the last one that is loaded ahead.
-
-    The table outlives passes, as the readers' memory does: the next epoch is loaded ahead, too. Readers take turns:
-    while items are gathered from the chunk of one reader, the others load theirs.
+    """The work of readers. It outlives passes, as their memory does: the next epoch is loaded ahead, too. Readers take
+    turns: while items are gathered from the chunk of one reader, the others load theirs.
     """
 
     def __init__(self, account: Account, *, decodes: bool, gives_away: bool) -> None:
@@ -107,12 +49,9 @@ class ChunkTable:
         """
         self._account, self._gives_away = account, gives_away
         self._first_share, self._early_share = (_FIRST_SHARE, _HALF) if decodes else (1.0, _FEW)
-        self._of: tuple[Plan, int] | None = None  # the plan, and the data-parallel rank
-        self._held: deque[HeldChunk] = deque()
-        self._last: Chunk | None = None  # the last one in the order of delivery that was ever added
+        self._order = ChunkOrder(account)
         self._by_call: dict[int, HeldChunk] = {}
         self._alone: dict[int, int] = {}  # readers of items that are being read by themselves, by call
-        self._numbers = itertools.count()
         self._commands: list[Output] = []  # that were not taken
 
     def take_commands(self) -> list[Output]:
@@ -120,112 +59,13 @@ class ChunkTable:
         commands, self._commands = self._commands, []
         return commands
 
-    # The order of chunks.
-
-    def begin(self, plan: Plan, dp_rank: int, epoch: int, position: int) -> None:
-        """Begins a pass: drops the chunks that it does not need."""
-        line, is_same = plan.line(position, dp_rank), self._of in (None, (plan, dp_rank))
-        while self._held and not (is_same and self._is_needed(self._held[0], plan, epoch, position, line)):
-            self._drop(self._held[0])
-        self._of = plan, dp_rank
-        self._last = self._last if self._held else None
-        if not self._held:
-            return
-        first = self._held[0]
-        if not first.has(epoch, line):
-            chunk = plan.chunk_at(epoch, position)
-            if chunk is not None and plan.chunk_size(chunk, dp_rank):
-                self._held.appendleft(self._make(self._before(chunk, first.chunk)))
-        elif first.first + first.given_rows - line > first.rows // 2:  # else few rows are read by themselves
-            self._drop(first)
-            self._held.appendleft(self._make(self._rest(first.chunk, position)))
-        self._fill_gaps()
-        for held in self._held:
-            held.taken_rows = max(0, line - held.first) if held is self._held[0] else 0
-
-    def _fill_gaps(self) -> None:
-        """Adds the chunks that lie between others: they were used in a pass that was left before it had taken them."""
-        plan, dp_rank = self._planned
-        at = 0
-        while at + 1 < len(self._held):
-            after, found = plan.likely_next_chunk(self._held[at].chunk, dp_rank), self._held[at + 1].chunk
-            at += 1
-            if after is not None and (after.epoch, after.position, after.low) != (
-                found.epoch,
-                found.position,
-                found.low,
-            ):
-                gap = self._before(after, found) if after.epoch == found.epoch else after
-                self._held.insert(at, self._make(gap))
-
-    def _is_needed(self, held: HeldChunk, plan: Plan, epoch: int, position: int, line: int) -> bool:
-        """Whether a pass from a position on needs a chunk: if it has the first row of the pass, or begins soon after
-        it, because the items before it were gathered in a pass that did not take them.
+    def begin(self, plan: Plan, dp_rank: int, epoch: int, position: int) -> Iterator[Chunk]:
+        """Begins a pass; drops the chunks that it does not need. Returns those that it has, as they come; how many rows
+        a chunk has is decided at the latest then.
         """
-        is_on_track = held.chunk.epoch == epoch and held.chunk.position % plan.stride == position % plan.stride
-        return is_on_track and line < held.first + held.rows and held.first - line <= held.rows // 2
-
-    @property
-    def _planned(self) -> tuple[Plan, int]:
-        if self._of is None:
-            raise RuntimeError("no pass has begun")
-        return self._of
-
-    def _rest(self, chunk: Chunk, position: int) -> Chunk:
-        plan, _ = self._planned
-        if position == chunk.position:
-            return chunk
-        steps = chunk.steps - (position - chunk.position) // plan.stride
-        return dataclasses.replace(chunk, position=position, steps=steps, low=0)
-
-    def chunks(self, epoch: int, position: int) -> Iterator[Chunk]:
-        """Yields the chunks of the pass, or what is left of them. How many rows a chunk has is decided at the latest
-        when it comes.
-        """
-        plan, dp_rank = self._planned
-        chunk = plan.chunk_at(epoch, position)
-        while chunk is not None:
-            if plan.chunk_size(chunk, dp_rank):
-                line = plan.first_line(chunk, dp_rank)
-                held = next((each for each in self._held if each.has(epoch, line)), None)
-                if held is None:
-                    chunk = self._add(chunk)
-                else:
-                    chunk = held.chunk if line == held.first else self._rest(held.chunk, chunk.position)
-            yield chunk
-            chunk = plan.next_chunk(chunk)
-
-    def _before(self, chunk: Chunk, end: Chunk) -> Chunk:
-        """Returns the part of a chunk before the begin of another one."""
-        plan, _ = self._planned
-        steps = (end.position - chunk.position) // plan.stride + bool(end.low)
-        return chunk if steps > chunk.steps else dataclasses.replace(chunk, steps=steps, high=end.low or None)
-
-    def _add(self, chunk: Chunk) -> Chunk:
-        """Adds a chunk at the end, or as much of it as a reader should hold together; returns what was added."""
-        plan, dp_rank = self._planned
-        self._last = plan.head(chunk, dp_rank, self._account.chunk_rows(plan.chunk_size(chunk, dp_rank)))
-        self._held.append(self._make(self._last))
-        return self._last
-
-    def _make(self, chunk: Chunk) -> HeldChunk:
-        plan, dp_rank = self._planned
-        rows, first = plan.chunk_size(chunk, dp_rank), plan.first_line(chunk, dp_rank)
-        pace = self._account.pace(rows)
-        return HeldChunk(number=next(self._numbers), chunk=chunk, first=first, rows=rows, stored_rows=rows, pace=pace)
-
-    def _all(self) -> Iterator[HeldChunk]:
-        """Yields the chunks; adds those that are likely to follow."""
-        plan, dp_rank = self._planned
-        at = 0
-        while True:
-            if at == len(self._held):
-                chunk = plan.likely_next_chunk(self._last, dp_rank) if self._last is not None else None
-                if chunk is None or not plan.chunk_size(chunk, dp_rank):
-                    return
-                self._add(chunk)
-            yield self._held[at]
-            at += 1
+        for held in self._order.begin(plan, dp_rank, epoch, position):
+            self._let_go(held)
+        return self._order.chunks(epoch, position)
 
     # What to load.
 
@@ -235,7 +75,7 @@ class ChunkTable:
             return
         self._assign(readers)
         for reader in readers:
-            mine = [each for each in self._held if each.reader == reader]
+            mine = [each for each in self._order.held if each.reader == reader]
             for held, before in zip(mine[:_HELD], [None, *mine], strict=False):
                 while sum(len(each.calls) for each in mine) < _LOADS + (not held.is_known):
                     if before is None and self._is_ready(held, now):
@@ -267,7 +107,7 @@ class ChunkTable:
     def _assign(self, readers: Sequence[int]) -> None:
         """Gives each reader a chunk to use and one to load ahead. Each chunk has one reader: it is loaded once."""
         given: dict[int, list[int]] = {reader: [] for reader in readers}
-        for at, held in enumerate(self._all()):
+        for at, held in enumerate(self._order.all()):
             if held.reader not in given:
                 if held.reader is not None:  # it was dismissed
                     self._begin_again(held)
@@ -311,7 +151,8 @@ class ChunkTable:
         held.calls[call] = rows * held.pace.row_bytes if self._account.is_even else allowed
         held.asked_rows += rows
         self._by_call[call] = held
-        self._commands.append(Load(call, reader, held.number, self._planned[1], held.chunk, first, rows, int(allowed)))
+        _, dp_rank = self._order.planned
+        self._commands.append(Load(call, reader, held.number, dp_rank, held.chunk, first, rows, int(allowed)))
 
     # Answers.
 
@@ -336,34 +177,11 @@ class ChunkTable:
         if held.loaded_rows == held.stored_rows:
             account.learn_chunk(held.stored_rows, held.nbytes)
             held.state = change(held.state, ChunkState.LOADED)
+        elif held.nbytes + held.needs_bytes > account.window_bytes and held.rows == 1:
+            held.state = change(held.state, ChunkState.FAILED)  # its item is read by itself, and refused
         elif held.nbytes + held.needs_bytes > account.window_bytes:
-            self._halve(held)
-
-    def _halve(self, held: HeldChunk) -> None:
-        """Replaces a chunk that has no room by two; a chunk of one row by one that is not loaded."""
-        plan, dp_rank = self._planned
-        if held.rows == 1:
-            held.state = change(held.state, ChunkState.FAILED)
-            return
-        at = self._held.index(held)
-        self._drop(held)
-        head = plan.head(held.chunk, dp_rank, held.rows // 2)
-        after = plan.next_chunk(head)
-        rest = after and self._up_to(after, held.chunk)
-        self._last = rest or head if self._last == held.chunk else self._last
-        for chunk in (head, rest):
-            part = None if chunk is None else self._make(chunk)
-            taken = 0 if part is None else held.first + held.taken_rows - part.first
-            if part is not None and taken < part.rows:
-                part.reader, part.is_cold, part.taken_rows = held.reader, held.is_cold, max(0, taken)
-                self._held.insert(at, part)
-                at += 1
-
-    def _up_to(self, chunk: Chunk, whole: Chunk) -> Chunk:
-        """Returns the part of a chunk before the end of another one."""
-        plan, _ = self._planned
-        steps = whole.steps - (chunk.position - whole.position) // plan.stride
-        return dataclasses.replace(chunk, steps=steps, high=whole.high)
+            self._order.halve(held)
+            self._let_go(held)
 
     def failed(self, call: int, error: BaseException) -> None:
         """Records that a load has failed because of its rows. The error may concern few of them, so the items of the
@@ -397,7 +215,7 @@ class ChunkTable:
         says that it was working on nothing else than a load.
         """
         at_work = next((self._by_call[call] for call in calls if call in self._by_call), None)
-        for held in self._held:
+        for held in self._order.held:
             if held.reader == reader:
                 held.reader = None
                 if held.state is not ChunkState.FAILED:
@@ -417,7 +235,7 @@ class ChunkTable:
     def _reset(self, held: HeldChunk) -> None:
         for call in held.calls:
             self._by_call.pop(call, None)
-        held.number, held.calls, held.gathers = next(self._numbers), {}, set()
+        held.number, held.calls, held.gathers = self._order.number(), {}, set()
         held.pace = self._account.pace(held.rows)
         held.asked_rows = held.loaded_rows = held.nbytes = held.needs_bytes = held.given_rows = 0
         held.is_known, held.stored_rows, held.paced = False, held.rows, (0, 0)
@@ -439,7 +257,7 @@ class ChunkTable:
         reader = readers[0] if held.reader is None else held.reader
         if reader not in readers:
             return None
-        at = self._line(item) - held.first
+        at = self._order.line(item) - held.first
         if held.state is ChunkState.LOADED and at >= held.given_rows:
             return Place(reader, held.number)
         if held.state in (ChunkState.LOADED, ChunkState.FAILED):
@@ -449,17 +267,17 @@ class ChunkTable:
         is_free = Counter(self._alone.values())[reader] < _ALONE
         return Place(reader, None) if at_once or (is_early and is_free) else None
 
-    def _line(self, item: WorkItem) -> int:
-        plan, dp_rank = self._planned
-        return plan.line(item.position, dp_rank) + item.low
-
     def _find(self, item: WorkItem) -> HeldChunk | None:
         """Returns the chunk that has all rows of an item, if any: chunks that were used are gone, and a chunk may have
         been halved in the middle of an item.
         """
-        line = self._line(item)
+        line = self._order.line(item)
         return next(
-            (each for each in self._held if each.has(item.epoch, line) and each.has(item.epoch, line + item.rows - 1)),
+            (
+                each
+                for each in self._order.held
+                if each.has(item.epoch, line) and each.has(item.epoch, line + item.rows - 1)
+            ),
             None,
         )
 
@@ -467,22 +285,22 @@ class ChunkTable:
         """Records that a reader gathers an item from a place."""
         if place.number is None:
             self._alone[call] = place.reader
-        for held in self._held:
+        for held in self._order.held:
             if held.number == place.number:
                 held.gathers.add(call)
 
     def answered(self, call: int) -> None:
         """Records that a call is answered, by whatever."""
         self._alone.pop(call, None)
-        for held in [each for each in self._held if call in each.gathers]:
+        for held in [each for each in self._order.held if call in each.gathers]:
             held.gathers.remove(call)
             self._drop_if_used(held)
 
     def gathered(self, item: WorkItem) -> None:
         """Records that an item was gathered. A chunk whose rows were all gathered is dropped."""
-        line = self._line(item)
+        line = self._order.line(item)
         end = line + item.rows
-        for held in list(self._held):
+        for held in list(self._order.held):
             if held.chunk.epoch == item.epoch and held.first < end and line < held.first + held.rows:
                 held.taken_rows = max(held.taken_rows, min(held.rows, end - held.first))
                 if self._gives_away and held.state is ChunkState.LOADED:
@@ -496,7 +314,10 @@ class ChunkTable:
             self._drop(held)
 
     def _drop(self, held: HeldChunk) -> None:
-        self._held.remove(held)
+        self._order.held.remove(held)
+        self._let_go(held)
+
+    def _let_go(self, held: HeldChunk) -> None:
         for call in held.calls:
             self._by_call.pop(call, None)
         self._free(held)
@@ -514,4 +335,4 @@ class ChunkTable:
 
     def deadline(self, now: float) -> float | None:
         """Returns the time at which a pause before a load ends; None if there is none."""
-        return min((each.not_before for each in self._held if each.not_before > now), default=None)
+        return min((each.not_before for each in self._order.held if each.not_before > now), default=None)

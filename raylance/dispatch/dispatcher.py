@@ -88,9 +88,8 @@ class Dispatcher:
         `first_rows`, see `Plan.items`. `describe` returns a text that names the rows of an item, for error messages.
         """
         self._pool, self._chunks, self._account, self._suspects = kept.pool, kept.chunks, kept.account, kept.suspects
-        self._chunks.begin(plan, dp_rank, epoch, position)
         self._out: list[Output] = []
-        rows, chunks = self._account.item_rows(), self._chunks.chunks(epoch, position)
+        rows, chunks = self._account.item_rows(), self._chunks.begin(plan, dp_rank, epoch, position)
         items = plan.items(dp_rank, epoch, position, rows, first_rows, chunks=chunks)
         self._inflight = InFlight(plan, dp_rank, items, position, self._account, prefetch_batches)
         self._scalers, self._decodes, self._work_timeout_s, self._describe = scalers, decodes, work_timeout_s, describe

@@ -51,8 +51,7 @@ class Reading:
 
     def begin(self, rank: int, epoch: int, position: int, item_rows: int) -> Any:
         """Begins a pass; returns its items."""
-        self.table.begin(self.plan, rank, epoch, position)
-        chunks = self.table.chunks(epoch, position)
+        chunks = self.table.begin(self.plan, rank, epoch, position)
         return self.plan.items(rank, epoch, position, item_rows, chunks=chunks)
 
     def load(self, most: int = 1 << 40) -> int:

@@ -1,0 +1,220 @@
+"""The chunks that a rank holds or will hold, in the order of delivery: which rows each has, without who loads them."""
+
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Iterator
+
+from raylance.dispatch.account import Account
+from raylance.dispatch.states import ChunkState
+from raylance.planning.pace import Pace
+from raylance.planning.plan import Chunk, Plan, WorkItem
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class HeldChunk:
+    """A chunk in the table.
+
+    Attributes:
+        number: Names the chunk for its reader; a new one for each attempt to load it.
+        first: Line of its first row, see `Plan.line`.
+        rows: Number of its rows.
+        stored_rows: Number of its different rows; until the reader has said it, `rows`.
+        asked_rows: Number of stored rows that were asked for.
+        loaded_rows: Number of stored rows that are loaded, and their bytes.
+        calls: Unanswered loads, with the bytes that each may add.
+        gathers: Unanswered calls that gather items from the chunk.
+        taken_rows: Number of its rows up to the last one that was gathered in this pass, or is before it.
+        given_rows: Number of its loaded rows up to the last one that was given away; see `ChunkTable`.
+        paced: Rows and bytes from which `pace` follows.
+        needs_bytes: Bytes of the next row, if it did not fit; else 0.
+        is_known: Whether the reader has said which rows the chunk has.
+        is_cold: Whether items needed it before it was loaded.
+    """
+
+    number: int
+    chunk: Chunk
+    first: int
+    rows: int
+    pace: Pace
+    stored_rows: int
+    state: ChunkState = ChunkState.PLANNED
+    reader: int | None = None
+    asked_rows: int = 0
+    loaded_rows: int = 0
+    nbytes: int = 0
+    calls: dict[int, float] = dataclasses.field(default_factory=dict)
+    gathers: set[int] = dataclasses.field(default_factory=set)
+    paced: tuple[int, int] = (0, 0)
+    taken_rows: int = 0
+    given_rows: int = 0
+    needs_bytes: int = 0
+    faults: int = 0
+    not_before: float = 0.0
+    is_known: bool = False
+    is_cold: bool = False
+
+    @property
+    def expected_bytes(self) -> float:
+        """Bytes that are loaded, or may be when the unanswered loads are done."""
+        return self.nbytes + sum(self.calls.values())
+
+    def has(self, epoch: int, line: int) -> bool:
+        """Whether a line belongs to the chunk."""
+        return self.chunk.epoch == epoch and self.first <= line < self.first + self.rows
+
+
+class ChunkOrder:
+    """Consecutive chunks without a gap, from the one in use to the last one that is loaded ahead; also of later epochs.
+
+    Attributes:
+        held: The chunks.
+    """
+
+    def __init__(self, account: Account) -> None:
+        """Begins with no chunk; `account` says how many rows a chunk may have."""
+        self._account = account
+        self._of: tuple[Plan, int] | None = None  # the plan, and the data-parallel rank
+        self.held: deque[HeldChunk] = deque()
+        self._last: Chunk | None = None  # the last one in the order of delivery that was ever added
+        self._numbers = itertools.count()
+
+    @property
+    def planned(self) -> tuple[Plan, int]:
+        """The plan, and the data-parallel rank."""
+        if self._of is None:
+            raise RuntimeError("no pass has begun")
+        return self._of
+
+    def number(self) -> int:
+        """Returns a new number for a chunk."""
+        return next(self._numbers)
+
+    def begin(self, plan: Plan, dp_rank: int, epoch: int, position: int) -> list[HeldChunk]:
+        """Begins a pass; returns the chunks that it does not need, which are held no longer."""
+        line, is_same = plan.line(position, dp_rank), self._of in (None, (plan, dp_rank))
+        dropped: list[HeldChunk] = []
+        while self.held and not (is_same and self._is_needed(self.held[0], plan, epoch, position, line)):
+            dropped.append(self.held.popleft())
+        self._of = plan, dp_rank
+        self._last = self._last if self.held else None
+        if not self.held:
+            return dropped
+        first = self.held[0]
+        if not first.has(epoch, line):
+            chunk = plan.chunk_at(epoch, position)
+            if chunk is not None and plan.chunk_size(chunk, dp_rank):
+                self.held.appendleft(self._make(self._before(chunk, first.chunk)))
+        elif first.first + first.given_rows - line > first.rows // 2:  # else few rows are read by themselves
+            dropped.append(self.held.popleft())
+            self.held.appendleft(self._make(self._rest(first.chunk, position)))
+        self._fill_gaps()
+        for held in self.held:
+            held.taken_rows = max(0, line - held.first) if held is self.held[0] else 0
+        return dropped
+
+    def _is_needed(self, held: HeldChunk, plan: Plan, epoch: int, position: int, line: int) -> bool:
+        """Whether a pass from a position on needs a chunk: if it has the first row of the pass, or begins soon after
+        it, because the items before it were gathered in a pass that did not take them.
+        """
+        is_on_track = held.chunk.epoch == epoch and held.chunk.position % plan.stride == position % plan.stride
+        return is_on_track and line < held.first + held.rows and held.first - line <= held.rows // 2
+
+    def _fill_gaps(self) -> None:
+        """Adds the chunks that lie between others: they were used in a pass that was left before it had taken them."""
+        plan, dp_rank = self.planned
+        at = 0
+        while at + 1 < len(self.held):
+            after, found = plan.likely_next_chunk(self.held[at].chunk, dp_rank), self.held[at + 1].chunk
+            at += 1
+            if after is not None and (after.epoch, after.position, after.low) != (
+                found.epoch,
+                found.position,
+                found.low,
+            ):
+                gap = self._before(after, found) if after.epoch == found.epoch else after
+                self.held.insert(at, self._make(gap))
+
+    def chunks(self, epoch: int, position: int) -> Iterator[Chunk]:
+        """Yields the chunks of the pass, or what is left of them. How many rows a chunk has is decided at the latest
+        when it comes.
+        """
+        plan, dp_rank = self.planned
+        chunk = plan.chunk_at(epoch, position)
+        while chunk is not None:
+            if plan.chunk_size(chunk, dp_rank):
+                line = plan.first_line(chunk, dp_rank)
+                held = next((each for each in self.held if each.has(epoch, line)), None)
+                if held is None:
+                    chunk = self._add(chunk)
+                else:
+                    chunk = held.chunk if line == held.first else self._rest(held.chunk, chunk.position)
+            yield chunk
+            chunk = plan.next_chunk(chunk)
+
+    def _rest(self, chunk: Chunk, position: int) -> Chunk:
+        plan, _ = self.planned
+        if position == chunk.position:
+            return chunk
+        steps = chunk.steps - (position - chunk.position) // plan.stride
+        return dataclasses.replace(chunk, position=position, steps=steps, low=0)
+
+    def _before(self, chunk: Chunk, end: Chunk) -> Chunk:
+        """Returns the part of a chunk before the begin of another one."""
+        plan, _ = self.planned
+        steps = (end.position - chunk.position) // plan.stride + bool(end.low)
+        return chunk if steps > chunk.steps else dataclasses.replace(chunk, steps=steps, high=end.low or None)
+
+    def _up_to(self, chunk: Chunk, whole: Chunk) -> Chunk:
+        """Returns the part of a chunk before the end of another one."""
+        plan, _ = self.planned
+        steps = whole.steps - (chunk.position - whole.position) // plan.stride
+        return dataclasses.replace(chunk, steps=steps, high=whole.high)
+
+    def _add(self, chunk: Chunk) -> Chunk:
+        """Adds a chunk at the end, or as much of it as a reader should hold together; returns what was added."""
+        plan, dp_rank = self.planned
+        self._last = plan.head(chunk, dp_rank, self._account.chunk_rows(plan.chunk_size(chunk, dp_rank)))
+        self.held.append(self._make(self._last))
+        return self._last
+
+    def _make(self, chunk: Chunk) -> HeldChunk:
+        plan, dp_rank = self.planned
+        rows, first = plan.chunk_size(chunk, dp_rank), plan.first_line(chunk, dp_rank)
+        pace = self._account.pace(rows)
+        return HeldChunk(number=self.number(), chunk=chunk, first=first, rows=rows, stored_rows=rows, pace=pace)
+
+    def all(self) -> Iterator[HeldChunk]:
+        """Yields the chunks; adds those that are likely to follow."""
+        plan, dp_rank = self.planned
+        at = 0
+        while True:
+            if at == len(self.held):
+                chunk = plan.likely_next_chunk(self._last, dp_rank) if self._last is not None else None
+                if chunk is None or not plan.chunk_size(chunk, dp_rank):
+                    return
+                self._add(chunk)
+            yield self.held[at]
+            at += 1
+
+    def line(self, item: WorkItem) -> int:
+        """Returns the line of an item's first row, see `Plan.line`."""
+        plan, dp_rank = self.planned
+        return plan.line(item.position, dp_rank) + item.low
+
+    def halve(self, held: HeldChunk) -> None:
+        """Replaces a chunk of several rows by two."""
+        plan, dp_rank = self.planned
+        at = self.held.index(held)
+        self.held.remove(held)
+        head = plan.head(held.chunk, dp_rank, held.rows // 2)
+        after = plan.next_chunk(head)
+        rest = after and self._up_to(after, held.chunk)
+        self._last = rest or head if self._last == held.chunk else self._last
+        for chunk in (head, rest):
+            part = None if chunk is None else self._make(chunk)
+            taken = 0 if part is None else held.first + held.taken_rows - part.first
+            if part is not None and taken < part.rows:
+                part.reader, part.is_cold, part.taken_rows = held.reader, held.is_cold, max(0, taken)
+                self.held.insert(at, part)
+                at += 1
