@@ -18,8 +18,8 @@ from raylance.api.loader import RankLoader
 from raylance.api.passes import HandlePasses
 from raylance.api.train_adapter import LOADER_NAMES, RAY_DATA_NAMES, TrainAdapter
 from raylance.arguments import check_batch_size, check_integer, listed
-from raylance.batches.display import Display
 from raylance.batches.lookup import Lookup
+from raylance.batches.shown_rows import Display
 from raylance.columns import ROW_OFFSET, VALID, join_offsets
 from raylance.decode.arrays import NumpyBatch, list_lengths, to_numpy
 from raylance.environment import process

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from raylance.batches.display import Display, by_row, display_counts, display_rows, facts_table, stacked
+from raylance.batches.shown_rows import Display, by_row, display_counts, display_rows, facts_table, stacked
 from raylance.columns import ROW_OFFSET
 from raylance.errors import ConfigError, RaylanceError
 from raylance.orders.mixture import MixOrder

@@ -16,10 +16,10 @@ import torch
 
 from raylance.api.batches import Batches
 from raylance.api.positioned import Positioned
-from raylance.api.recording import Recorder
+from raylance.api.recorder import Recorder
 from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
-from raylance.batches.assembly import Step
-from raylance.batches.batches import (
+from raylance.batches.assembly import DeliveredStep
+from raylance.batches.conversion import (
     BatchFormat,
     BatchSpec,
     Dtypes,
@@ -586,7 +586,7 @@ class RankLoader(Positioned):
                 "first batch. To begin there on purpose, call loader.set_epoch(0)."
             )
 
-    def _count(self, stretch: "_Stretch", step: Step) -> None:
+    def _count(self, stretch: "_Stretch", step: DeliveredStep) -> None:
         """Counts a step that is about to be handed out. At the last step of the epoch, checks a custom order if this
         rank was handed the whole epoch.
         """
@@ -603,7 +603,7 @@ class RankLoader(Positioned):
         if is_empty and not self._cursor.delivery_spec.empty_batches:
             _warn_of_no_row(str(self._read_spec.source.uri), plan.dp_size, plan.dp_size - plan.empty_ranks)
 
-    def _move(self, stretch: "_Stretch", step: Step) -> None:
+    def _move(self, stretch: "_Stretch", step: DeliveredStep) -> None:
         """Moves the position behind a step; at the end of an epoch, records the pass."""
         self._cursor.advance(step.after, is_last=step.is_last)
         if step.is_last:
@@ -636,7 +636,7 @@ class _LoaderPass(Iterator[Any]):
         self._moves = -1  # those of the loader when the pass began; another number means that something moved it
         self._stretch: _Stretch | None = None
         self._ending: notes.Ending | None = None  # of the stretch
-        self._last: Step | None = None  # the step that was handed out last
+        self._last: DeliveredStep | None = None  # the step that was handed out last
         self._handed_out: float | None = None
         self._is_over, self._prepares = False, loader._prepares
 
@@ -685,7 +685,7 @@ class _LoaderPass(Iterator[Any]):
         if ending is not None:
             ending.end()
 
-    def _take(self) -> tuple[_Stretch, Any, Step] | None:
+    def _take(self) -> tuple[_Stretch, Any, DeliveredStep] | None:
         """Waits for the next batch; None at the end of the pass."""
         loader = self._loader
         if self._moves < 0:
@@ -707,7 +707,7 @@ class _LoaderPass(Iterator[Any]):
             raise _superseded()
         return stretch, *found
 
-    def _goes_on(self, stretch: _Stretch, last: Step) -> bool:
+    def _goes_on(self, stretch: _Stretch, last: DeliveredStep) -> bool:
         """Returns whether a batch follows the last one; ends the stretch if it is of another one.
 
         Raises:

@@ -16,7 +16,7 @@ from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
-from raylance.source.mixture import mix_rows
+from raylance.source.mixed_rows import mix_rows
 
 
 def mix(

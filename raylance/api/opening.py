@@ -16,7 +16,7 @@ from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_n
 from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
 from raylance.decode.decoder import Decoder, is_on_device
 from raylance.decode.decoding import Decoding
-from raylance.decode.rows import OpenDecoding, resolve_decoder
+from raylance.decode.open_decoding import OpenDecoding, resolve_decoder
 from raylance.decode.transforms import Transform
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Order

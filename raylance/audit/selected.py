@@ -17,7 +17,7 @@ from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Order
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.source.mixture import MixedRows
+from raylance.source.mixed_rows import MixedRows
 from raylance.source.packing import PackedRows, PackTokens
 from raylance.source.rows import RowSource, TableRows
 from raylance.source.splits import Split

@@ -19,7 +19,7 @@ from raylance.read_spec import ReadSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class DeliveredStep:
     """A step of one rank, from position `before` to `after`.
 
     Attributes:
@@ -143,11 +143,11 @@ class Assembly:
         """Whether a whole step is ready."""
         return bool(self._steps)
 
-    def next_step(self) -> tuple[StepRows, Step]:
+    def next_step(self) -> tuple[StepRows, DeliveredStep]:
         """Takes the oldest whole step: its rows, and their description."""
         rows, nbytes, masked, digest = self._steps.popleft()
         before, self._after = self._after, self._plan.after(self._after)
-        return rows, Step(
+        return rows, DeliveredStep(
             before=before,
             after=self._after,
             is_last=self._plan.steps(self._after) <= 0,
@@ -162,7 +162,7 @@ class Assembly:
         """Whether a row may come more than once in an epoch."""
         return self._plan.order.repeats
 
-    def positions(self, step: Step) -> Int64Array:
+    def positions(self, step: DeliveredStep) -> Int64Array:
         """Returns the epoch positions of the rows of a step."""
         return self._plan.positions(step.before, *self._plan.rank_slice(step.before, self._dp_rank))
 

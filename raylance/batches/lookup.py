@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, VALID, dataset_names, split_offsets
-from raylance.decode.rows import OpenDecoding
+from raylance.decode.open_decoding import OpenDecoding
 from raylance.errors import BadRowError, DatasetError
 from raylance.memory.arrow import take_rows
 from raylance.orders.permutation import Int64Array
 from raylance.read_spec import ReadSpec
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
-from raylance.source.mixture import MixedRows
+from raylance.source.mixed_rows import MixedRows
 from raylance.source.reader import Reader, RowReader
 from raylance.source.rows import RowSource, TableRows
 

@@ -10,7 +10,7 @@ import torch
 from raylance.columns import ROW_OFFSET
 from raylance.decode.decoding import DecodedRows, Decoding
 from raylance.decode.device_column import DeviceColumn
-from raylance.decode.rows import open_columns
+from raylance.decode.open_decoding import open_columns
 from raylance.observe import Receipt, clock
 from raylance.orders.permutation import Int64Array
 

@@ -132,8 +132,7 @@ class ChunkTable:
         is_asked = before is None or before.asked_rows >= before.stored_rows
         is_free = before is None or before.state is not ChunkState.LOADING or (self._account.is_even and is_asked)
         if not held.is_known:  # which rows it has is found while the chunk before it is loaded
-            first = (min(rows, fitting), room) if before is None and fitting else (0, 0.0)
-            return first if is_free or is_asked else None
+            return (min(rows, fitting), room) if before is None and fitting else (0, 0.0)
         if not left or not is_free:
             return None
         if before is None:

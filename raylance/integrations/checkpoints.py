@@ -13,7 +13,7 @@ from ray.train import CheckpointUploadMode, ValidationTaskConfig
 from raylance.api.batches import Batches
 from raylance.api.dataset import Dataset, adapter_of
 from raylance.api.loader import RankLoader, recorder_of, reporting
-from raylance.api.recording import all_recorders, assigned_recorders
+from raylance.api.recorder import all_recorders, assigned_recorders
 from raylance.environment import facts, process, temporary
 from raylance.errors import ConfigError, StateError
 from raylance.integrations.checkpoint_files import (

@@ -15,7 +15,7 @@ from raylance.observe.diagnoses.finishing import SHORT_STEP_S
 from raylance.observe.figures import MOSTLY, STAGES, Limit, RankFigures, RunFigures, saving_share
 
 _LEAST_BATCHES = 3  # batches of each rank that was there most of the time; fewer prove nothing
-WAITS = 0.05  # share of the time: less waiting is not worth a change
+_LEAST_WAIT = 0.05  # share of the time: less waiting is not worth a change
 _SAVES = 0.25  # share of the time: more saving is the limit, if waiting takes less
 _SAVES_TOO = 0.1  # share of the time: more saving is worth a line of advice
 _OTHERS = 0.1  # share of the time: more for passes over other datasets is worth a line of advice
@@ -80,7 +80,7 @@ def judge_beside(dataset: str, by_dataset: Mapping[str, Sequence[RankFigures]]) 
     verdict = judged.pop(dataset)
     if not judged:
         return verdict
-    lines = [f"{name} is waited for, too: {one.summary}" for name, one in judged.items() if one.waiting >= WAITS]
+    lines = [f"{name} is waited for, too: {one.summary}" for name, one in judged.items() if one.waiting >= _LEAST_WAIT]
     summary = f"{dataset}, iterated side by side with {' and '.join(judged)}: {verdict.summary}"
     return dataclasses.replace(verdict, summary=summary, advice=(*verdict.advice, *lines))
 
@@ -91,7 +91,7 @@ def _find_limit(run: RunFigures) -> Limit:
         return "unknown"
     if run.seconds["saving"] > run.waited_s and saving_share(run.ranks) > _SAVES:
         return "saving"
-    if run.waiting >= WAITS:
+    if run.waiting >= _LEAST_WAIT:
         return max(STAGES, key=lambda stage: run.seconds[stage])
     return "starting" if run.seconds["starting"] > 0.5 * run.steady_s else "training"
 

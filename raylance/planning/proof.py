@@ -59,7 +59,7 @@ class EpochProof:
     text: str
 
 
-class Selected(Protocol):
+class HasOffsets(Protocol):
     """The selected rows, as `raylance.source` keeps them."""
 
     @property
@@ -86,7 +86,7 @@ class Expected:
             as one, because they take as long.
     """
 
-    selection: Selected
+    selection: HasOffsets
     order: Resolved | None
     most_rows: int | None = None
     _known: dict[tuple[int, int, int], Digest] = dataclasses.field(default_factory=dict, repr=False)
@@ -227,7 +227,7 @@ def _words_of_gaps(line: EpochLine) -> str:
     return ", ".join(words) + ", …" * (len(line.gaps) > _NAMED)
 
 
-def check_permutation(plan: Plan, selection: Selected, epoch: int, end: int, handed: Digest) -> None:
+def check_permutation(plan: Plan, selection: HasOffsets, epoch: int, end: int, handed: Digest) -> None:
     """Compares an epoch of a custom order, which rank 0 of 1 was handed up to position `end`, with the selection.
 
     Raises:

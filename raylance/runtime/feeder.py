@@ -1,6 +1,4 @@
-"""Owns the thread between helpers and consumer: it waits for rows, checks, collates and copies them to the device, so
-that the training thread takes finished batches; never assigns work to helpers, and never holds a loader's position.
-"""
+"""The thread between helpers and consumer: it waits for rows, checks, collates and copies them to the device."""
 
 import atexit
 import contextlib
@@ -9,13 +7,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping
+from enum import Enum, auto
 from typing import Any
 
-from raylance.batches.assembly import Assembly, Step, StepRows
-from raylance.batches.batches import BatchSpec
+from raylance.batches.assembly import Assembly, DeliveredStep, StepRows
+from raylance.batches.conversion import BatchSpec
 from raylance.batches.device import Sender
+from raylance.batches.device_columns import decode_step
 from raylance.batches.masking import MaskedRows
-from raylance.batches.on_device import decode_step
 from raylance.decode.on_device import DeviceDecoding
 from raylance.dispatch.dispatcher import Dispatcher
 from raylance.dispatch.messages import (
@@ -56,6 +55,14 @@ _JOIN_S = 10.0  # seconds that a closing consumer waits at most for user code in
 _alive: "weakref.WeakSet[Feeder]" = weakref.WeakSet()
 
 
+class Phase(Enum):
+    """How far a pass is. The consumer may close it in any phase."""
+
+    RUNNING = auto()
+    OVER = auto()  # all items were delivered, or the pass has failed
+    ENDED = auto()  # its thread takes no more events
+
+
 class Feeder:
     """Makes the batches of one pass in its own thread, a few batches ahead of the consumer."""
 
@@ -71,10 +78,10 @@ class Feeder:
         self._changed = threading.Condition()
         self._said: deque[Event] = deque([Begin()])  # events from the consumer to the dispatcher
         self._sleeps = False  # whether the thread waits for the runtime, and a new event must wake it
-        self._finished: deque[tuple[Any, Step]] = deque()  # batches to hand out
+        self._finished: deque[tuple[Any, DeliveredStep]] = deque()  # batches to hand out
         self._error: BaseException | None = None
-        self._has_ended = self._is_closed = self._is_awaited = False
-        self._is_over = False  # whether all items were delivered, or the pass has failed
+        self._phase = Phase.RUNNING
+        self._is_closed = self._is_awaited = False
         self._has_shown = False  # whether the rows of the pass's first batch were observed
         self._work: Cause = "finish"  # the part of making a batch that the thread works on
         self._thread = threading.Thread(target=self.run, name="raylance-feeder", daemon=True)
@@ -100,9 +107,9 @@ class Feeder:
     @property
     def has_ended(self) -> bool:
         """Whether another pass may begin: the runtime is free, and only finished batches are left to hand out."""
-        return self._has_ended and self._error is None and not self._thread.is_alive()
+        return self._phase is Phase.ENDED and self._error is None and not self._thread.is_alive()
 
-    def take(self) -> tuple[Any, Step] | None:
+    def take(self) -> tuple[Any, DeliveredStep] | None:
         """Waits for the next batch; returns it with its step, and keeps no reference to it. None after the last one.
 
         Raises:
@@ -116,11 +123,11 @@ class Feeder:
         self._observe(BatchHandedOut(step.rows, step.nbytes, len(step.masked)))
         return (batch if self._sender is None else self._sender.receive(batch)), step
 
-    def _take(self) -> tuple[Any, Step] | None:
+    def _take(self) -> tuple[Any, DeliveredStep] | None:
         with self._changed:
             while not self._is_ready():
                 self._changed.wait(_LOOK_S)
-                if not self._thread.is_alive() and not self._has_ended:
+                if not self._thread.is_alive() and self._phase is not Phase.ENDED:
                     raise RaylanceError(
                         "the thread that makes batches is not in this process: it was forked in the middle of a pass. "
                         "No batch can follow here. Begin another pass in this process, or start processes by spawn."
@@ -147,7 +154,7 @@ class Feeder:
 
     def _is_ready(self) -> bool:
         """Whether a batch or the end is here; if not, reports that the consumer waits. The caller holds `_changed`."""
-        if self._finished or self._has_ended or self._is_closed:
+        if self._finished or self._phase is Phase.ENDED or self._is_closed:
             return True
         if not self._is_awaited:
             self._is_awaited = True
@@ -191,10 +198,10 @@ class Feeder:
     def run(self) -> None:
         """Passes events to the dispatcher, and carries out its outputs, until the pass ends."""
         if self._is_closed:  # closed before it began: the next pass may use the runtime already
-            self._has_ended = True
+            self._phase = Phase.ENDED
             return
         try:
-            while not (self._is_closed or self._is_over):
+            while self._phase is Phase.RUNNING and not self._is_closed:
                 self.step()
         except BaseException as raised:  # the consumer gets any error
             self._error = raised
@@ -219,7 +226,7 @@ class Feeder:
         now = self._runtime.now()
         self._do(self._dispatcher.handle(Close(), now), now)
         with self._changed:
-            self._has_ended = True
+            self._phase = Phase.ENDED
             self._changed.notify_all()
 
     def _next_event(self) -> Event | Wake | None:
@@ -247,12 +254,12 @@ class Feeder:
                     self._assembly.add(item, plain, decoded)
                     del plain, decoded
                 case Complete():
-                    self._is_over = True
+                    self._phase = Phase.OVER
                 case GiveUp(error):
-                    self._error, self._is_over = error, True
+                    self._error, self._phase = error, Phase.OVER
                 case GiveUpPlacing(kind, pending, asked):
                     self._error = PlacementError(self._runtime.explain_placing(kind, pending, asked))
-                    self._is_over = True
+                    self._phase = Phase.OVER
                 case command:
                     self._runtime.do(command)
 
@@ -262,7 +269,7 @@ class Feeder:
     def _has_room(self) -> bool:
         """Returns whether another batch may be made; if no item will follow, waits until the consumer makes room."""
         with self._changed:
-            while self._is_over and len(self._finished) >= self._room and not self._is_closed:
+            while self._phase is Phase.OVER and len(self._finished) >= self._room and not self._is_closed:
                 self._changed.wait(_LOOK_S)
             return len(self._finished) < self._room and not self._is_closed
 
@@ -303,8 +310,8 @@ class Feeder:
             self._awaits_here()
 
     def _decode(
-        self, on_device: DeviceDecoding, rows: StepRows, step: Step
-    ) -> tuple[StepRows, Step, Mapping[str, Any]]:
+        self, on_device: DeviceDecoding, rows: StepRows, step: DeliveredStep
+    ) -> tuple[StepRows, DeliveredStep, Mapping[str, Any]]:
         """Decodes the columns of a step that are decoded on the device of its batch; see `decode_step`."""
         self._begin("decode")
         try:

@@ -8,7 +8,7 @@ import weakref
 import torch
 
 from raylance.batches.assembly import Assembly
-from raylance.batches.batches import BatchSpec
+from raylance.batches.conversion import BatchSpec
 from raylance.batches.masking import MaskedRows
 from raylance.columns import dataset_names, describe_rows
 from raylance.decode.on_device import DeviceDecoding

@@ -15,14 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from raylance.decode.rows import OpenDecoding
+from raylance.decode.open_decoding import OpenDecoding
 from raylance.dispatch.messages import Alive, Decode, Done, Event, Failed, Fetch, Fetched, Gather, Kind, Load
 from raylance.observe import Receipt
 from raylance.read_spec import ReadSpec
 from raylance.runtime.runtime import Runtime
 from raylance.settings import Options
 from raylance.source.limits import Calls
-from raylance.work.reading import ReadWork
+from raylance.work.read_work import ReadWork
 
 _MAX_AUTO_DECODERS = 32
 
@@ -69,7 +69,7 @@ class ThreadRuntime(Runtime):
     def _place(self, number: int, kind: Kind) -> None:
         thread = Calls(1, f"raylance-{kind}-{number}")
         if kind == "reader":
-            work, loads = ReadWork(self._read_spec, self._options, own_memory=True), Calls(2, f"raylance-load-{number}")
+            work, loads = ReadWork(self._read_spec, self._options, own_memory=True), Calls(3, f"raylance-load-{number}")
             self._helpers[number] = _Reader(work, thread, loads)
         elif self._decoding is not None:
             self._helpers[number] = _Decoder(OpenDecoding(self._decoding), thread)

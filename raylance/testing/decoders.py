@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from raylance.columns import ROW_OFFSET
 from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder, is_on_device, wrong_ragged
-from raylance.decode.rows import resolve_decoder
+from raylance.decode.open_decoding import resolve_decoder
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import derive_key, subkeys, uniform
 from raylance.planning.state import describe

@@ -16,7 +16,7 @@ import simplejpeg
 
 from raylance.decode.decoding import Decoding
 from raylance.decode.images import Image
-from raylance.decode.rows import OpenDecoding
+from raylance.decode.open_decoding import OpenDecoding
 from raylance.observe import Receipt
 
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from raylance import DeviceImage, Image, ImageCrop, RandomResizedCrop
 from raylance.decode.decoding import Decoding
-from raylance.decode.rows import OpenDecoding
+from raylance.decode.open_decoding import OpenDecoding
 from tests.helpers.images import KINDS, TO_PILLOW, encode, picture, with_size
 
 LONGEST_S = 60.0  # of one picture: it takes milliseconds, on a loaded machine too

@@ -16,7 +16,7 @@ from raylance.observe import Receipt
 from raylance.planning.plan import Plan, WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.settings import Options
-from raylance.work.reading import ReadWork
+from raylance.work.read_work import ReadWork
 from tests.helpers.in_memory import InMemory
 
 

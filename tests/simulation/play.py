@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from raylance.batches.assembly import Step
+from raylance.batches.assembly import DeliveredStep
 from raylance.dispatch.dispatcher import Dispatcher, Kept
 from raylance.dispatch.messages import Close, Decode, Event, Fetch, Gather, Kind, Observation, Output
 from raylance.dispatch.scaling import Scaler
@@ -21,7 +21,7 @@ from raylance.observe import Stats
 from raylance.observe.observations import Status
 from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime import session
-from raylance.runtime.feeder import Feeder
+from raylance.runtime.feeder import Feeder, Phase
 from raylance.runtime.session import Session
 from tests.simulation.schedule import (
     BITS,
@@ -132,11 +132,12 @@ class RowAssembly:
     def describe(self, rows: Rows) -> str:
         return f"rows {rows}"
 
-    def next_step(self) -> tuple[Rows, Step]:
+    def next_step(self) -> tuple[Rows, DeliveredStep]:
         rows, before = self._steps.popleft(), self._after
         self._after = self._plan.after(before)
         is_last = self._plan.steps(self._after) <= 0
-        step = Step(before=before, after=self._after, is_last=is_last, rows=len(rows), nbytes=0, masked=(), digest=None)  # type: ignore[arg-type] - nothing is masked
+        sizes: Any = {"rows": len(rows), "nbytes": 0, "masked": (), "digest": None}
+        step = DeliveredStep(before=before, after=self._after, is_last=is_last, **sizes)
         return rows, step
 
 
@@ -165,7 +166,7 @@ class RunByHand:
         self._feeder = feeder
 
     def is_alive(self) -> bool:
-        return not self._feeder._has_ended
+        return self._feeder._phase is not Phase.ENDED
 
     def join(self, timeout_s: float) -> None:
         """Has it run where it was not run yet; one that runs now cannot be waited for in here."""
@@ -200,7 +201,11 @@ class HandFeeder(Feeder):
         try:
             super().step()
             status = self._dispatcher.status
-            if self._is_awaited and not (self._said or self._assembly or self._is_over) and status.cause is None:
+            if (
+                self._is_awaited
+                and not (self._said or self._assembly or self._phase is Phase.OVER)
+                and status.cause is None
+            ):
                 raise Broken("cause", "the consumer waits, and the status names no cause")
             if self._is_closed and self._finished:
                 raise Broken("left", "a batch is added to a pass that is closed")
@@ -473,7 +478,7 @@ class Rank:
         else:
             self.look()
 
-    def _check(self, rows: list[int], step: Step) -> None:
+    def _check(self, rows: list[int], step: DeliveredStep) -> None:
         epoch, position = self.place
         if step.before != position or rows != self.planned.step(epoch, position, self._number):
             raise Broken("order", f"{rows} are handed out at {step.before}, and {self.place} is next")

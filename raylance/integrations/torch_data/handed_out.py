@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
-from raylance.api.recording import Recorder
+from raylance.api.recorder import Recorder
 from raylance.errors import RaylanceError
 from raylance.observe import clock
 from raylance.observe.observations import BatchHandedOut, Receipt

@@ -9,8 +9,8 @@ import torch
 import torch.utils.data
 
 from raylance.api.dataset import Dataset
-from raylance.batches.assembly import Step
-from raylance.batches.batches import BatchSpec, Dtypes, make_batch_spec, torch_converter
+from raylance.batches.assembly import DeliveredStep
+from raylance.batches.conversion import BatchSpec, Dtypes, make_batch_spec, torch_converter
 from raylance.batches.device import build_jagged
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.environment import process
@@ -106,7 +106,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
             self._idle = session
 
 
-def _rows_read(step: Step, observer: Stats) -> RowsRead:
+def _rows_read(step: DeliveredStep, observer: Stats) -> RowsRead:
     reasons = ((offset, observer.reason_of(offset)) for offset in step.masked.tolist())
     bad_rows = tuple((offset, *reason) for offset, reason in reasons if reason is not None)
     return RowsRead(digest=step.digest, nbytes=step.nbytes, masked=len(step.masked), bad_rows=bad_rows)

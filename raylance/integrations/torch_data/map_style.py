@@ -8,7 +8,7 @@ import torch
 import torch.utils.data
 
 from raylance.api.dataset import Dataset
-from raylance.batches.batches import hidden_columns, to_torch
+from raylance.batches.conversion import hidden_columns, to_torch
 from raylance.batches.lookup import Lookup
 from raylance.batches.masking import MaskedRows
 from raylance.columns import VALID

@@ -4,7 +4,7 @@ import pyarrow as pa
 import ray
 
 from raylance.decode.decoding import Decoding
-from raylance.decode.rows import OpenDecoding
+from raylance.decode.open_decoding import OpenDecoding
 from raylance.observe import Receipt
 from raylance.runtime.ray.actors import Actor
 from raylance.runtime.ray.faults import errors_travel

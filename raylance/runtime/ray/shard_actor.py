@@ -12,7 +12,7 @@ from raylance.read_spec import ReadSpec
 from raylance.runtime.ray.actors import Actor
 from raylance.runtime.ray.faults import errors_travel
 from raylance.settings import Options
-from raylance.work.reading import ReadWork
+from raylance.work.read_work import ReadWork
 
 _PLANS = 3  # that are kept: a call of an earlier pass may still wait
 

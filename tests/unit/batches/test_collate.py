@@ -19,7 +19,7 @@ from lance.arrow import bfloat16_array
 
 import raylance
 from raylance.batches.assembly import ItemRows, StepRows
-from raylance.batches.batches import to_torch
+from raylance.batches.conversion import to_torch
 from raylance.batches.device import Sender, move, torch_device
 from raylance.batches.joining import Joiner
 from raylance.decode.arrays import Pad, to_numpy

@@ -24,7 +24,7 @@ import raylance
 from raylance.api.dataset import spec_of
 from raylance.decode.arrays import to_arrow
 from raylance.decode.decoding import Decoding
-from raylance.decode.rows import OpenDecoding
+from raylance.decode.open_decoding import OpenDecoding
 from raylance.testing import check_decoder
 from raylance.torch_data import IterableDataset, MapDataset, RowSampler
 from tests.helpers.images import encode, make_images

@@ -412,7 +412,7 @@ def test_what_was_prepared_whole_is_handed_out_at_once(uri: str, monkeypatch: py
     monkeypatch.setattr(feeder_module, "_LOOK_S", 1000.0)
     with loader_of(uri, filter="id < 40") as loader:
         batches, deadline = loader.prepare(global_batch_size=BATCH), time.monotonic() + 30
-        while not loader._session._prepared.feeder._is_over and time.monotonic() < deadline:
+        while loader._session._prepared.feeder._phase is not feeder_module.Phase.OVER and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.1)  # it waits for its consumer
         taking = threading.Thread(target=lambda: ids_of(batches), daemon=True)

@@ -7,14 +7,14 @@ import dataclasses
 import numpy as np
 import pyarrow as pa
 
-from raylance.batches.assembly import Assembly, Step
+from raylance.batches.assembly import Assembly, DeliveredStep
 from raylance.columns import DRAW, ROW_OFFSET, VALID
 from raylance.decode.on_device import DeviceDecoding, OnDevice
 
 
 def decode_step(
-    decoding: DeviceDecoding, assembly: Assembly, table: pa.Table, step: Step
-) -> tuple[pa.Table, Step, OnDevice]:
+    decoding: DeviceDecoding, assembly: Assembly, table: pa.Table, step: DeliveredStep
+) -> tuple[pa.Table, DeliveredStep, OnDevice]:
     """Decodes those columns of a step whose decoders run on the device.
 
     Returns:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.columns import DRAW, ROW_OFFSET, split_offsets
-from raylance.decode.rows import OpenDecoding
+from raylance.decode.open_decoding import OpenDecoding
 from raylance.dispatch.messages import Gather, Load, Loaded
 from raylance.errors import DatasetError, HelperError
 from raylance.memory.lending import Lender

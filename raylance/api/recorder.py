@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from raylance._version import __version__
 from raylance.api.naming import choose_name, release_name
-from raylance.batches.display import display_rows
+from raylance.batches.shown_rows import display_rows
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names, dataset_stem
 from raylance.decode.arrays import to_numpy
 from raylance.environment import facts as surroundings
