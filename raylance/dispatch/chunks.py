@@ -13,7 +13,7 @@ from raylance.planning.plan import Chunk, Plan, WorkItem
 
 MAX_FAULTS = 3  # machine faults of one chunk or item; a fourth is not a coincidence
 PAUSES_S = (0.2, 1.0, 5.0)  # before work is repeated, if no helper died: a full object store takes time to drain
-_LOADS = 2  # calls at a reader: while the last rows of one block are copied, the next block is read
+_LOADS = 3  # calls at a reader: two that are done and one that waits, so that nothing waits for an answer
 _HELD = 2  # chunks of a reader: the one in use and the next one
 _ALONE = 2  # items at once that a reader reads by themselves
 # If decoders need the cores, the next chunk is loaded in step with the use of the chunk before it, so that loading does
@@ -131,8 +131,10 @@ class ChunkTable:
             fitting, room = 1, max(1.0, room)  # it has all room that there is
         is_asked = before is None or before.asked_rows >= before.stored_rows
         is_free = before is None or before.state is not ChunkState.LOADING or (self._account.is_even and is_asked)
+        if not held.is_known and before is None:
+            return (min(rows, fitting), room) if fitting else (0, 0.0)
         if not held.is_known:  # which rows it has is found while the chunk before it is loaded
-            return (min(rows, fitting), room) if before is None and fitting else (0, 0.0)
+            return (0, 0.0) if before is not None and before.loaded_rows else None
         if not left or not is_free:
             return None
         if before is None:

@@ -69,7 +69,7 @@ class ThreadRuntime(Runtime):
     def _place(self, number: int, kind: Kind) -> None:
         thread = Calls(1, f"raylance-{kind}-{number}")
         if kind == "reader":
-            work, loads = ReadWork(self._read_spec, self._options, own_memory=True), Calls(3, f"raylance-load-{number}")
+            work, loads = ReadWork(self._read_spec, self._options, own_memory=True), Calls(2, f"raylance-load-{number}")
             self._helpers[number] = _Reader(work, thread, loads)
         elif self._decoding is not None:
             self._helpers[number] = _Decoder(OpenDecoding(self._decoding), thread)

@@ -181,7 +181,7 @@ class RayRuntime(Runtime):
             # On this worker's node if possible; without a CPU from Ray's count.
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
             of_class: Any = ray.remote  # Ray's types do not know concurrency groups
-            remote = of_class(concurrency_groups={"load": 3, "drop": 1})(ShardActor).options(
+            remote = of_class(concurrency_groups={"load": 2, "drop": 1})(ShardActor).options(
                 num_cpus=0, scheduling_strategy=here, **decoders.NO_RESTARTS
             )
             handle: Any = remote.remote(self._read_spec, self._options)
