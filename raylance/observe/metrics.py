@@ -70,7 +70,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter("save_seconds", "save_s", "Seconds of these in raylance.report."),
     _counter("storage_seconds", "storage_s", "Seconds in which storage was being read, all shard actors together."),
-    _counter("read_wait_seconds", "read_s", "Seconds that shard actors waited for storage; reading ahead hides more."),
+    _counter("read_wait_seconds", "read_s", "Seconds that shard actors took to gather requested rows."),
     _counter("decode_seconds", "decode_s", "Seconds of decoding, all decoders together."),
     _counter("collate_seconds", "collate_s", "Seconds of turning tables into batches, beside the training thread."),
     _counter("transfer_seconds", "transfer_s", "Seconds of pinning batches and sending them to the device."),

@@ -21,9 +21,9 @@ class Receipt:
 
     Attributes:
         nbytes: Bytes of the table that the helper made.
-        read_bytes: Bytes read from storage since the last receipt, reading ahead included.
-        storage_s: Seconds in which storage was being read since the last receipt, reading ahead included.
-        read_s: Seconds of the call until its rows were gathered: waiting for storage, and copying.
+        read_bytes: Bytes that the call read from storage.
+        storage_s: Seconds in which the helper read storage since the last receipt; reads at the same time count once.
+        read_s: Seconds of the call until its rows were gathered; with storage only if they were read by themselves.
         decode_s: Seconds of decoding by the wall clock of the call, not summed over its threads.
         device_decode_s: Part of `decode_s` that the device of the trainer's process took, if it decodes.
         raw_bytes: Bytes of the raw rows.

@@ -55,8 +55,7 @@ class Stats(WaitClock):
         wait_decode_s: Part of `wait_s` in which the awaited rows were being decoded, or waited for a decoder.
         wait_finish_s: Part of `wait_s` in which the awaited rows were brought to this process and made a batch.
         storage_s: Seconds in which storage was being read, reading ahead included, summed over all shard actors.
-        read_s: Seconds that shard actors took to answer requests for rows: waiting for storage, and copying the rows.
-            It is small if the rows were read ahead.
+        read_s: Seconds that shard actors took to gather rows; with storage only for rows that were not loaded before.
         decode_s: Seconds of decoding, summed over all decoders.
         device_decode_s: Part of `decode_s` in which this process decoded on the device of its batches. On CUDA, work
             that the device finishes later is not counted.
