@@ -134,7 +134,8 @@ class ChunkTable:
         if not held.is_known and before is None:
             return (min(rows, fitting), room) if fitting else (0, 0.0)
         if not held.is_known:  # which rows it has is found while the chunk before it is loaded
-            return (0, 0.0) if before is not None and before.loaded_rows else None
+            is_later = before is not None and (before.loaded_rows or before.state is ChunkState.FAILED)
+            return (0, 0.0) if is_later else None
         if not left or not is_free:
             return None
         if before is None:
@@ -160,9 +161,11 @@ class ChunkTable:
     def loaded(self, event: Loaded) -> None:
         """Records the answer to a load."""
         held = self._by_call.pop(event.call, None)
-        if held is None or held.state is not ChunkState.LOADING:
+        if held is None:
             return
-        del held.calls[event.call]
+        held.calls.pop(event.call, None)
+        if held.state is not ChunkState.LOADING:
+            return
         account = self._account
         # An answer may overtake another one, and the rows of a load may come before those of an earlier load.
         held.loaded_rows, held.nbytes = max(held.loaded_rows, event.rows), max(held.nbytes, event.nbytes)

@@ -251,7 +251,10 @@ class Feeder:
                 case WorkDone() | Status() as observation:
                     self._observer.observe(observation, now)
                 case Deliver(item, plain, decoded):
-                    self._assembly.add(item, plain, decoded)
+                    try:
+                        self._assembly.add(item, plain, decoded)
+                    except Exception as error:  # the other outputs must be carried out, because the pool counts on them
+                        self._error, self._phase = error, Phase.OVER
                     del plain, decoded
                 case Complete():
                     self._phase = Phase.OVER

@@ -93,8 +93,9 @@ class ReadWork:
             # Half of the limit, so that two chunks fit.
             found = ChunkMemory(rows, self._limit // 2, self._lender.lend), first
             with self._lock:
-                if load.number not in self._dropped:
-                    self._chunks[load.number] = found
+                if load.number in self._dropped:  # meanwhile
+                    return None
+                self._chunks[load.number] = found
         return None if found is None else found[0]
 
     def drop(self, number: int) -> None:

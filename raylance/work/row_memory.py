@@ -138,7 +138,11 @@ class RowMemory:
         self._stored, self._by_line = None, None
         if table is None:
             for column in self._columns.values():
-                column.cut(self.rows + rows)
+                if column.lines is None and isinstance(column, _Chunks) and column.was is not None:
+                    # Since the rows were copied, a null has come before them, so the column is kept as it comes.
+                    column.append(column.was.copied(self.rows, rows), _Room(1, 1))
+                else:
+                    column.cut(self.rows + rows)
             self.rows += rows
             return
         columns = self._columns_of(table)
@@ -151,7 +155,8 @@ class RowMemory:
             for chunk in table[name].chunks:
                 room = _Room((self._expected - at) / max(1, len(chunk)), fitting_rows / max(1, len(chunk)))
                 if not column.append(chunk, room):
-                    column = self._columns[name] = _Chunks(column.arrays(at))
+                    was = column if isinstance(column, _Fixed) and column.lines is not None else None
+                    column = self._columns[name] = _Chunks(column.arrays(at), was)
                     column.append(chunk, room)
                 at += len(chunk)
         self.rows += table.num_rows
@@ -316,6 +321,13 @@ class _Fixed(_Column):
         lines = 0 if self.lines is None else len(self.lines)
         return dense_array(self._kind, lines, pa.py_buffer(self._data.memory[: lines * self.width]))
 
+    def copied(self, first: int, rows: int) -> pa.Array:
+        """Returns rows that were copied to their lines, from number `first` on."""
+        if self.lines is None:
+            raise IndexError("the column stores rows as they come")
+        data = self._by_line[self.lines[first : first + rows]]
+        return dense_array(self._kind, rows, pa.py_buffer(data))
+
     def cut(self, rows: int) -> None:
         self._data.used = rows * self.width
 
@@ -358,8 +370,9 @@ class _Variable(_Column):
 class _Chunks(_Column):
     """A column of another type, or with nulls, kept as Arrow arrays."""
 
-    def __init__(self, arrays: list[pa.Array]) -> None:
-        self._arrays = arrays
+    def __init__(self, arrays: list[pa.Array], was: _Fixed | None = None) -> None:
+        """Begins with arrays; `was` is the column that had copied them, and later rows, to their lines."""
+        self._arrays, self.was = arrays, was
 
     def append(self, chunk: pa.Array, room: _Room) -> bool:
         self._arrays.append(chunk)

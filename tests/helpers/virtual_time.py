@@ -91,7 +91,7 @@ class VirtualTime:
         patch.setattr("raylance.observe.clock.now", self.now)
         patch.setattr("raylance.runtime.feeder.threading", threads)
         patch.setattr("raylance.runtime.runtime.queue", queues)
-        for module, name in (("work.reading", "ThreadPoolExecutor"), ("runtime.threads", "Calls")):
+        for module, name in (("work.read_work", "ThreadPoolExecutor"), ("runtime.threads", "Calls")):
             patch.setattr(f"raylance.{module}.{name}", functools.partial(_Executor, self))
 
 

@@ -79,6 +79,10 @@ class _Helper:
         self._sent.add((method, key))
         return key, value if is_new else None
 
+    def forget_sent(self) -> None:
+        """Lets the next calls send values again."""
+        self._sent.clear()
+
     def lost(self, error: BaseException) -> Lost:
         """Returns the event that reports the end of the actor."""
         is_of_others = not self.actor.is_at_work_for(self._holder)
@@ -312,6 +316,7 @@ def _on_done(error: BaseException | None, receipt: Any, helper: _Helper, call: i
 
 
 def _lost_or_failed(error: BaseException, helper: _Helper, call: int) -> Event:
+    helper.forget_sent()  # the value that came with the call may not have arrived
     return helper.lost(error) if is_helper_gone(error) else _failure(call, error)
 
 

@@ -282,3 +282,22 @@ def test_more_than_two_gibibytes_of_binary_stay_in_pieces() -> None:
     found = memory.table()["data"]
     assert found.num_chunks > 1
     assert [value.as_buffer().size for value in found] == [1 << 28] * 9
+
+
+@pytest.mark.parametrize("columns", [1, 12])
+def test_a_null_before_rows_that_were_copied_already_changes_none_of_them(columns: int) -> None:
+    """Pieces are copied side by side, before those in front of them are appended."""
+    names, rows = [f"c{number}" for number in range(columns)], 30
+    lines = np.random.default_rng(0).permutation(rows)
+    values = np.arange(rows, dtype=np.int64)
+    whole = pa.table(
+        {name: pa.array([None if row == 12 and name == "c0" else int(row) for row in values]) for name in names}
+    )
+    memory = RowMemory(1 << 20, rows, lines)
+    pieces = [whole.slice(first, 10) for first in range(0, rows, 10)]
+    placed = [memory.place(first, piece) for first, piece in zip(range(0, rows, 10), pieces, strict=True)]
+    assert [each.table is None for each in placed] == [True, False, True]
+    for each in placed:
+        memory.append(*each)
+    stored = memory.table()
+    assert stored.combine_chunks() == whole.combine_chunks()
