@@ -51,8 +51,8 @@ from jobs import common, output, trackers
 from jobs.common import within
 
 SELF = "train_images.py"
-HIDDEN = ("command", "stopped_by", "storage_options")  # of the arguments, from workers and trackers
-WARM_UP = 0.05  # of the run, as a fraction
+HIDDEN = ("command", "stopped_by", "storage_options")  # arguments that neither workers nor trackers get
+WARM_UP = 0.05  # the fraction of a run in which the learning rate rises
 TRACK_EVERY = 20  # steps; a GPU is waited for then
 
 
@@ -357,7 +357,7 @@ def look_up(
         found = ray.train.Result.from_path(folder, storage_filesystem=filesystem)
     except RuntimeError:  # no such run, or none with a checkpoint
         return None, 0
-    except Exception as error:  # of the storage, or of Ray Train, whose own has no public name
+    except Exception as error:  # the storage's errors, and Ray Train's, which have no public class
         raise raylance.StateError(
             f"Ray Train's list of the checkpoints in {folder} is damaged, or cannot be read ({type(error).__name__}: "
             f"{error}). The run cannot continue. Try again; restore the list; or give another --run-name and "
@@ -433,8 +433,8 @@ def summarise(args: argparse.Namespace, folder: str, filesystem: Any, result: ra
     try:
         print(raylance.explain_run(folder, filesystem, storage_options=store))
         print(f"report: {raylance.report_run(folder, storage_filesystem=filesystem, storage_options=store)}")
-    except Exception as error:  # of records, a storage, or what draws: a trained model is not lost by it
-        say(f"there is no report ({type(error).__name__}: {error})")
+    except Exception as error:  # a failed report must not hide that the training succeeded
+        say(f"the report failed ({type(error).__name__}: {error})")
     print("the same command continues from it: more --epochs train on, another --run-name is a new run", flush=True)
     if args.target_accuracy is not None and not accuracy >= args.target_accuracy:
         say(f"{accuracy:.2%} misses --target-accuracy {args.target_accuracy:.2%}")

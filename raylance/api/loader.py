@@ -604,7 +604,7 @@ class RankLoader(Positioned):
             _warn_of_no_row(str(self._read_spec.source.uri), plan.dp_size, plan.dp_size - plan.empty_ranks)
 
     def _move(self, stretch: "_Stretch", step: DeliveredStep) -> None:
-        """Moves the position behind a step; at the end of an epoch, records the pass."""
+        """Moves the position to the end of a step; at the end of an epoch, records the pass."""
         self._cursor.advance(step.after, is_last=step.is_last)
         if step.is_last:
             self._recorder.on_epoch(stretch.epoch, stretch.position, step.after, self._passed)
@@ -618,11 +618,11 @@ class RankLoader(Positioned):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Consecutive batches of a pass that come from one feeder: those of one share."""
+    """Consecutive batches of a pass that come from one feeder: those of one share. It begins at `position`."""
 
     plan: Plan
     epoch: int
-    position: int  # of its begin
+    position: int
     share: tuple[int, int]
     feeder: Feeder
 
@@ -635,7 +635,7 @@ class _LoaderPass(Iterator[Any]):
         self._loader, self._spec, self._recorder = loader, spec, loader._recorder
         self._moves = -1  # those of the loader when the pass began; another number means that something moved it
         self._stretch: _Stretch | None = None
-        self._ending: notes.Ending | None = None  # of the stretch
+        self._ending: notes.Ending | None = None  # ends the feeder of the stretch
         self._last: DeliveredStep | None = None  # the step that was handed out last
         self._handed_out: float | None = None
         self._is_over, self._prepares = False, loader._prepares

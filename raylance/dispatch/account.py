@@ -92,7 +92,7 @@ class Account:
     def pace(self, rows: int) -> Pace:
         """Returns the pace at which to load a chunk of this number of rows."""
         row_bytes, least = max(self._loaded_bytes, self._likely_bytes), self._likely_bytes
-        if self.is_even:  # the estimate is exact, so there is no need to begin with few rows
+        if self.is_even:  # the estimate is exact, so the first block can be large
             row_bytes = self._loaded_bytes
             target = min(_BLOCK_BYTES, max(_LEAST_BLOCK_BYTES, rows * row_bytes / _EVEN_BLOCKS))
             return Pace(target, row_bytes, limit_rows=1 << 40, least_bytes=row_bytes)

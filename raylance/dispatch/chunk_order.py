@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from raylance.dispatch.account import Account
 from raylance.dispatch.states import ChunkState
 from raylance.planning.pace import Pace
-from raylance.planning.plan import Chunk, Plan, WorkItem
+from raylance.planning.plan import Chunk, Plan
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -145,31 +145,21 @@ class ChunkOrder:
             if plan.chunk_size(chunk, dp_rank):
                 line = plan.first_line(chunk, dp_rank)
                 held = next((each for each in self.held if each.has(epoch, line)), None)
-                if held is None:
-                    chunk = self._add(chunk)
-                else:
-                    chunk = held.chunk if line == held.first else self._rest(held.chunk, chunk.position)
+                chunk = self._add(chunk) if held is None else self._rest(held.chunk, chunk.position, chunk.low)
             yield chunk
             chunk = plan.next_chunk(chunk)
 
-    def _rest(self, chunk: Chunk, position: int) -> Chunk:
+    def _rest(self, chunk: Chunk, position: int, low: int = 0) -> Chunk:
+        """Returns the part of a chunk from row `low` of the step at a position on."""
         plan, _ = self.planned
-        if position == chunk.position:
-            return chunk
         steps = chunk.steps - (position - chunk.position) // plan.stride
-        return dataclasses.replace(chunk, position=position, steps=steps, low=0)
+        return dataclasses.replace(chunk, position=position, steps=steps, low=low)
 
     def _before(self, chunk: Chunk, end: Chunk) -> Chunk:
         """Returns the part of a chunk before the begin of another one."""
         plan, _ = self.planned
         steps = (end.position - chunk.position) // plan.stride + bool(end.low)
         return chunk if steps > chunk.steps else dataclasses.replace(chunk, steps=steps, high=end.low or None)
-
-    def _up_to(self, chunk: Chunk, whole: Chunk) -> Chunk:
-        """Returns the part of a chunk before the end of another one."""
-        plan, _ = self.planned
-        steps = whole.steps - (chunk.position - whole.position) // plan.stride
-        return dataclasses.replace(chunk, steps=steps, high=whole.high)
 
     def _add(self, chunk: Chunk) -> Chunk:
         """Adds a chunk at the end, or as much of it as a reader should hold together; returns what was added."""
@@ -197,11 +187,6 @@ class ChunkOrder:
             yield self.held[at]
             at += 1
 
-    def line(self, item: WorkItem) -> int:
-        """Returns the line of an item's first row, see `Plan.line`."""
-        plan, dp_rank = self.planned
-        return plan.line(item.position, dp_rank) + item.low
-
     def halve(self, held: HeldChunk) -> None:
         """Replaces a chunk of several rows by two."""
         plan, dp_rank = self.planned
@@ -209,7 +194,7 @@ class ChunkOrder:
         self.held.remove(held)
         head = plan.head(held.chunk, dp_rank, held.rows // 2)
         after = plan.next_chunk(head)
-        rest = after and self._up_to(after, held.chunk)
+        rest = after and self._rest(held.chunk, after.position, after.low)
         self._last = rest or head if self._last == held.chunk else self._last
         for chunk in (head, rest):
             part = None if chunk is None else self._make(chunk)

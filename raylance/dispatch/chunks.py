@@ -17,7 +17,7 @@ _LOADS = 3  # calls at a reader: two that are done and one that waits, so that n
 _HELD = 2  # chunks of a reader: the one in use and the next one
 _ALONE = 2  # items at once that a reader reads by themselves
 # If decoders need the cores, the next chunk is loaded in step with the use of the chunk before it, so that loading does
-# not take the cores just when a chunk ends: this share at once, and the rest so many times as fast as it is used.
+# not take the cores just when a chunk ends: this share at once, and the rest at a multiple of the speed of its use.
 _FIRST_SHARE, _FASTER = 0.125, 2.0
 # If a chunk was not loaded ahead, its first items, up to this share of its rows, are read by themselves while it is
 # loaded: half if items are decoded, because the decoders need that time anyway; else few, because reading items by
@@ -44,8 +44,8 @@ class ChunkTable:
         Args:
             account: Bytes of rows, and the limit of what a reader holds.
             decodes: Whether items are decoded, so that loading should leave cores to the decoders.
-            gives_away: Whether rows that were gathered may be changed by whoever got them. Then a row can be gathered
-                once only from a loaded chunk.
+            gives_away: Whether the consumer may change gathered rows in the reader's own memory. Then a row can be
+                gathered only once from a loaded chunk.
         """
         self._account, self._gives_away = account, gives_away
         self._first_share, self._early_share = (_FIRST_SHARE, _HALF) if decodes else (1.0, _FEW)
@@ -127,21 +127,17 @@ class ChunkTable:
             return None
         room, left = self._account.window_bytes - expected_bytes, held.stored_rows - held.asked_rows
         rows, fitting = min(left, held.pace.next_rows()), max(0, int(room / held.pace.row_bytes))
-        if before is None and not fitting and expected_bytes == held.nbytes:
-            fitting, room = 1, max(1.0, room)  # it has all room that there is
-        is_asked = before is None or before.asked_rows >= before.stored_rows
-        is_free = before is None or before.state is not ChunkState.LOADING or (self._account.is_even and is_asked)
-        if not held.is_known and before is None:
-            return (min(rows, fitting), room) if fitting else (0, 0.0)
-        if not held.is_known:  # which rows it has is found while the chunk before it is loaded
-            is_later = before is not None and (before.loaded_rows or before.state is ChunkState.FAILED)
-            return (0, 0.0) if is_later else None
-        if not left or not is_free:
-            return None
         if before is None:
-            return (min(rows, fitting), room) if fitting else None
+            if not fitting and expected_bytes == held.nbytes:
+                fitting, room = 1, max(1.0, room)  # it has all room that there is
+            if fitting:
+                return min(rows, fitting), room
+            return None if held.is_known else (0, 0.0)
+        if not held.is_known:  # which rows it has is found while the chunk before it is loaded
+            return (0, 0.0) if before.loaded_rows or before.state is ChunkState.FAILED else None
+        is_asked = self._account.is_even and before.asked_rows >= before.stored_rows
         share = self._first_share + _FASTER * before.taken_rows / max(1, before.rows)
-        if held.asked_rows >= share * held.stored_rows:
+        if (before.state is ChunkState.LOADING and not is_asked) or held.asked_rows >= share * held.stored_rows:
             return None
         rows = min(rows, fitting) if self._account.is_even else rows
         return (rows, room) if 0 < rows <= fitting and room >= held.needs_bytes else None
@@ -236,9 +232,12 @@ class ChunkTable:
             held.state = change(held.state, ChunkState.PLANNED)
         self._reset(held)
 
-    def _reset(self, held: HeldChunk) -> None:
+    def _forget_loads(self, held: HeldChunk) -> None:
         for call in held.calls:
             self._by_call.pop(call, None)
+
+    def _reset(self, held: HeldChunk) -> None:
+        self._forget_loads(held)
         held.number, held.calls, held.gathers = self._order.number(), {}, set()
         held.pace = self._account.pace(held.rows)
         held.asked_rows = held.loaded_rows = held.nbytes = held.needs_bytes = held.given_rows = 0
@@ -261,7 +260,7 @@ class ChunkTable:
         reader = readers[0] if held.reader is None else held.reader
         if reader not in readers:
             return None
-        at = self._order.line(item) - held.first
+        at = self._line(item) - held.first
         if held.state is ChunkState.LOADED and at >= held.given_rows:
             return Place(reader, held.number)
         if held.state in (ChunkState.LOADED, ChunkState.FAILED):
@@ -271,11 +270,15 @@ class ChunkTable:
         is_free = Counter(self._alone.values())[reader] < _ALONE
         return Place(reader, None) if at_once or (is_early and is_free) else None
 
+    def _line(self, item: WorkItem) -> int:
+        plan, _ = self._order.planned
+        return plan.item_line(item)
+
     def _find(self, item: WorkItem) -> HeldChunk | None:
         """Returns the chunk that has all rows of an item, if any: chunks that were used are gone, and a chunk may have
         been halved in the middle of an item.
         """
-        line = self._order.line(item)
+        line = self._line(item)
         return next(
             (
                 each
@@ -302,7 +305,7 @@ class ChunkTable:
 
     def gathered(self, item: WorkItem) -> None:
         """Records that an item was gathered. A chunk whose rows were all gathered is dropped."""
-        line = self._order.line(item)
+        line = self._line(item)
         end = line + item.rows
         for held in list(self._order.held):
             if held.chunk.epoch == item.epoch and held.first < end and line < held.first + held.rows:
@@ -322,8 +325,7 @@ class ChunkTable:
         self._let_go(held)
 
     def _let_go(self, held: HeldChunk) -> None:
-        for call in held.calls:
-            self._by_call.pop(call, None)
+        self._forget_loads(held)
         self._free(held)
         held.state = change(held.state, ChunkState.DROPPED)
 

@@ -196,6 +196,10 @@ class Plan:
         """
         return position // self.stride * self._slice_rows(dp_rank)
 
+    def item_line(self, item: WorkItem) -> int:
+        """Returns the line of an item's first row; see `line`."""
+        return self.line(item.position, item.dp_rank) + item.low
+
     def _slice_rows(self, dp_rank: int) -> int:
         size = self.global_batch_size
         return (dp_rank + 1) * size // self.dp_size - dp_rank * size // self.dp_size

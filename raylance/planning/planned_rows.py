@@ -32,7 +32,7 @@ class PlannedRows:
             rows = self.of_chunk(item.chunk, item.dp_rank)
         if rows is None:
             return plan.item_rows(item)
-        first = plan.line(item.position, item.dp_rank) + item.low - plan.first_line(item.chunk, item.dp_rank)
+        first = plan.item_line(item) - plan.first_line(item.chunk, item.dp_rank)
         return rows[first : first + item.rows]
 
     def _keep(self, chunk: Chunk, dp_rank: int, rows: Int64Array) -> None:

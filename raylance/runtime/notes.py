@@ -62,7 +62,7 @@ def at_end(end: Callable[[], object]) -> Iterator[None]:
     try:
         yield
     except GeneratorExit:
-        if threading.get_ident() != thread or _collecting.now:
+        if _is_elsewhere(thread):
             call = functools.partial(leave, end)
         raise
     finally:
@@ -84,10 +84,15 @@ class Ending:
 
 
 def _end(end: Callable[[], object], thread: int) -> None:
-    if threading.get_ident() != thread or _collecting.now:
+    if _is_elsewhere(thread):
         leave(end)
     else:
         end()
+
+
+def _is_elsewhere(thread: int) -> bool:
+    """Whether another thread than this one runs now, or the garbage collector."""
+    return threading.get_ident() != thread or _collecting.now
 
 
 def _call(end: Callable[..., object], *args: object) -> None:

@@ -117,7 +117,8 @@ class Session:
         if self._named is None or self._named[0].plan != plan:
             self._named = (PlannedRows(plan), uuid.uuid4().hex)
         self.runtime.begin(*self._named)
-        self._started = self._make_feeder(self.runtime, self._make_dispatcher(self.kept, wanted), wanted, observer)
+        dispatcher = self._make_dispatcher(self.kept, wanted)
+        self._started = self._make_feeder(self.runtime, dispatcher, self._named[0], wanted, observer)
         self._started.start()
         return self._started
 
@@ -182,8 +183,9 @@ class Session:
             scalers=self._scalers,
         )
 
-    def _make_feeder(self, runtime: Runtime, dispatcher: Dispatcher, wanted: "_Pass", observer: Observer) -> Feeder:
-        planned = PlannedRows(wanted.plan) if self._named is None else self._named[0]
+    def _make_feeder(
+        self, runtime: Runtime, dispatcher: Dispatcher, planned: PlannedRows, wanted: "_Pass", observer: Observer
+    ) -> Feeder:
         assembly = Assembly(self._read_spec, planned, wanted.dp_rank, wanted.epoch, wanted.position)
         return Feeder(dispatcher, runtime, assembly, observer, self._masked)
 

@@ -13,6 +13,7 @@ from raylance.dispatch.messages import Gather, Load, Loaded
 from raylance.errors import DatasetError, HelperError
 from raylance.memory.lending import Lender
 from raylance.observe import Receipt, clock
+from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
@@ -66,16 +67,21 @@ class ReadWork:
         receipt = Receipt()
         if chunk is None or not load.rows:
             return self._loaded(load, receipt, chunk, 0)
-        block = chunk.load(load.first, load.allowed_bytes)
+        needs_bytes = self._read(chunk, load.first, load.rows, load.allowed_bytes, receipt)
+        return self._loaded(load, receipt, chunk, needs_bytes)
+
+    def _read(self, chunk: ChunkMemory, first: int, rows: int, allowed_bytes: float, receipt: Receipt) -> int:
+        """Reads stored rows of a chunk into its memory; returns the bytes of the first row that did not fit, or 0."""
+        block = chunk.load(first, allowed_bytes)
         self._busy.begin()
         try:
-            offsets = self._selection.offsets(chunk.stored(load.first, load.rows))
+            offsets = self._selection.offsets(chunk.stored(first, rows))
             self._open_reader().read_pieces(offsets, block.prepare, block.add)
         finally:
             block.end()
             receipt.storage_s = self._busy.end()
         receipt.read_bytes = block.read_bytes
-        return self._loaded(load, receipt, chunk, block.needs_bytes)
+        return block.needs_bytes
 
     def _loaded(self, load: Load, receipt: Receipt, chunk: ChunkMemory | None, needs_bytes: int) -> Loaded:
         self._note_held(receipt)
@@ -170,7 +176,7 @@ class ReadWork:
                 f"chunk {number} of an item is not loaded. This is a defect of raylance: please report it."
             )
         chunk, first = found
-        low = planned.plan.line(item.position, item.dp_rank) + item.low - first
+        low = planned.plan.item_line(item) - first
         table = chunk.gather(low, low + item.rows, self._items.lend, own=self._own_memory and self._is_kept_long())
         return self._checked(chunk, table, allowed_bytes, receipt)
 
@@ -186,25 +192,16 @@ class ReadWork:
     def _read_alone(self, planned: PlannedRows, item: WorkItem, allowed_bytes: int, receipt: Receipt) -> pa.Table:
         """Reads the rows of an item by themselves."""
         chunk = ChunkMemory(planned.of_item(item), self._limit, self._items.lend)
-        block = chunk.load(0, min(self._limit, allowed_bytes))
-        self._busy.begin()
-        try:
-            offsets = self._selection.offsets(chunk.stored(0, chunk.stored_rows))
-            self._open_reader().read_pieces(offsets, block.prepare, block.add)
-        finally:
-            block.end()
-            receipt.storage_s = self._busy.end()
-        receipt.read_bytes = block.read_bytes
-        if block.needs_bytes > self._limit:
-            raise self._too_large_row(offsets[chunk.loaded_rows], block.needs_bytes)
-        if block.needs_bytes:
-            read_bytes = chunk.nbytes + block.needs_bytes
-            receipt.too_large_bytes = read_bytes * item.rows // (chunk.loaded_rows + 1)
+        needs_bytes = self._read(chunk, 0, chunk.stored_rows, min(self._limit, allowed_bytes), receipt)
+        if needs_bytes > self._limit:
+            raise self._too_large_row(self._selection.offsets(chunk.stored(chunk.loaded_rows, 1)), needs_bytes)
+        if needs_bytes:
+            receipt.too_large_bytes = (chunk.nbytes + needs_bytes) * item.rows // (chunk.loaded_rows + 1)
             return self._empty_table()
         return self._checked(chunk, chunk.gather(0, item.rows, self._items.lend, own=False), allowed_bytes, receipt)
 
-    def _too_large_row(self, joined: np.int64, nbytes: int) -> DatasetError:
-        _, offset = split_offsets(int(joined))
+    def _too_large_row(self, offsets: Int64Array, nbytes: int) -> DatasetError:
+        _, offset = split_offsets(int(offsets[0]))
         return DatasetError(
             f"the row at offset {offset} of {self._source.uri!r}, version {self._source.version}, has {nbytes:,} bytes "
             f"by itself, max_window_bytes allows {self._limit:,}; the epoch stops here, because the memory of a shard "

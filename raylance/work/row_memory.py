@@ -138,7 +138,7 @@ class RowMemory:
         self._stored, self._by_line = None, None
         if table is None:
             for column in self._columns.values():
-                if column.lines is None and isinstance(column, _Chunks) and column.was is not None:
+                if isinstance(column, _Chunks) and column.was is not None:
                     # Since the rows were copied, a null has come before them, so the column is kept as it comes.
                     column.append(column.was.copied(self.rows, rows), _Room(1, 1))
                 else:

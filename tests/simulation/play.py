@@ -266,7 +266,7 @@ class SimulatedSession(Session):
         made._describe = describe
         return Watched(made, rank)
 
-    def _make_feeder(self, runtime: Any, dispatcher: Any, wanted: Any, observer: Any) -> Feeder:
+    def _make_feeder(self, runtime: Any, dispatcher: Any, planned: Any, wanted: Any, observer: Any) -> Feeder:
         assembly = RowAssembly(wanted.plan, wanted.dp_rank, wanted.position)
         return HandFeeder(self._rank, dispatcher, runtime, assembly, observer)
 

@@ -303,6 +303,12 @@ class World(Runtime):
             return
         kinds = ("dies", "hangs", "faulted", "lost later", "twice", "late", "slow", "node")
         fault = self._fault(bits, kinds) if call is not None else ""
+        self._finish_later(helper, fault, wait_s, bits, self._finish, helper, fault)
+
+    def _finish_later(
+        self, helper: Helper, fault: str, wait_s: float, bits: int, finish: Callable[..., None], *args: Any
+    ) -> None:
+        """Calls `finish` when the work is done, unless the fault ends the helper in the middle of it."""
         if fault in ("dies", "hangs"):
             # Of a process that was killed from outside, nobody knows that it did not end by itself.
             helper.fault = Fault(what="it died", may_be_rows=bool(bits & 256))
@@ -312,7 +318,7 @@ class World(Runtime):
             self.later(wait_s / 2, self._node, helper.node, self.faults)
         if fault == "slow":
             wait_s += self.draws.seconds(50.0)
-        self.later(wait_s, self._finish, helper, fault)
+        self.later(wait_s, finish, *args)
 
     def _load_next(self, helper: Helper) -> None:
         if helper.loading == 2 or not helper.loads:
@@ -321,15 +327,7 @@ class World(Runtime):
         bits = self.draws.bits()
         wait_s = _WAITS_S[bits % 8] if command.rows else 0.0
         fault = self._fault(bits, ("dies", "hangs", "faulted", "twice", "late", "slow", "node"))
-        if fault in ("dies", "hangs"):
-            helper.fault = Fault(what="it died", may_be_rows=bool(bits & 256))
-            self.later(wait_s / 2, self._end, helper, "dead" if fault == "dies" else "hung", self.faults)
-            return
-        if fault == "node":
-            self.later(wait_s / 2, self._node, helper.node, self.faults)
-        if fault == "slow":
-            wait_s += self.draws.seconds(50.0)
-        self.later(wait_s, self._finish_load, helper, command, fault)
+        self._finish_later(helper, fault, wait_s, bits, self._finish_load, helper, command, fault)
 
     def _finish_load(self, helper: Helper, command: Load, fault: str) -> None:
         if helper.state != "up":
