@@ -28,8 +28,7 @@ class HeldChunk:
         given_rows: Number of its loaded rows up to the last one that was given away; see `ChunkTable`.
         paced: Rows and bytes from which `pace` follows.
         needs_bytes: Bytes of the next row, if it did not fit; else 0.
-        is_known: Whether the reader has said which rows the chunk has.
-        is_cold: Whether items needed it before it was loaded.
+        is_cold: Whether it was in use before any of it was asked for.
     """
 
     number: int
@@ -51,7 +50,6 @@ class HeldChunk:
     needs_bytes: int = 0
     faults: int = 0
     not_before: float = 0.0
-    is_known: bool = False
     is_cold: bool = False
 
     @property

@@ -21,8 +21,8 @@ _ALONE = 2  # items at once that a reader reads by themselves
 _FIRST_SHARE, _FASTER = 0.125, 2.0
 # If a chunk was not loaded ahead, its first items, up to this share of its rows, are read by themselves while it is
 # loaded: half if items are decoded, because the decoders need that time anyway; else few, because reading items by
-# themselves costs several times as much.
-_HALF, _FEW = 0.5, 1 / 16
+# themselves takes cores from the load: up to twenty times those of rows that are read together.
+_HALF, _FEW = 0.5, 1 / 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class ChunkTable:
         for reader in readers:
             mine = [each for each in self._order.held if each.reader == reader]
             for held, before in zip(mine[:_HELD], [None, *mine], strict=False):
-                while sum(len(each.calls) for each in mine) < _LOADS + (not held.is_known):
+                while sum(len(each.calls) for each in mine) < _LOADS:
                     if before is None and self._is_ready(held, now):
                         self._make_room(held, mine)
                     block = self._next_block(held, before, sum(each.expected_bytes for each in mine), now)
@@ -89,8 +89,8 @@ class ChunkTable:
         """Whether the next rows of a chunk may be asked for, as far as only this chunk matters."""
         if held.state not in (ChunkState.PLANNED, ChunkState.LOADING) or held.not_before > now:
             return False
-        # The size of the next rows is known when these are here.
-        return not held.calls or (held.is_known and self._account.is_even and held.asked_rows < held.stored_rows)
+        # Unless all rows have one size, that of the next ones is known when these are here.
+        return not held.calls or (self._account.is_even and held.asked_rows < held.stored_rows)
 
     def _make_room(self, used: HeldChunk, mine: Sequence[HeldChunk]) -> None:
         """Drops what a reader has loaded of later chunks, if the chunk in use needs the room: it came from a reader
@@ -130,21 +130,19 @@ class ChunkTable:
         if before is None:
             if not fitting and expected_bytes == held.nbytes:
                 fitting, room = 1, max(1.0, room)  # it has all room that there is
-            if fitting:
-                return min(rows, fitting), room
-            return None if held.is_known else (0, 0.0)
-        if not held.is_known:  # which rows it has is found while the chunk before it is loaded
-            return (0, 0.0) if before.loaded_rows or before.state is ChunkState.FAILED else None
-        is_asked = self._account.is_even and before.asked_rows >= before.stored_rows
+            return (min(rows, fitting), room) if fitting else None
+        is_even = self._account.is_even
         share = self._first_share + _FASTER * before.taken_rows / max(1, before.rows)
+        is_asked = is_even and before.asked_rows >= before.stored_rows
         if (before.state is ChunkState.LOADING and not is_asked) or held.asked_rows >= share * held.stored_rows:
             return None
-        rows = min(rows, fitting) if self._account.is_even else rows
-        return (rows, room) if 0 < rows <= fitting and room >= held.needs_bytes else None
+        rows = min(rows, fitting) if is_even and fitting > rows // 2 else rows
+        return (rows, room) if rows <= fitting and room >= held.needs_bytes else None
 
     def _send(self, held: HeldChunk, reader: int, rows: int, allowed: float, send: Callable[[int], int]) -> None:
         if held.state is ChunkState.PLANNED:
             held.state = change(held.state, ChunkState.LOADING)
+            held.is_cold = held.is_cold or held is self._order.held[0]
         call, first = send(reader), held.asked_rows
         held.calls[call] = rows * held.pace.row_bytes if self._account.is_even else allowed
         held.asked_rows += rows
@@ -165,8 +163,7 @@ class ChunkTable:
         account = self._account
         # An answer may overtake another one, and the rows of a load may come before those of an earlier load.
         held.loaded_rows, held.nbytes = max(held.loaded_rows, event.rows), max(held.nbytes, event.nbytes)
-        if not held.is_known:
-            held.is_known, held.stored_rows = True, event.stored_rows
+        held.stored_rows = event.stored_rows
         if not held.calls:
             rows, nbytes = held.loaded_rows - held.paced[0], held.nbytes - held.paced[1]
             if rows:
@@ -241,7 +238,7 @@ class ChunkTable:
         held.number, held.calls, held.gathers = self._order.number(), {}, set()
         held.pace = self._account.pace(held.rows)
         held.asked_rows = held.loaded_rows = held.nbytes = held.needs_bytes = held.given_rows = 0
-        held.is_known, held.stored_rows, held.paced = False, held.rows, (0, 0)
+        held.stored_rows, held.paced = held.rows, (0, 0)
 
     # Items.
 
@@ -265,7 +262,6 @@ class ChunkTable:
             return Place(reader, held.number)
         if held.state in (ChunkState.LOADED, ChunkState.FAILED):
             return Place(reader, None)
-        held.is_cold = held.is_cold or not held.is_known
         is_early = held.is_cold and at < self._early_share * held.rows and self._account.is_small(item.rows)
         is_free = Counter(self._alone.values())[reader] < _ALONE
         return Place(reader, None) if at_once or (is_early and is_free) else None

@@ -53,8 +53,8 @@ class Ping:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Load:
     """Read stored rows of a chunk into the reader's memory: `rows` of them, from number `first` on in storage order, a
-    row that occurs several times counted once. Stop before a piece with which they would have more than
-    `allowed_bytes`. With `rows` 0, only find out which rows the chunk has. Answered by `Loaded`.
+    row that occurs several times counted once; fewer if the chunk has no more. Stop before a piece with which they
+    would have more than `allowed_bytes`. Answered by `Loaded`.
 
     Each loaded chunk has a `number` of its own. Loads of one reader may be done at the same time.
     """

@@ -65,9 +65,9 @@ class ReadWork:
         with self._opening:
             chunk = self._open(planned, load)
         receipt = Receipt()
-        if chunk is None or not load.rows:
-            return self._loaded(load, receipt, chunk, 0)
-        needs_bytes = self._read(chunk, load.first, load.rows, load.allowed_bytes, receipt)
+        needs_bytes = 0
+        if chunk is not None and load.first < chunk.stored_rows:  # a chunk may have fewer rows than were asked for
+            needs_bytes = self._read(chunk, load.first, load.rows, load.allowed_bytes, receipt)
         return self._loaded(load, receipt, chunk, needs_bytes)
 
     def _read(self, chunk: ChunkMemory, first: int, rows: int, allowed_bytes: float, receipt: Receipt) -> int:

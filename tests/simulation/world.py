@@ -325,7 +325,7 @@ class World(Runtime):
             return
         command, helper.loading = helper.loads.popleft(), helper.loading + 1
         bits = self.draws.bits()
-        wait_s = _WAITS_S[bits % 8] if command.rows else 0.0
+        wait_s = _WAITS_S[bits % 8]
         fault = self._fault(bits, ("dies", "hangs", "faulted", "twice", "late", "slow", "node"))
         self._finish_later(helper, fault, wait_s, bits, self._finish_load, helper, command, fault)
 
@@ -349,8 +349,6 @@ class World(Runtime):
         first = planned.plan.first_line(command.chunk, command.dp_rank)
         chunk = helper.chunks.setdefault(command.number, Chunk(rows, sorted(set(rows)), first))
         wanted, left = chunk.stored[command.first : command.first + command.rows], command.allowed_bytes
-        if len(wanted) < command.rows or command.first > len(chunk.stored):
-            wanted = wanted[:]  # more was asked for than there is, before the chunk was known
         for bad in (row for row in wanted if row in self.scenario.bad_rows and not self.scenario.decodes):
             self.counts["rows that fail"] += 1
             return Failed(command.call, RowError(bad))
