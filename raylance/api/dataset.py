@@ -5,7 +5,7 @@ import dataclasses
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from raylance.api.batches import Batches
 from raylance.api.display import describe, describe_rows, display_batch, display_sample, how_read
 from raylance.api.loader import RankLoader
 from raylance.api.passes import HandlePasses
-from raylance.api.train_adapter import LOADER_NAMES, RAY_DATA_NAMES, TrainAdapter
+from raylance.api.train_adapter import WholeLoader
 from raylance.arguments import check_batch_size, check_integer, listed
 from raylance.batches.lookup import Lookup
 from raylance.batches.shown_rows import Display
@@ -34,6 +34,8 @@ from raylance.settings import Options, make_options, takes_options
 from raylance.source.filters import short_text
 from raylance.source.packing import PackedRows
 
+Made = TypeVar("Made", bound=RankLoader)
+
 
 class Dataset:
     """A pinned, filtered, ordered Lance dataset, or a mixture of several.
@@ -41,31 +43,33 @@ class Dataset:
     A handle is a value: it can be sent to any process, and using it does not change it. Without a trainer, each
     iteration is over one whole epoch as rank 0 of 1, and all iterations give the same batches.
 
-    Ray Train's local mode (`num_workers=0`) is an exception: `get_dataset_shard` returns the handle itself, so during
-    this run the handle acts as a `RankLoader`. It has a loader's methods and properties, such as `epoch`, `batches`,
-    `state_dict` and `stats`. An iteration begins at the position of a loader that the run keeps, and moves it.
+    Ray Train gets loaders of the handle, each at the start of epoch 0: one for each rank; in its local mode
+    (`num_workers=0`), one of all rows.
     """
 
     def __init__(self, spec: DatasetSpec) -> None:
-        self._spec, self._train, self._passes = spec, TrainAdapter(spec), HandlePasses(spec)
+        self._spec, self._passes = spec, HandlePasses(spec)
         self._loaders: list[weakref.ref[RankLoader]] = []  # made from this handle in this process
         self._lookup: Lookup | None = None
         self._context = ShardContext()
 
-    def __getattr__(self, name: str) -> Any:
-        """Returns attributes that Ray Train uses on a dataset; in local mode, also those of a loader."""
-        if name in RAY_DATA_NAMES:
-            return getattr(self._train, name)
-        if name in LOADER_NAMES:
-            if callable(getattr(RankLoader, name)):  # hasattr() must not raise; only a call may
-                return lambda *args, **options: getattr(self._train.require_local_loader(self), name)(*args, **options)
-            return getattr(self._train.require_local_loader(self), name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    def __call__(self) -> WholeLoader:
+        """Called by Ray Train, once for each run, as it calls any function given to a trainer in place of a dataset."""
+        return self._known(WholeLoader(self._spec))
 
-    def __dir__(self) -> list[str]:
-        """The handle's own names; in local mode, also those of a loader."""
-        is_loader = process.local_run(self) is not None
-        return sorted({*super().__dir__(), *(LOADER_NAMES if is_loader else ())})
+    def _known(self, loader: Made) -> Made:
+        """Lets `close` close a loader."""
+        self._loaders.append(weakref.ref(loader, self._loaders.remove))
+        return loader
+
+    def __getattr__(self, name: str) -> NoReturn:
+        why = ""
+        if not name.startswith("_") and hasattr(RankLoader, name):
+            why = (
+                ", because a handle is a value, which has no position. Loaders have it: "
+                "ray.train.get_dataset_shard(name) in a training function of Ray Train, handle.loader() elsewhere"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
     def __len__(self) -> int:
         """Number of selected rows; `dataset[i]` takes each i below it. An epoch of a mixture, or of an order that draws
@@ -276,9 +280,7 @@ class Dataset:
         context = ShardContext(rank=rank, world_size=size, placed_by=placed_by)
         pairs = arrange_replicas(ranks_per_replica, size, function)
         context = dataclasses.replace(context, data_parallel=pairs[context.rank])
-        made = RankLoader(self._spec, checked, context)
-        self._loaders.append(weakref.ref(made, self._loaders.remove))
-        return made
+        return self._known(RankLoader(self._spec, checked, context))
 
     def iter_torch_batches(self, *, epoch: int = 0, **arguments: Any) -> Batches:
         """Returns an iterable over the torch batches of a whole epoch, as rank 0 of 1, the same in each iteration.
@@ -298,14 +300,6 @@ class Dataset:
         return self._whole("iter_batches", epoch, arguments)
 
     def _whole(self, method: str, epoch: int, arguments: dict[str, Any]) -> Batches:
-        local_loader = self._train.local_loader(self)
-        if local_loader is not None:
-            if epoch:
-                raise ConfigError(
-                    f"epoch={epoch!r}: this is the loader of a run, which has an epoch: set_epoch() moves it."
-                )
-            batches: Batches = getattr(local_loader, method)(**arguments)
-            return batches
         process.refuse_larger_world()
         epoch = check_integer("epoch", epoch, 0)
         return self._passes.iterate(method, epoch, arguments, repr(self))
@@ -325,7 +319,6 @@ class Dataset:
         self._passes.close()
         for loader in [made for ref in list(self._loaders) if (made := ref()) is not None]:
             loader.close()
-        self._train.close()
 
     def __enter__(self) -> Self:
         return self
@@ -358,11 +351,6 @@ def spec_of(handle: Dataset) -> DatasetSpec:
 def context_of(handle: Dataset) -> ShardContext:
     """Returns the `ShardContext` of a handle; for raylance's own modules only."""
     return handle._context  # noqa: SLF001
-
-
-def adapter_of(handle: Dataset) -> TrainAdapter:
-    """Returns the `TrainAdapter` of a handle; for raylance's own modules only."""
-    return handle._train  # noqa: SLF001
 
 
 def _to_numpy(table: pa.Table) -> NumpyBatch:

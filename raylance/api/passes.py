@@ -4,9 +4,7 @@ had the same order; never keeps a position between passes.
 
 import contextlib
 import logging
-import traceback
 from collections.abc import Iterator
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -100,27 +98,23 @@ class _HandleBatches(Batches):
 class WholePasses:
     """Counts the whole passes of one process over objects without a position, whose passes all begin at the start.
 
-    A program that trains with such passes gets the same shuffle in all epochs, and is warned once. A person at a prompt
-    may display a dataset twice without a mistake. So passes count together only if the same top-level code makes them:
-    a script, a statement of a notebook cell, or a line at a prompt.
+    A program that trains with such passes gets the same shuffle in all epochs, and is warned once.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, int], CodeType | None] = {}  # by epoch and id(): equal lines may be typed twice
+        self._seen: set[int] = set()  # epochs
         self._has_warned = False
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return WholePasses, ()  # another process makes passes of its own
 
     def add(self, epoch: int, delivery_spec: DeliverySpec, what: str, fix: str) -> None:
-        """Counts a whole pass by the top-level code that runs now, so call it at the last batch. Warns once, at a
-        second pass over the same epoch; the warning names the object, `what`, and the remedy, `fix`.
+        """Counts a whole pass; warns once, at a second pass over an epoch. The warning names the object, `what`, and
+        the remedy, `fix`.
         """
-        statement = _statement()
-        made = epoch, id(statement)
-        if made in self._seen and not self._has_warned:
+        if epoch in self._seen and not self._has_warned:
             self._has_warned = warn_of_one_order(epoch, delivery_spec, what, fix)
-        self._seen[made] = statement
+        self._seen.add(epoch)
 
 
 def warn_of_one_order(epoch: int, delivery_spec: DeliverySpec, what: str, fix: str) -> bool:
@@ -138,11 +132,3 @@ def warn_of_one_order(epoch: int, delivery_spec: DeliverySpec, what: str, fix: s
         fix,
     )
     return True
-
-
-def _statement() -> CodeType | None:
-    """Returns the innermost running top-level code: a script, one statement of a cell, or a line at a prompt."""
-    for frame, _ in traceback.walk_stack(None):
-        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
-            return frame.f_code
-    return None

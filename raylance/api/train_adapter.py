@@ -1,52 +1,41 @@
-"""Owns the methods with which Ray Train makes loaders of a dataset, also in local mode; never reads rows."""
+"""What a handle gives Ray Train: a loader of all rows, from which a DataConfig makes the loaders of the ranks."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from raylance.api.loader import RankLoader
-from raylance.environment import process
 from raylance.environment.shared import Shared
-from raylance.errors import ConfigError
 from raylance.planning.shard_context import Assignment, RankAndSize, ShardContext
 from raylance.read_spec import DatasetSpec
 from raylance.settings import Options
 
-RAY_DATA_NAMES = frozenset({"name", "context", "set_name", "copy", "streaming_split", "iterator"})
-"""Names of methods and attributes that Ray's own DataConfig uses on a dataset."""
 
-LOADER_NAMES = frozenset(
-    {
-        "batches", "completed_shards", "dp_rank", "dp_size", "epoch", "explain", "global_step", "identity",
-        "load_state_dict", "prepare", "rank", "record", "repeat", "reshard", "seek", "set_epoch", "state_dict", "stats",
-        "step", "world_size",
-    }
-)  # fmt: skip
-"""Names that a training function uses on a loader. In local mode, Ray Train passes it the handle instead."""
+class WholeLoader(RankLoader):
+    """The loader of all rows in one run of Ray Train, at the start of epoch 0.
 
+    Ray Train calls each of its datasets that can be called, once for each run, and takes what it returns: a handle
+    returns an object of this class. In local mode (`num_workers=0`), `get_dataset_shard` returns this object. Otherwise
+    a DataConfig makes the loaders of the ranks from it: `raylance.DataConfig` by `make_loader`; Ray's own DataConfig,
+    which names, copies and splits every dataset like one of Ray Data, and sets options in its context, by the others.
 
-class TrainAdapter:
-    """Gives Ray Train the methods that it calls on a dataset.
-
-    With `dataset_config=raylance.DataConfig()`, Ray Train only asks for loaders. Ray's own DataConfig treats every
-    dataset like one of Ray Data: it names, copies and splits the dataset, and sets options in its context.
+    Attributes:
+        name: The name in the run, set by Ray's own DataConfig.
+        context: Where Ray's own DataConfig sets options; nothing reads it.
     """
 
     def __init__(self, spec: DatasetSpec) -> None:
-        self._spec = spec
-        self.name: str | None = None  # the name in the run, set by Ray's own DataConfig
-        self.context = SimpleNamespace(execution_options=None)  # Ray's own DataConfig sets it; nothing reads it
-        self._local: tuple[object, RankLoader] | None = None  # a run in local mode, and its loader
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_local": None}
+        self._whole, self.context = spec, SimpleNamespace(execution_options=None)
+        self.name: str | None = None
+        whole = Assignment(name=None, is_split=False)
+        super().__init__(_for_run(spec, Options()), Options(), ShardContext(placed_by="nobody", assignment=whole))
 
     def set_name(self, name: str | None) -> None:
         """Sets the name, as Ray Data's `set_name` does."""
         self.name = name
 
     def copy(self, dataset: Any) -> Any:
-        """Returns the dataset itself, because it is a value. Ray Data's `copy` has the same argument."""
+        """Returns the dataset itself. Ray Data's `copy` has the same argument."""
         return dataset
 
     def streaming_split(
@@ -75,38 +64,12 @@ class TrainAdapter:
     ) -> RankLoader:
         """Makes the loader of one rank of a run, at the start of epoch 0."""
         # The process that makes the loaders of a run outlives them, so it may own the shared values.
-        spec = self._spec.map_shared(Shared.of_run)
-        if spec.delivery.window_bytes is None:  # the options of the config, which are the same for all ranks
-            spec = spec.with_delivery(window_bytes=options.max_window_bytes)
+        spec = _for_run(self._whole.map_shared(Shared.of_run), options)
         context = ShardContext(rank=rank, world_size=world_size, data_parallel=data_parallel, assignment=assignment)
         return RankLoader(spec, options, context)
 
-    def local_loader(self, handle: object) -> RankLoader | None:
-        """Returns the handle's loader in the present run in local mode, one for each run; None without such a run."""
-        run = process.local_run(handle)
-        if run is None:
-            return None
-        if self._local is None or self._local[0] is not run:
-            process.refuse_larger_world()
-            self._local = run, self.iterator()
-        return self._local[1]
 
-    def require_local_loader(self, handle: object) -> RankLoader:
-        """Returns the same loader as `local_loader`.
-
-        Raises:
-            ConfigError: If this is not local mode, because a handle has no position.
-        """
-        loader = self.local_loader(handle)
-        if loader is None:
-            raise ConfigError(
-                "a handle is a value, which has no position: iterating on it begins at the beginning each time. "
-                "Position, epoch and state belong to loaders: ray.train.get_dataset_shard(name) in a training function "
-                "of Ray Train, handle.loader() elsewhere."
-            )
-        return loader
-
-    def close(self) -> None:
-        """Ends the helpers of the loader of a run in local mode."""
-        if self._local is not None:
-            self._local[1].close()
+def _for_run(spec: DatasetSpec, options: Options) -> DatasetSpec:
+    """Returns the spec with `window_bytes` as the options of the run say, which are the same for all ranks."""
+    is_open = spec.delivery.window_bytes is None
+    return spec.with_delivery(window_bytes=options.max_window_bytes) if is_open else spec

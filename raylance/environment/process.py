@@ -90,23 +90,10 @@ def train_checkpoint_file(name: str) -> tuple[str, bytes] | None:
 
 
 def in_local_mode() -> bool:
-    """Whether Ray Train's local mode (`num_workers=0`) is on the call stack of this thread."""
-    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(None))
-    return any(module.startswith(f"{_INTERNAL}.local_mode") for module in modules)
-
-
-def local_run(dataset: object) -> object | None:
-    """Returns the run of Ray Train's local mode (`num_workers=0`) in this thread, a new object for each run; None if no
-    run is in progress, or if `dataset` is not one of its datasets.
-
-    Local mode calls the training function in the thread of `fit()`, and `get_dataset_shard` returns the object passed
-    to the trainer. If this version of Ray does not show its run, the result is None.
+    """Whether the last training function of Ray Train in this process, running or not, is one of its local mode
+    (`num_workers=0`). False if this version of Ray Train does not show it.
     """
-    if train_rank() is None or not in_local_mode():
-        return None
-    run = _ask_train("train_fn_utils", lambda train: train.get_train_fn_utils())
-    datasets = getattr(run, "_dataset_shards", None) or {}
-    return run if any(dataset is found for found in datasets.values()) else None
+    return bool(_ask_train("train_fn_utils", lambda of: isinstance(of.get_train_fn_utils(), of.LocalTrainFnUtils)))
 
 
 def _ask_train(module: str, ask: Callable[[Any], Any]) -> Any:

@@ -11,7 +11,6 @@ import ray.train
 from ray.train import CheckpointUploadMode, ValidationTaskConfig
 
 from raylance.api.batches import Batches
-from raylance.api.dataset import Dataset, adapter_of
 from raylance.api.loader import RankLoader, recorder_of, reporting
 from raylance.api.recorder import all_recorders, assigned_recorders
 from raylance.environment import facts, process, temporary
@@ -31,7 +30,7 @@ from raylance.integrations.checkpoint_files import (
 from raylance.planning.state import FORMAT, LOADERS, read_state
 
 _reports = itertools.count(1)  # numbers the calls of report with a loader; equal on all ranks
-Reported = RankLoader | Batches | Dataset  # a Dataset only in Ray Train's local mode
+Reported = RankLoader | Batches
 
 
 def report(
@@ -238,8 +237,6 @@ def _by_name(loader: Reported | Mapping[str, Reported]) -> dict[str | None, Rank
     loaders: dict[str | None, RankLoader] = {}
     for name, value in given.items():
         found = value.loader if isinstance(value, Batches) else value
-        if isinstance(found, Dataset):
-            found = adapter_of(found).require_local_loader(found)
         if not isinstance(found, RankLoader) or not (name is None or isinstance(name, str)):
             raise ConfigError(
                 f"{name!r}: {type(value).__name__} is not a loader: pass what ray.train.get_dataset_shard(…) returned, "

@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 import ray.train
 
-from raylance.api.dataset import Dataset, adapter_of
+from raylance.api.dataset import Dataset
+from raylance.api.train_adapter import WholeLoader
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
 from raylance.planning.shard_context import Assignment, arrange_replicas, take_function
@@ -61,8 +62,9 @@ class DataConfig(ray.train.DataConfig):
             ConfigError: If `ranks_per_replica` does not divide the world size.
         """
         pairs = arrange_replicas(self._ranks_per_replica, world_size, self._function)
-        ours = {name: data for name, data in datasets.items() if isinstance(data, Dataset)}
-        theirs = {name: data for name, data in datasets.items() if name not in ours}
+        made = {name: data() if isinstance(data, Dataset) else data for name, data in datasets.items()}
+        ours = {name: data for name, data in made.items() if isinstance(data, WholeLoader)}
+        theirs: dict[str, Any] = {name: data for name, data in made.items() if name not in ours}
         output: list[dict[str, Any]] = [{} for _ in range(world_size)]
         if theirs:
             output = super().configure(theirs, world_size, worker_handles, worker_node_ids, **kwargs)
@@ -74,5 +76,5 @@ class DataConfig(ray.train.DataConfig):
             for rank in range(world_size):
                 share = (rank, world_size) if is_split else (0, 1)
                 pair = pairs[rank] if is_split else None
-                output[rank][name] = adapter_of(data).make_loader(*share, options[rank], assignment, pair)
+                output[rank][name] = data.make_loader(*share, options[rank], assignment, pair)
         return output

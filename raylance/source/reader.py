@@ -284,14 +284,13 @@ class Reader(RowReader):
                 yield result_of(running.popleft(), limit_s, progress)
                 begun.popleft()
         except TimeoutError:
-            for future in running:
-                future.cancel()
-            running.clear()
             if self._calls is calls:  # calls that hang keep the old threads
                 self._calls = Calls(self._reads_at_once, "read")
+            limit_s = 0.0
             raise
         finally:
-            wait(running, min(limit_s, threading.TIMEOUT_MAX))  # also after an error: only hung reads outlive this call
+            # Also after an error. Reads that have not begun never do, and only hung ones outlive this call.
+            wait([future for future in running if not future.cancel()], min(limit_s, threading.TIMEOUT_MAX))
 
     def _pieces(self, offsets: Int64Array) -> Iterator[_Piece]:
         """Cuts offsets into one or more pieces of about one size, one for each call."""

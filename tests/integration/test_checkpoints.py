@@ -13,7 +13,6 @@ from ray.train import Checkpoint, CheckpointUploadMode, ValidationConfig
 from ray.train.torch import TorchTrainer
 
 import raylance
-from raylance.api.dataset import adapter_of
 from raylance.integrations import checkpoint_files, checkpoints
 from raylance.planning.shard_context import Assignment
 from tests.helpers.reporting import report_slowly
@@ -176,9 +175,7 @@ def test_of_several_loaders_all_are_moved_or_none(loader: raylance.RankLoader, i
 def test_loaders_are_not_reported_under_the_names_of_one_another(images_uri: str) -> None:
     """Of unlike data, a resume would refuse them; of the same data, it exchanged their positions in silence."""
     handle = raylance.dataset(images_uri, columns=["id"])
-    a, b = (
-        adapter_of(handle).make_loader(0, 1, raylance.Options(), Assignment(name=name, is_split=True)) for name in "ab"
-    )
+    a, b = (handle().make_loader(0, 1, raylance.Options(), Assignment(name=name, is_split=True)) for name in "ab")
     for given in ({"a": b, "b": a}, {"b": a, "other": b}):
         with pytest.raises(raylance.ConfigError, match=r"'[ab]' was given as '[ab]'"):
             checkpoints._by_name(given)

@@ -10,7 +10,6 @@ import torch
 
 import raylance
 from raylance import torch_data
-from raylance.api.dataset import adapter_of
 from raylance.api.loader import reporting
 from raylance.planning.shard_context import Assignment
 from raylance.reports.reading import read_run
@@ -172,7 +171,7 @@ def test_what_cannot_be_resharded_is_refused(data: raylance.Dataset) -> None:
     with loader, pytest.raises(raylance.ConfigError, match="bound by batch_size="):
         loader.batches(batch_size=BATCH)  # whose rows of a step would be those of four ranks
         loader.reshard(0, 2)
-    whole = adapter_of(data).make_loader(0, 1, raylance.Options(), Assignment(name="val", is_split=False))
+    whole = data().make_loader(0, 1, raylance.Options(), Assignment(name="val", is_split=False))
     whole.reshard(0, 1)  # as in Ray Train's local mode
     with pytest.raises(raylance.ConfigError, match="data-parallel rank 0 of 2"):
         whole.reshard(0, 2)

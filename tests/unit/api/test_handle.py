@@ -14,7 +14,6 @@ import pytest
 import raylance
 from jobs import common
 from raylance import torch_data
-from raylance.api.dataset import adapter_of
 from raylance.planning.shard_context import Assignment
 from tests.helpers.images import encode, make_images
 from tests.helpers.scripts import run_script
@@ -30,7 +29,7 @@ assert ds.schema.field("image").type.shape == [24, 32, 3]
 first = ds.head(4)
 assert first["image"].shape == (4, 24, 32, 3) and first["id"].tolist() == [0, 1, 2, 7]
 assert "410 rows" in repr(ds) and "12 steps" in repr(ds.plan(global_batch_size=32, world_size=2))
-assert ds.version == 2 and not callable(ds)
+assert ds.version == 2
 assert "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
 """
     run_script(script, tmp_path)
@@ -190,7 +189,7 @@ def test_window_bytes_belong_to_the_dataset_and_are_kept(write_dataset: Callable
     # A run's config sets it for all ranks, where the dataset leaves it open.
     assignment = Assignment(name="train", is_split=True)
     for data, wanted in ((small, 150_000), (large, 1 << 20)):
-        of_run = adapter_of(data).make_loader(0, 2, raylance.Options(max_window_bytes=1 << 20), assignment)
+        of_run = data().make_loader(0, 2, raylance.Options(max_window_bytes=1 << 20), assignment)
         assert of_run.state_dict()["window_bytes"] == wanted
     with pytest.raises(raylance.ConfigError, match="window_bytes=0: must be an integer of at least 1"):
         raylance.dataset(uri, window_bytes=0)

@@ -23,7 +23,6 @@ import pytest
 
 import raylance
 from raylance import top
-from raylance.api.dataset import adapter_of
 from raylance.api.loader import recorder_of
 from raylance.environment import process
 from raylance.observe.record import Record, RecordFolder
@@ -165,7 +164,7 @@ def test_a_dataset_that_each_rank_sees_whole_is_recorded_by_each(
     options = raylance.Options(runtime="threads", record=str(tmp_path))
     for rank in range(2):
         monkeypatch.setattr(process, "train_rank", lambda rank=rank: (rank, 2))
-        with adapter_of(data).make_loader(0, 1, options, Assignment(name="val", is_split=False)) as loader:
+        with data().make_loader(0, 1, options, Assignment(name="val", is_split=False)) as loader:
             next(iter(loader.iter_batches(global_batch_size=100)))
     assert [record.rank for record in read_run(str(tmp_path)).newest("val")] == [0, 1]
 
