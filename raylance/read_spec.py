@@ -1,4 +1,4 @@
-"""Owns the description of the rows of a loader, and of how they are decoded and delivered; never opens a dataset."""
+"""What a handle has opened: which rows, how they are read and decoded, and in which order they are delivered."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -74,6 +74,16 @@ class DatasetSpec:
 
     read: ReadSpec
     delivery: DeliverySpec
+
+    @classmethod
+    def of(cls, read: ReadSpec, **delivery: Any) -> "DatasetSpec":
+        """Returns the spec of some rows. `delivery` has those fields of `DeliverySpec` that the rows do not give."""
+        source, selection = read.source, read.source.load_selection()
+        rows, fingerprint = selection.rows, selection.fingerprint
+        of_rows = DeliverySpec(
+            uri=source.uri, rows=rows, fingerprint=fingerprint, row_bytes=source.row_bytes, **delivery
+        )
+        return cls(read=read, delivery=of_rows)
 
     def with_delivery(self, **changes: Any) -> "DatasetSpec":
         """Returns a copy with these fields of `delivery` changed."""

@@ -1,4 +1,4 @@
-"""Owns `mix()`, which makes one handle of several datasets; never reads rows, and never starts an actor."""
+"""`raylance.mix()`: one handle of several datasets."""
 
 import dataclasses
 import math
@@ -13,7 +13,6 @@ from raylance.arguments import check_flag, check_integer, check_word
 from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder, quotas
-from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.source.mixed_rows import mix_rows
@@ -81,14 +80,10 @@ def mix(
         },
         list_dtypes=read_specs[0].list_dtypes,
     )
-    selection = rows.load_selection()
-    delivery_spec = DeliverySpec(
-        uri=rows.uri,
+    spec = DatasetSpec.of(
+        read_spec,
         filter={name: spec.filter for name, spec in zip(parts, delivery_specs, strict=True)},
         split={name: spec.split for name, spec in zip(parts, delivery_specs, strict=True)},
-        rows=selection.rows,
-        row_bytes=rows.row_bytes,
-        fingerprint=selection.fingerprint,
         order=MixOrder(components=components, stop=stop, spread="tree"),
         seed=delivery_specs[0].seed,
         remainder=remainder,
@@ -96,7 +91,7 @@ def mix(
         masks_bad_rows=delivery_specs[0].masks_bad_rows,
         window_bytes=window_bytes,
     )
-    return Dataset(DatasetSpec(read=read_spec, delivery=delivery_spec))
+    return Dataset(spec)
 
 
 def _check_parts(parts: Any) -> None:

@@ -1,4 +1,4 @@
-"""Owns `dataset()`, which opens a dataset and checks every argument before anything starts; never starts an actor."""
+"""`raylance.dataset()`: checks every argument, opens a version, selects rows, tries a few, and binds the order."""
 
 import dataclasses
 import logging
@@ -18,10 +18,10 @@ from raylance.decode.decoder import Decoder, is_on_device
 from raylance.decode.decoding import Decoding
 from raylance.decode.open_decoding import OpenDecoding, resolve_decoder
 from raylance.decode.transforms import Transform
+from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Order
 from raylance.orders.registry import make_order
-from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.source.fields import blobs_inside, find_field, is_blob, leaf_names
@@ -127,39 +127,63 @@ def dataset(
         raise ConfigError(f"split={split!r}: give a FractionSplit, a RangeSplit or a ValueSplit.")
     seed, made_order = check_integer("seed", seed, None), make_order(order)
     window_bytes = None if window_bytes is None else check_integer("window_bytes", window_bytes, 1)
-    decoders, most = _check_decoders(decode), _check_bad_rows(max_bad_rows, on_bad_row)
-    _warn_of_unlike_crops(decoders)
-    if transform is not None and (late := [each for each in decoders if is_on_device(each)]):
-        raise ConfigError(
-            f"transform= runs in decode actors, before {type(late[0]).__name__}({late[0].column!r}) decodes on the "
-            "trainer's device: it would get encoded bytes. Change the decoded tensors in the training loop instead."
-        )
-    if pack is not None:
-        if not isinstance(pack, PackTokens):
-            raise ConfigError(f"pack={pack!r}: give raylance.PackTokens(column, length=…).")
-        if columns is not None or decoders or transform is not None:
-            raise ConfigError("pack= delivers the packed tokens alone: leave columns=, decode= and transform= out.")
-        columns = [pack.column]
     check_filter(filter)
+    masks_bad_rows, most = on_bad_row == "mask", _check_bad_rows(max_bad_rows, on_bad_row)
+    asked = Decoding(
+        decoders=_check_decoders(decode, transform),
+        seed=seed,
+        mask_bad_rows=masks_bad_rows,
+        max_bad_rows=most,
+        transform=transform,
+    )
+    columns = columns if pack is None else _check_pack(pack, columns, asked)
+
+    source, opened = _open_version(uri, version, storage_options, stale)
+    names = _check_columns(opened, columns, asked.decoders)
+    selection = share_selection(source, filter, split, opened)
+    spec = _try_rows(source, opened, selection, names, asked, read)
+    if pack is not None:
+        packed = pack_rows(spec.source, pack)
+        spec = ReadSpec(source=packed, delivers=packed.columns)
+    bound_order, tables = made_order.bind(SelectionRows(source, opened, spec.source.load_selection()))
+    return Dataset(
+        DatasetSpec.of(
+            spec,
+            filter=filter,
+            split=None if split is None else repr(split),
+            order=bound_order,
+            tables=share_tables(made_order, tables, source, selection),
+            seed=seed,
+            remainder=remainder,
+            empty_batches=empty_batches,
+            masks_bad_rows=masks_bad_rows,
+            window_bytes=window_bytes,
+        )
+    )
+
+
+def _open_version(
+    uri: str | os.PathLike[str], version: Version | None, storage_options: StorageOptions | None, stale: Stale
+) -> tuple[Source, lance.LanceDataset]:
+    """Pins a version of a dataset, and opens it."""
     source = pin(uri, version, storage_options)
     opened = source.open()
     refuse_pickled(opened.schema, f"{source.uri!r}, version {source.version},")
     check_fresh(opened, stale, storage_options)
-    names = _check_columns(opened, columns, decoders)
-    selection = share_selection(source, filter, split, opened)
+    return source, opened
+
+
+def _try_rows(
+    source: Source,
+    opened: lance.LanceDataset,
+    selection: Shared[Selection],
+    names: Sequence[str],
+    asked: Decoding,
+    mode: ReadMode,
+) -> ReadSpec:
+    """Reads and decodes a few rows; returns what follows from them: sizes, the delivered schema, lengths of lists."""
     probe = _probe(source, opened, names, selection.get())
-    decoding, made = _resolve_decoding(
-        Decoding(
-            decoders=decoders,
-            seed=seed,
-            mask_bad_rows=on_bad_row == "mask",
-            max_bad_rows=most,
-            transform=transform,
-            datasets=dataset_names(source.uri),
-        ),
-        probe,
-        names,
-    )
+    decoding, made = _resolve_decoding(dataclasses.replace(asked, datasets=dataset_names(source.uri)), probe, names)
     # Measuring stored bytes costs a read for each fragment, and is not needed if all rows have the same size.
     fields = [find_field(opened.schema, name) for name in names]
     varies = not all(field is not None and is_dense(field.type) for field in fields)
@@ -168,10 +192,10 @@ def dataset(
         selection,
         names,
         row_bytes=max(1.0, probe.nbytes / probe.num_rows),
-        read=read,
+        read=mode,
         stored_bytes=stored_row_bytes(opened, names) if varies else 0.0,
     )
-    read_spec = ReadSpec(
+    return ReadSpec(
         source=table,
         delivers=made.column_names,
         schema=made.schema.with_metadata(opened.schema.metadata),
@@ -179,28 +203,15 @@ def dataset(
         list_lengths=list_lengths(made, ragged=decoding.ragged if decoding else ()),
         list_dtypes=list_dtypes(made.schema),
     )
-    del probe, made  # they may be large, and the next lines read more rows
-    if pack is not None:
-        packed = pack_rows(table, pack)
-        read_spec = ReadSpec(source=packed, delivers=packed.columns)
-    rows = read_spec.source.load_selection()
-    bound_order, tables = made_order.bind(SelectionRows(source, opened, rows))
-    delivery_spec = DeliverySpec(
-        uri=source.uri,
-        filter=filter,
-        split=None if split is None else repr(split),
-        rows=rows.rows,
-        row_bytes=read_spec.source.row_bytes,
-        fingerprint=rows.fingerprint,
-        order=bound_order,
-        tables=share_tables(made_order, tables, source, selection),
-        seed=seed,
-        remainder=remainder,
-        empty_batches=empty_batches,
-        masks_bad_rows=on_bad_row == "mask",
-        window_bytes=window_bytes,
-    )
-    return Dataset(DatasetSpec(read=read_spec, delivery=delivery_spec))
+
+
+def _check_pack(pack: Any, columns: Sequence[str] | None, asked: Decoding) -> Sequence[str]:
+    """Returns the columns to read."""
+    if not isinstance(pack, PackTokens):
+        raise ConfigError(f"pack={pack!r}: give raylance.PackTokens(column, length=…).")
+    if columns is not None or asked.decoders or asked.transform is not None:
+        raise ConfigError("pack= delivers the packed tokens alone: leave columns=, decode= and transform= out.")
+    return [pack.column]
 
 
 def _check_bad_rows(max_bad_rows: Any, on_bad_row: str) -> int | float | None:
@@ -223,7 +234,7 @@ def _check_bad_rows(max_bad_rows: Any, on_bad_row: str) -> int | float | None:
     return int(max_bad_rows)
 
 
-def _check_decoders(decode: Decoder | Sequence[Decoder] | None) -> tuple[Decoder, ...]:
+def _check_decoders(decode: Decoder | Sequence[Decoder] | None, transform: Transform | None) -> tuple[Decoder, ...]:
     decoders = tuple(decode) if isinstance(decode, list | tuple) else () if decode is None else (decode,)
     if not all(isinstance(decoder, Decoder) for decoder in decoders):
         raise ConfigError(
@@ -243,6 +254,12 @@ def _check_decoders(decode: Decoder | Sequence[Decoder] | None) -> tuple[Decoder
                 f"{type(each).__name__}({each.column!r}, like={each.like!r}): must name a decoded column that does not "
                 f"use like= itself: {', '.join(leaders) or 'there is none'}."
             )
+    if transform is not None and (late := [each for each in decoders if is_on_device(each)]):
+        raise ConfigError(
+            f"transform= runs in decode actors, before {type(late[0]).__name__}({late[0].column!r}) decodes on the "
+            "trainer's device: it would get encoded bytes. Change the decoded tensors in the training loop instead."
+        )
+    _warn_of_unlike_crops(decoders)
     return decoders
 
 
