@@ -1,1 +1,1 @@
-"""Owns jobs that run by hand and under a job server; they use raylance's public names only."""
+"""Jobs that run by hand and under a job server."""

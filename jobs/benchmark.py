@@ -1,4 +1,4 @@
-"""Owns the command `python jobs/benchmark.py`; the folder beside it measures."""
+"""The command `python jobs/benchmark.py`."""
 
 import sys
 from pathlib import Path

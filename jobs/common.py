@@ -1,4 +1,4 @@
-"""Owns what several jobs need: Ray, paths, storage options, arguments, refusals; never what a job does."""
+"""What several jobs need: Ray, paths, storage options, arguments, refusals."""
 
 import argparse
 import contextlib

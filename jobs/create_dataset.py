@@ -1,4 +1,4 @@
-"""Owns the command `python jobs/create_dataset.py`; the folder beside it does the work."""
+"""The command `python jobs/create_dataset.py`."""
 
 import sys
 from pathlib import Path

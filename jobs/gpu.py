@@ -1,4 +1,4 @@
-"""Owns the command `python jobs/gpu.py`; the folder beside it checks and measures."""
+"""The command `python jobs/gpu.py`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Owns the command `python jobs/materialize.py`; the folder beside it does the work."""
+"""The command `python jobs/materialize.py`."""
 
 import sys
 from pathlib import Path

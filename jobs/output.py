@@ -1,5 +1,4 @@
-"""Owns what a job shows while Ray works for it: what a user must know, and the rest in a file; never decides what is
-done.
+"""What a job shows while Ray works for it: what a user must know, and the rest in a file.
 
 Everything that Ray, its helpers and the workers print reaches the driver by `sys.stdout` and `sys.stderr`, with the
 name of the process in front, or by handlers of `logging`. Ray's own settings can drop these lines (`log_to_driver`) or

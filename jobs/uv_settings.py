@@ -1,4 +1,4 @@
-"""Owns pip's settings as uv reads them: prints one `export` line for each. It installs nothing and names no registry.
+"""Pip's settings as uv reads them: prints one `export` line for each. It installs nothing and names no registry.
 
 uv reads neither pip's configuration files nor its environment variables. Without this step, uv would look for packages
 in other places than pip does, and could take another build of one. Exit status 1 means: pip has a setting that has no

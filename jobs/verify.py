@@ -1,4 +1,4 @@
-"""Owns the command line of `raylance.audit`; never repairs, never writes data.
+"""The command line of `raylance.audit`.
 
     python jobs/verify.py data.lance --global-batch-size 256 --world-size 8                # every row once, by the plan
     python jobs/verify.py data.lance … --stream --decoders 2 --image-column image          # … by the real stream

@@ -1,4 +1,4 @@
-"""Owns the public names of raylance, each loaded at its first use; never loads Ray or torch at `import raylance`."""
+"""The public names of raylance, each loaded at its first use."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

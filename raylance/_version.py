@@ -1,3 +1,3 @@
-"""Owns the version of raylance, which pyproject.toml reads from here; never imports anything."""
+"""The version of raylance, which pyproject.toml reads from here."""
 
 __version__ = "0.11.0"

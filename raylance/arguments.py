@@ -1,4 +1,4 @@
-"""Owns checks of arguments that many calls share, and hints on argument names of other libraries; never reads data."""
+"""Checks of arguments that many calls share, and hints on argument names of other libraries."""
 
 import difflib
 import operator

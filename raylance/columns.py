@@ -1,4 +1,4 @@
-"""Owns the names of columns that raylance adds to batches, and of rows in error texts; never reads columns or rows."""
+"""The names of columns that raylance adds to batches, and of rows in error texts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar

@@ -1,4 +1,4 @@
-"""Owns RaylanceError and its subclasses; never raises one itself.
+"""RaylanceError and its subclasses.
 
     RaylanceError
     ├── ConfigError      an argument cannot be honoured (also a ValueError)

@@ -1,4 +1,4 @@
-"""Owns the options of a loader, which say how it uses the machine; never starts anything, and never changes a batch."""
+"""The options of a loader, which say how it uses the machine."""
 
 import dataclasses
 import inspect

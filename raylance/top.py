@@ -1,4 +1,4 @@
-"""Owns `python -m raylance.top`, a table with the status of a run's loaders; never takes part in the run.
+"""`python -m raylance.top`, a table with the status of a run's loaders.
 
     python -m raylance.top s3://bucket/runs/food101
     RAY_AUTH_MODE=token ray job submit -- python -m raylance.top /shared/runs/food101 --once

@@ -1,1 +1,1 @@
-"""Owns what of docs/ is made and not written: the reference, the pictures of orders, the site."""
+"""What of docs/ is made and not written: the reference, the pictures of orders, the site."""

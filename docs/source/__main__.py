@@ -1,4 +1,4 @@
-"""Owns the command `python -m docs.source`; the files beside it make the pages."""
+"""The command `python -m docs.source`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Owns the command line of `python -m docs.source`; never says how a page is made.
+"""The command line of `python -m docs.source`.
 
     python -m docs.source promises           # the tests of each promise in docs/reliability.md, from their marks
     python -m docs.source pictures           # docs/orders.png, and the figures that stand beside it

@@ -1,6 +1,4 @@
-"""Owns what MkDocs reads of this repository: the README as front page, and a page for each file that a page names;
-never changes what stands in docs/.
-"""
+"""What MkDocs reads of this repository: the README as front page, and a page for each file that a page names."""
 
 import posixpath
 import re

@@ -1,4 +1,4 @@
-"""Owns docs/orders.png, which shows what each order reads when, and the figures beside it; never judges them."""
+"""The picture docs/orders.png, which shows what each order reads when, and the figures beside it."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Owns the table of the tests that hold each promise, made from their marks; runs no test."""
+"""The table of the tests that hold each promise, made from their marks."""
 
 import ast
 from collections import defaultdict

@@ -1,1 +1,1 @@
-"""Owns the side-by-side measurement of raylance and its peers; `command` is where it starts."""
+"""The side-by-side measurement of raylance and its peers."""

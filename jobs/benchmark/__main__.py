@@ -1,4 +1,4 @@
-"""Owns the command `python -m jobs.benchmark`."""
+"""The command `python -m jobs.benchmark`."""
 
 import sys
 

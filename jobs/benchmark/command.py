@@ -1,4 +1,4 @@
-"""Owns the side-by-side measurement of raylance and its peers; never asserts a speed, it prints what it measured.
+"""The side-by-side measurement of raylance and its peers.
 
     python -m jobs.benchmark                              # tables, turns, resumes: some minutes on two cores
     python -m jobs.benchmark --only images --readers decode,safe-lance,raylance --epochs 5 --json o.json

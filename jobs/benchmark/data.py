@@ -1,4 +1,4 @@
-"""Owns the datasets that are read, each made once and kept; never measures."""
+"""The datasets that are read, each made once and kept."""
 
 import functools
 import io

@@ -1,4 +1,4 @@
-"""Owns the decoding that readers share, and how a batch is touched; never reads."""
+"""The decoding that readers share, and how a batch is touched."""
 
 import functools
 import io

@@ -1,4 +1,4 @@
-"""Owns the figures that raylance wants to reach, and how tables are printed; never measures, never asserts a speed."""
+"""The figures that raylance wants to reach, and how tables are printed."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence

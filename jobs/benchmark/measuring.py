@@ -1,4 +1,4 @@
-"""Owns the passes that are timed, here or with another checkout; never asserts a speed, never prints a figure."""
+"""The passes that are timed, here or with another checkout."""
 
 import gc
 import json

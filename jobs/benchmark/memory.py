@@ -1,4 +1,4 @@
-"""Owns the memory of many short epochs and of rows of very different sizes; never a trace of what holds it."""
+"""The memory of many short epochs and of rows of very different sizes."""
 
 import itertools
 import re

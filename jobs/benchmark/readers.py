@@ -1,4 +1,4 @@
-"""Owns how each reader is opened, all with the same cores; never measures."""
+"""How each reader is opened, all with the same cores."""
 
 import functools
 import logging

@@ -1,5 +1,4 @@
-"""Owns the first batch after a resume, of raylance and of its peers, by the share of the epoch that was consumed;
-never trains.
+"""The first batch after a resume, of raylance and of its peers, by the share of the epoch that was consumed.
 
 raylance and LanceDB go to a saved position. Ray Data has none: it reads and decodes what was consumed, and skips it.
 """

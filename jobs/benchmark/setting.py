@@ -1,4 +1,4 @@
-"""Owns the command line's options for all parts, and what the readers of one dataset share; never measures."""
+"""The command line's options for all parts, and what the readers of one dataset share."""
 
 from dataclasses import dataclass
 from pathlib import Path

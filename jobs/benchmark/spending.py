@@ -1,4 +1,4 @@
-"""Owns where the CPU time of a row goes, by process, beside what its parts cost alone; never judges it."""
+"""Where the CPU time of a row goes, by process, beside what its parts cost alone."""
 
 import collections
 import time

@@ -1,4 +1,4 @@
-"""Owns the first batch of a run, in a process of its own with a Ray that runs already; never measures a warm loader."""
+"""The first batch of a run, in a process of its own with a Ray that runs already."""
 
 import multiprocessing
 import time

@@ -1,4 +1,4 @@
-"""Owns what a trainer that is slower than its loader still waits for, also at turns; never reads but by raylance."""
+"""What a trainer that is slower than its loader still waits for, also at turns."""
 
 import itertools
 import time

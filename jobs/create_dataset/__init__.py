@@ -1,4 +1,4 @@
-"""Owns the way from files and tables to a Lance dataset that raylance can train on; `command` is where it starts.
+"""The way from files and tables to a Lance dataset that raylance can train on.
 
 pyarrow and tarfile read the files. The `datasets` library could read most sources in one way, by streaming, but it
 loses or changes values without an error (version 5.2): it ends at a damaged header of a tar, fills a short CSV row,

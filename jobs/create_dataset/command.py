@@ -1,4 +1,4 @@
-"""Owns the command line of the job: its arguments, what it prints; never reads or writes a row.
+"""The command line of the job: its arguments, what it prints.
 
 Makes a Lance dataset that raylance can train on: from images and labels, from tables, from WebDataset tars, from what
 the `datasets` library saved, or from another Lance dataset. A table keeps its columns; images come as columns image

@@ -1,5 +1,5 @@
-"""Owns which types keep values as they are: columns of text that become numbers, later rows that have the types of the
-first ones; never reads a file.
+"""Which types keep values as they are: columns of text that become numbers, later rows that have the types of the first
+ones.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Owns datasets of Hugging Face: the hub's Parquet files, and what `datasets` saves to disk; never decodes images."""
+"""Datasets of Hugging Face: the hub's Parquet files, and what `datasets` saves to disk."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Owns sources of one image a file: directories that name classes, and the demo's digits; never decodes an image."""
+"""Sources of one image a file: directories that name classes, and the demo's digits."""
 
 import io
 from collections.abc import Iterator

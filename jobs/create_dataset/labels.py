@@ -1,4 +1,4 @@
-"""Owns classes: their names, their order, the integers that stand for them; never reads a source."""
+"""Classes: their names, their order, the integers that stand for them."""
 
 import argparse
 import json

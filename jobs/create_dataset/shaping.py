@@ -1,4 +1,4 @@
-"""Owns how rows are changed on their way: labels, lists, images, splits; never reads or writes any."""
+"""How rows are changed on their way: labels, lists, images, splits."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Owns what every source has in common: files, splits, pieces of equal size; never reads a row."""
+"""What every source has in common: files, splits, pieces of equal size."""
 
 import abc
 import dataclasses

@@ -1,4 +1,4 @@
-"""Owns sources that are tables already: Parquet, CSV, Arrow, Feather, Lance; never changes a value."""
+"""Sources that are tables already: Parquet, CSV, Arrow, Feather, Lance."""
 
 import csv
 import io

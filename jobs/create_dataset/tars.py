@@ -1,4 +1,4 @@
-"""Owns WebDataset tars: files that share a name up to its first dot are one row; never decodes an image.
+"""WebDataset tars: files that share a name up to its first dot are one row.
 
 The convention is that of the webdataset library (https://github.com/webdataset/webdataset): `0001.jpg`, `0001.cls`
 and `0001.json` are the image, the class and the rest of row 0001, and lie one after the other.

@@ -1,4 +1,4 @@
-"""Owns the making of a dataset: a fragment for each piece, what is done already, the commit; never shapes a row.
+"""The making of a dataset: a fragment for each piece, what is done already, the commit.
 
 Each task writes its fragment, and then a small file that notes it, below the dataset. A run that is killed is started
 again with the same command, and makes what is missing; after the commit these files are removed. lance-ray writes

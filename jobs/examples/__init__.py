@@ -1,1 +1,1 @@
-"""Owns one short program for each guide of Ray Train and each framework; `docs/frameworks.md` lists them."""
+"""One short program for each guide of Ray Train and each framework."""

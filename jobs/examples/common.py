@@ -1,4 +1,4 @@
-"""Owns what the examples share: arguments, data, a small network and the plainest loop; never a framework's use."""
+"""What the examples share: arguments, data, a small network and the plainest loop."""
 
 import argparse
 from collections.abc import Callable, Mapping

@@ -1,1 +1,1 @@
-"""Owns the checks and figures of raylance on a GPU; never asserts a speed."""
+"""The checks and figures of raylance on a GPU."""

@@ -1,4 +1,4 @@
-"""Owns the checks that batches on a device are those of the CPU, and that passes leave no memory there; never times."""
+"""The checks that batches on a device are those of the CPU, and that passes leave no memory there."""
 
 import gc
 import itertools

@@ -1,4 +1,4 @@
-"""Owns the one command that checks and measures raylance on a GPU; never asserts a speed, it prints what it measured.
+"""The one command that checks and measures raylance on a GPU.
 
     bash jobs/gpu.sh                                  # installs what is missing, then all of it: ten minutes at most
     python jobs/gpu.py --only checks                  # one part

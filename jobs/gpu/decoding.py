@@ -1,4 +1,4 @@
-"""Owns the rates of decoding JPEGs to 224 x 224: by the cores, by the device, by raylance with each; never trains."""
+"""The rates of decoding JPEGs to 224 x 224: by the cores, by the device, by raylance with each."""
 
 import itertools
 import time

@@ -1,4 +1,4 @@
-"""Owns pictures that are hard to decode alike on two devices, made on the spot; never decodes them."""
+"""Pictures that are hard to decode alike on two devices, made on the spot."""
 
 import io
 from typing import Any

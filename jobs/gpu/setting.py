@@ -1,4 +1,4 @@
-"""Owns what the parts of the GPU script share; never measures."""
+"""What the parts of the GPU script share."""
 
 import platform
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Owns the training of ResNet-50 from JPEGs, beside the same model on tensors of the device; never decodes itself."""
+"""The training of ResNet-50 from JPEGs, beside the same model on tensors of the device."""
 
 import itertools
 import time

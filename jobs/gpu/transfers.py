@@ -1,4 +1,4 @@
-"""Owns the rate at which rows of floats reach the device, beside copies of pinned memory; never decodes."""
+"""The rate at which rows of floats reach the device, beside copies of pinned memory."""
 
 import itertools
 import time

@@ -1,1 +1,1 @@
-"""Owns the making of a filtered, shuffled or grouped copy of a Lance dataset; `command` is where it starts."""
+"""The making of a filtered, shuffled or grouped copy of a Lance dataset."""

@@ -1,4 +1,4 @@
-"""Owns the making of a filtered, shuffled or grouped copy of a Lance dataset; its rows go through no random read.
+"""The making of a filtered, shuffled or grouped copy of a Lance dataset.
 
     python jobs/materialize.py --data photos.lance --filter "split = 'train'" --out train.lance
     python jobs/materialize.py --data photos.lance --out small.lance --shorter-side 256 --jpeg-quality 90

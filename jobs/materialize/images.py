@@ -1,4 +1,4 @@
-"""Owns the images that a copy has smaller or encoded again; never reads storage, and knows nothing of orders."""
+"""The images that a copy has smaller or encoded again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the arithmetic of places: where fragments, slots and buckets begin, and where their rows lie; pure.
+"""The arithmetic of places: where fragments, slots and buckets begin, and where their rows lie.
 
 A slot is what the first pass counts and weighs: some whole fragments, or a part of one. A bucket is what one task of
 the second pass makes, by the bytes that were found, so that what it holds at a time fits.

@@ -1,4 +1,4 @@
-"""Owns the making of the copy from its plan to its commit, all of it or nothing; never decides where a row goes."""
+"""The making of the copy from its plan to its commit, all of it or nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the plan of a copy, made before a row is copied: sizes, fragments, provenance; never writes."""
+"""The plan of a copy, made before a row is copied: sizes, fragments, provenance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the two passes that bring rows to their places, as Ray Data's tasks do them; never decides what is selected.
+"""The two passes that bring rows to their places, as Ray Data's tasks do them.
 
 The first pass reads the source in storage order, a chunk at a time, and writes each chunk as a run: a fragment of a
 scratch dataset whose rows are sorted by their place. So the rows of any stretch of places are one range in each run.

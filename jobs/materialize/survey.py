@@ -1,4 +1,4 @@
-"""Owns the counting before a row is copied: how many rows are selected where, and of which group.
+"""The counting before a row is copied: how many rows are selected where, and of which group.
 
 It reads the columns of the filter and the group alone, from start to end, and keeps no row: what it holds grows with
 chunks and groups.

@@ -1,4 +1,4 @@
-"""Owns the objects that `iter_torch_batches` and `iter_batches` return; never makes a batch or holds a position."""
+"""The objects that `iter_torch_batches` and `iter_batches` return."""
 
 import abc
 from collections.abc import Iterator, Mapping

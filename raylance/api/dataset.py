@@ -1,4 +1,4 @@
-"""Owns the handle of an opened dataset: it shows facts, reads single rows and makes loaders; never holds a position."""
+"""The handle of an opened dataset: it shows facts, reads single rows and makes loaders."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from raylance.api.batches import Batches
 from raylance.api.display import describe, describe_rows, display_batch, display_sample, how_read
 from raylance.api.loader import RankLoader
 from raylance.api.passes import HandlePasses
-from raylance.api.train_adapter import WholeLoader
+from raylance.api.whole_loader import WholeLoader
 from raylance.arguments import check_batch_size, check_integer, listed
 from raylance.batches.lookup import Lookup
 from raylance.batches.shown_rows import Display

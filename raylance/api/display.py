@@ -1,4 +1,4 @@
-"""Owns a notebook's display of a dataset: facts, rows, counts of classes, method of reading; never keeps a row."""
+"""A notebook's display of a dataset: facts, rows, counts of classes, method of reading."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Owns the position of a loader whose trainer counts the steps; never decides whether a step is committed."""
+"""The position of a loader whose trainer counts the steps."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Owns the names under which this process's loaders appear in the run's records; never the records' contents."""
+"""The names under which this process's loaders appear in the run's records."""
 
 import itertools
 import threading

@@ -1,5 +1,5 @@
-"""Owns the passes over a handle, each with its own loader from the start of an epoch, and the warning that two passes
-had the same order; never keeps a position between passes.
+"""The passes over a handle, each with its own loader from the start of an epoch, and the warning that two passes had
+the same order.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Owns the position that a loader shows and saves, with Ray Train and with torch's DataLoader; never makes a batch."""
+"""The position that a loader shows and saves, with Ray Train and with torch's DataLoader."""
 
 import abc
 from collections.abc import Mapping

@@ -1,6 +1,4 @@
-"""Owns the reports of one loader: its statistics, its verdict and the facts of its record; never changes position or
-ledger, and never writes a file itself.
-"""
+"""The reports of one loader: its statistics, its verdict and the facts of its record."""
 
 import contextlib
 import dataclasses

@@ -1,5 +1,5 @@
-"""Owns the audit of epochs from outside: it compares delivered rows with the rows that Lance itself selects, and shows
-the rows of a step; never repairs, and never writes data.
+"""The audit of epochs from outside: it compares delivered rows with the rows that Lance itself selects, and shows the
+rows of a step.
 
     audit = raylance.audit.EpochAudit(train, global_batch_size=256, world_size=8, epoch=3)
     audit.count()                                     # does the plan have every row once?

@@ -1,4 +1,4 @@
-"""Owns the audit of one epoch: it counts and compares delivered rows; never selects rows."""
+"""The audit of one epoch: it counts and compares delivered rows."""
 
 import contextlib
 import dataclasses

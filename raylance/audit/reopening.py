@@ -1,4 +1,4 @@
-"""Owns the reopening of a run's dataset from its checkpoint; never loads a position."""
+"""The reopening of a run's dataset from its checkpoint."""
 
 import ast
 import dataclasses

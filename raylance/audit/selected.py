@@ -1,5 +1,5 @@
-"""Owns an audit's own view of a dataset: its selected rows, found by a scan of Lance, their stored values, and the
-tally of delivered rows; never plans steps.
+"""An audit's own view of a dataset: its selected rows, found by a scan of Lance, their stored values, and the tally of
+delivered rows.
 """
 
 import dataclasses

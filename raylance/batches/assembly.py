@@ -1,4 +1,4 @@
-"""Owns the assembly of work items to the rows of a step, and the comparison of the rows with the plan; never waits."""
+"""The assembly of work items to the rows of a step, and the comparison of the rows with the plan."""
 
 import dataclasses
 from collections import deque

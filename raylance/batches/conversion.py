@@ -1,4 +1,4 @@
-"""Owns the conversion of tables to batches, and the checked arguments of iterators; never holds a position."""
+"""The conversion of tables to batches, and the checked arguments of iterators."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Owns the memory of a batch's tensors, pinned or on a device; never makes a batch."""
+"""The memory of a batch's tensors, pinned or on a device."""
 
 import contextlib
 import functools

@@ -1,5 +1,5 @@
-"""Owns the columns of a step that are decoded on the device of its batch: the rows that are decoded, and the masking of
-bad rows; never decodes itself.
+"""The columns of a step that are decoded on the device of its batch: the rows that are decoded, and the masking of bad
+rows.
 """
 
 import dataclasses

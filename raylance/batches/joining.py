@@ -1,6 +1,4 @@
-"""Owns the memory in which pieces of a batch are joined, and the reuse of this memory after the batch is gone; never
-converts or chooses the pieces.
-"""
+"""The memory in which pieces of a batch are joined, and the reuse of this memory after the batch is gone."""
 
 from typing import Any
 

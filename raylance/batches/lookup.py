@@ -1,4 +1,4 @@
-"""Owns the reading of single rows on demand, decoded in the calling thread; never plans or reads ahead."""
+"""The reading of single rows on demand, decoded in the calling thread."""
 
 import contextlib
 

@@ -1,6 +1,4 @@
-"""Owns the count of masked rows that one rank was handed, and the error for too many of them; never masks a row, and
-never decides which row is bad.
-"""
+"""The count of masked rows that one rank was handed, and the error for too many of them."""
 
 from collections.abc import Callable
 

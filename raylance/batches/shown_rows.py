@@ -1,4 +1,4 @@
-"""Owns the display of rows in a notebook: tables with thumbnails and counts of classes; never reads a row."""
+"""The display of rows in a notebook: tables with thumbnails and counts of classes."""
 
 import base64
 import html

@@ -1,1 +1,1 @@
-"""Owns the decisions: which helper does an item, which work is repeated, which item must wait; never does the work."""
+"""The decisions: which helper does an item, which work is repeated, which item must wait."""

@@ -1,4 +1,4 @@
-"""Owns the messages of the dispatcher: the events that it takes and the outputs that it returns; never acts on them."""
+"""The messages of the dispatcher: the events that it takes and the outputs that it returns."""
 
 import dataclasses
 from typing import Any, Literal

@@ -1,5 +1,4 @@
-"""Owns the number of helpers of a kind that a loader wants, decided by how long the trainer waited for them; never
-starts a helper, and has no clock.
+"""The number of helpers of a kind that a loader wants, decided by how long the trainer waited for them.
 
 Steps with a long pause, as for validation or saving, do not count, because they say nothing about helpers. More helpers
 are wanted if the trainer waits while all of them work: the number that would end the waits if each helper keeps its

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import ray.train
 
 from raylance.api.dataset import Dataset
-from raylance.api.train_adapter import WholeLoader
+from raylance.api.whole_loader import WholeLoader
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
 from raylance.planning.shard_context import Assignment, arrange_replicas, take_function

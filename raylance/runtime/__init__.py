@@ -1,1 +1,1 @@
-"""Owns the execution of the work that the dispatcher decides, for one rank, by helpers; never knows orders."""
+"""The execution of the work that the dispatcher decides, for one rank, by helpers."""

@@ -1,4 +1,4 @@
-"""Owns the thread that ends what the garbage collector found; never ends anything in the collector's own thread.
+"""The thread that ends what the garbage collector found.
 
 The garbage collector runs in any thread, at any line: also while a lock is held, or in the thread of Ray's callbacks,
 in which a call of Ray would wait for itself. So finalisers and the ends of generators only leave a note, which takes no

@@ -1,1 +1,1 @@
-"""Owns the runtime whose helpers are Ray actors, and raylance's use of Ray outside Ray Train; never assigns work."""
+"""The runtime whose helpers are Ray actors, and raylance's use of Ray outside Ray Train."""

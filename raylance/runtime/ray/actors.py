@@ -1,4 +1,4 @@
-"""Owns the common base of helper actors; never loads more than it needs, because each actor waits for its imports.
+"""The common base of helper actors; it imports little, because each actor waits for its imports.
 
 The calling worker owns the actors' results, but tables go from a shard actor to a decoder without passing the worker.
 """

@@ -1,5 +1,4 @@
-"""Owns the decode actors of this process, which all its loaders share, and the count of free CPUs; never knows which
-items the actors decode.
+"""The decode actors of this process, which all its loaders share, and the count of free CPUs.
 
 A loader holds as many actors as it wants. It first takes actors that another loader holds, so that validation does not
 need a second set of actors. An actor ends when the last loader that holds it lets it go.

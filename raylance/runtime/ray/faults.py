@@ -1,5 +1,5 @@
-"""Owns the distinction of machine faults, which cost time, from errors of rows and user code, which end the epoch.
-Also owns how a helper's error reaches the training process; never handles a fault or an error.
+"""Which faults are of machines, which cost time, and which of rows and user code, which end the epoch; and how a
+helper's error reaches the training process.
 """
 
 import contextlib
