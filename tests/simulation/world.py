@@ -303,7 +303,7 @@ class World(Runtime):
             return
         kinds = ("dies", "hangs", "faulted", "lost later", "twice", "late", "slow", "node")
         fault = self._fault(bits, kinds) if call is not None else ""
-        self._finish_later(helper, fault, wait_s, bits, self._finish, helper, fault)
+        self._finish_later(helper, fault, wait_s, bits, self._finish, helper, fault, self.faults)
 
     def _finish_later(
         self, helper: Helper, fault: str, wait_s: float, bits: int, finish: Callable[..., None], *args: Any
@@ -402,24 +402,25 @@ class World(Runtime):
         planned = self._plans[command.call]
         return planned.rows(command.item) if planned else []
 
-    def _finish(self, helper: Helper, fault: str) -> None:
+    def _finish(self, helper: Helper, fault: str, cause: int) -> None:
+        """The work is done. `cause` numbers the fault that was drawn when it began: others may have come since."""
         if helper.state != "up":
             return
         call, command, source = helper.queue.popleft()
         helper.is_working = False
         bits = self.draws.bits()
         transit_s = _TRANSIT_S[bits % 4] + (10.0 if fault == "late" else 0.0)
-        event = Alive(helper.number) if call is None else self._outcome(helper, call, command, source, fault)
+        event = Alive(helper.number) if call is None else self._outcome(helper, call, command, source, fault, cause)
         self.later(transit_s, self.post, event)
         if fault == "twice":
             self.later(transit_s + 0.1, self.post, event)
         if helper.queue:
             self._work(helper)
 
-    def _outcome(self, helper: Helper, call: int, command: Any, source: Result | None, fault: str) -> Event:
+    def _outcome(self, helper: Helper, call: int, command: Any, source: Result | None, fault: str, cause: int) -> Event:
         is_read = type(command) is Gather
         if fault == "faulted":
-            return self._faulted(call, self.faults)
+            return self._faulted(call, cause)
         if not is_read and (source is None or source.lost_by is not None):
             return self._faulted(call, -1 if source is None or source.lost_by is None else source.lost_by)
         decodes = command.decodes if is_read else True
@@ -446,7 +447,7 @@ class World(Runtime):
         if call in self.table:
             self.table[call] = result
         if fault == "lost later":
-            self.later(_TRANSIT_S[self.draws.bits() % 4], self._lose, result, self.faults)
+            self.later(_TRANSIT_S[self.draws.bits() % 4], self._lose, result, cause)
         decoded = DECODED_BYTES * len(rows) if decodes and self.scenario.decodes else 0
         return Done(call, Receipt(raw_bytes=raw, nbytes=decoded if decodes and self.scenario.decodes else raw))
 
@@ -519,12 +520,12 @@ class World(Runtime):
         if fault == "fetch hangs":
             self.watch.hit(command.call, self.faults)
             if bits % 2:
-                self.later(self.scenario.work_timeout_s + 5.0, self._fetched, command, "")
+                self.later(self.scenario.work_timeout_s + 5.0, self._fetched, command, "", self.faults)
             return
         wait_s = _WAITS_S[bits % 8] / 4
-        self.later(wait_s, self._fetched, command, fault)
+        self.later(wait_s, self._fetched, command, fault, self.faults)
 
-    def _fetched(self, command: Fetch, fault: str) -> None:
+    def _fetched(self, command: Fetch, fault: str, cause: int) -> None:
         calls = [command.gathered] if command.decode is None else [command.gathered, command.decode]
         if not all(call in self.table for call in calls):
             self.post(Fetched(command.call, "late", "late"))  # type: ignore[arg-type]
@@ -532,7 +533,7 @@ class World(Runtime):
         results = [self.table[call] for call in calls]
         gone = [result.lost_by for result in results if result is not None and result.lost_by is not None]
         if fault or gone:
-            self.post(self._faulted(command.call, gone[0] if gone else self.faults))
+            self.post(self._faulted(command.call, gone[0] if gone else cause))
             return
         if results[0].chunk is not None:
             results[0].chunk.gathered |= results[0].places
