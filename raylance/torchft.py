@@ -1,6 +1,4 @@
-"""Owns the batches of a run under torchft, in which replicas join and leave: the rows of each replica in a step, and
-which steps count; never trains, never starts or ends a replica, and never loads torchft.
-"""
+"""The batches of a run under torchft, in which replicas join and leave: each replica's rows, and which steps count."""
 
 import contextlib
 import weakref

@@ -1,8 +1,4 @@
-"""Owns the conversion of Arrow columns to NumPy arrays and back, for transforms and batches; never decodes, never
-reorders rows.
-
-Arrays of numbers are views of the Arrow memory if the data is in one piece.
-"""
+"""Converts Arrow columns to NumPy arrays and back. Arrays of numbers are views of the Arrow memory if possible."""
 
 import contextlib
 import dataclasses
@@ -104,10 +100,8 @@ def to_numpy(
 
 
 def to_sliceable(table: pa.Table, lists: Lists = AS_LISTS, *, as_bits: bool = False) -> NumpyBatch:
-    """Converts those columns of a table whose arrays are the same if some of the rows are converted by themselves, and
-    which are in one piece: numbers, tensors, and lists of one length. See `to_numpy`.
-
-    A column with a value for which `to_numpy` raises an error is left out.
+    """Converts like `to_numpy`, but only columns whose rows can be converted by themselves, and which are in one piece:
+    numbers, tensors, and lists of one length. Columns for which `to_numpy` raises an error are left out.
     """
     batch: NumpyBatch = {}
     for name, column in zip(table.schema.names, table.columns, strict=True):
@@ -137,15 +131,15 @@ def _numpy_columns(
 
 
 def holds_bfloat16(kind: pa.DataType) -> bool:
-    """Returns whether values of a type are Lance's bfloat16, or lists of it."""
+    """Whether values of a type are Lance's bfloat16, or lists of it."""
     while isinstance(kind, (*_LISTS, pa.FixedSizeListType)):
         kind = kind.value_type
     return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "lance.bfloat16"
 
 
 def with_bfloat16(table: pa.Table) -> pa.Table:
-    """Returns a table whose columns of bfloat16 have their type: in a helper that has not loaded Lance, they come as
-    bytes, with the name of the type beside them.
+    """Gives columns of bfloat16 their type: in a helper without Lance, they come as bytes with the type's name beside
+    them.
     """
     if not any(map(_is_unknown_bfloat16, table.schema)):
         return table
@@ -197,7 +191,6 @@ def _numpy_column(name: str, column: pa.ChunkedArray, join: Join, where: str = "
 
 
 def _inner(array: pa.Array) -> pa.Array:
-    """Returns the storage of an extension array, the bits of bfloat16, or the values of fixed-size lists."""
     if not isinstance(array.type, pa.BaseExtensionType):
         return values_of(array)
     storage = array.storage
@@ -207,9 +200,7 @@ def _inner(array: pa.Array) -> pa.Array:
 
 
 def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, join: Join) -> NumpyBatch:
-    """Converts a column of lists to arrays by column name. `how` says whether to pad, to join (jagged), to expect one
-    length, or to keep lists (None).
-    """
+    """Converts a column of lists to arrays by column name; `how` as in `Lists`."""
     if how is not None:
         _refuse_nulls(name, lists)
     flat = lists.flatten()
@@ -241,7 +232,6 @@ def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, joi
 
 
 def _padded(name: str, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64], pad: Pad) -> npt.NDArray[Any]:
-    """Pads the lists of all rows, given by `values` (sum, …) and `lengths` (n,), to an array (n, length, …)."""
     longest = int(lengths.max(initial=0))
     if pad.length is None:
         length = -(-longest // pad.multiple) * pad.multiple
@@ -264,7 +254,7 @@ def _padded(name: str, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64],
 
 
 def is_dense_list(kind: pa.DataType) -> bool:
-    """Returns whether values of a type are lists of any length, of numbers or of tensors."""
+    """Whether values of a type are lists of any length, of numbers or of tensors."""
     return isinstance(kind, _LISTS) and (pa.types.is_primitive(kind.value_type) or is_dense(kind.value_type))
 
 
@@ -310,8 +300,8 @@ def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
 
 
 def list_lengths(table: pa.Table, ragged: Collection[str] = ()) -> dict[str, int | None]:
-    """Returns, for each column of lists of numbers or tensors, the one length that its lists have. None if the lengths
-    differ or are 0, or if the column is in `ragged`.
+    """Returns, by column of lists of numbers or tensors, their one length; None if it differs or is 0, or for a column
+    in `ragged`.
     """
     found: dict[str, int | None] = {}
     for field in table.schema:
@@ -372,13 +362,13 @@ def is_kept(given: Any, held: Any) -> bool:
 
 
 def is_dense(kind: pa.DataType) -> bool:
-    """Returns whether values of a type are numbers, or arrays of numbers of one shape."""
+    """Whether values of a type are numbers, or arrays of numbers of one shape."""
     return _layout(kind)[2] is not None
 
 
 def blank_row(table: pa.Table) -> pa.Table:
-    """Returns one row of zeros, empty strings and None, with the schema of a table of at least one row. Its lists of
-    numbers are as long as those in the first row of the table.
+    """Returns one row of zeros, empty strings and None. Its lists of numbers are as long as those in the table's first
+    row.
     """
     return pa.Table.from_arrays([_blank(column[:1]) for column in table.columns], schema=table.schema)
 
@@ -395,7 +385,6 @@ def _blank(first: pa.ChunkedArray) -> pa.Array:
 
 
 def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
-    """Returns `rows` zeros of a dense type."""
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, _zeros(kind.storage_type, rows))
     if pa.types.is_fixed_size_list(kind):
@@ -404,7 +393,7 @@ def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Returns whether values of a type become Python bytes or strings."""
+    """Whether values of a type become Python bytes or strings."""
     return kind in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
 
 

@@ -1,6 +1,4 @@
-"""Owns the decoding of one column's rows: the open decoders of each thread, and the memory into which they decode;
-never decides what happens to a bad row.
-"""
+"""Decodes the rows of one column: the open decoders of each thread, and the memory into which they decode."""
 
 import abc
 import threading

@@ -1,6 +1,4 @@
-"""Owns the choice of the part of an image that becomes the output, and the mapping of points and boxes to that output;
-never touches a pixel.
-"""
+"""Chooses the part of an image that becomes the output, and maps points and boxes to that output."""
 
 import dataclasses
 import math

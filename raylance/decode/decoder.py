@@ -1,6 +1,4 @@
-"""Owns the protocol of decoders: a setting that defines a decoded column, and the object that this setting opens, which
-decodes; never decodes itself, and never uses a table.
-"""
+"""The protocol of decoders: a setting that defines a decoded column, and the object that it opens, which decodes."""
 
 import abc
 import contextlib

@@ -1,4 +1,4 @@
-"""Owns the settings of decoding, and the rows of one decoding call with the notes on bad rows; never decodes."""
+"""The settings of decoding, and the rows of one decoding call with the notes on bad rows."""
 
 import dataclasses
 import math
@@ -22,28 +22,19 @@ _REASON = 200  # maximum length of the reason of each, in characters
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """Settings of decoding and of the transform; picklable. The process that decodes opens them.
-
-    Attributes:
-        mask_bad_rows: Whether a row that cannot be decoded becomes zeros with `_valid` False, instead of an error.
-        max_bad_rows: Maximum of bad rows among the rows handed to a rank: a number of different rows, or a fraction.
-            None for no limit.
-        transform: As in `raylance.dataset`. A row is bad if the transform fails on this row alone.
-        blank: One row of zeros, with the schema that the transform returned when the dataset was opened; None before,
-            and without a transform. Each result of the transform is cast to this schema. The row replaces each row on
-            which the transform fails. The result for an empty table has this schema without a call of the transform.
-        datasets: Name of the dataset for errors; in a mixture, names of the datasets by component.
-        ragged_bytes: Mean bytes of the ragged columns of one row, over the rows sampled when the dataset was opened.
-    """
+    """Settings of decoding and of the transform; picklable. The process that decodes opens them."""
 
     decoders: tuple[Decoder, ...]
     seed: int
-    mask_bad_rows: bool
+    mask_bad_rows: bool  # whether a bad row becomes zeros with `_valid` False, not an error
+    # Most bad rows handed out to a rank: a number of different rows, or a fraction
     max_bad_rows: int | float | None = None
-    transform: Transform | None = None
+    transform: Transform | None = None  # as in `raylance.dataset`; a row is bad if it fails on this row alone
+    # One row of zeros with the schema that the transform returned at the opening, to which each of its results is cast.
+    # It replaces rows on which the transform fails. None at the opening, and without a transform.
     blank: pa.Table | None = None
-    datasets: tuple[str, ...] = ()
-    ragged_bytes: float = 0.0
+    datasets: tuple[str, ...] = ()  # name of the dataset for errors; in a mixture, by component
+    ragged_bytes: float = 0.0  # mean bytes of the ragged columns of one sampled row
 
     @property
     def columns(self) -> list[str]:

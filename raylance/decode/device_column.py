@@ -1,4 +1,4 @@
-"""Owns the decoding of one column's rows on a device, from encoded bytes to a tensor; never chooses the device."""
+"""Decodes one column's rows on a device, from encoded bytes to a tensor."""
 
 from collections.abc import Sequence
 from typing import Any

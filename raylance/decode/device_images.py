@@ -1,7 +1,7 @@
-"""Owns the decoding of images on the trainer's device, by nvImageCodec; never reads storage, never chooses a crop.
+"""Decodes images on the trainer's device by nvImageCodec: JPEGs on CUDA with nvJPEG, on the CPU with libjpeg-turbo.
 
-nvImageCodec decodes JPEGs: on CUDA with nvJPEG, on the CPU with libjpeg-turbo. It decodes other formats differently
-from Pillow, or not at all, so `raylance.Image` decodes them. Crop and flip are those of `Image`, from the same draws.
+It decodes other formats differently from Pillow, or not at all, so `raylance.Image` decodes them. Crop and flip are
+those of `Image`, from the same draws.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ import torch.utils.dlpack
 
 from raylance.decode.crops import Crop
 from raylance.decode.decoder import BatchDecoder
-from raylance.decode.images import Image, box_of_view, flips_view
-from raylance.decode.pixels import CODEC, MAX_PIXELS, Truncated, orientation_if_plain
+from raylance.decode.images import Image, View, box_of_view, flips_view
+from raylance.decode.pixels import CODEC, MAX_PIXELS, Truncated, orientation_if_plain, part_of, shown
 from raylance.planning.state import OMIT_DEFAULT
 
 _CODEC_OPTIONS = ":fancy_upsampling=1"  # interpolates colours like libjpeg-turbo
@@ -168,27 +168,18 @@ class _DeviceImages:
                     by_row[row] = image = image.cuda()
                 views.append(self._view(image, turns[row], numbers, row))
             else:
-                self._write(torch.from_numpy(np.asarray(image)), turns[row], numbers, made)
+                pixels = shown(np.asarray(image), turns[row])
+                box = box_of_view(self._image, pixels.shape[0], pixels.shape[1], numbers)
+                View(self._image, numbers, made.numpy()).write(part_of(pixels, box))
         if views:
             # The codec frees the images in the order of the stream: not before the kernel has read them.
             self._kernel.resize_views(views, out)
 
     def _view(self, image: Any, orientation: int, draws: npt.NDArray[np.float64], row: int) -> Any:
-        """Returns what a kernel makes of a decoded image on CUDA."""
-        shown = image.__cuda_array_interface__
-        height, width = shown["shape"][:2] if orientation <= 4 else shown["shape"][1::-1]
+        stored = image.__cuda_array_interface__
+        height, width = stored["shape"][:2] if orientation <= 4 else stored["shape"][1::-1]
         box, flips = box_of_view(self._image, height, width, draws), flips_view(self._image, draws)
-        return view_of(shown["data"][0], shown["shape"], orientation, box, flips=flips, row=row)
-
-    def _write(self, stored: torch.Tensor, orientation: int, draws: npt.NDArray[np.float64], out: torch.Tensor) -> None:
-        """Crops, resizes and flips a decoded image on the CPU, uint8 (h, w, 3), into `out`, (H, W, 3)."""
-        pixels = _turned(stored, orientation)
-        left, top, width, height = box_of_view(self._image, pixels.shape[0], pixels.shape[1], draws)
-        part = pixels[top : top + height, left : left + width].permute(2, 0, 1)[None]
-        if part.shape[2:] != out.shape[:2]:
-            part = part.contiguous(memory_format=torch.channels_last)
-            part = torch.nn.functional.interpolate(part, size=tuple(out.shape[:2]), mode="bilinear", antialias=True)
-        out.copy_((part.flip(3) if flips_view(self._image, draws) else part)[0].permute(1, 2, 0))
+        return view_of(stored["data"][0], stored["shape"], orientation, box, flips=flips, row=row)
 
 
 def view_of(
@@ -229,13 +220,6 @@ def _kernel(shape: tuple[int, ...], device: torch.device) -> Any:
     view = view_of(pixel.data_ptr(), (1, 1, 3), 1, (0, 0, 1, 1), flips=False, row=0)
     kernel.resize_views([view], torch.empty((1, *shape), dtype=torch.uint8, device=device))
     return kernel
-
-
-def _turned(stored: torch.Tensor, orientation: int) -> torch.Tensor:
-    """Returns stored pixels (h, w, 3) turned and mirrored as they are displayed."""
-    shown = stored.transpose(0, 1) if orientation > 4 else stored
-    axes = [axis for axis, turns in ((0, (3, 4, 7, 8)), (1, (2, 3, 6, 7))) if orientation in turns]
-    return shown.flip(axes) if axes else shown  # `flip` copies, even without axes
 
 
 def _package() -> str | None:

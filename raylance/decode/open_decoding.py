@@ -1,6 +1,4 @@
-"""Owns the steps between reading and collating: decoding of columns, and the user's transform; never reads storage, and
-never draws from a global generator.
-"""
+"""The steps between reading and collating: decoding of columns, and the user's transform."""
 
 import contextlib
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
-"""Owns the check that the ranks of a process group agree on their rows and batches; never assigns rows to ranks.
+"""The check that the ranks of a process group agree on their rows and batches.
 
 Before its first pass, each rank writes its terms to the store of the group. The last rank to do so compares all terms,
-and writes the outcome for the others. This takes a few requests of each rank. A collective operation is not used,
-because it would hang if one rank did not take part.
+and writes the outcome for the others. A collective operation would hang if one rank did not take part.
 """
 
 import contextlib
@@ -37,20 +36,13 @@ def store_of(world_size: int) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The settings with which a rank begins its first pass.
-
-    Attributes:
-        dp_rank, dp_size: Data-parallel rank and size.
-        same: Values that must be equal on all ranks, JSON-able. Each key is the name that errors use.
-        has_called: Whether `reshard` was called on this rank.
-        is_arranged: Whether the ranks are compared even if none called `reshard`, because Ray Train assigned the
-            dataset, or some ranks are peers.
-    """
+    """The settings with which a rank begins its first pass."""
 
     dp_rank: int
     dp_size: int
-    same: Mapping[str, Any]
-    has_called: bool
+    same: Mapping[str, Any]  # values that must be equal on all ranks, JSON-able, by their names in errors
+    has_called: bool  # whether `reshard` was called on this rank
+    # Whether the ranks are compared in any case, because Ray Train assigned the dataset, or some ranks are peers
     is_arranged: bool
 
 

@@ -1,5 +1,4 @@
-"""Owns the connection to Ray: the session of this process, and the guarantee that a call reaches that session or none;
-never starts or ends a session.
+"""The Ray session of this process, and the guarantee that a call reaches that session or none.
 
 Without a session, most calls of Ray start one by themselves, from any thread. So short calls for a loader hold the lock
 that Ray itself holds while it connects or shuts down: no session can start or end meanwhile. The lock has no public

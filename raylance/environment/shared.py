@@ -1,6 +1,4 @@
-"""Owns large values that all processes of a run share as one copy, in Ray's object store if Ray runs; never makes the
-values, and never starts Ray.
-"""
+"""Large values that all processes of a run share as one copy, in Ray's object store if Ray runs."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Owns the temporary directories that raylance makes on this machine, and their removal; never writes into them.
+"""Makes and removes temporary directories of raylance on this machine.
 
 The process that makes a directory locks it. The kernel releases the lock when the process ends, even if it is killed,
 so the next process knows which directories are unused. On a file system without such locks (some network ones), the

@@ -1,4 +1,4 @@
-"""Owns the files with a checkpoint's position and state: writes, finds, reads and checks them; never uses a loader."""
+"""The files with a checkpoint's position and state: writes, finds, reads and checks them."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Owns the checkpoint that a run makes before it loses a node; never announces the loss, which Ray does."""
+"""The checkpoint that a run makes before it loses a node."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Owns the events of one loader, and a list of bounded length for a long run; never interprets an event."""
+"""The events of one loader, as a list of bounded length for a long run."""
 
 from typing import Any, Generic, TypeVar
 

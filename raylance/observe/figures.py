@@ -1,4 +1,4 @@
-"""Owns the figures by which a run is judged, for each rank and for all ranks, and their rates; never judges the run."""
+"""The figures by which a run is judged, for each rank and for all ranks, and their rates."""
 
 import dataclasses
 import math
@@ -17,21 +17,14 @@ IN_STEP = 0.9  # a rank whose steps take at least this share of the slowest rank
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankFigures:
-    """The figures of one rank in the period that is judged.
+    """The figures of one rank in the period that is judged."""
 
-    Attributes:
-        figures: Gauges, and counters as their growth in the period, under the names of `Stats.sample`.
-        facts: The facts of the rank's record: rank, world_size, row_bytes, decodes, order, options, cpus.
-        presence: Share of the period in which the rank was there, in [0, 1]; below 1 if the world size changed.
-        starts: How often the rank was started in this period.
-        peers: Number of ranks that got the same rows, this one included. Figures of the run count the rows of each
-            peer divided by this number. If the number changed between starts, it is the mean that gives the same rows.
-    """
-
-    figures: Mapping[str, float]
-    facts: Mapping[str, Any]
-    presence: float = 1.0
-    starts: int = 1
+    figures: Mapping[str, float]  # gauges, and the growth of counters, by the names of `Stats.sample`
+    facts: Mapping[str, Any]  # of its record: rank, world_size, row_bytes, order, options, …
+    presence: float = 1.0  # share of the period in which it was there, in [0, 1]
+    starts: int = 1  # how often it was started in this period
+    # Number of ranks that got the same rows, by which each one's rows are divided in the run's figures. If it changed
+    # between starts, the mean that gives the same rows.
     peers: float = 1.0
 
     @property

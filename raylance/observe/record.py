@@ -1,5 +1,4 @@
-"""Owns the record of one loader: its figures over time, facts and events, of bounded size, as a file next to the run's
-checkpoints; never decides when to write it, and never interprets the figures.
+"""The record of one loader: its figures over time, facts and events, of bounded size.
 
 A record is an Arrow file, <run>/raylance/<dataset>-rank<rank>-<start>.arrow: a row for each sample, with counters since
 the loader was made. Facts, events and masked rows are JSON in its schema's metadata, under `raylance`.

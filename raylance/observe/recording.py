@@ -1,6 +1,4 @@
-"""Owns the threads of this process that sample its loaders' statistics once a second, publish them as metrics and write
-them into records; never slows a trainer down, and never makes a run fail.
-"""
+"""Threads that sample the loaders of this process once a second, publish metrics and write records."""
 
 import atexit
 import contextlib

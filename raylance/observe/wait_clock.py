@@ -1,6 +1,4 @@
-"""Owns the seconds of one loader: how long its consumer waited, by cause, and how long the consumer kept each batch;
-never counts rows, and never knows how batches are made.
-"""
+"""The seconds of one loader: how long its consumer waited, by cause, and how long it kept each batch."""
 
 import dataclasses
 import itertools

@@ -1,6 +1,4 @@
-"""Owns the checks of a custom order during a run: its rows lie in the selection, and a sample of them has no row twice;
-never chooses a row, and never checks an order of raylance.
-"""
+"""Checks of a custom order during a run: its rows lie in the selection, and a sample of them has no row twice."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Owns mixtures, which combine several datasets in one order by fixed shares; never changes a component's own order.
+"""Mixtures combine several datasets in one order by fixed shares.
 
 A mixture is one order over the concatenated selections of its components. So everything else (steps, ranks, resume,
 lost helpers) works as with one dataset. Which component a position belongs to, and which of its rows, in the
@@ -28,20 +28,14 @@ _MOST_TOGETHER, _MOST_ALONE = 4096, 512  # most own epochs of components that an
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """One dataset of a mixture, with its own order and seed.
-
-    Attributes:
-        quota: The component's share of the positions, in parts of the sum of all quotas.
-        epoch_rows: Number of positions of the component's own epoch, after which its next epoch begins. "auto" takes
-            the number from the component's order.
-    """
+    """One dataset of a mixture, with its own order and seed."""
 
     name: str
     order: Order
     seed: int
     rows: int
-    quota: int
-    epoch_rows: int | Auto = "auto"
+    quota: int  # share of the positions, in parts of the sum of all quotas
+    epoch_rows: int | Auto = "auto"  # positions of its own epoch; "auto" takes those of its order
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def params(self) -> dict[str, Any]:
@@ -205,22 +199,17 @@ def _epoch_rows(spread: str, quotas: tuple[int, ...], rows: tuple[int, ...], sto
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixOrder(Order):
-    """Gives each position to a component. After its last row, a component begins its next epoch, in that epoch's order.
-
-    Attributes:
-        stop: "first_exhausted" ends the epoch before any component begins its next epoch; "all_exhausted" ends it when
-            each component was delivered whole; a number is the epoch's number of rows.
-        spread: How positions are dealt: by "tree", or by "pattern", as checkpoints of raylance 0.10 and before have it.
-        chunk_positions: Number of positions to read together. "auto": enough for at least one window of each component,
-            but at most the number of rows that fit half of `window_bytes`.
-    """
+    """Gives each position to a component, which begins its next epoch, in that epoch's order, after its last row."""
 
     name: ClassVar[str] = "mix"
     repeats: ClassVar[bool] = True
     components: tuple[Component, ...]
+    # "first_exhausted" ends the epoch before any component begins its next epoch; "all_exhausted" when each was
+    # delivered whole; a number is the epoch's number of rows.
     stop: str | int
+    # Positions to read together. "auto": one window of each component or more, within half of `window_bytes`
     chunk_positions: int | Auto = "auto"
-    spread: str = "pattern"
+    spread: str = "pattern"  # "tree", or "pattern" for checkpoints of raylance 0.10 and before
 
     def __post_init__(self) -> None:
         words = ("first_exhausted", "all_exhausted")

@@ -1,4 +1,4 @@
-"""Owns the names of the orders in arguments and checkpoints; never computes rows."""
+"""The names of the orders in arguments and checkpoints."""
 
 from raylance.errors import ConfigError
 from raylance.orders.order import Order

@@ -1,8 +1,8 @@
-"""Owns the orders that draw rows with replacement, by weight or by class; never reads data or keeps a generator.
+"""Orders that draw rows with replacement, by weight or by class.
 
-The row at a position is a pure function of (seed, epoch, position): a random number keyed by these three selects the
-row from a table. So a run can resume at any position, and the draws are the same for every world size. The tables are
-made when the dataset is opened. Checkpoints store a fingerprint of the tables.
+A random number keyed by (seed, epoch, position) selects the row at a position from a table. So a run can resume at any
+position, and the draws are the same for every world size. The tables are made when the dataset is opened. Checkpoints
+store a fingerprint of the tables.
 """
 
 import dataclasses

@@ -1,6 +1,4 @@
-"""Owns the orders that visit every row once: shards cut into lanes, with rows shuffled in windows, or one permutation
-of all rows; never reads data, and never knows ranks.
-"""
+"""Orders that visit every row once: shards cut into lanes, with rows shuffled in windows, or one permutation of all."""
 
 import dataclasses
 import functools

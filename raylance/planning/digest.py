@@ -1,6 +1,4 @@
-"""Owns the digest of the rows handed out: a count and a hash that add up over ranks, by intervals of positions; never
-compares a digest with a plan, and never touches files.
-"""
+"""A digest of the rows handed out: a count and a hash that add up over ranks, by intervals of positions."""
 
 import dataclasses
 import uuid
@@ -27,16 +25,11 @@ class Digest:
     The hash is the sum modulo 2**64 of `mix64` of each row offset. In a mixture, the high bits of an offset hold the
     number of its dataset. For packed documents, the sequence's number takes the place of the offset. Equal multisets
     have equal digests. Different ones have the same digest with a probability of 2**-64.
-
-    Attributes:
-        rows: Number of rows without padding. A masked row, which cannot be decoded, was delivered, so it counts.
-        hash: Hash of the rows without padding.
-        padding: Number of rows that only fill up a last step.
     """
 
-    rows: int = 0
-    hash: int = 0
-    padding: int = 0
+    rows: int = 0  # without padding. A masked row was delivered, so it counts
+    hash: int = 0  # of the rows without padding
+    padding: int = 0  # number of rows that only fill up a last step
 
     @classmethod
     def of(cls, offsets: Int64Array, real: BoolArray | None = None) -> Self:
@@ -71,25 +64,18 @@ class Digest:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """The rows that one rank was handed between two positions of an epoch.
+    """The rows that one rank was handed between two positions of an epoch."""
 
-    Attributes:
-        jump: How often the loader jumped, to a loaded state or by hand, between its first interval and this one.
-            Intervals with the same number follow one another without a gap.
-        low: Position before its first step.
-        high: Position after its last step.
-        is_last: Whether the epoch ends at `high`. The plan leaves out any rows after that.
-        share: Data-parallel rank and size that the rows belong to. None for the empty interval that `Ledger.move` adds
-            for a jump by hand. Also None in records of an older raylance: all intervals of such a record belong to one
-            share.
-    """
-
+    # How often the loader jumped between its first interval and this one. Intervals with the same number follow one
+    # another without a gap.
     jump: int
     epoch: int
-    low: int
-    high: int
-    is_last: bool
+    low: int  # position before its first step
+    high: int  # position after its last step
+    is_last: bool  # whether the epoch ends at `high`; the plan leaves out any rows after that
     digest: Digest
+    # Data-parallel rank and size. None for the empty interval of `Ledger.move`, and in records of an older raylance,
+    # whose intervals all belong to one share.
     share: RankAndSize | None = None
 
     @property

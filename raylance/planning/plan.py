@@ -1,4 +1,4 @@
-"""Owns the steps of an epoch: the positions and rows of each rank in each step; never reads data or talks to Ray.
+"""The steps of an epoch: the positions and rows of each rank in each step.
 
 Training consumes a prefix of the order, so (epoch, position) alone says how far a run is. Loaders, actors, audits and
 tests use this one planner. All intervals are half-open.
@@ -27,20 +27,13 @@ _WHOLE = 0.75  # a window of up to this share of the limit is not cut, so that o
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Rows of one rank that are read and held together: those of its slices of consecutive steps, in this order.
-
-    Attributes:
-        position: Position of the first step.
-        steps: Number of steps.
-        low: Number of rows of the first step's slice that do not belong to the chunk.
-        high: Where the chunk ends in the last step's slice; None for the end of the slice.
-    """
+    """Rows of one rank that are read and held together: those of its slices of consecutive steps, in this order."""
 
     epoch: int
-    position: int
+    position: int  # of the first step
     steps: int
-    low: int = 0
-    high: int | None = None
+    low: int = 0  # rows of the first step's slice that do not belong to the chunk
+    high: int | None = None  # where the chunk ends in the last step's slice; None for the end of the slice
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +41,15 @@ class WorkItem:
     """Rows that are sent as one object: rows [low, high) of one rank's slice of each of `steps` consecutive steps.
 
     An item is idempotent: from the plan and the item, each actor produces the same rows in the same order.
-
-    Attributes:
-        position: Position of the first step.
-        steps: Number of steps; more than one only if [low, high) is the whole slice.
-        chunk: The chunk from which the item was cut.
     """
 
     dp_rank: int
     epoch: int
-    position: int
-    steps: int
+    position: int  # of the first step
+    steps: int  # more than one only if [low, high) is the whole slice
     low: int
     high: int
-    chunk: Chunk
+    chunk: Chunk  # from which the item was cut
 
     @property
     def rows(self) -> int:
@@ -71,23 +59,17 @@ class WorkItem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The steps of every epoch, for all ranks.
-
-    Attributes:
-        global_batch_size: Rows of one step over all ranks, G.
-        remainder: What happens to the rows after the last whole step: "drop" leaves them out, "pad" fills the step with
-            the epoch's first rows, "ragged" makes a smaller last step, in which a rank may get no row.
-        chunk_positions: Number of positions that are read together. An epoch is cut into ranges of this size, and the
-            steps that begin in the same range form a chunk.
-        every: Distance in steps between two steps of this plan; 1 for all steps. If k workers share a rank, each of
-            them has k here, and worker w begins w steps after the first one.
-    """
+    """The steps of every epoch, for all ranks."""
 
     order: Resolved
-    global_batch_size: int
+    global_batch_size: int  # rows of one step over all ranks, G
     dp_size: int
+    # "drop" leaves out the rows after the last whole step, "pad" fills the step with the epoch's first rows, "ragged"
+    # makes a smaller last step, in which a rank may get no row.
     remainder: Remainder
-    chunk_positions: int
+    chunk_positions: int  # an epoch is cut into ranges of this size; the steps that begin in one form a chunk
+    # Distance in steps between two steps of this plan. If k workers share a rank, each has k here, and worker w begins
+    # w steps after the first one.
     every: int = 1
 
     def __post_init__(self) -> None:

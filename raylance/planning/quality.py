@@ -1,8 +1,7 @@
-"""Owns the measures of how well an order shuffles, computed from a plan alone; never reads data or chooses an order.
+"""Measures how well an order shuffles, from a plan alone, beside the ideal: `RowShuffle` over the same rows and batch.
 
-Each measure is compared with that of the ideal, `RowShuffle` over the same rows and the same global batch. A formula
-gives the ideal if there is one; otherwise it is measured in the same way. No measure depends on the shards of an order,
-so any two orders over the same rows can be compared.
+A formula gives the ideal if there is one; otherwise it is measured in the same way. No measure depends on the shards of
+an order, so any two orders over the same rows can be compared.
 """
 
 import dataclasses

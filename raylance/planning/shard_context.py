@@ -1,4 +1,4 @@
-"""Owns the rank that a loader serves and that rank's share of the rows; never asks Ray or torch for them."""
+"""The rank that a loader serves and that rank's share of the rows."""
 
 import contextlib
 import dataclasses
@@ -17,17 +17,11 @@ RankAndSize = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """How Ray Train assigned a dataset to the workers of a run.
+    """How Ray Train assigned a dataset to the workers of a run."""
 
-    Attributes:
-        name: Name of the dataset in the run; None if Ray does not report it.
-        is_split: Whether the ranks share the dataset; if not, each rank sees the whole dataset.
-        datasets_to_split: Names that the user gave; None for all.
-    """
-
-    name: str | None
-    is_split: bool
-    datasets_to_split: tuple[str, ...] | None = None
+    name: str | None  # of the dataset in the run; None if Ray does not report it
+    is_split: bool  # if not, each rank sees the whole dataset
+    datasets_to_split: tuple[str, ...] | None = None  # names that the user gave; None for all
 
 
 PlacedBy = Literal["somebody", "found", "nobody"]
@@ -35,28 +29,20 @@ PlacedBy = Literal["somebody", "found", "nobody"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardContext:
-    """The rank that a loader serves, the world size, the rank's share of the rows, and the process.
+    """The rank that a loader serves, the world size, the rank's share of the rows, and the process."""
 
-    Attributes:
-        rank: The world rank, which says where the process is. Records and metrics name it.
-        world_size: Number of ranks of the run.
-        data_parallel: The data-parallel rank and size if several ranks, called peers, get the same rows; None if each
-            rank gets rows of its own.
-        assignment: How Ray Train assigned the dataset; None for a loader that was made by hand.
-        replica_ranks: Number of ranks of each replica, which are peers, if replicas come and go. The data-parallel size
-            is then the number of replicas that take part, and may be any number. None if all ranks of the world take
-            part.
-        placed_by: Who said the rank and the world size: "somebody" gave them; or they were "found", and must stay as
-            they are; or "nobody" did, and the loader must be the only one.
-        pid: ID of the process that made or received the context; a fork keeps its parent's.
-    """
-
-    rank: int = 0
-    world_size: int = 1
+    rank: int = 0  # the world rank, which says where the process is; records and metrics name it
+    world_size: int = 1  # number of ranks of the run
+    # Rank and size if several ranks, called peers, get the same rows; None if each rank gets rows of its own
     data_parallel: RankAndSize | None = None
-    assignment: Assignment | None = None
+    assignment: Assignment | None = None  # by Ray Train; None for a loader that was made by hand
+    # Number of ranks of each replica, which are peers, if replicas come and go; the data-parallel size, which is then
+    # the number of replicas that take part, may be any number. None if all ranks of the world take part.
     replica_ranks: int | None = None
+    # Who said the rank and the world size: "somebody" gave them; or they were "found", and must stay as they are; or
+    # "nobody" did, and the loader must be the only one.
     placed_by: PlacedBy = "somebody"
+    # Of the process that made or received the context; a fork keeps its parent's
     pid: int = dataclasses.field(default_factory=os.getpid, compare=False, init=False)
 
     def __post_init__(self) -> None:

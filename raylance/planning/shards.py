@@ -1,4 +1,4 @@
-"""Owns the list of complete shards in a checkpoint, and writes and reads it; never changes a position.
+"""The list of complete shards in a checkpoint.
 
 An epoch puts its shards in a sequence, in which all shards of a lane are next to each other. A list holds ranges of
 places in this sequence: few ranges, however many rows there are. Order, seed and epoch determine the ID of the shard at

@@ -1,5 +1,4 @@
-"""Owns the state of a loader in a checkpoint, and its comparison with the state of another loader; never touches
-tensors.
+"""The state of a loader in a checkpoint, and its comparison with the state of another loader.
 
 A state is JSON, the same on every rank. Its position is two integers, (epoch, position). The other fields say what they
 refer to: which rows, in which order and, for information, how batches were made of the rows.
@@ -47,56 +46,33 @@ _IDENTITY = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The consumed position of a loader, and the data and the order that it refers to.
+    """The consumed position of a loader, and the data and the order that it refers to."""
 
-    Attributes:
-        uri: Path or URI of the dataset. In a mixture, `uri`, `branch`, `version`, `identity`, `filter` and `split` are
-            dicts by component.
-        branch: Branch in which the version is counted; None for the branch that `uri` opens.
-        identity: Hash of the version's files. Another dataset in the same place has another identity.
-        split: The `repr` of the split, or None.
-        rows: Number of selected rows.
-        fingerprint: Hash of the selected row offsets.
-        decode: The decoders, as `describe` returns them.
-        transform: The transform, as `describe` returns it.
-        codecs: By decoded column, the codec of its values, with versions.
-        order: Parameters of the order. A size may be "auto" until the first iteration.
-        window_bytes: Number of bytes from which the order computes its "auto" sizes.
-        epoch: The epoch of the next batch.
-        position: Number of rows of the epoch's order that all ranks together consumed.
-        step: Number of steps of this epoch that were handed out.
-        global_step: Number of steps that were handed out since the run began.
-        completed_shards: Shards that lie wholly in the consumed prefix, as `list_shards` returns them.
-        components: In a mixture, the position of each dataset by name; for information.
-        global_batch_size: For information. The next run may use another one.
-        dp_size: Number of data-parallel ranks; for information. The next run may use another one.
-        checksum: Checksum of `order` and `window_bytes`. It shows whether they were changed after the state was
-            written. A loader with "auto" sizes could not notice that otherwise, because it takes them from the state.
-    """
-
-    uri: Any
-    branch: Any
+    uri: Any  # path or URI. In a mixture, this and the next fields up to `split` are dicts by component
+    branch: Any  # in which `version` is counted; None for the branch that `uri` opens
     version: Any
-    identity: Any
+    identity: Any  # hash of the version's files: another dataset in the same place has another one
     filter: Any
-    split: Any
-    rows: int
-    fingerprint: str
+    split: Any  # its `repr`, or None
+    rows: int  # number of selected rows
+    fingerprint: str  # hash of the selected row offsets
     seed: int
     columns: Any
-    decode: Any
-    transform: Any
-    codecs: Any
-    order: Mapping[str, Any]
-    window_bytes: int
-    epoch: int
-    position: int
-    step: int
-    global_step: int
-    completed_shards: Mapping[str, Any]
-    components: Mapping[str, Any]
-    global_batch_size: int | None
-    dp_size: int
+    decode: Any  # the decoders, as `describe` returns them
+    transform: Any  # as `describe` returns it
+    codecs: Any  # by decoded column, the codec of its values, with versions
+    order: Mapping[str, Any]  # its parameters; a size may be "auto" until the first iteration
+    window_bytes: int  # from which the order computes its "auto" sizes
+    epoch: int  # of the next batch
+    position: int  # rows of the epoch's order that all ranks together consumed
+    step: int  # steps of this epoch that were handed out
+    global_step: int  # steps that were handed out since the run began
+    completed_shards: Mapping[str, Any]  # those that lie wholly in the consumed prefix; see `list_shards`
+    components: Mapping[str, Any]  # in a mixture, the position of each dataset by name; for information
+    global_batch_size: int | None  # for information; the next run may use another one
+    dp_size: int  # for information; the next run may use another one
+    # Of `order` and `window_bytes`, to show changes of the state. A loader with "auto" sizes, which takes them from the
+    # state, could not notice these otherwise.
     checksum: str = dataclasses.field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Owns the pictures of a report; never reads or interprets a record."""
+"""The pictures of a report."""
 
 import base64
 import importlib

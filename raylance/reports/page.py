@@ -1,4 +1,4 @@
-"""Owns the report of a run: one HTML file that needs no network; never records, and never judges a run by itself."""
+"""The report of a run: one HTML file that needs no network."""
 
 import base64
 import contextlib

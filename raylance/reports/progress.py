@@ -1,4 +1,4 @@
-"""Owns the status of a run, as a line and as a table, made from its records; never reads a file, and never prints."""
+"""The status of a run, as a line and as a table, made from its records."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -19,29 +19,17 @@ _CAUSES = {"making batches" if cause == "finishing" else cause: field for cause,
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The progress of a run.
+    """The progress of a run."""
 
-    Attributes:
-        epoch: The epoch, from 0.
-        rows: Number of rows of the epoch that were handed out, over all ranks.
-        epoch_rows: Number of rows of an epoch.
-        rate: Recent rows a second over all ranks, like "delivered" in `Verdict.rates`.
-        pace: Rows a second by the clock in the last ten minutes, including saving and other datasets; 0 if unknown.
-        waiting: Recent share of the trainers' time that they waited, in [0, 1].
-        cause: The main cause of the trainers' waiting.
-        saving: Recent share of the time that went to `raylance.report`, in [0, 1]; `rate` leaves it out.
-        beside: Progress of another dataset that is iterated now, such as for validation; else "".
-    """
-
-    epoch: int
-    rows: int
-    epoch_rows: int
-    rate: float
-    pace: float
-    waiting: float
-    cause: str
-    saving: float = 0.0
-    beside: str = ""
+    epoch: int  # the epoch, from 0
+    rows: int  # handed out in this epoch, over all ranks
+    epoch_rows: int  # of a whole epoch
+    rate: float  # recent rows a second over all ranks, like "delivered" in `Verdict.rates`
+    pace: float  # rows a second in the last ten minutes, with saving and other datasets; 0 if unknown
+    waiting: float  # recent share of the trainers' time, in [0, 1]
+    cause: str  # the main cause of the waiting
+    saving: float = 0.0  # recent share of the time in `raylance.report`, in [0, 1]; `rate` leaves it out
+    beside: str = ""  # progress of another dataset that is iterated now, such as for validation; else ""
 
     def left_s(self, epochs: int | None = None) -> float | None:
         """Returns the seconds left in this epoch or, if given, in all `epochs`, at `pace`; None if it is unknown."""

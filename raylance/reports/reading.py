@@ -1,4 +1,4 @@
-"""Owns the reading of a run's records, during or after the run; never writes a record, and never judges."""
+"""Reads a run's records, during or after the run."""
 
 import dataclasses
 import html
@@ -47,29 +47,19 @@ class Version(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class LoaderRecord:
-    """The record of one loader, from its start to its end or to its last known sample.
+    """The record of one loader, from its start to its end or to its last known sample."""
 
-    Attributes:
-        name: The file's name, without its extension.
-        facts: The facts of the loader: its run, its data, options and limits.
-        events: Events: seconds since 1970, kind, content.
-        bad_rows: The first masked rows: row offset (with the component of a mixture), column, reason.
-        ended: When the loader was closed, in seconds since 1970; None if it is open, or its process was killed.
-        series: By name, float64 (samples,): counters since the loader was made, and `time_s`, seconds since 1970.
-        written_s: When its file was last written, by the clock of the storage.
-        digest: The digest of the rows handed out, made by `Ledger.to_dict`; None in records of an older raylance.
-        shared_s: By the name of another dataset: seconds in which both were iterated side by side; empty in records of
-            an older raylance.
-    """
-
-    name: str
-    facts: Mapping[str, Any]
-    events: Sequence[tuple[float, str, Any]]
-    bad_rows: Sequence[tuple[int, str, str]]
-    ended: float | None
+    name: str  # the file's name, without its extension
+    facts: Mapping[str, Any]  # of the loader: its run, its data, options and limits
+    events: Sequence[tuple[float, str, Any]]  # seconds since 1970, kind, content
+    bad_rows: Sequence[tuple[int, str, str]]  # row offset (with the component of a mixture), column, reason
+    ended: float | None  # when it was closed, in seconds since 1970; None if it is open, or its process was killed
+    # By name, (samples,): counters since the loader was made, and `time_s`, seconds since 1970
     series: Mapping[str, FloatArray]
-    written_s: float = 0.0
-    digest: Mapping[str, Any] | None = None
+    written_s: float = 0.0  # when its file was last written, by the clock of the storage
+    digest: Mapping[str, Any] | None = None  # of `Ledger.to_dict`; None in records of an older raylance
+    # By the name of another dataset: seconds in which both were iterated side by side; empty in records of an older
+    # raylance.
     shared_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
@@ -149,15 +139,10 @@ class LoaderRecord:
 
 @dataclasses.dataclass(kw_only=True)
 class Run:
-    """The records of a run.
+    """The records of a run."""
 
-    Attributes:
-        uri: The path or URI of the run's folder.
-        records: The records of all its loaders, later starts after earlier ones.
-    """
-
-    uri: str
-    records: Sequence[LoaderRecord]
+    uri: str  # path or URI of the run's folder
+    records: Sequence[LoaderRecord]  # of all its loaders, later starts after earlier ones
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Owns the names of a schema's fields, those inside structs included, such as "image.bytes"; never reads values."""
+"""Names of a schema's fields, those inside structs included, such as "image.bytes"."""
 
 import pyarrow as pa
 import pyarrow.compute as pc

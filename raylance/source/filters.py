@@ -1,4 +1,4 @@
-"""Owns the check of a filter's depth before Lance parses it, and its text in errors; never applies a filter.
+"""Checks a filter's depth before Lance parses it, and shortens its text for errors.
 
 Lance calls itself for each level of an expression, and a chain of operators has a level for each of them. A filter that
 is too deep for the stack of a thread ends the process without an error.

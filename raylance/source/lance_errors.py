@@ -1,7 +1,7 @@
-"""Owns the meaning of Lance's errors: whether a failure may pass, and the text for the user; never repeats a call.
+"""What Lance's errors mean: whether a failure may pass, and the text for the user.
 
-Opening and reading use the same classification. It searches the text of an error, because Lance raises several classes
-of exceptions for failures of the storage. Its words for one failure depend on the size of a file and on the call.
+It searches the text of an error, because Lance raises several classes of exceptions for failures of the storage, with
+words that depend on the size of a file and on the call.
 """
 
 import difflib

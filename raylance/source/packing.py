@@ -1,4 +1,4 @@
-"""Owns the packing of token documents into sequences of one length; never tokenises or reorders tokens.
+"""Packs token documents into sequences of one length.
 
 The selected documents, each with its end-of-sequence token, form one long string of tokens in storage order. A sequence
 is a piece of it; a table of the documents' ends locates it. So sequences are the rows of the epoch: every order that
@@ -58,15 +58,9 @@ class PackTokens:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """The sequences as selected rows, computed from the ends of the selected documents in the string of tokens.
+    """The sequences as selected rows, computed from the ends of the selected documents in the string of tokens."""
 
-    Attributes:
-        ends: Number of tokens up to the end of each document, end-of-sequence tokens included; int64, shape
-            (documents,).
-        pack: The settings.
-    """
-
-    ends: Int64Array
+    ends: Int64Array  # tokens up to the end of each document, end-of-sequence tokens included; (documents,)
     pack: PackTokens
 
     @property

@@ -1,4 +1,4 @@
-"""Owns the refusal of columns whose values a reader would unpickle; never reads a value."""
+"""Refuses columns whose values a reader would unpickle."""
 
 from typing import Any
 

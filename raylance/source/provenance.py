@@ -1,4 +1,4 @@
-"""Owns the record of the dataset from which another one was made, and the check for changes; never reads a row."""
+"""The record of the dataset from which another one was made, and the check for changes."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Owns the retries after storage failures: after which failures, how often and how long; never reads by itself."""
+"""Repeats calls after storage failures: after which ones, how often and how long."""
 
 import dataclasses
 import logging
@@ -25,17 +25,12 @@ _LEAST_ANSWER_AGAIN_S = 3.0  # least time limit for an answer after a failure
 
 @dataclasses.dataclass(slots=True)
 class Outage:
-    """A period in which the storage gives no answer, or only failures.
+    """A period in which the storage gives no answer, or only failures."""
 
-    Attributes:
-        since_s: Time of the last answer or, if there was none, of the first attempt; by `time.monotonic`.
-        attempts: Number of attempts since then.
-        until_s: Time at which a read gave up, by the same clock; -inf if none gave up.
-    """
-
+    # Time of the last answer or, if there was none, of the first attempt; by `time.monotonic`
     since_s: float = dataclasses.field(default_factory=time.monotonic)
-    attempts: int = 0
-    until_s: float = float("-inf")
+    attempts: int = 0  # number of attempts since then
+    until_s: float = float("-inf")  # when a read gave up, by the same clock; -inf: none did
 
     def __str__(self) -> str:
         times = "once" if self.attempts == 1 else f"{self.attempts} times"

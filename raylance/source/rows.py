@@ -1,4 +1,4 @@
-"""Owns the selected rows of a dataset, and opens readers for them; never assigns rows to ranks."""
+"""The selected rows of a dataset, which open readers for themselves."""
 
 import abc
 import dataclasses
@@ -30,27 +30,16 @@ class Selected(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RowSource(abc.ABC):
-    """Selected rows of pinned data; picklable.
+    """Selected rows of pinned data; picklable."""
 
-    Attributes:
-        uri: URI of the data, JSON-able. In a mixture, this and the next three fields are dicts by name of a dataset.
-        branch: Branch in which the version is counted; None for the branch that the URI opens.
-        version: The pinned version.
-        identity: Hash of the version's files.
-        columns: Columns to read.
-        row_bytes: Bytes of a row as it is read, the mean of a few rows. "auto" sizes of orders follow from it.
-        likely_row_bytes: The best estimate of the bytes of a row; determines the size of the first reads.
-        measure: How `likely_row_bytes` was measured, in words.
-    """
-
-    uri: Any
-    branch: Any
-    version: Any
-    identity: Any
-    columns: Sequence[str]
-    row_bytes: float
-    likely_row_bytes: float
-    measure: str
+    uri: Any  # of the data, JSON-able. In a mixture, this and the next three are dicts by name of a dataset
+    branch: Any  # in which the version is counted; None for the branch that the URI opens
+    version: Any  # the pinned version
+    identity: Any  # hash of the version's files
+    columns: Sequence[str]  # to read
+    row_bytes: float  # as it is read, the mean of a few rows; "auto" sizes of orders follow from it
+    likely_row_bytes: float  # the best estimate, for the size of the first reads
+    measure: str  # how `likely_row_bytes` was measured, in words
 
     @abc.abstractmethod
     def load_selection(self) -> Selected:

@@ -1,4 +1,4 @@
-"""Owns the selection: the row offsets that filter and split select; never reads columns for batches."""
+"""The row offsets that filter and split select."""
 
 import dataclasses
 import functools
@@ -30,18 +30,12 @@ class Selection:
 
     The offsets are stored as runs of consecutive offsets if that is smaller, else one by one: at most 8 bytes for each
     row, a few bytes for a whole dataset. Processes read the arrays from Ray's object store without a copy.
-
-    Attributes:
-        rows: Number of selected rows, N.
-        fingerprint: Hash of the offsets, independent of how they are stored.
-        starts: First offset of each run, int64, shape (runs,); or every offset, shape (N,), if `ends` is None.
-        ends: Number of selected rows up to the end of each run, int64, shape (runs,), or None.
     """
 
-    rows: int
-    fingerprint: str
-    starts: Int64Array
-    ends: Int64Array | None
+    rows: int  # number of selected rows, N
+    fingerprint: str  # hash of the offsets, independent of how they are stored
+    starts: Int64Array  # first offset of each run, (runs,); or every offset, (N,), if `ends` is None
+    ends: Int64Array | None  # selected rows up to the end of each run, (runs,)
 
     @classmethod
     def whole(cls, rows: int) -> Self:

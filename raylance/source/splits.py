@@ -1,4 +1,4 @@
-"""Owns the division of a selection into parts, such as training and validation; never applies a filter.
+"""Divides a selection into parts, such as training and validation.
 
 Whether a row is in a part follows from its offset or from a value of the row, and from settings. So it is the same in
 every process, and appended rows do not change it.

@@ -1,4 +1,4 @@
-"""Owns the options of an object store, which a user gives directly or as a function; never shows or stores them."""
+"""The options of an object store, which a user gives directly or as a function, and which are never shown."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""Owns the tables that orders look up in the columns of selected rows; never computes an order."""
+"""The tables that orders look up in the columns of selected rows."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Owns the pinned version of a dataset, and the check that no other data takes its place later; never reads rows.
+"""Pins the version of a dataset, and checks that no other data takes its place later.
 
 A version number does not identify data: a dataset that is deleted and written again begins with the same numbers. So
 the identity of the version's files is pinned with it, and each opening compares it.
@@ -54,26 +54,18 @@ _CHECK_SHARE = 50  # checks of all datasets together take at most 1 / 50 of the 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A pinned version of a Lance dataset, cheap to pickle and to open anywhere.
+    """A pinned version of a Lance dataset, cheap to pickle and to open anywhere."""
 
-    Attributes:
-        uri: Path or URI for Lance; a branch's own URI if that was given.
-        version: Version number, never a tag: tags move.
-        branch: Branch that a tag or a reference named, in which `version` is counted; None for the branch that `uri`
-            opens.
-        identity: Hash of the names of the version's data and deletion files. Lance gives files random names, so a
-            dataset that is written again in the same place has another identity, even with equal rows.
-        written: Time and size of the version, from its manifest. An opening compares this first: if it is equal, so is
-            the identity, which takes longer to compute.
-        storage_options: Options of the object store (credentials, endpoint), or a function that returns them; never
-            shown.
-    """
-
-    uri: str
-    version: int
-    branch: str | None = None
+    uri: str  # for Lance; a branch's own URI if that was given
+    version: int  # version number, never a tag: tags move
+    branch: str | None = None  # named by a tag or a reference; None for the branch that `uri` opens
+    # Hash of the names of the version's data and deletion files. Lance gives files random names, so a dataset that is
+    # written again in the same place has another identity, even with equal rows.
     identity: str = ""
+    # Time and size of the version, from its manifest. An opening compares this first: if it is equal, so is the
+    # identity, which takes longer to compute.
     written: str = ""
+    # Credentials, endpoint, …, or a function that returns them; never shown
     storage_options: StorageOptions | None = dataclasses.field(default=None, repr=False)
 
     def open(self) -> lance.LanceDataset:

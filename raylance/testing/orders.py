@@ -1,4 +1,4 @@
-"""Owns the checks that a custom order keeps the promises that raylance relies on; never reads data or starts Ray.
+"""Checks that a custom order keeps the promises that raylance relies on.
 
     raylance.testing.check_order(ShortFirst(column="length"), columns={"length": lengths})
 

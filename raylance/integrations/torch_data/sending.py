@@ -1,6 +1,4 @@
-"""Owns what goes to workers of torch's DataLoader and comes back: functions that a worker cannot import, and the check
-of batches that no process can be sent; and how a worker ends. Never starts a worker.
-"""
+"""What goes to workers of torch's DataLoader and comes back, and how a worker ends."""
 
 import io
 import multiprocessing.connection

@@ -1,4 +1,4 @@
-"""Owns one rank's steps under torch's DataLoader: rank, plan, consumed position, state; never reads a row."""
+"""One rank's steps under torch's DataLoader: rank, plan, consumed position, state."""
 
 import contextlib
 import dataclasses

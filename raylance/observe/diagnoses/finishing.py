@@ -1,4 +1,4 @@
-"""Owns the text of the diagnosis that finishing is the limit, as batches are made too slowly; never the decision."""
+"""The diagnosis that batches are made too slowly."""
 
 from raylance.observe.diagnoses.diagnosis import NO_MODEL, Diagnosis, does_nothing, rate, waited
 from raylance.observe.figures import RunFigures

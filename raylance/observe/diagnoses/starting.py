@@ -1,4 +1,4 @@
-"""Owns the text of the diagnosis that starting is the limit, as the first batch takes long; never the decision."""
+"""The diagnosis that the first batch takes long."""
 
 from collections.abc import Mapping, Sequence
 
