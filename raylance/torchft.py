@@ -204,10 +204,7 @@ class _Steps:
     def begin(self) -> bool:
         """Takes this rank's batch of the manager's step, and adds up the rows of all replicas that take part. Returns
         False if the manager has an error. Then do not train on the batch: the step cannot be committed, and torchft's
-        DistributedDataParallel would raise.
-
-        Raises:
-            CoverageError: If rows of the step are missing.
+        DistributedDataParallel would raise. Raises CoverageError if rows of the step are missing.
         """
         self._open = None  # if only other ranks committed the step, this rank learns it when it is healed
         self._join()

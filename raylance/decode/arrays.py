@@ -159,10 +159,8 @@ def _is_unknown_bfloat16(field: pa.Field) -> bool:
 
 
 def numpy_bfloat16(name: str) -> np.dtype[Any]:
-    """Returns the dtype of bfloat16 for NumPy, for a column of this name.
-
-    Raises:
-        ConfigError: If ml_dtypes is not installed.
+    """Returns the dtype of bfloat16 for NumPy, for a column of this name. Raises ConfigError if ml_dtypes is not
+    installed.
     """
     try:
         dtype: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)

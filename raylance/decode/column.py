@@ -56,9 +56,7 @@ class OpenColumn(abc.ABC):
     @property
     def opened(self) -> Any:
         """The opened object of this thread. It is opened at its first use in the thread, and dropped with the thread.
-
-        Raises:
-            ConfigError: If the decoders cannot be opened.
+        Raises ConfigError if the decoders cannot be opened.
         """
         if not hasattr(self._local, "opened"):
             self._local.opened = self._try_to_open()
@@ -197,11 +195,9 @@ class BatchColumn(OpenColumn):
         """Decodes rows into `out`, an array or a tensor (n, *shape). If only some of the rows are decoded, this is
         first done into memory for their number, which `make` returns.
 
-        `lend` returns the bytes of each row, None for a null. After a failed call, `lend` is called again, because
-        the decoder may have changed the bytes; then each row is decoded alone.
-
-        Raises:
-            HelperError: If the decoder fails on rows together, but on none alone.
+        `lend` returns the bytes of each row, None for a null. After a failed call, `lend` is called again, because the
+        decoder may have changed the bytes; then each row is decoded alone. Raises HelperError if the decoder fails on
+        rows together, but on none alone.
         """
         draws, opened, encoded = rows.draws(self._decoders[0]), self.opened, lend()
 

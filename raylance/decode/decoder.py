@@ -281,10 +281,8 @@ def is_users(decoder: Decoder) -> bool:
 
 
 def check_decoder_output(decoder: Decoder) -> None:
-    """Raises if a decoder has no possible shape, dtype or draws.
-
-    Raises:
-        ConfigError: If no column can have the shape or dtype, or `draws` is not a count.
+    """Raises if a decoder has no possible shape, dtype or draws. Raises ConfigError if no column can have the shape or
+    dtype, or `draws` is not a count.
     """
     name = f"{type(decoder).__name__}({decoder.column!r})"
     shape, dtype = getattr(decoder, "shape", None), getattr(decoder, "dtype", None)

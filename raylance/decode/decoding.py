@@ -127,21 +127,14 @@ class DecodedRows:
 
     def give_up(self, why: str) -> None:
         """Marks all rows as bad, so that no decoder tries them. The notes name the first column, because the failing
-        column is not known.
-
-        Raises:
-            BadRowError: If bad rows are not masked.
+        column is not known. Raises BadRowError if bad rows are not masked.
         """
         self.skips_bad = True
         for row in range(self.table.num_rows):
             self.add_bad(row, next(iter(self._decoding.columns), TRANSFORM), HelperError(why))
 
     def add_bad(self, row: int, column: str, error: Exception) -> None:
-        """Notes that a row is bad.
-
-        Raises:
-            BadRowError: If bad rows are not masked.
-        """
+        """Notes that a row is bad. Raises BadRowError if bad rows are not masked."""
         reason, offset = describe_exception(error), int(self.table[ROW_OFFSET][row].as_py())
         if not self._decoding.mask_bad_rows:
             name, (_, own) = None if column == TRANSFORM else column, split_offsets(offset)

@@ -361,11 +361,8 @@ def accepting(truncated: Truncated) -> Iterator[None]:
 
 
 def _open(encoded: bytes | memoryview, rules: Rules) -> PIL.Image.Image:
-    """Opens an image without decoding its pixels.
-
-    Raises:
-        DecompressionBombError: If its header names too many pixels.
-        ValueError, OSError, …: As Pillow raises for data that is not an image.
+    """Opens an image without decoding its pixels. Raises DecompressionBombError if its header names too many pixels.
+    Raises ValueError, OSError, … as Pillow raises for data that is not an image.
     """
     max_pixels, allowed = rules.max_pixels, PIL.Image.MAX_IMAGE_PIXELS  # Pillow checks its limit in many places
     if allowed is not None and (max_pixels is None or 2 * allowed < max_pixels):
@@ -495,9 +492,7 @@ def _shifted_bits(encoded: bytes) -> int:
 
 def shown_size(encoded: bytes | memoryview, rules: Rules) -> tuple[int, int, int]:
     """Returns the displayed width and height of an image, and its orientation, 1 to 8, without decoding its pixels.
-
-    Raises:
-        DecompressionBombError: As `PixelDecoder.decode_parts`.
+    Raises DecompressionBombError as `PixelDecoder.decode_parts`.
     """
     with accepting(rules.truncated):
         image: Any = _open(encoded, rules)

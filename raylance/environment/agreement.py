@@ -75,10 +75,8 @@ class Agreement:
                 self._conclude()
 
     def wait(self, patience_s: float = _PATIENCE_S) -> None:
-        """Waits for the outcome if this rank called `reshard`. In any case, checks the outcome if it is there.
-
-        Raises:
-            ConfigError: If the ranks disagree.
+        """Waits for the outcome if this rank called `reshard`. In any case, checks the outcome if it is there. Raises
+        ConfigError if the ranks disagree.
         """
         with self._tolerating():
             if self._terms.has_called:
@@ -86,10 +84,8 @@ class Agreement:
         self.look(at_once=True)
 
     def look(self, *, at_once: bool = False) -> None:
-        """Checks whether the ranks disagree, at most once a second unless `at_once`.
-
-        Raises:
-            ConfigError: If the ranks disagree.
+        """Checks whether the ranks disagree, at most once a second unless `at_once`. Raises ConfigError if the ranks
+        disagree.
         """
         if self._is_over or (time.monotonic() < self._looked_s + _LONGEST_PAUSE_S and not at_once):
             return

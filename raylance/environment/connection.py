@@ -66,10 +66,8 @@ def current_session() -> Iterator[str]:
 
 @contextlib.contextmanager
 def in_session(session: str) -> Iterator[None]:
-    """Ensures that `session` is the current one, and does not end during the body, as `current_session` does.
-
-    Raises:
-        HelperError: If the session has ended.
+    """Ensures that `session` is the current one, and does not end during the body, as `current_session` does. Raises
+    HelperError if the session has ended.
     """
     with current_session() as current:
         if not session or current != session:
@@ -79,10 +77,7 @@ def in_session(session: str) -> Iterator[None]:
 
 def long_call(session: str, call: Callable[[], T]) -> T:
     """Returns the result of a long call, such as one to other machines. The call must not start a session itself. If
-    another thread ends the session during the call, the call fails.
-
-    Raises:
-        HelperError: If the session has ended.
+    another thread ends the session during the call, the call fails. Raises HelperError if the session has ended.
     """
     with in_session(session):
         pass

@@ -137,10 +137,8 @@ def _check_whole(checkpoint: ray.train.Checkpoint) -> None:
 def check_room(checkpoint: ray.train.Checkpoint) -> None:
     """Checks that the run's storage has room for a checkpoint, if the storage is a file system of this machine.
 
-    Without room, Ray Train's controller would end the run, and leave an empty list of checkpoints.
-
-    Raises:
-        RaylanceError: If the checkpoint does not fit; the message has the bytes needed and the free bytes.
+    Without room, Ray Train's controller would end the run, and leave an empty list of checkpoints. Raises RaylanceError
+    if the checkpoint does not fit; the message has the bytes needed and the free bytes.
     """
     storage = process.train_storage()
     if storage is None:
@@ -344,11 +342,8 @@ def _save(state: dict[str, Any], path: Path) -> None:
 
 
 def _dump(state: dict[str, Any], file: Any) -> None:
-    """Writes a state to an open file.
-
-    Raises:
-        OSError: If writing to the file failed, although torch raises a RuntimeError then.
-        ConfigError: If the state cannot be saved.
+    """Writes a state to an open file. Raises OSError if writing to the file failed, although torch raises a
+    RuntimeError then. Raises ConfigError if the state cannot be saved.
     """
     with _refusing():
         try:

@@ -99,11 +99,7 @@ class Interval:
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> Self:
-        """Reads the values of `to_list`.
-
-        Raises:
-            ValueError: If the values are not an interval.
-        """
+        """Reads the values of `to_list`. Raises ValueError if the values are not an interval."""
         if len(values) not in (8, 10) or not all(type(value) is int and value >= 0 for value in values):
             raise ValueError(f"{values!r} is not an interval of a digest")
         jump, epoch, low, high, is_last, rows, hashed, padding, *share = values

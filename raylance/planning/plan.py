@@ -141,18 +141,14 @@ class Plan:
         return np.concatenate([self.positions(start, low + item.low, low + item.high) for start in starts])
 
     def select(self, epoch: int, positions: Int64Array) -> Int64Array:
-        """Returns the selected rows at epoch positions. Padding gets the epoch's first rows.
-
-        Raises:
-            ConfigError: If a custom order returns a row that is not in the selection.
+        """Returns the selected rows at epoch positions. Padding gets the epoch's first rows. Raises ConfigError if a
+        custom order returns a row that is not in the selection.
         """
         return select_rows(self.order.epoch(epoch), positions % self.epoch_rows)
 
     def check_order(self, epoch: int) -> None:
-        """Checks a custom order on a sample of an epoch's positions, before anything is started.
-
-        Raises:
-            ConfigError: If the order returns a row twice without `repeats`, or a row that is not in the selection.
+        """Checks a custom order on a sample of an epoch's positions, before anything is started. Raises ConfigError if
+        the order returns a row twice without `repeats`, or a row that is not in the selection.
         """
         check_sample(self.order, epoch)
 

@@ -211,9 +211,7 @@ def _words_of_gaps(line: EpochLine) -> str:
 
 def check_permutation(plan: Plan, selection: HasOffsets, epoch: int, end: int, handed: Digest) -> None:
     """Compares an epoch of a custom order, which rank 0 of 1 was handed up to position `end`, with the selection.
-
-    Raises:
-        CoverageError: If some rows came twice and others never.
+    Raises CoverageError if some rows came twice and others never.
     """
     expected = Expected(selection=selection, order=plan.order)
     left = expected.planned(plan.order, epoch, end, plan.epoch_rows)

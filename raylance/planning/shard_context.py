@@ -87,11 +87,8 @@ class ShardContext:
         return self.world_size // self.dp_size if self.replica_ranks is None else self.replica_ranks
 
     def with_share(self, dp_rank: int, dp_size: int, *, is_elastic: bool) -> "ShardContext":
-        """Returns a context of the same rank with another share.
-
-        Raises:
-            ConfigError: If the rank is not less than the size, or if the size does not divide the world and the world
-                is not elastic.
+        """Returns a context of the same rank with another share. Raises ConfigError if the rank is not less than the
+        size, or if the size does not divide the world and the world is not elastic.
         """
         ranks = self.peers if is_elastic else None
         return dataclasses.replace(self, data_parallel=(dp_rank, dp_size), replica_ranks=ranks, placed_by="somebody")
@@ -113,9 +110,7 @@ class ShardContext:
 
 def take_function(arguments: dict[str, Any]) -> Callable[[int, int], Any] | None:
     """Removes `data_parallel`, an argument of raylance 0.10, and returns it with a warning; None if it is missing.
-
-    Raises:
-        ConfigError: If `data_parallel` is not a function.
+    Raises ConfigError if `data_parallel` is not a function.
     """
     function = arguments.pop("data_parallel", None)
     if function is None:
@@ -137,11 +132,9 @@ def arrange_replicas(
 ) -> list[RankAndSize | None]:
     """Returns the data-parallel rank and size of each rank, or None for each if every rank gets rows of its own. Groups
     of `ranks_per_replica` contiguous ranks are peers: the ranks of one replica of the model under tensor, pipeline or
-    context parallelism. If there is a `function`, from `take_function`, it gives rank and size instead.
-
-    Raises:
-        ConfigError: If `ranks_per_replica` is not a positive integer, does not divide the world size, or is not 1
-            although there is a `function`; if the `function` fails, or returns pairs that `check_pairs` refuses.
+    context parallelism. If there is a `function`, from `take_function`, it gives rank and size instead. Raises
+    ConfigError if `ranks_per_replica` is not a positive integer, does not divide the world size, or is not 1 although
+    there is a `function`; if the `function` fails, or returns pairs that `check_pairs` refuses.
     """
     peers = check_integer("ranks_per_replica", ranks_per_replica, 1)
     if function is not None:
@@ -173,10 +166,8 @@ def _call(function: Callable[[int, int], Any], rank: int, world_size: int) -> An
 
 def check_pairs(given: Sequence[Any], source: str) -> list[RankAndSize]:
     """Checks the data-parallel rank and size of each rank of a world, and returns them. Errors name the `source`.
-
-    Raises:
-        ConfigError: If an element of `given` is not a pair of integers, if sizes differ, if a data-parallel rank is
-            not in [0, size), or if one data-parallel rank is given to more ranks than another.
+    Raises ConfigError if an element of `given` is not a pair of integers, if sizes differ, if a data-parallel rank is
+    not in [0, size), or if one data-parallel rank is given to more ranks than another.
     """
     pairs = [_as_pair(pair, f"{source} gave rank {rank} of {len(given)} {pair!r}") for rank, pair in enumerate(given)]
     sizes: dict[int, list[int]] = {}

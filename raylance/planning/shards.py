@@ -38,10 +38,7 @@ def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
 
 def read_shards(listed: Mapping[str, Any], epoch: Epoch) -> BoolArray | None:
     """Returns for each shard ID whether a list of `list_shards` names it, bool, shape (shards,); None if the list is
-    empty or "on_request".
-
-    Raises:
-        StateError: If the list is damaged.
+    empty or "on_request". Raises StateError if the list is damaged.
     """
     if "on_request" in listed or not listed:
         return None

@@ -118,10 +118,8 @@ def states_in(content: bytes) -> list[Mapping[str, Any]]:
 
 
 def parse_state(saved: Mapping[str, Any]) -> State:
-    """Reads a state of the present format or of an older one that is supported.
-
-    Raises:
-        StateError: If it is not a state, too new, too old, or damaged.
+    """Reads a state of the present format or of an older one that is supported. Raises StateError if it is not a state,
+    too new, too old, or damaged.
     """
     found = saved.get("format") if isinstance(saved, Mapping) else None
     if not _is_count(found, 1):
@@ -181,9 +179,7 @@ def check_state(saved: State, current: State) -> None:
 
     A field of the current order that is "auto" accepts every saved number, and the loader reuses it. Other columns or
     another decoding are allowed, and one warning names them; and so does one if equal files lie in another place.
-
-    Raises:
-        StateError: If fields differ; the message has both values of each, side by side.
+    Raises StateError if fields differ; the message has both values of each, side by side.
     """
     elsewhere, differing = (_compare(saved, current, names) for names in (("uri",), (*_MUST_MATCH, "order")))
     is_known = bool(saved.identity and current.identity)  # else only the place tells data apart

@@ -177,11 +177,7 @@ def draw_plan(summary: Any) -> str:
 
 
 def of_report_extra(module: str) -> Any:
-    """Imports a module that `raylance[report]` installs.
-
-    Raises:
-        ConfigError: If the module cannot be imported.
-    """
+    """Imports a module that `raylance[report]` installs. Raises ConfigError if the module cannot be imported."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -257,11 +257,7 @@ class RunFolder:
         return Run(uri=self.path, records=sorted(records, key=lambda record: (record.begun_s, record.started)))
 
     def read(self) -> Run:
-        """Reads the present records.
-
-        Raises:
-            ConfigError: If there are none.
-        """
+        """Reads the present records. Raises ConfigError if there are none."""
         run = self.load(self.list())
         if not run.records and self.filesystem.get_file_info(self._folder).is_file:
             raise ConfigError(
@@ -288,11 +284,7 @@ class RunFolder:
 
 
 def read_run(path: str | os.PathLike[str], storage_filesystem: Any = None) -> Run:
-    """Reads the records of a run; see `RunFolder`.
-
-    Raises:
-        ConfigError: If there are none.
-    """
+    """Reads the records of a run; see `RunFolder`. Raises ConfigError if there are none."""
     return RunFolder(path, storage_filesystem).read()
 
 

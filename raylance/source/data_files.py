@@ -147,10 +147,8 @@ def _ids(field: Any, file: Any) -> list[int]:
 
 
 def _count(kind: pa.DataType, file: Any) -> int:
-    """Returns the number of ids that a data file lists for a column of this type.
-
-    Raises:
-        NotImplementedError: If the type is not known here.
+    """Returns the number of ids that a data file lists for a column of this type. Raises NotImplementedError if the
+    type is not known here.
     """
     if isinstance(kind, pa.BaseExtensionType):
         return _count(kind.storage_type, file)

@@ -22,11 +22,8 @@ _OPERATORS = {"between", "collate", "div", "ilike", "in", "is", "like", "mod", "
 
 
 def check_filter(filter: Any) -> None:
-    """Checks that a filter is not too deep for Lance. None selects all rows.
-
-    Raises:
-        ConfigError: If the filter is not a string.
-        DatasetError: If it is deeper than Lance bears.
+    """Checks that a filter is not too deep for Lance. None selects all rows. Raises ConfigError if the filter is not a
+    string. Raises DatasetError if it is deeper than Lance bears.
     """
     if filter is None:
         return

@@ -81,10 +81,8 @@ class Documents:
 
 
 def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
-    """Reads the lengths of all selected documents. It holds only some MiB of documents at once.
-
-    Raises:
-        DatasetError: If the column holds other types than lists of integers, a null, a token beyond int64, or no token.
+    """Reads the lengths of all selected documents. It holds only some MiB of documents at once. Raises DatasetError if
+    the column holds other types than lists of integers, a null, a token beyond int64, or no token.
     """
     documents, reader = source.load_selection(), source.open_reader()
     lengths = [np.empty(0, dtype=np.int64)]
@@ -200,11 +198,7 @@ class PackedRows(RowSource):
 
 
 def pack_rows(documents: RowSource, pack: PackTokens) -> PackedRows:
-    """Packs the documents of a dataset; reads their lengths now.
-
-    Raises:
-        DatasetError: See `count_tokens`.
-    """
+    """Packs the documents of a dataset; reads their lengths now. Raises DatasetError: see `count_tokens`."""
     make = functools.partial(count_tokens, documents, pack)
     table = make()
     row_bytes = 16.0 * pack.length

@@ -104,10 +104,8 @@ def _error_of(state: tenacity.RetryCallState) -> BaseException | None:
 
 def patiently(ask: Callable[[], T], progress: Callable[[], object] = lambda: None) -> T:
     """Returns the result of `ask`, a call into Lance; repeats the call for about `OPENING_S` if the storage fails. The
-    error of the last attempt is raised. A missing file is an error at once.
-
-    Raises:
-        TimeoutError: If the storage did not answer in time, and `progress` did not change.
+    error of the last attempt is raised. A missing file is an error at once. Raises TimeoutError if the storage did not
+    answer in time, and `progress` did not change.
     """
     outage = Outage()
 

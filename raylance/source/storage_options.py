@@ -16,11 +16,9 @@ Lance calls the function again a minute before this time, or "refresh_offset_mil
 
 
 def current(options: StorageOptions | None) -> dict[str, str] | None:
-    """Returns the present options, by a call of the function if there is one; None if there are no options.
-
-    Raises:
-        ConfigError: See `check_options`; also if the function raises an error that is not an OSError.
-        OSError: If the function raises one, such as a ConnectionError: a failure that may pass.
+    """Returns the present options, by a call of the function if there is one; None if there are no options. Raises
+    ConfigError: see `check_options`; also if the function raises an error that is not an OSError. Raises OSError if the
+    function raises one, such as a ConnectionError: a failure that may pass.
     """
     try:
         given = options() if callable(options) else options
@@ -36,10 +34,8 @@ def current(options: StorageOptions | None) -> dict[str, str] | None:
 
 
 def check_options(options: object) -> None:
-    """Checks options; never shows their values.
-
-    Raises:
-        ConfigError: If names or values are not strings, or if the URL of an endpoint holds a secret.
+    """Checks options; never shows their values. Raises ConfigError if names or values are not strings, or if the URL of
+    an endpoint holds a secret.
     """
     if options is None:
         return

@@ -69,10 +69,8 @@ class Source:
     storage_options: StorageOptions | None = dataclasses.field(default=None, repr=False)
 
     def open(self) -> lance.LanceDataset:
-        """Opens exactly the pinned version; tries again while the storage fails.
-
-        Raises:
-            DatasetError: If the version is gone, another dataset is in its place, or the storage fails for too long.
+        """Opens exactly the pinned version; tries again while the storage fails. Raises DatasetError if the version is
+        gone, another dataset is in its place, or the storage fails for too long.
         """
         try:
             return patiently(self.open_once)
@@ -95,9 +93,7 @@ class Source:
         """Checks that the version still exists, for a reader that has it open; see `open_once` for `limit_s`.
 
         If a clean-up removed the version, that is a warning, not an error: rows that can still be read are right.
-
-        Raises:
-            DatasetError: If another dataset is in its place, or the dataset cannot be opened.
+        Raises DatasetError if another dataset is in its place, or the dataset cannot be opened.
         """
         if isinstance(self._find(limit_s), DatasetError):
             warn_once(
@@ -106,10 +102,8 @@ class Source:
             )
 
     def newest(self) -> Self:
-        """Pins the newest version of the same dataset and branch, with one attempt.
-
-        Raises:
-            DatasetError: If the dataset cannot be opened.
+        """Pins the newest version of the same dataset and branch, with one attempt. Raises DatasetError if the dataset
+        cannot be opened.
         """
         try:
             dataset = _open(self.uri, None if self.branch is None else (self.branch, None), self.storage_options)
@@ -137,10 +131,8 @@ class Source:
         return dataset
 
     def _if_removed(self, missing: Exception, limit_s: float) -> DatasetError | None:
-        """Returns the error for a dataset that no longer has the version; None if the version is still listed.
-
-        Raises:
-            DatasetError: If the dataset itself cannot be opened, or was rewritten.
+        """Returns the error for a dataset that no longer has the version; None if the version is still listed. Raises
+        DatasetError if the dataset itself cannot be opened, or was rewritten.
         """
         try:
             trunk = _open(self.uri, None, self.storage_options, limit_s)

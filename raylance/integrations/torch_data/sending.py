@@ -28,10 +28,7 @@ _DO = (
 
 def pack(what: str, value: Any) -> bytes:
     """Returns a value as bytes, which `pickle.loads` reads in a worker. Functions and classes that the worker cannot
-    import, such as those of a notebook's cell, go by value.
-
-    Raises:
-        ConfigError: If the value cannot be sent.
+    import, such as those of a notebook's cell, go by value. Raises ConfigError if the value cannot be sent.
     """
     file = io.BytesIO()
     try:
@@ -142,10 +139,8 @@ def errors_travel() -> Iterator[None]:
 
 def check_sendable(what: str, made: Any) -> None:
     """Checks in a worker that a value can be sent to the training process. If it cannot, torch only prints an error in
-    the worker, and the training process waits for ever.
-
-    Raises:
-        ConfigError: If it cannot. `what` names the function that made the value.
+    the worker, and the training process waits for ever. Raises ConfigError if it cannot. `what` names the function that
+    made the value.
     """
     if torch.utils.data.get_worker_info() is None or (fault := _fault_of(made)) is None:
         return

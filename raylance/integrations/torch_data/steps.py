@@ -198,10 +198,8 @@ class Steps(Positioned):
         return arrange_replicas(self._ranks_per_replica, world_size, self._function)[rank] or (rank, world_size)
 
     def make_record(self, record: bool | str, name: str | None, num_workers: int) -> StepsRecord | None:
-        """Makes the record of a `Loader`, by `record` and `name` of `Options`; None if `record` is False.
-
-        Raises:
-            ConfigError: If an argument is impossible.
+        """Makes the record of a `Loader`, by `record` and `name` of `Options`; None if `record` is False. Raises
+        ConfigError if an argument is impossible.
         """
         options = dataclasses.replace(self._options, record=record, name=name)
         if self.record is not None:
@@ -261,9 +259,7 @@ class Steps(Positioned):
     @staticmethod
     def refuse_another_share(dp_size: int) -> None:
         """Refuses Accelerate's DataLoader over a rank's steps, of which each process would get only a part again.
-
-        Raises:
-            ConfigError: If Accelerate iterates now, and the rows are shared already.
+        Raises ConfigError if Accelerate iterates now, and the rows are shared already.
         """
         if dp_size > 1 and process.is_called_by("accelerate.data_loader"):
             raise ConfigError(
