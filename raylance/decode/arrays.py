@@ -79,19 +79,17 @@ def to_numpy(
     """Converts a table of n rows to arrays by column.
 
     Numbers become (n,). Fixed-size lists and lists of one length become (n, k). Fixed-shape tensors become (n, …) with
-    their axes in logical order. Strings, binary, other lists and structs become object arrays (n,). For lists of
-    tensors, the axis of the list comes before the axes of the tensors. Padded lists become (n, length, …), followed by
-    a column `…_length`, int64 (n,), if `Pad.lengths` is True. Jagged lists become the values of all rows (sum, …), and
-    a column `…_offsets`, int64 (n + 1,).
+    their axes in logical order; in lists of them, the axis of the list comes first. Strings, binary, other lists and
+    structs become object arrays (n,). Padded lists become (n, length, …), followed by a column `…_length`, int64 (n,),
+    if `Pad.lengths` is True. Jagged lists become the values of all rows (sum, …), and a column `…_offsets`, int64 (n +
+    1,).
 
     Columns of bfloat16 become arrays of `ml_dtypes.bfloat16`, or uint16 with `as_bits`. All arrays are writable. Arrays
     of numbers are views of the table's memory if the column is in one piece, so nothing else may read the table; `join`
     joins the chunks of other columns.
 
-    Raises:
-        DatasetError: If there are nulls among numbers; if a list does not have the length that `lists` gives for
-            its column, or is longer than `Pad.length`, unless `Pad.truncate` is True.
-        ConfigError: If a column is bfloat16, and ml_dtypes is not installed.
+    Raises DatasetError if there are nulls among numbers, or a list has not the length for its column, or is too long;
+    ConfigError if a column is bfloat16, and ml_dtypes is not installed.
     """
     batch: NumpyBatch = {}
     for name, column in zip(table.schema.names, table.columns, strict=True):
@@ -138,9 +136,7 @@ def holds_bfloat16(kind: pa.DataType) -> bool:
 
 
 def with_bfloat16(table: pa.Table) -> pa.Table:
-    """Gives columns of bfloat16 their type: in a helper without Lance, they come as bytes with the type's name beside
-    them.
-    """
+    """Gives columns of bfloat16 their type. In a helper without Lance, they come as bytes, with the type's name."""
     if not any(map(_is_unknown_bfloat16, table.schema)):
         return table
     importlib.import_module("lance.arrow")  # registers the type; other helpers do without Lance
@@ -159,9 +155,7 @@ def _is_unknown_bfloat16(field: pa.Field) -> bool:
 
 
 def numpy_bfloat16(name: str) -> np.dtype[Any]:
-    """Returns the dtype of bfloat16 for NumPy, for a column of this name. Raises ConfigError if ml_dtypes is not
-    installed.
-    """
+    """Returns NumPy's dtype of bfloat16 for a column of this name. Raises ConfigError if ml_dtypes is not installed."""
     try:
         dtype: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
     except ImportError as error:
@@ -298,9 +292,7 @@ def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
 
 
 def list_lengths(table: pa.Table, ragged: Collection[str] = ()) -> dict[str, int | None]:
-    """Returns, by column of lists of numbers or tensors, their one length; None if it differs or is 0, or for a column
-    in `ragged`.
-    """
+    """Returns the one length of each column's lists; None if it differs or is 0, or for columns in `ragged`."""
     found: dict[str, int | None] = {}
     for field in table.schema:
         if is_dense_list(field.type):
@@ -320,10 +312,9 @@ def list_dtypes(schema: pa.Schema) -> dict[str, np.dtype[Any]]:
 
 
 def as_padding(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Converts a number to a value of a dtype, shape (); None if the dtype cannot hold it.
-
-    Fractions may be rounded. A whole number must not change, and a bool must not become a number. NaN, infinities and
-    zero must stay the same, and no other number may become one of them.
+    """Converts a number to a value of a dtype, shape (); None if the dtype cannot hold it. Fractions may be rounded. A
+    whole number must not change, a bool not become a number. NaN, infinities and zero stay, and nothing else becomes
+    one.
     """
     if dtype.metadata == BFLOAT16.metadata:
         import torch  # imported here, because some helpers do not need torch
@@ -365,9 +356,7 @@ def is_dense(kind: pa.DataType) -> bool:
 
 
 def blank_row(table: pa.Table) -> pa.Table:
-    """Returns one row of zeros, empty strings and None. Its lists of numbers are as long as those in the table's first
-    row.
-    """
+    """Returns one row of zeros, empty strings and None, with lists of numbers as long as the table's first ones."""
     return pa.Table.from_arrays([_blank(column[:1]) for column in table.columns], schema=table.schema)
 
 

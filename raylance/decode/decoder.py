@@ -48,14 +48,11 @@ class RowDecoder(Protocol):
 
 
 class RowDecoderGroup(Protocol):
-    """Decodes rows once for several decoders of one column; belongs to one thread.
-
-    Like a `RowDecoder`, it may have `fallbacks` and `check_like`.
-    """
+    """Decodes rows once for several decoders of one column, in one thread. It may have what `RowDecoder` may."""
 
     def decode_all(self, encoded: memoryview, draws: Sequence[Draws], outs: Sequence[npt.NDArray[Any]]) -> None:
-        """Decodes one row for all decoders of the group. `draws` and `outs` have one array for each decoder. Each
-        decoder's output must be the same as if it decoded alone. Raises the errors of `RowDecoder.decode_into`.
+        """Decodes one row for all decoders of the group, each as if it decoded alone. `draws` and `outs` have one array
+        for each decoder. Raises the errors of `RowDecoder.decode_into`.
         """
         ...
 
@@ -167,10 +164,7 @@ class Decoder(abc.ABC):
 
 
 class RaggedRowDecoder(Protocol):
-    """Decodes rows to arrays of any length, one after another; belongs to one thread.
-
-    Like a `RowDecoder`, it may have `fallbacks` and `check_like`.
-    """
+    """Decodes rows to arrays of any length; belongs to one thread, and may have what `RowDecoder` may."""
 
     def decode(self, encoded: memoryview, draws: Draws) -> npt.NDArray[Any]:
         """Decodes one row.
@@ -281,9 +275,7 @@ def is_users(decoder: Decoder) -> bool:
 
 
 def check_decoder_output(decoder: Decoder) -> None:
-    """Raises if a decoder has no possible shape, dtype or draws. Raises ConfigError if no column can have the shape or
-    dtype, or `draws` is not a count.
-    """
+    """Raises ConfigError if no column can have a decoder's shape or dtype, or its `draws` is not a count."""
     name = f"{type(decoder).__name__}({decoder.column!r})"
     shape, dtype = getattr(decoder, "shape", None), getattr(decoder, "dtype", None)
     if not isinstance(shape, tuple) or not all(type(side) is int and side >= 1 for side in shape):

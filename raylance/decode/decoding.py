@@ -82,21 +82,14 @@ class Decoding:
 
 
 class DecodedRows:
-    """The rows of one decoding call, and the notes on which of them are bad.
-
-    Attributes:
-        table: The columns before decoding.
-        valid: Whether each row is good so far, bool (n,).
-        bad_rows: The bad rows, in the order in which they were found.
-        counts: Number of rows that the fast method of a decoder left to a slow method, and number of images whose
-            orientation could not be read, added up over the columns; int64, shape (2,).
-        skips_bad: Whether all decoders skip the rows that are already known to be bad.
-    """
+    """The rows of one decoding call, and the notes on which of them are bad."""
 
     def __init__(self, decoding: Decoding, table: pa.Table, epoch: int) -> None:
         self._decoding, self._epoch, self.table = decoding, epoch, table
-        self.valid = np.ones(table.num_rows, dtype=np.bool_)
-        self.bad_rows, self.counts, self.skips_bad = BadRows(), np.zeros(2, dtype=np.int64), False
+        self.valid = np.ones(table.num_rows, dtype=np.bool_)  # whether each row is good so far
+        self.bad_rows = BadRows()  # in the order in which they were found
+        self.counts = np.zeros(2, dtype=np.int64)  # rows left to a slow method, and images that could not be turned
+        self.skips_bad = False  # whether all decoders skip the rows that are already known to be bad
 
     @property
     def named_bad_rows(self) -> tuple[tuple[int, str, str], ...]:
@@ -109,7 +102,7 @@ class DecodedRows:
 
     def keys(self, *purpose: str) -> UInt64Array:
         """Returns one key for each row, uint64 (n,), from seed, epoch, `purpose` and row offset. If the order repeats
-        rows, also from the row's position in the epoch, so that each repetition is augmented differently.
+        rows, also from the position, so that each repetition is augmented differently.
         """
         offsets = self.table[ROW_OFFSET].to_numpy()
         keys = subkeys(derive_key(self._decoding.seed, self._epoch, *purpose), offsets)
@@ -126,8 +119,8 @@ class DecodedRows:
         return describe_rows(self.table[ROW_OFFSET].to_numpy()[rows], self._decoding.datasets)
 
     def give_up(self, why: str) -> None:
-        """Marks all rows as bad, so that no decoder tries them. The notes name the first column, because the failing
-        column is not known. Raises BadRowError if bad rows are not masked.
+        """Marks all rows as bad, so that no decoder tries them; in the notes by the first column, as none is known to
+        fail. Raises BadRowError if bad rows are not masked.
         """
         self.skips_bad = True
         for row in range(self.table.num_rows):

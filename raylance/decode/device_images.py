@@ -116,11 +116,7 @@ class DeviceImage(BatchDecoder):
 
 
 class _DeviceImages:
-    """Decodes images on one device, in one thread.
-
-    Attributes:
-        fallbacks: Number of images that `Image` decoded.
-    """
+    """Decodes images on one device, in one thread. `fallbacks` counts those that `Image` decoded."""
 
     @property
     def unturned(self) -> int:
@@ -185,19 +181,10 @@ class _DeviceImages:
 def view_of(
     address: int, shape: tuple[int, ...], orientation: int, box: tuple[int, int, int, int], *, flips: bool, row: int
 ) -> tuple[int, ...]:
-    """Describes a part of a displayed image to the resizing kernel, without a copy of the image.
-
-    Args:
-        address: Address of the first pixel of an image as stored, uint8, contiguous.
-        shape: Its stored (h, w, 3).
-        orientation: How it is displayed, 1 to 8, as in EXIF.
-        box: The part, (left, top, width, height) of the displayed image.
-        flips: Whether the output is mirrored.
-        row: Index of the output.
-
-    Returns:
-        The address of the part's first displayed pixel; bytes from one displayed row to the next, and from one column
-        to the next, negative if they are mirrored; height and width of the part in pixels; `flips`; `row`.
+    """Describes a `box` of a displayed image, which becomes row `row` of the output, to the resizing kernel. `address`
+    is that of the stored pixels, uint8 of `shape` (h, w, 3), contiguous; `orientation` is 1 to 8, as in EXIF. Returns
+    the address of the box's first displayed pixel; bytes from one displayed row to the next, and from one column to the
+    next, negative if they are mirrored; height and width of the box in pixels; `flips`; `row`.
     """
     (height, width), (row_bytes, column_bytes) = shape[:2], (3 * shape[1], 3)
     if orientation > 4:

@@ -37,12 +37,7 @@ class DeviceDecoding:
 
     def decode(self, table: pa.Table, epoch: int) -> OnDevice:
         """Decodes the rows of a table. The table has `_rowoffset`, joined as by `join_offsets`; if rows repeat, it also
-        has `_draw`.
-
-        Raises:
-            BadRowError: If a row is bad, unless bad rows are masked.
-            ConfigError: If a good row does not fit the settings.
-            HelperError: If a decoder fails on several rows together, but on none of them alone.
+        has `_draw`. Raises the errors of `OpenDecoding.apply`.
         """
         for column in self._columns:  # before the clock starts: loading a model is not decoding
             _ = column.opened

@@ -65,15 +65,11 @@ class Rules:
 
 
 class PixelDecoder:
-    """Decodes one image after another, in one thread.
-
-    Attributes:
-        fallbacks: Number of JPEGs that Pillow decoded.
-        unturned: Number of images that were decoded as stored because their orientation cannot be read.
-    """
+    """Decodes one image after another, in one thread."""
 
     def __init__(self, rules: Rules = Rules()) -> None:
-        self.fallbacks, self.unturned, self._rules = 0, 0, rules
+        self._rules, self.fallbacks = rules, 0  # JPEGs that Pillow decoded
+        self.unturned = 0  # images decoded as stored, because their orientation cannot be read
         self._memory = np.empty(0, dtype=np.uint8)
 
     def decode(self, encoded: bytes | memoryview, cut: Cut, *reduce_to: tuple[int, int]) -> Pixels:

@@ -49,9 +49,7 @@ class RankFigures:
 
     @property
     def rate(self) -> float:
-        """Rows a second that the rank got in `steady_s`: between its first and its last batch, without saving and
-        without passes over other datasets; 0 if no time is left. It is shown as the rank's rows/s.
-        """
+        """Rows a second that the rank got in `steady_s`; 0 if no time is left. It is shown as the rank's rows/s."""
         return self.figures["rows"] / self.steady_s if self.steady_s else 0.0
 
     @property
@@ -67,8 +65,8 @@ class RankFigures:
     @property
     def decode_rate(self) -> float:
         """Rows a second that decoding can sustain: the rate of the rank's decoders while they have work or, if lower,
-        of the device that decodes its batches. At least `rate`, because rows that were decoded while the rank starts,
-        saves or validates reach the trainer, too. Infinite if nothing was decoded.
+        of the device that decodes its batches. At least `rate`, because rows that were decoded during a start or a save
+        count, too. Infinite if nothing was decoded.
         """
         figures = self.figures
         helpers, on_device_s = figures["decoders"] or max(1.0, figures["readers"]), figures["device_decode_s"]
@@ -97,9 +95,9 @@ def delivered_rate(ranks: Sequence[RankFigures]) -> float:
 def training_rate(ranks: Sequence[RankFigures]) -> float:
     """Returns the rows a second over all ranks if no trainer ever waited for its loader.
 
-    While one rank waits for its loader, the other ranks wait for that rank in collective operations, which counts as
-    training. So only ranks whose whole steps are as long as those of the slowest rank are compared. Among them, the
-    rank that trains shortest waits least for other ranks: its training time is taken as the time of a step.
+    While one rank waits for its loader, the others wait for it in collective operations, which counts as training. So
+    among the ranks whose whole steps are as long as the slowest rank's, the one that trains shortest gives the time of
+    a step.
     """
     counted = _counted(ranks)
     slowest_s = max((rank.step_s for rank in counted), default=0.0)
@@ -157,8 +155,8 @@ class RunFigures:
 
     @property
     def torch_workers(self) -> int | None:
-        """Number of workers of each rank if torch's DataLoader makes the batches, else None. Records do not show what
-        such workers wait for, so all waiting after the first batch counts as finishing.
+        """Number of workers of each rank if torch's DataLoader makes the batches, else None. What these wait for is not
+        recorded: all waiting after the first batch counts as finishing.
         """
         found = self.facts.get("num_workers")
         return None if found is None else int(found)

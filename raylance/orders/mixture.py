@@ -53,9 +53,7 @@ class Component:
         return dataclasses.replace(adopted, epoch_rows=params.get("epoch_rows", self.rows))
 
     def resolve(self, facts: Facts) -> Resolved:
-        """Resolves the component's order from the facts of the mixture, with the component's rows, seed and tables. If
-        `epoch_rows` is a number, it replaces the length that the order gives.
-        """
+        """Resolves the component's order from the facts of the mixture, with its own rows, seed and tables."""
         resolved = self.order.resolve(dataclasses.replace(facts, rows=self.rows, seed=self.seed, tables=self.tables))
         if isinstance(self.epoch_rows, str):
             return resolved
@@ -146,8 +144,8 @@ class _Tree:
 
 
 class _Pattern:
-    """Deals positions by a pattern that repeats, as mixtures of raylance 0.10 and before did: a checkpoint of theirs is
-    continued by it. Each repetition has the quotas.
+    """Deals positions by a pattern that repeats, with the quotas in each repetition. Checkpoints of raylance 0.10
+    continue by it.
     """
 
     def __init__(self, quotas: tuple[int, ...]) -> None:
@@ -284,8 +282,8 @@ class MixOrder(Order):
         )
 
     def standings(self, position: int) -> dict[str, dict[str, int]]:
-        """Returns the progress of each component, by name, in this epoch of the mixture: the number of consumed rows,
-        the number of its own epochs that ended ("passes"), and the position in its current own epoch.
+        """Returns the progress of each component in this epoch, by name: the number of consumed rows, of its own epochs
+        that ended ("passes"), and the position in its current own epoch.
         """
         standings = {}
         for part, rows in zip(self.components, _dealing(self.spread, self.quotas).counts(position), strict=True):
@@ -307,9 +305,7 @@ class _MixResolved(Resolved):
 
     @functools.cached_property
     def _epoch(self) -> "Callable[[int], _MixEpoch]":
-        """A function that returns an epoch by number. It keeps the last two epochs with their caches, because each step
-        and each chunk asks for its epoch again.
-        """
+        """A function that returns an epoch by number. It keeps the last two, because each step and chunk asks again."""
         return functools.lru_cache(maxsize=2)(functools.partial(_MixEpoch, self))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -327,8 +323,8 @@ class _MixResolved(Resolved):
 
     @functools.cached_property
     def kinds(self) -> tuple[list[type[Order] | None], Int64Array]:
-        """The different kinds of the components' orders, with None for orders whose epochs are computed alone; and for
-        each component, the index of its kind in this list.
+        """The kinds of the components' orders, None for those computed alone; and the index of each component's kind in
+        them.
         """
         by_part = [stacked_kind(part) for part in self.parts]
         found = list(dict.fromkeys(by_part))
@@ -376,14 +372,14 @@ class _MixEpoch(Epoch):
 
     @functools.cached_property
     def _known(self) -> dict[type[Order], tuple[Int64Array, UInt64Array]]:
-        """For each kind of order: the own epochs, ascending, and the column of numbers that `stack` made for each. An
-        entry is only replaced as a whole, because several threads may read it.
+        """By kind of order: its own epochs, ascending, and the column that `stack` made for each. An entry is only
+        replaced as a whole, because several threads may read it.
         """
         return {}
 
     def _numbers(self, kind: type[Order], asked: Int64Array) -> UInt64Array:
-        """Returns the numbers that `stacked_rows` takes: one column for each own epoch in `asked`, which ascends. Keeps
-        the columns for later calls.
+        """Returns the numbers that `stacked_rows` takes: one column, kept for later calls, for each own epoch in
+        `asked`, ascending.
         """
         epochs, numbers = self._known.get(kind) or (asked, self._stack(kind, asked))
         new = asked[~np.isin(asked, epochs)]

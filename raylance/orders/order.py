@@ -252,8 +252,7 @@ class Epoch:
 
     def completed_shards(self, position: int) -> BoolArray:
         """Returns for each shard ID whether all its rows lie at positions [0, position); bool, shape (shard_count,).
-
-        Goes through the rows from `position` on, and stops as soon as it has found a row of every shard.
+        Goes through the rows from `position` on, until it has found one of every shard.
         """
         done = np.ones(self.order.shard_count, dtype=np.bool_)
         for block in blocks(position, self.order.epoch_rows):

@@ -32,9 +32,8 @@ def derive_key(*parts: int | str) -> int:
 
 
 def mix64(x: UInt64Array) -> UInt64Array:
-    """Mixes 64-bit words so that each output bit depends on each input bit.
-
-    This is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
+    """Mixes 64-bit words by the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+    generators", 2014): each output bit depends on each input bit.
     """
     x = x ^ (x >> _U30)  # the next lines work in place, because this runs for each row of each batch
     x *= _MUL1

@@ -39,9 +39,7 @@ class Digest:
 
     @classmethod
     def of_steps(cls, offsets: Int64Array, real: BoolArray, steps: int) -> list[Self]:
-        """Returns the digests of several steps with the same number of rows each. `offsets` and `real` hold the rows of
-        one step after another.
-        """
+        """Returns the digests of several steps of equal size, whose rows follow one another in `offsets` and `real`."""
         words = np.where(real, mix64(offsets.astype(np.uint64)), np.uint64(0)).reshape(steps, -1)
         hashes, counts = words.sum(axis=1, dtype=np.uint64), real.reshape(steps, -1).sum(axis=1)
         size = words.shape[1]
@@ -114,21 +112,15 @@ class Ledger:
     A ledger is cut at each place, (epoch, position), from which a run may resume: at each report and each end of an
     epoch. So the rows delivered before such a place are known. A ledger keeps only the last cuts. Before them, each
     epoch is one interval, and the oldest epochs are forgotten.
-
-    Attributes:
-        name: A unique name. A loader that was sent to several processes has a ledger in each.
-        restored: By `Interval.jump`, the place of the state that was loaded just before the first interval with this
-            number. A jump that is not listed was made by hand, and rolled no row back.
-        forgotten: The furthest end of an interval that was dropped to save memory; None if none was dropped.
-        last: The rows of the last step.
     """
 
     def __init__(self) -> None:
-        self.name = ""
+        self.name = ""  # unique: a loader that was sent to several processes has a ledger in each
         self._intervals: list[Interval] = []
+        # By `Interval.jump`, the place of the state that was loaded before it. Other jumps rolled no row back.
         self.restored: dict[int, Place] = {}
-        self.forgotten: Place | None = None
-        self.last = Digest()
+        self.forgotten: Place | None = None  # the furthest end of an interval that was dropped to save memory
+        self.last = Digest()  # the rows of the last step
         self._is_cut = True
         self._loaded: Place | None = None
         # Values from before the last step: the interval that this step joined, `_is_cut` and `_loaded`.
@@ -153,14 +145,9 @@ class Ledger:
             self.add(epoch, 0, 0, Digest(), is_last=False)
 
     def join(self, known: Mapping[str, Any] | None = None) -> None:
-        """Records that the loader moved to the place of other ranks, by `seek` or by taking over their model. Those
-        ranks were handed the rows before that place, and no row was rolled back.
-
-        Args:
-            known: The `to_dict` of the ledger of one of those ranks; its intervals replace those of this ledger.
-
-        Raises:
-            ValueError: If `known` is damaged.
+        """Records that the loader moved to the place of other ranks, by `seek` or by taking over their model: they were
+        handed the rows before it, and no row was rolled back. `known` is the `to_dict` of the ledger of one of them,
+        whose intervals replace the own ones. Raises ValueError if `known` is damaged.
         """
         if known is not None:
             self.name = self.name or uuid.uuid4().hex  # a record may be written before the first step
@@ -212,8 +199,8 @@ class Ledger:
             self.restored.pop(step.jump, None)
 
     def since(self, epoch: int, position: int) -> Digest | None:
-        """Returns the digest of all rows that this loader handed out since a place. None if the loader jumped since
-        then, if no interval begins there, or if this rank's share was not the whole epoch.
+        """Returns the digest of all rows handed out since a place. None if the loader jumped since then, if no interval
+        begins there, or if this rank's share was not the whole epoch.
         """
         total = Digest()
         for interval in reversed(self._intervals):
@@ -237,8 +224,8 @@ class Ledger:
 
 
 def fold(intervals: Sequence[Interval], recent: int, most: int) -> tuple[list[Interval], list[Interval]]:
-    """Joins adjacent intervals of the same epoch and share, except for the `recent` last intervals. Returns the
-    intervals to forget, which are the oldest of the joined ones if these are more than `most`; and those to keep.
+    """Joins adjacent intervals of the same epoch and share, but the `recent` last ones. Returns the intervals to
+    forget, which are the oldest if the joined ones are more than `most`; and those to keep.
     """
     folded: list[Interval] = []
     for interval in intervals[:-recent]:

@@ -126,9 +126,7 @@ class _Piece:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Start:
-    """One start of the run: the pieces that loaders of processes which ran together handed out. The pieces of a rank
-    are in the order of time.
-    """
+    """One start of the run: the pieces that processes which ran together handed out, by time within a rank."""
 
     pieces: list[_Piece] = dataclasses.field(default_factory=list)
     previous: int | None = None  # index of an earlier start with a process of this start: the model is not new
@@ -276,8 +274,8 @@ def _walk_back(pieces: Sequence[_Piece], place: Place | None, earlier: Sequence[
 
 
 def _resumed_piece(pieces: Sequence[_Piece], place: Place) -> int | None:
-    """Returns the index of the piece that a state of a place continues: the latest piece that was cut there, else the
-    latest that passed the place, else the latest that began before it.
+    """Returns the index of the piece that a state of a place continues: the latest cut there, else the latest that
+    passed the place, else the latest that began before it.
     """
     earlier = [
         index
@@ -297,8 +295,8 @@ def _resumed_start(starts: Sequence[_Start], place: Place) -> int | None:
 
 
 def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: Place) -> EpochLine:
-    """Adds up the rows of an epoch over all ranks and starts. `runs` are the pieces of this epoch, grouped by start,
-    later starts first. `furthest` is the furthest place of any rank; before `forgotten`, records keep no intervals.
+    """Adds up the rows of an epoch. `runs` are its pieces, grouped by start, later starts first; `furthest` is the
+    furthest place of any rank; before `forgotten`, records keep no intervals.
     """
     spans_of_starts, besides, hulls, doubt = [], list[Interval](), [], ""
     for start, of_start in itertools.groupby(runs, key=lambda run: run.start):
@@ -348,8 +346,8 @@ def _doubt(runs: Sequence[_Piece], *, is_forgotten: bool) -> str:
 
 
 def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[Interval]]:
-    """Chooses intervals of one epoch that do not overlap; returns them, sorted by position, and the others. Each of
-    `runs` is a sequence of intervals. If two overlap, the interval of the longer sequence is chosen.
+    """Chooses intervals of one epoch that do not overlap, of the longest of `runs` first; returns them by position, and
+    the others.
     """
     if len(runs) == 1:
         return list(runs[0]), []
@@ -371,8 +369,8 @@ def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[
 def _add_shares(
     chains: Mapping[RankAndSize, Sequence[Sequence[Interval]]],
 ) -> tuple[list[Interval], str, list[Interval]]:
-    """Adds up the rows of a start whose ranks came and went. For each position, one rank of each share is enough.
-    Returns the sums as intervals; why the shares cannot be added, or ""; and the intervals that overlap with the sums.
+    """Adds up the rows of a start whose ranks came and went: one rank of each share is enough at each position. Returns
+    the sums as intervals; why the shares cannot be added, or ""; and the intervals that overlap with the sums.
     """
     worlds: dict[int, dict[int, list[list[Interval]]]] = {}
     for (dp_rank, dp_size), of_share in chains.items():
@@ -397,9 +395,8 @@ def _furthest(intervals: Sequence[Interval]) -> list[Interval]:
 
 
 def _add_ranks(chains: Mapping[int, Sequence[Sequence[Interval]]], world_size: int) -> tuple[list[Interval], str]:
-    """Adds up the rows of all ranks between consecutive places at which all of them were cut. `chains` has, by
-    data-parallel rank, the intervals of each of its ranks; only one of several peers counts. Returns the sums as
-    intervals; and why the ranks cannot be added, or "".
+    """Adds up the rows between consecutive places at which all ranks were cut. `chains` has each rank's intervals, by
+    data-parallel rank; one of several peers counts. Returns the sums as intervals; and why they cannot be added, or "".
     """
     every = [chain for peers in chains.values() for chain in peers]
     if len(every) < world_size:

@@ -38,9 +38,8 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkItem:
-    """Rows that are sent as one object: rows [low, high) of one rank's slice of each of `steps` consecutive steps.
-
-    An item is idempotent: from the plan and the item, each actor produces the same rows in the same order.
+    """Rows [low, high) of one rank's slice of each of `steps` consecutive steps, sent as one object. From the plan and
+    the item, each actor produces the same rows in the same order.
     """
 
     dp_rank: int
@@ -126,9 +125,8 @@ class Plan:
         return dp_rank * size // self.dp_size, (dp_rank + 1) * size // self.dp_size
 
     def positions(self, position: int, low: int, high: int) -> Int64Array:
-        """Returns epoch positions of rows [low, high) of a step, sorted by (position mod lanes, position div lanes).
-
-        int64, shape (high - low,). Positions of padding are at least `epoch_rows`.
+        """Returns the epoch positions of rows [low, high) of a step, sorted by (position mod lanes, position div
+        lanes). Those of padding are at least `epoch_rows`.
         """
         lanes, size = self.order.lane_count, self.step_size(position)
         arrange = _arranged if high - low <= _MOST_KEPT else _arranged.__wrapped__
@@ -242,8 +240,8 @@ class Plan:
         return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.stride)
 
     def likely_next_chunk(self, chunk: Chunk, dp_rank: int) -> Chunk | None:
-        """Returns the chunk that a rank most likely reads after a chunk: the next one of the epoch if the rank has rows
-        there, else the first one of the next epoch.
+        """Returns the chunk that a rank most likely reads next: the epoch's next one if the rank has rows there, else
+        the first of the next epoch.
         """
         after = self.next_chunk(chunk)
         if after is not None and self.chunk_size(after, dp_rank):
@@ -270,15 +268,14 @@ class Plan:
     ) -> Iterator[WorkItem]:
         """Cuts a rank's rows from a position to the end of the epoch into work items, in the order of delivery.
 
-        An item should have about `item_rows` rows. Up to `max_steps` smaller slices are joined; larger slices are cut.
-        `chunks` are the chunks of these rows; None for the plan's own. An item's rows belong to one chunk.
+        An item should have about `item_rows` rows: up to `max_steps` smaller slices are joined, larger slices are cut.
+        An item's rows belong to one chunk of `chunks`; None for the plan's own.
 
-        If `first_rows` is not 0, items of the first step have about this number of rows. The caller chooses it so that
-        each helper gets one of them, and the first batch comes early. Then come rounds of as many items, and the items
-        of each round have a quarter more rows than before. So the rows of a round last while helpers make the next one,
-        even if the consumer is almost as fast as they are. Near the end of the epoch, an item has half of a helper's
-        share of the remaining rows, but at least `first_rows` (Polychronopoulos, Kuck: "Guided self-scheduling", 1987).
-        Otherwise one helper would still work when the others are done.
+        With `first_rows`, items of the first step have about this number of rows, so that each helper gets one, and the
+        first batch comes early. Each further round of as many items has a quarter more rows in each, so that its rows
+        last while helpers make the next one. Near the end of the epoch, an item has half of a helper's share of the
+        remaining rows (Polychronopoulos, Kuck: "Guided self-scheduling", 1987), so that no helper works when the others
+        are done.
         """
         low, high = self.rank_slice(position, dp_rank)
         aim, made = float(first_rows or item_rows), 0
@@ -311,7 +308,7 @@ class Plan:
 @functools.lru_cache(maxsize=8)
 def _arranged(lanes: int, first: int, size: int, low: int, high: int) -> Int64Array:
     """Returns the positions of rows [low, high) of a step of `size` rows that begins in lane `first`, relative to the
-    step's position. If the number of lanes divides the global batch, the result is the same for all whole steps.
+    step's. If the number of lanes divides the global batch, the result is the same for all whole steps.
     """
     offset = (np.arange(lanes, dtype=np.int64) - first) % lanes  # position of each lane's first row in the step
     count = np.maximum(0, -(-(size - offset) // lanes))
@@ -332,10 +329,8 @@ def no_step_left(plan: Plan, epoch: int, position: int) -> str:
 
 
 def fitting_rows(rows: int, row_bytes: float, limit_bytes: int) -> int:
-    """Returns how many of the `rows` of a chunk to read and hold together, within `limit_bytes`.
-
-    These are all rows if the limit leaves room for the next chunk's rows; else one of several equal parts, of which the
-    limit has room for two. Fewer and larger reads are faster.
+    """Returns how many of a chunk's rows to read and hold together: all if `limit_bytes` leaves room for the next
+    chunk; else one of several equal parts, of which there is room for two. Fewer and larger reads are faster.
     """
     nbytes = rows * row_bytes
     if nbytes <= _WHOLE * limit_bytes:

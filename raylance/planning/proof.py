@@ -102,10 +102,9 @@ class Expected:
 
 
 def prove(lines: Sequence[EpochLine], expected_of: Callable[[str], Expected | str]) -> list[EpochProof]:
-    """Compares each epoch of a line of history with the selection or, if rows repeat, with the plan.
-
-    If `Expected.most_rows` allows only some epochs, the last ones are compared. `expected_of` returns the rows that the
-    epochs of a plan are compared with, or the reason why they are only counted.
+    """Compares each epoch of a line of history with the selection or, if rows repeat, with the plan; only the last
+    epochs if `Expected.most_rows` allows no more. `expected_of` returns what a plan's epochs are compared with, or why
+    they are only counted.
     """
     proofs: list[EpochProof] = []
     for line in reversed(lines):
@@ -182,9 +181,8 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
 
 
 def _differs(line: EpochLine, expected: Expected, left_out: int) -> bool:
-    """Whether other rows were handed out than planned. If the order repeats rows, the rows handed out are compared with
-    the plan. Otherwise they are compared with the selection, without the rows that the plan leaves out; or with the
-    plan, if fewer rows must be computed for that.
+    """Whether other rows were handed out than planned. They are compared with the plan if the order repeats rows, or if
+    that takes fewer rows; else with the selection, less the rows that the plan leaves out.
     """
     order, handed = expected.order, line.digest
     if order is None:

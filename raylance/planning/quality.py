@@ -211,8 +211,8 @@ def _steps(plan: Plan) -> int:
 
 
 def _sample_starts(plan: Plan, sample_steps: int) -> list[int]:
-    """Returns the positions of the sampled steps: one random step in each of equal parts of the epoch. Steps at
-    equal distances could always meet the same place of an order that repeats a pattern.
+    """Returns the positions of the sampled steps, one at random in each of equal parts of the epoch: equal distances
+    could always meet the same place of a pattern.
     """
     count = min(sample_steps, _steps(plan))
     edges = np.arange(count + 1) * _steps(plan) // count

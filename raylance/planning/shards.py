@@ -22,10 +22,9 @@ _WHY = "shards complete in no sequence, most of them at the end of an epoch, or 
 
 
 def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
-    """Lists the shards whose rows all lie in [0, position); `Epoch.completed_places` says when some are missing.
-
-    Returns {"shards": n, "complete": k, "places": [[first, end], …]}, half-open and ascending; or {"shards": n,
-    "on_request": why} if only `RankLoader.completed_shards` can find the shards.
+    """Lists the shards whose rows all lie in [0, position), some of them perhaps missing: {"shards": n, "complete": k,
+    "places": [[first, end], …]}, half-open and ascending; or {"shards": n, "on_request": why} if only
+    `RankLoader.completed_shards` can find them.
     """
     shards = epoch.order.shard_count
     if not shards:

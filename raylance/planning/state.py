@@ -88,9 +88,7 @@ class State:
 
 
 def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a state (of `State.to_dict`) that identify the rows, their order and their decoding. Empty
-    fields are left out.
-    """
+    """Returns the fields of a state that identify the rows, their order and their decoding, without empty ones."""
     return {name: state[name] for name in _IDENTITY if state.get(name) not in (None, "", [], {})}
 
 
@@ -105,8 +103,8 @@ def selection_of(state: Mapping[str, Any]) -> str:
 
 
 def states_in(content: bytes) -> list[Mapping[str, Any]]:
-    """Returns the loaders' states in the content of a checkpoint's file, of one loader or of several by name; none if
-    the content is damaged, which is for `read_state` to say.
+    """Returns the loaders' states in the content of a checkpoint's file; none if it is damaged, which `read_state`
+    says.
     """
     try:
         loaded = json.loads(content)
@@ -175,11 +173,9 @@ def _check_fields(state: State) -> None:
 
 
 def check_state(saved: State, current: State) -> None:
-    """Refuses a saved state that means other rows than the loader's own.
-
-    A field of the current order that is "auto" accepts every saved number, and the loader reuses it. Other columns or
-    another decoding are allowed, and one warning names them; and so does one if equal files lie in another place.
-    Raises StateError if fields differ; the message has both values of each, side by side.
+    """Refuses a saved state that means other rows than the loader's own. A field of the current order that is "auto"
+    accepts every saved number, and the loader reuses it. Other columns or another decoding are allowed, with a warning,
+    and so are equal files in another place. Raises StateError if fields differ, with both values of each, side by side.
     """
     elsewhere, differing = (_compare(saved, current, names) for names in (("uri",), (*_MUST_MATCH, "order")))
     is_known = bool(saved.identity and current.identity)  # else only the place tells data apart

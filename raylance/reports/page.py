@@ -149,8 +149,8 @@ def _describe_events(events: Sequence[tuple[float, LoaderRecord, Any]]) -> list[
 
 
 def _restarts(run: Run) -> list[tuple[str, str, str]]:
-    """Returns a line for each start that followed an abnormal end: its time, its name, and a text: after
-    how many rows the start before it ended, how many seconds later the run continued, and with which row.
+    """Returns a line for each start that followed an abnormal end: its time, its name, and where the run ended and
+    continued.
     """
     by_start: dict[str, list[LoaderRecord]] = {}
     for record in run.of(run.main):
@@ -195,8 +195,8 @@ def _spent(run: Run, verdict: Verdict) -> dict[str, float]:
 
 
 def _describe_masked(run: Run) -> str:
-    """Says how often a masked row was handed out, and how many masked rows the records name. These may be more, because
-    rows are decoded before they are handed out.
+    """Says how often a masked row was handed out, and how many masked rows, some of them only decoded, the records
+    name.
     """
     times = int(sum(record.latest("masked_rows") for record in run.records))
     rows = {(record.dataset, *row[:2]) for record in run.records for row in record.bad_rows}
@@ -360,9 +360,8 @@ def _describe_quality(ratio: float) -> str:
 
 
 def _remains_of(data: Any, offset: int, column: str) -> str:
-    """Returns HTML of a damaged row: the part of the picture that can be decoded, else its first bytes.
-
-    Returns "" if no single stored value is damaged: in a mixture, in packed rows, or if a transform failed.
+    """Returns HTML of a damaged row: what can be decoded of the picture, else its first bytes; "" if no single stored
+    value is damaged, as in a mixture, in packed rows, or if a transform failed.
     """
     source = spec_of(data).read.source
     if not isinstance(source, TableRows) or split_offsets(offset)[0] or column == TRANSFORM:

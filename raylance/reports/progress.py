@@ -115,8 +115,8 @@ _HEADS = (
 
 
 def table(run: Run, now: float, most: int = 32) -> str:
-    """Returns the status of all loaders of a run at a time in seconds since 1970, one line each. If there are more than
-    `most`, only the loaders that wait most.
+    """Returns the status of a run's loaders at a time in seconds since 1970, one line each; of more than `most`, those
+    that wait most.
     """
     datasets = dict.fromkeys(record.dataset for record in run.records)
     records = [record for dataset in datasets for record in run.newest(dataset) if len(record.series["time_s"])]
@@ -165,8 +165,8 @@ def _decoders(record: LoaderRecord, now: Mapping[str, float]) -> tuple[str, str]
 
 
 def has_ended(record: LoaderRecord, now: float) -> bool:
-    """Returns whether a loader was closed, or its process ended after an epoch, because a training function may return
-    without closing its loaders. A process that ended in mid-epoch was killed.
+    """Whether a loader was closed, or its process ended after an epoch, because a training function may return without
+    closing its loaders. A process that ended in mid-epoch was killed.
     """
     is_through = record.position[1] >= record.facts["limits"]["epoch_rows"]
     return bool(record.ended) or (is_through and _silent_s(record, now) >= _SILENT_S)

@@ -89,17 +89,14 @@ class LoaderRecord:
 
     @property
     def begun_s(self) -> float:
-        """When the record's file was first written, by the clock of the storage. Starts are sorted by this time,
-        because the clocks of machines differ. The time is stored in the file, because a copy of the file gets a later
-        modification time.
+        """When the record's file was first written, by the clock of the storage, as stored in it. Starts are sorted by
+        this time, because the clocks of machines differ.
         """
         return float(self.facts.get("begun_s") or self.written_s)
 
     @property
     def position(self) -> tuple[int, int]:
-        """Epoch and position in the last sample. The start of an epoch, except the first, is shown as the end of the
-        epoch before, with the padding of its last step.
-        """
+        """Epoch and position in the last sample. The start of an epoch is shown as the end of the one before."""
         epoch, position = int(self.latest("epoch")), int(self.latest("position"))
         return (epoch - 1, int(self.facts["limits"]["epoch_rows"])) if epoch and not position else (epoch, position)
 
@@ -161,8 +158,8 @@ class Run:
 
     @cached_property
     def trained_on(self) -> list[str]:
-        """The dataset whose steps take the most time in total, and the datasets that are iterated side by side with it,
-        as by zip(). The dataset that the trainers wait for most comes first.
+        """The dataset whose steps take the most time, and those that are iterated side by side with it, as by zip();
+        the one that the trainers wait for most comes first.
         """
         spent: dict[str, float] = {}
         for record in self.records:
@@ -289,8 +286,8 @@ def read_run(path: str | os.PathLike[str], storage_filesystem: Any = None) -> Ru
 
 
 def _read(filesystem: Any, path: str, version: Version) -> LoaderRecord | None:
-    """Reads a record. Returns None if another raylance wrote it, if it was moved away meanwhile, or if it is damaged,
-    for example by a loss of power: the other records are still shown.
+    """Reads a record. Returns None, so that the others are shown, if another raylance wrote it, or if it is gone or
+    damaged.
     """
     try:
         if version.size > _MOST_BYTES:

@@ -5,8 +5,8 @@ import pyarrow.compute as pc
 
 
 def find_field(schema: pa.Schema, name: str) -> pa.Field | None:
-    """Returns the field of a column, or of a field inside its structs; None if there is none. Lance allows no dots in
-    names of columns.
+    """Returns the field of a column, or of a field inside its structs; None if there is none. No column's name has
+    dots.
     """
     root, *inner = name.split(".")
     if (at := schema.get_field_index(root)) < 0:  # also of a name that occurs twice

@@ -92,9 +92,8 @@ _INSTEAD = {"request_timeout": "timeout"}  # a name in Lance's guide, and the na
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """Classifies an error. Returns None if the storage did not fail, for example if a filter is wrong.
-
-    A `DatasetError` is classified by its cause. Without a cause it is lasting.
+    """Classifies an error, a `DatasetError` by its cause, without one as lasting. Returns None if the storage did not
+    fail, for example if a filter is wrong.
     """
     if isinstance(error, DatasetError):
         return Failure.LASTING if error.__cause__ is None else failure_of(error.__cause__)

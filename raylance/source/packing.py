@@ -81,8 +81,8 @@ class Documents:
 
 
 def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
-    """Reads the lengths of all selected documents. It holds only some MiB of documents at once. Raises DatasetError if
-    the column holds other types than lists of integers, a null, a token beyond int64, or no token.
+    """Reads the lengths of all selected documents, some MiB at once. Raises DatasetError if the column holds other
+    types than lists of integers, a null, a token beyond int64, or no token.
     """
     documents, reader = source.load_selection(), source.open_reader()
     lengths = [np.empty(0, dtype=np.int64)]

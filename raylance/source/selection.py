@@ -28,8 +28,8 @@ _SCAN_ROWS = 1 << 18
 class Selection:
     """The selected rows in storage order, as row offsets of the pinned version.
 
-    The offsets are stored as runs of consecutive offsets if that is smaller, else one by one: at most 8 bytes for each
-    row, a few bytes for a whole dataset. Processes read the arrays from Ray's object store without a copy.
+    The offsets are stored as runs of consecutive ones if that is smaller, else one by one: 8 bytes a row or less.
+    Processes read the arrays from Ray's object store without a copy.
     """
 
     rows: int  # number of selected rows, N
@@ -102,14 +102,8 @@ def select(
     source: Source, filter: str | None, split: Split | None = None, opened: lance.LanceDataset | None = None
 ) -> Selection:
     """Selects the live (not deleted) rows that satisfy a filter and belong to a split; with a scalar index if there is
-    one.
-
-    `opened` is the open dataset; None if it must be opened.
-
-    Raises:
-        ConfigError: If the filter is not a string.
-        DatasetError: If the filter does not parse or is too deep, the split's column is missing, no row is selected, or
-            the storage fails for too long.
+    one. `opened` is the open dataset; None if it must be opened. Raises ConfigError if the filter is not a string, and
+    DatasetError if it is wrong or too deep, the split's column is missing, no row is selected, or the storage fails.
     """
     check_filter(filter)
     dataset = source.open() if opened is None else opened

@@ -16,9 +16,8 @@ Lance calls the function again a minute before this time, or "refresh_offset_mil
 
 
 def current(options: StorageOptions | None) -> dict[str, str] | None:
-    """Returns the present options, by a call of the function if there is one; None if there are no options. Raises
-    ConfigError: see `check_options`; also if the function raises an error that is not an OSError. Raises OSError if the
-    function raises one, such as a ConnectionError: a failure that may pass.
+    """Returns the present options, by a call of the function if there is one; None without options. Raises ConfigError
+    as `check_options`, or if the function raises an error that is not an OSError, which may pass.
     """
     try:
         given = options() if callable(options) else options
@@ -34,9 +33,7 @@ def current(options: StorageOptions | None) -> dict[str, str] | None:
 
 
 def check_options(options: object) -> None:
-    """Checks options; never shows their values. Raises ConfigError if names or values are not strings, or if the URL of
-    an endpoint holds a secret.
-    """
+    """Raises ConfigError, without values, if names or values are no strings, or an endpoint's URL holds a secret."""
     if options is None:
         return
     if not isinstance(options, Mapping):
@@ -66,8 +63,8 @@ def check_options(options: object) -> None:
 def open_dataset(
     uri: str, options: StorageOptions | None, limit_s: float, version: int | str | None = None
 ) -> lance.LanceDataset:
-    """Opens a dataset. Its requests get time limits that fit into `limit_s`. If a function gives the options, Lance
-    calls it again before they expire.
+    """Opens a dataset, with time limits of its requests that fit into `limit_s`. Lance calls a function again before
+    its options expire.
     """
     if callable(options):
         from raylance.source.renewing import Renewing  # its imports take a second, which other runs save

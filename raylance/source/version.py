@@ -69,8 +69,8 @@ class Source:
     storage_options: StorageOptions | None = dataclasses.field(default=None, repr=False)
 
     def open(self) -> lance.LanceDataset:
-        """Opens exactly the pinned version; tries again while the storage fails. Raises DatasetError if the version is
-        gone, another dataset is in its place, or the storage fails for too long.
+        """Opens exactly the pinned version; tries again while the storage fails. Raises DatasetError if it is gone,
+        another dataset is in its place, or the storage fails for too long.
         """
         try:
             return patiently(self.open_once)
@@ -78,11 +78,9 @@ class Source:
             raise self._unavailable(error) from error
 
     def open_once(self, limit_s: float = OPENING_S) -> lance.LanceDataset:
-        """Opens like `open`, with one attempt. `failure_of(error)` says whether another attempt may succeed.
-
-        Args:
-            limit_s: Seconds for an answer. Lance's own limits, now and in later reads, follow from this. The call may
-                take longer: see `limits.within`.
+        """Opens like `open`, with one attempt; `failure_of(error)` says whether another one may succeed. The storage
+        has `limit_s` seconds for an answer, which also limit later reads. The call may take longer: see
+        `limits.within`.
         """
         found = self._find(limit_s)
         if isinstance(found, DatasetError):
@@ -90,10 +88,9 @@ class Source:
         return found
 
     def check(self, limit_s: float = OPENING_S) -> None:
-        """Checks that the version still exists, for a reader that has it open; see `open_once` for `limit_s`.
-
-        If a clean-up removed the version, that is a warning, not an error: rows that can still be read are right.
-        Raises DatasetError if another dataset is in its place, or the dataset cannot be opened.
+        """Checks that the version still exists, for a reader that has it open. If a clean-up removed it, that is a
+        warning: rows that can still be read are right. Raises DatasetError if another dataset is in its place, or it
+        cannot be opened.
         """
         if isinstance(self._find(limit_s), DatasetError):
             warn_once(
@@ -102,9 +99,7 @@ class Source:
             )
 
     def newest(self) -> Self:
-        """Pins the newest version of the same dataset and branch, with one attempt. Raises DatasetError if the dataset
-        cannot be opened.
-        """
+        """Pins the newest version of the same dataset and branch, in one attempt. Raises DatasetError if it fails."""
         try:
             dataset = _open(self.uri, None if self.branch is None else (self.branch, None), self.storage_options)
         except LANCE_ERRORS as error:
@@ -131,7 +126,7 @@ class Source:
         return dataset
 
     def _if_removed(self, missing: Exception, limit_s: float) -> DatasetError | None:
-        """Returns the error for a dataset that no longer has the version; None if the version is still listed. Raises
+        """Returns the error for a dataset that no longer has the version; None if it is still listed. Raises
         DatasetError if the dataset itself cannot be opened, or was rewritten.
         """
         try:
@@ -265,8 +260,8 @@ def _pin(uri: str, version: Version | None, storage_options: StorageOptions | No
 
 
 def _no_version(uri: str, version: Version, storage_options: StorageOptions | None, missing: Exception) -> DatasetError:
-    """Returns the error for a dataset without this version. Raises Lance's own error if there is no dataset, and a
-    ConnectionError, so that the opening is repeated, if the version is listed after all.
+    """Returns the error for a dataset without this version. Raises a ConnectionError, so that the opening is repeated,
+    if it is listed after all.
     """
     newest = _open(uri, None, storage_options)
     numbers, tags, branches = _numbers(newest), sorted(newest.tags.list()), sorted(newest.branches.list())
@@ -344,8 +339,8 @@ def _identity(dataset: lance.LanceDataset) -> str:
 
 
 def unknown_parts(fragment: FragmentMetadata) -> list[str]:
-    """Describes the parts of a fragment and its files that raylance does not know, and that may change values, such as
-    overlays; [] if all that there is is known.
+    """Describes parts of a fragment and its files that raylance does not know, and that may change values, such as
+    overlays.
     """
     found = []
     for part in (fragment, *fragment.files):
@@ -366,9 +361,8 @@ def warn_once(text: str) -> None:
 
 class VersionCheck:
     """Checks a version from time to time while it is read, because an open dataset also reads files that were replaced.
-
-    Checks are at least two seconds apart, and take at most a fiftieth of this process's time for any number of
-    datasets. If several threads read, only one of them checks.
+    Checks are at least two seconds apart, by one thread, and take at most a fiftieth of this process's time for all
+    datasets.
     """
 
     def __init__(self, check: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:

@@ -12,10 +12,6 @@ def _batch_ms(run: RunFigures, *names: str) -> list[float]:
     return [1000 * run.sum(name) / max(1.0, run.sum("batches")) for name in names]
 
 
-def _step_ms(run: RunFigures) -> float:
-    return 1000 * run.steady_s / max(1.0, run.sum("batches"))
-
-
 def _is_making(run: RunFigures) -> bool:
     """Returns whether the trainer waits because batches are made slowly, not because rows are still on the way."""
     collate_ms, transfer_ms, waited_ms = _batch_ms(run, "collate_s", "transfer_s", "wait_finish_s")
@@ -45,7 +41,8 @@ def _advice(run: RunFigures) -> list[str]:
             "a larger num_workers= makes more batches at once, a larger prefetch_factor= evens out batches that differ",
             "whether reading or decoding takes long is not recorded for DataLoader: record a pass of handle.loader()",
         ]
-    if _step_ms(run) < 1000 * SHORT_STEP_S or run.sum("rows") < _FEW_ROWS * run.sum("batches"):
+    batches = run.sum("batches")
+    if run.steady_s < SHORT_STEP_S * max(1.0, batches) or run.sum("rows") < _FEW_ROWS * batches:
         lines.append("a larger global_batch_size=: much of what a batch costs is the same whatever its size")
     if not run.has_ray and decode_ms > collate_ms:
         lines.append(
