@@ -203,8 +203,8 @@ class _Steps:
 
     def begin(self) -> bool:
         """Takes this rank's batch of the manager's step, and adds up the rows of all replicas that take part. Returns
-        False if the manager has an error. Then do not train on the batch: the step cannot be committed, and torchft's
-        DistributedDataParallel would raise. Raises CoverageError if rows of the step are missing.
+        False if the manager has an error: do not train on the batch then, because the step cannot be committed. Raises
+        CoverageError if rows of the step are missing.
         """
         self._open = None  # if only other ranks committed the step, this rank learns it when it is healed
         self._join()
@@ -251,8 +251,8 @@ class _Steps:
         return self._follower.hand_out(self._made, number, (place * ranks + rank, count * ranks))
 
     def _places(self) -> tuple[int | None, int]:
-        """Returns the place of this replica among the replicas whose rows count in this step, None if its own rows do
-        not count; and the number of replicas whose rows count.
+        """Returns this replica's place among those whose rows count in this step, None if its own do not; and their
+        number.
         """
         manager = self._manager
         count = manager.num_participants()

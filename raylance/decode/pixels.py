@@ -79,15 +79,14 @@ class PixelDecoder:
     def decode_parts(
         self, encoded: bytes | memoryview, cut: Cuts, reduce_to: Sequence[tuple[int, int]] = ()
     ) -> list[Pixels]:
-        """Decodes an image once, applies EXIF rotation, and cuts boxes out of it. Each box is uint8 (h, w, 3), or
-        (h, w, 4) with padding after the colours. The boxes are valid until the next call, and may be read-only.
+        """Decodes an image once, applies EXIF rotation, and cuts boxes out of it: uint8 (h, w, 3), or (h, w, 4) with
+        padding after the colours. They are valid until the next call, and may be read-only.
 
         `reduce_to` has the (height, width) to which each box will be resized. If each box is at least twice as high and
         wide, a JPEG is decoded at half its size or less, with enough pixels for every box.
 
-        Raises:
-            DecompressionBombError: If the image has too many pixels, before any of them is decoded.
-            ValueError, OSError, …: As Pillow raises for data that is not an image.
+        Raises DecompressionBombError if the image has too many pixels, before any of them is decoded; and ValueError,
+        OSError, … as Pillow raises for data that is not an image.
         """
         data = memoryview(encoded).cast("B")  # Arrow gives signed bytes, which simplejpeg refuses
         if data[: len(_JPEG)] == _JPEG:
@@ -104,11 +103,8 @@ class PixelDecoder:
         grey as it is stored, the indices of a palette, or the brightness of colours. Grey of fewer than 8 bits counts
         from 0 for black in each format.
 
-        Raises:
-            DecompressionBombError: As `decode_parts`.
-            ValueError: If grey has more than 8 bits, because scaling would change the classes of a mask. Grey with
-                alpha is not refused, because Pillow itself scales it to 8 bits.
-            OSError, …: As Pillow raises for data that is not an image.
+        Raises the errors of `decode_parts`; and ValueError if grey has more than 8 bits, because scaling would change
+        the classes of a mask. Pillow itself scales grey with alpha to 8 bits.
         """
         with accepting(self._rules.truncated):
             image = _open(encoded, self._rules)
@@ -180,9 +176,7 @@ class PixelDecoder:
 
 
 def jpeg_size(data: memoryview) -> tuple[int, int] | None:
-    """Returns the stored height and width of a JPEG that fast codecs decode like Pillow; None for all else, such as
-    CMYK.
-    """
+    """Returns the stored height and width of a JPEG that fast codecs decode like Pillow; None for all else."""
     if data[: len(_JPEG)] != _JPEG:
         return None
     try:
@@ -193,9 +187,8 @@ def jpeg_size(data: memoryview) -> tuple[int, int] | None:
 
 
 def orientation_if_plain(data: memoryview, rules: Rules) -> int | None:
-    """Returns the orientation, 1 to 8, of a JPEG that every codec decodes to the same stored pixels as Pillow; None for
-    other data, too many pixels, and an orientation that cannot be read. Wrong markers among the pixels make some codecs
-    stop.
+    """Returns the orientation, 1 to 8, of a JPEG that every codec decodes to the same stored pixels as Pillow; else
+    None. Some codecs stop at wrong markers among the pixels.
     """
     if (size := jpeg_size(data)) is None or not _has_plain_scans(np.frombuffer(data, np.uint8)):
         return None
@@ -357,9 +350,7 @@ def accepting(truncated: Truncated) -> Iterator[None]:
 
 
 def _open(encoded: bytes | memoryview, rules: Rules) -> PIL.Image.Image:
-    """Opens an image without decoding its pixels. Raises DecompressionBombError if its header names too many pixels.
-    Raises ValueError, OSError, … as Pillow raises for data that is not an image.
-    """
+    """Opens an image without decoding its pixels; raises the errors of `decode_parts`."""
     max_pixels, allowed = rules.max_pixels, PIL.Image.MAX_IMAGE_PIXELS  # Pillow checks its limit in many places
     if allowed is not None and (max_pixels is None or 2 * allowed < max_pixels):
         PIL.Image.MAX_IMAGE_PIXELS = max_pixels
@@ -407,9 +398,7 @@ def _split_png(data: memoryview) -> tuple[bytes | memoryview, dict[str, Any]]:
 
 
 def _turning_text(kind: bytes, chunk: bytes) -> dict[str, str]:
-    """Returns the text of a chunk by its name, if Pillow turns a PNG by it; raw if it cannot be read, as it is not EXIF
-    then.
-    """
+    """Returns the text of a chunk by its name, if Pillow turns a PNG by it; raw if it cannot be read."""
     key, _, text = chunk.partition(b"\0")
     name = key.decode("latin-1")
     if name not in _TURNING_TEXTS:
@@ -435,9 +424,7 @@ def _too_many(what: str, max_pixels: int | None) -> Exception:
 
 
 def _rgb(image: PIL.Image.Image) -> Pixels:
-    """Decodes to uint8 (H, W, 3), or (H, W, 4) with padding after the colours: as stored, but a TIFF, which Pillow
-    itself turns, as displayed. The array may be read-only.
-    """
+    """Decodes to uint8 (H, W, 3), or (H, W, 4) with padding, perhaps read-only: as stored, but a TIFF as displayed."""
     image.load()
     high, wide = image.height, image.width
     if image.mode in ("I", "F") and image.format != "PPM":  # Pillow gives the 16 bits of PPM as 32 bits
@@ -487,8 +474,8 @@ def _shifted_bits(encoded: bytes) -> int:
 
 
 def shown_size(encoded: bytes | memoryview, rules: Rules) -> tuple[int, int, int]:
-    """Returns the displayed width and height of an image, and its orientation, 1 to 8, without decoding its pixels.
-    Raises DecompressionBombError as `PixelDecoder.decode_parts`.
+    """Returns an image's displayed width and height, and its orientation, 1 to 8, without decoding its pixels. Raises
+    DecompressionBombError as `PixelDecoder.decode_parts`.
     """
     with accepting(rules.truncated):
         image: Any = _open(encoded, rules)

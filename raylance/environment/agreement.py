@@ -49,19 +49,13 @@ class Terms:
 class Agreement:
     """Compares the terms with which the ranks begin one loader's first pass.
 
-    Loaders that Ray Train assigned are compared by name. For loaders that were made by hand, each rank counts the first
-    passes under a name, and passes with the same count are compared. Such loaders may exist on only some ranks, so this
-    is only done if one of the ranks called `reshard` or has peers.
+    Loaders that Ray Train assigned are compared by name; those made by hand, which may exist on only some ranks, by
+    name and number of first passes, and only if one of the ranks called `reshard` or has peers.
     """
 
     def __init__(self, store: Any, context: ShardContext, name: str, terms: Terms) -> None:
-        """Writes the terms of this rank to the store. The last rank also writes the outcome.
-
-        Args:
-            store: A store of torch.distributed, which the ranks share.
-            context: The rank of this process.
-            name: The loader's name, by which the ranks find each other's terms.
-            terms: The terms of this rank.
+        """Writes the terms of this rank to the store, which the ranks share; the last rank also writes the outcome. The
+        ranks find each other's terms by the loader's name.
         """
         self._store, self._name, self._terms, self._ranks = store, name, terms, range(context.world_size)
         self._where = f"raylance/reshard/{name}/assigned"
@@ -75,17 +69,15 @@ class Agreement:
                 self._conclude()
 
     def wait(self, patience_s: float = _PATIENCE_S) -> None:
-        """Waits for the outcome if this rank called `reshard`. In any case, checks the outcome if it is there. Raises
-        ConfigError if the ranks disagree.
-        """
+        """Waits for the outcome if this rank called `reshard`; then does as `look`."""
         with self._tolerating():
             if self._terms.has_called:
                 self._await(patience_s)
         self.look(at_once=True)
 
     def look(self, *, at_once: bool = False) -> None:
-        """Checks whether the ranks disagree, at most once a second unless `at_once`. Raises ConfigError if the ranks
-        disagree.
+        """Raises ConfigError if the ranks disagree, by an outcome that it asks for at most once a second unless
+        `at_once`.
         """
         if self._is_over or (time.monotonic() < self._looked_s + _LONGEST_PAUSE_S and not at_once):
             return

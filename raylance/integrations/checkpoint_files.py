@@ -135,10 +135,8 @@ def _check_whole(checkpoint: ray.train.Checkpoint) -> None:
 
 
 def check_room(checkpoint: ray.train.Checkpoint) -> None:
-    """Checks that the run's storage has room for a checkpoint, if the storage is a file system of this machine.
-
-    Without room, Ray Train's controller would end the run, and leave an empty list of checkpoints. Raises RaylanceError
-    if the checkpoint does not fit; the message has the bytes needed and the free bytes.
+    """Raises RaylanceError if a checkpoint does not fit into the run's storage, a file system of this machine. Without
+    room, Ray Train's controller would end the run, and leave an empty list of checkpoints.
     """
     storage = process.train_storage()
     if storage is None:
@@ -175,10 +173,10 @@ def list_files(
 ) -> None:
     """Writes which files of a rank's directory belong to a report, into the directory, if that is on this machine.
 
-    Ray Train copies the directories of all ranks into one folder, and deletes nothing there. If an earlier report had
-    the same name, and more ranks or other files, its files stay beside the new ones. Lists of one world size belong
-    together if the steps of their loaders are the same, or `report`, which names the report on all ranks: ranks of a
-    pipeline may take no steps, and a rank that Ray Train replaced has made other reports.
+    Ray Train copies the directories of all ranks into one folder. If an earlier report had the same name, and more
+    ranks or other files, its files stay beside the new ones. Lists of one world size belong together if the steps of
+    their loaders are the same, or `report`, which names the report on all ranks: ranks of a pipeline may take no steps,
+    and a rank that Ray Train replaced has made other reports.
     """
     if not isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem):
         return
@@ -193,8 +191,7 @@ def list_files(
 @contextlib.contextmanager
 def only_listed(directory: str, steps: Mapping[str, Any]) -> Iterator[Path]:
     """Yields the directory of a checkpoint at these steps; or, if files of an earlier report lie there, another one
-    with links to the files of this one. If rank 0 has no list for these steps, or a list is damaged, all files belong
-    to it.
+    with links to the own files. These are all if rank 0 has no list for these steps, or a list is damaged.
     """
     folder = Path(directory)
     lists = {path.name: _read_list(path) for path in folder.glob(_LISTS)}
@@ -221,8 +218,8 @@ def only_listed(directory: str, steps: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _files_in(folder: Path) -> set[str]:
-    """Returns the relative paths of all files in a directory but the lists; also of those in linked directories, which
-    Ray Train copies.
+    """Returns the relative paths of all files in a directory but the lists, also in linked directories, which Ray Train
+    copies.
     """
     walked = os.walk(folder, followlinks=True)
     found = {os.path.relpath(os.path.join(parent, name), folder) for parent, _, names in walked for name in names}
@@ -244,7 +241,9 @@ def _read_list(path: Path) -> dict[str, Any]:
 def load_state_file(path: Path) -> dict[str, Any] | None:
     """Returns the state in a checkpoint's `state.pt`; None if the file does not exist. Raises StateError if damaged."""
     try:
-        _check_size(path)
+        with zipfile.ZipFile(path) as file:  # torch writes none that would unpack to more bytes, and fill the memory
+            if sum(info.file_size for info in file.infolist()) > path.stat().st_size:
+                raise ValueError("its parts are compressed, or overlap")
         state = torch.load(path, map_location="cpu", weights_only=True)
         if not isinstance(state, dict):
             raise TypeError(f"it holds a {type(state).__name__}")
@@ -256,13 +255,6 @@ def load_state_file(path: Path) -> dict[str, Any] | None:
             "nothing was restored. Continue from an earlier checkpoint by checkpoint=, or start under a new run name."
         ) from error
     return state
-
-
-def _check_size(path: Path) -> None:
-    """Raises ValueError if a file unpacks to more bytes than it has and so might fill the memory. torch writes none."""
-    with zipfile.ZipFile(path) as file:
-        if sum(info.file_size for info in file.infolist()) > path.stat().st_size:
-            raise ValueError("its parts are compressed, or overlap")
 
 
 def write_files(checkpoint: ray.train.Checkpoint, position: Mapping[str, Any], state: dict[str, Any] | None) -> None:
@@ -342,8 +334,8 @@ def _save(state: dict[str, Any], path: Path) -> None:
 
 
 def _dump(state: dict[str, Any], file: Any) -> None:
-    """Writes a state to an open file. Raises OSError if writing to the file failed, although torch raises a
-    RuntimeError then. Raises ConfigError if the state cannot be saved.
+    """Writes a state to an open file. Raises ConfigError if that cannot be saved, and an OSError of the file, for which
+    torch raises a RuntimeError.
     """
     with _refusing():
         try:

@@ -57,8 +57,8 @@ def draw_shares(seconds: Mapping[str, float]) -> str:
 
 
 def draw_timeline(found: Timeline, events: Sequence[tuple[float, int, str]], ranks: Sequence[int]) -> str:
-    """Draws one strip for each of these ranks, the first on top: its time by `PARTS`. Marks the events, each given by
-    its time in seconds since 1970, its rank and its kind.
+    """Draws a strip of each rank's time by `PARTS`, the first on top, and marks the events: seconds since 1970, rank,
+    kind.
     """
     figure, axes = _figure(1.3 + 0.42 * len(ranks))
     for row, rank in enumerate(ranks):

@@ -6,26 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
 from raylance.environment.shared import Shared
-from raylance.orders.permutation import Int64Array
+from raylance.planning.proof import HasOffsets
 from raylance.source.reader import Reader, ReadMode, RowReader
 from raylance.source.retrying import OPENING_S
 from raylance.source.selection import Selection
 from raylance.source.version import Source
 
 
-class Selected(Protocol):
-    """The selected rows, which an epoch delivers."""
-
-    @property
-    def rows(self) -> int:
-        """Number of rows, n."""
+class Selected(HasOffsets, Protocol):
+    """The selected rows, which an epoch delivers; `offsets` are those that a reader takes."""
 
     @property
     def fingerprint(self) -> str:
         """Hash of the rows; equal exactly if the rows are equal."""
-
-    def offsets(self, selected: Int64Array) -> Int64Array:
-        """Maps selected rows 0 … n-1, int64, to the offsets that a reader takes, int64, in the same order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

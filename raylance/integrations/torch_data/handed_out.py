@@ -38,18 +38,13 @@ class RowsRead:
 
 
 class Note:
-    """The rows that a dataset has read for the next batch, as it notes them for `Counting`.
-
-    A worker gets dataset and `Counting` in one message, so both have the same note there, too.
-
-    Attributes:
-        is_wanted: Whether a `Loader` records. If not, nothing is noted.
-        rows: The rows; None if none were noted since `take`.
+    """The rows that a dataset has read for the next batch. A worker gets dataset and `Counting` in one message, so both
+    have the same note there, too.
     """
 
     def __init__(self) -> None:
-        self.is_wanted = False
-        self.rows: RowsRead | None = None
+        self.is_wanted = False  # whether a `Loader` records
+        self.rows: RowsRead | None = None  # None if none were noted since `take`
 
     def take(self) -> RowsRead | None:
         """Returns the rows, and forgets them."""
