@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raylance.arguments import check_flag, check_integer
-from raylance.errors import ConfigError, DatasetError
+from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.memory.arrow import values_of
 
 NumpyBatch = dict[str, npt.NDArray[Any]]
@@ -282,7 +282,7 @@ def _writable(flat: pa.Array) -> npt.NDArray[Any]:
 
 def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
     if array.null_count:
-        fix = f"Filter them out (filter={f'`{name}` IS NOT NULL'!r}), or fill them in the dataset."
+        fix = f"Filter them out ({filter_of_nulls(name)}), or fill them in the dataset."
         if where:
             fix = "No filter on the column finds these: fill them in the dataset, or leave their rows out of it."
         raise DatasetError(

@@ -197,9 +197,7 @@ class RaggedDecoder(Decoder):
 
     @abc.abstractmethod
     def open(self) -> RaggedRowDecoder:  # type: ignore[override]
-        """Opens a row decoder: the object that decodes rows, one after another, in one thread. A decoder that keeps
-        nothing between rows may return itself.
-        """
+        """Opens a row decoder; see `Decoder.open`."""
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -250,9 +248,7 @@ class BatchDecoder(Decoder):
 
     @abc.abstractmethod
     def open(self) -> OpenBatchDecoder:  # type: ignore[override]
-        """Opens a batch decoder: the object that decodes several rows together, in one thread. A decoder that keeps
-        nothing between items may return itself.
-        """
+        """Opens a batch decoder, which decodes several rows together, in one thread; see `Decoder.open`."""
 
     def open_on(self, device: "torch.device") -> OpenBatchDecoder:
         """Opens a batch decoder for a device. Called in place of `open` if `on_device` is True; by default it calls

@@ -28,26 +28,21 @@ _CODEC_OPTIONS = ":fancy_upsampling=1"  # interpolates colours like libjpeg-turb
 class DeviceImage(BatchDecoder):
     """Decodes a column of JPEGs to uint8 images on the device of the batches.
 
-    The trainer gets the encoded bytes, and its device decodes, crops, resizes and flips. The bytes are a third of the
-    pixels' size or less, and the CPU cores that would decode stay free. But one thread of the trainer prepares all
-    pictures, beside the one that trains: one H100 was fed with 3,100 images/s, and with 4,600 by `Image` on 14 cores.
-    So it helps if a GPU has fewer cores than about ten.
-    Every process that decodes needs `pip install raylance[nvjpeg]`. Without CUDA, one thread of the trainer decodes on
-    the CPU.
+    The trainer gets the encoded bytes, a third of the pixels' size or less, and the CPU cores that would decode stay
+    free. But one thread of the trainer prepares all pictures, beside the one that trains: one H100 was fed with 3,100
+    images/s, and with 4,600 by `Image` on 14 cores. So it helps if a GPU has fewer cores than about ten. Every process
+    that decodes needs `pip install raylance[nvjpeg]`. Without CUDA, one thread of the trainer decodes on the CPU.
 
     Rows, bad rows, crops and flips are the same as for `raylance.Image` with the same arguments. Images that the device
     cannot decode are decoded by `Image` on the trainer's CPU: other formats, JPEGs in other colour spaces (CMYK),
     damaged images, and images that the codec refuses. `stats()` counts these images as `fallback_rows`. If there are
     more than a few of them, use `Image` instead of this class.
 
-    The pixels depend on the codec and the device, which checkpoints name. On the CPU, they are equal to the pixels of
-    `Image`. This was checked byte for byte with nvImageCodec 0.9, for JPEGs of each subsampling, baseline and
-    progressive, grey, RGB, with restart markers, of each EXIF orientation, followed by other bytes, truncated, with
-    markers among the pixels; and for PNG, WebP, GIF, AVIF, BMP, TGA, PPM, JPEG 2000 and TIFF of all modes that Pillow
-    writes. On CUDA (nvImageCodec 0.9, an H100), all of 903 odd pictures that were intact were good, too, and 98.8 % of
-    their values lay within 2 of 255 of those of `Image`: nvJPEG rounds differently, and interpolates the colours of
-    pictures of a few pixels differently. From 97 damaged JPEGs, nvJPEG accepted one that `Image` refuses. It makes
-    other pixels of those that both accept.
+    The pixels depend on the codec and the device, which checkpoints name. On the CPU (nvImageCodec 0.9), they are equal
+    to those of `Image`, byte for byte. On CUDA (an H100), all of 903 odd pictures that were intact were good, too, and
+    98.8 % of their values lay within 2 of 255: nvJPEG rounds differently, and interpolates the colours of pictures of a
+    few pixels differently. From 97 damaged JPEGs, it accepted one that `Image` refuses, and made other pixels of those
+    that both accept.
 
     Attributes:
         column: Column of encoded images, binary.

@@ -38,14 +38,14 @@ def as_checkpoint(path: str | os.PathLike[str]) -> ray.train.Checkpoint:
     """Returns a checkpoint for a local directory or a URI. Raises ConfigError if the directory does not exist."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"checkpoint={path!r} is not a directory: pass a path, a URI or a ray.train.Checkpoint.")
-    if "://" not in str(path) and not Path(path).is_dir():
+    if "://" in str(path):
+        filesystem, inside = open_folder(path)
+        return ray.train.Checkpoint(inside, filesystem=filesystem)
+    if not Path(path).is_dir():
         raise ConfigError(
             f"checkpoint={public_uri(str(path))!r} is not a directory: write this rank's files there before report()."
         )
-    if "://" not in str(path):
-        return ray.train.Checkpoint(str(path))
-    filesystem, inside = open_folder(path)
-    return ray.train.Checkpoint(inside, filesystem=filesystem)
+    return ray.train.Checkpoint(str(path))
 
 
 @contextlib.contextmanager
@@ -146,7 +146,10 @@ def check_room(checkpoint: ray.train.Checkpoint) -> None:
         return
     if Path(checkpoint.path).resolve().is_relative_to(Path(folder).resolve()):  # it lies there already
         return
-    needed = _bytes_in(checkpoint.path)
+    needed = 0
+    for path in _walk(checkpoint.path):
+        with contextlib.suppress(FileNotFoundError):  # the user may have removed the file
+            needed += os.stat(path).st_size
     os.makedirs(folder, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if needed + _RESERVE_BYTES > free:
@@ -158,14 +161,10 @@ def check_room(checkpoint: ray.train.Checkpoint) -> None:
         )
 
 
-def _bytes_in(directory: str) -> int:
-    """Returns the bytes of all files in a directory. Linked files count, because they are copied, too."""
-    needed = 0
+def _walk(directory: str | Path) -> Iterator[str]:
+    """Yields the paths of all files in a directory, also in linked directories, which Ray Train copies."""
     for parent, _, names in os.walk(directory, followlinks=True):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):  # the user may have removed the file
-                needed += os.stat(os.path.join(parent, name)).st_size
-    return needed
+        yield from (os.path.join(parent, name) for name in names)
 
 
 def list_files(
@@ -218,12 +217,8 @@ def only_listed(directory: str, steps: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _files_in(folder: Path) -> set[str]:
-    """Returns the relative paths of all files in a directory but the lists, also in linked directories, which Ray Train
-    copies.
-    """
-    walked = os.walk(folder, followlinks=True)
-    found = {os.path.relpath(os.path.join(parent, name), folder) for parent, _, names in walked for name in names}
-    return found - {path.name for path in folder.glob(_LISTS)}
+    """Returns the relative paths of all files in a directory but the lists."""
+    return {os.path.relpath(path, folder) for path in _walk(folder)} - {path.name for path in folder.glob(_LISTS)}
 
 
 def _read_list(path: Path) -> dict[str, Any]:

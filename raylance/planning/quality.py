@@ -75,12 +75,11 @@ class ShuffleQuality:
         close_pairs: Share of a batch's pairs of rows with a distance of at most a thousandth of the selection. At a
             ratio of 3, near-duplicates stored together meet in one batch three times as often as by chance.
         divergences: How much the mix of classes in a global batch differs from the mix in the selection: the mean
-            Jensen-Shannon divergence (Lin, 1991), in bits from 0 to 1. Each key names a set of classes. With
-            labels, there is one key, such as "10 labels" if the labels have ten values. Without labels, there are two,
-            "10 blocks" and "100 blocks": each block of storage counts as a class. That is the worst case, a dataset
-            that is sorted by class. A random batch diverges, too, so look at the ratio. For small divergences, the
-            ratio is the design effect of cluster sampling (Kish, 1965): G rows represent the classes only as well as
-            G / ratio random rows. The larger the ratio, the slower SGD converges; Xu et al. ("Stochastic gradient
+            Jensen-Shannon divergence (Lin, 1991), in bits from 0 to 1, by set of classes. With labels, that is one,
+            such as "10 labels". Without labels, it is "10 blocks" and "100 blocks": each block of storage counts as a
+            class, as in the worst case, a dataset that is sorted by class. Look at the ratio. For small divergences,
+            the ratio is the design effect of cluster sampling (Kish, 1965): G rows represent the classes only as well
+            as G / ratio random rows. The larger the ratio, the slower SGD converges; Xu et al. ("Stochastic gradient
             descent without full data shuffle", 2022) show this for data that is shuffled by blocks.
         epoch_correlation: Rank correlation between the rows at the same positions of two consecutive epochs; a number,
             not a `Measure`. 0 is the best; 1 means that both have the same order. With few shards, chance alone makes

@@ -88,6 +88,7 @@ def render(run: Run, first_rows: str = "", storage_options: StorageOptions | Non
     lists = {kind: [(when, r, what) for when, r, of, what in happened if of == kind] for kind in ("fault", "error")}
     reports = [(found.run_s(at), what["metrics"]) for at, r, kind, what in happened if kind == "report" and not r.rank]
     proof = prove_records(run, run.datasets, most_rows=FEW_ROWS, **storage_argument(storage_options))
+    is_at_times = verdict.limit in STAGES and verdict.waiting < _MUCH
     epochs, verdicts = _epochs(proof), {name: judge(run.ranks(name)) for name in run.datasets}
     pictures = {
         "shares": drawing.draw_shares(_spent(run, verdict)),
@@ -102,7 +103,7 @@ def render(run: Run, first_rows: str = "", storage_options: StorageOptions | Non
         name=run.name,
         subtitle=_subtitle(run, main, found),
         verdict=verdict,
-        color=drawing.COLORS.get("training" if _is_at_times(verdict) else verdict.limit, "#8a8f98"),
+        color=drawing.COLORS.get("training" if is_at_times else verdict.limit, "#8a8f98"),
         main=run.main,
         shown_ranks=len(ranks),
         hidden_ranks=len(parts) - len(ranks),
@@ -240,11 +241,6 @@ def _dataset_row(name: str, parts: Sequence[RankFigures], verdict: Verdict) -> t
         f"{verdict.seconds['starting'] / len(parts):,.1f}",
         _longest(verdict),
     )
-
-
-def _is_at_times(verdict: Verdict) -> bool:
-    """Whether a stage is the limit for so little of the time that the page has the colour of training."""
-    return verdict.limit in STAGES and verdict.waiting < _MUCH
 
 
 def _longest(verdict: Verdict) -> str:

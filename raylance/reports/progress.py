@@ -1,7 +1,7 @@
 """The status of a run, as a line and as a table, made from its records."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from raylance.observe.figures import RankFigures, delivered_rate, saving_share
@@ -180,9 +180,9 @@ def _share(used: float, limit: float) -> str:
     return f"{used / 2**20:,.0f}/{limit / 2**20:,.0f} MiB"
 
 
-def describe_report(what: dict[str, Any], names: Sequence[str] = ("epoch", "step")) -> str:
+def describe_report(what: dict[str, Any]) -> str:
     """Describes a report to Ray Train in one line: epoch and step first, then the other numbers."""
-    metrics = what["metrics"]
+    metrics, names = what["metrics"], ("epoch", "step")
     where = ", ".join(f"{name} {metrics[name]:g}" for name in names if name in metrics)
     rest = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in names)
     return ": ".join(part for part in (where, rest) if part)

@@ -33,12 +33,7 @@ class Failure(Enum):
 
 # Texts of errors for files that are damaged or truncated in the storage. If an object store truncated only its answer,
 # the text is another one ("request or response body error"), and the failure may pass.
-_DAMAGE = (
-    "Generic memory error",
-    "failed to decode Protobuf",
-    "file size is too small",
-    "failed to fill whole buffer",
-)
+_DAMAGE = ("Generic memory error", "failed to decode Protobuf", "file size is too small", "failed to fill whole buffer")
 _REFUSED = (
     "lacked the necessary privileges",
     "<Code>NoSuchBucket</Code>",
@@ -73,20 +68,9 @@ _ANSWER = re.compile(
 )
 # Options of S3 that users set, without the optional prefix aws_.
 _OF_S3 = (
-    "access_key_id",
-    "secret_access_key",
-    "session_token",
-    "token",
-    "region",
-    "default_region",
-    "endpoint",
-    "endpoint_url",
-    "allow_http",
-    "skip_signature",
-    "virtual_hosted_style_request",
-    "timeout",
-    "connect_timeout",
-)
+    "access_key_id", "secret_access_key", "session_token", "token", "region", "default_region", "endpoint",
+    "endpoint_url", "allow_http", "skip_signature", "virtual_hosted_style_request", "timeout", "connect_timeout",
+)  # fmt: skip
 _OF_LANCE = ("client_max_retries", "client_retry_timeout", "download_retry_count")  # without a prefix
 _INSTEAD = {"request_timeout": "timeout"}  # a name in Lance's guide, and the name that Lance knows
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from raylance.arguments import check_integer
 from raylance.columns import ROW_OFFSET
 from raylance.environment.shared import Shared
-from raylance.errors import ConfigError, DatasetError
+from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.orders.permutation import Int64Array
 from raylance.planning.pace import Pace
 from raylance.source.reader import RowReader
@@ -101,7 +101,7 @@ def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
         if column.null_count:
             raise DatasetError(
                 f"PackTokens: column {pack.column!r} has nulls instead of documents; nothing was started. Leave "
-                f"them out: filter={f'`{pack.column}` IS NOT NULL'!r}."
+                f"them out: {filter_of_nulls(pack.column)}."
             )
         tokens = column.combine_chunks().flatten()
         if tokens.null_count:

@@ -365,25 +365,24 @@ class VersionCheck:
     datasets.
     """
 
-    def __init__(self, check: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, check: Callable[[], None]) -> None:
         """Takes a function that raises an error if the check fails. The first check is due after two seconds."""
-        self._check, self._clock = check, clock
-        self._checking = threading.Lock()
+        self._check, self._checking = check, threading.Lock()
         _checks.add(self)
         self.postpone()
 
     def postpone(self) -> None:
         """Records that the version was just opened, which is as good as a check."""
-        self._due_s = self._clock() + _CHECK_S
+        self._due_s = time.monotonic() + _CHECK_S
 
     def run_if_due(self) -> None:
         """Runs the check if it is due. If it raises an error, the next call runs it again."""
-        begin_s = self._clock()
+        begin_s = time.monotonic()
         if begin_s < self._due_s or not self._checking.acquire(blocking=False):
             return
         try:
             self._check()
-            spent_s = self._clock() - begin_s
+            spent_s = time.monotonic() - begin_s
             self._due_s = begin_s + max(_CHECK_S, spent_s * _CHECK_SHARE * len(_checks))
         finally:
             self._checking.release()
