@@ -247,7 +247,7 @@ class _Steps:
         return self._follower.hand_out(self._made, number, (place * ranks + rank, count * ranks))
 
     def _places(self) -> tuple[int | None, int]:
-        """Returns this replica's place among those whose rows count in this step, None if its own do not; and their
+        """Returns this replica's place, None if its own rows do not count, among those whose rows count; and their
         number.
         """
         manager = self._manager

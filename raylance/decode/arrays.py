@@ -81,8 +81,8 @@ def to_numpy(
     Numbers become (n,). Fixed-size lists and lists of one length become (n, k). Fixed-shape tensors become (n, …) with
     their axes in logical order; in lists of them, the axis of the list comes first. Strings, binary, other lists and
     structs become object arrays (n,). Padded lists become (n, length, …), followed by a column `…_length`, int64 (n,),
-    if `Pad.lengths` is True. Jagged lists become the values of all rows (sum, …), and a column `…_offsets`, int64 (n +
-    1,).
+    if `Pad.lengths` is True. Jagged lists become the values of all rows (sum, …), and a column `…_offsets`,
+    int64 (n + 1,).
 
     Columns of bfloat16 become arrays of `ml_dtypes.bfloat16`, or uint16 with `as_bits`. All arrays are writable. Arrays
     of numbers are views of the table's memory if the column is in one piece, so nothing else may read the table; `join`
@@ -313,8 +313,7 @@ def list_dtypes(schema: pa.Schema) -> dict[str, np.dtype[Any]]:
 
 def as_padding(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
     """Converts a number to a value of a dtype, shape (); None if the dtype cannot hold it. Fractions may be rounded. A
-    whole number must not change, a bool not become a number. NaN, infinities and zero stay, and nothing else becomes
-    one.
+    whole number must not change, nor a bool become a number, nor anything else NaN, infinite or zero.
     """
     if dtype.metadata == BFLOAT16.metadata:
         import torch  # imported here, because some helpers do not need torch

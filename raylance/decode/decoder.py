@@ -136,11 +136,8 @@ class Decoder(abc.ABC):
         return self
 
     def follow(self, other: "Decoder") -> Self:
-        """Returns this decoder with settings taken over from `other`, the decoder that `like` names. Called when a
-        dataset is opened.
-
-        Returns:
-            A decoder with the settings of `other` that it needs; by default this decoder.
+        """Returns this decoder with settings taken over from `other`, the decoder that `like` names; by default as it
+        is. Called when a dataset is opened.
         """
         return self
 
@@ -251,11 +248,11 @@ class BatchDecoder(Decoder):
         """Opens a batch decoder, which decodes several rows together, in one thread; see `Decoder.open`."""
 
     def open_on(self, device: "torch.device") -> OpenBatchDecoder:
-        """Opens a batch decoder for a device. Called in place of `open` if `on_device` is True; by default it calls
+        """Opens a batch decoder for a device. Called in place of `open` if `on_device` is True; by default calls
         `open`.
 
-        `device` may be the CPU, too: the CPU decodes the rows that a handle shows (`head`, `take`), the rows of NumPy
-        batches, and the rows that are sampled when the dataset is opened.
+        `device` may be the CPU, too, for the rows that a handle shows (`head`, `take`), the rows of NumPy batches, and
+        those that are sampled when the dataset is opened.
         """
         return self.open()
 

@@ -54,9 +54,7 @@ class DeviceColumn(BatchColumn):
 
 
 def _tensors(column: pa.ChunkedArray, pins: bool) -> list[torch.Tensor | None]:
-    """Returns the bytes of each row, uint8 (length,), None for a null, as parts of one tensor, pinned if `pins`, and
-    aligned for any dtype.
-    """
+    """Returns the bytes of each row, uint8 (length,), None for a null: aligned parts of one tensor, maybe pinned."""
     values = read_only(column)
     sizes = np.array([0 if value is None else len(value) for value in values], dtype=np.int64)
     ends = (-(-sizes // _ALIGNED) * _ALIGNED).cumsum()

@@ -148,9 +148,9 @@ class OpenDecoding:
 
 def open_columns(decoders: Sequence[Decoder], device: "torch.device | None" = None) -> list[OpenColumn]:
     """Groups decoders into columns, in the order of decoding: those that follow another one come last, so that a
-    damaged image is not blamed on its mask. Row decoders of one class and column may share their work. `device` is for
-    decoders with `on_device`; None for the CPU. Raises ConfigError if no column can have a decoder's shape, dtype or
-    draws.
+    damaged image is not blamed on its mask. Row decoders of one class and column may share their work. `device`, None
+    for the CPU, is for decoders with `on_device`. Raises ConfigError if a decoder's shape, dtype or draws are
+    impossible.
     """
     columns = {decoder.output_name: decoder.column for decoder in decoders}
     groups: dict[Any, tuple[str | None, list[Decoder]]] = {}

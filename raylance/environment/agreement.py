@@ -76,9 +76,7 @@ class Agreement:
         self.look(at_once=True)
 
     def look(self, *, at_once: bool = False) -> None:
-        """Raises ConfigError if the ranks disagree, by an outcome that it asks for at most once a second unless
-        `at_once`.
-        """
+        """Raises ConfigError if the ranks disagree. Asks for the outcome once a second at most, unless `at_once`."""
         if self._is_over or (time.monotonic() < self._looked_s + _LONGEST_PAUSE_S and not at_once):
             return
         self._looked_s, outcome = time.monotonic(), ""

@@ -43,9 +43,9 @@ class Shared(Generic[T]):
     """
 
     def __init__(self, what: str, value: T, nbytes: int, make: Callable[[], T] | None = None) -> None:
-        """Takes a picklable value, NumPy arrays in which are read without a copy; its name for messages; its bytes,
-        because a small one is not worth a reference; and its recipe, a picklable function that returns an equal value,
-        or raises an error.
+        """Takes a picklable value, whose NumPy arrays are read without a copy; its name for messages; its bytes: a
+        small one is not worth a reference; and its recipe, a picklable function that returns an equal value, or raises
+        an error.
         """
         self._what, self._nbytes, self._make = what, nbytes, make
         self._value: _Value | None = _Value(value, "")
@@ -54,8 +54,8 @@ class Shared(Generic[T]):
 
     def get(self) -> T:
         """Returns the value; fetches it or makes it again if this process does not have it. Raises the errors of the
-        recipe. Without one, HelperError if the value's Ray session has ended, and RayError if Ray has lost it, or needs
-        120 seconds.
+        recipe. Without one, HelperError if the value's Ray session has ended, and RayError if Ray lost it, or needs 120
+        s.
         """
         session = ray_session()
         held, reference = self._value, self._ref

@@ -329,8 +329,8 @@ def _save(state: dict[str, Any], path: Path) -> None:
 
 
 def _dump(state: dict[str, Any], file: Any) -> None:
-    """Writes a state to an open file. Raises ConfigError if that cannot be saved, and an OSError of the file, for which
-    torch raises a RuntimeError.
+    """Writes a state to an open file; raises ConfigError if it cannot be saved, and the OSError behind torch's
+    RuntimeError.
     """
     with _refusing():
         try:

@@ -96,8 +96,7 @@ def training_rate(ranks: Sequence[RankFigures]) -> float:
     """Returns the rows a second over all ranks if no trainer ever waited for its loader.
 
     While one rank waits for its loader, the others wait for it in collective operations, which counts as training. So
-    among the ranks whose whole steps are as long as the slowest rank's, the one that trains shortest gives the time of
-    a step.
+    of the ranks whose whole steps are as long as the slowest rank's, the one that trains shortest shows a step's time.
     """
     counted = _counted(ranks)
     slowest_s = max((rank.step_s for rank in counted), default=0.0)

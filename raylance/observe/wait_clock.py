@@ -124,9 +124,7 @@ class WaitClock:
         return [other for other in found if other is found[-1] or other.called in found[-1].shared_s]
 
     def _count_shared(self, begun: float, now: float) -> None:
-        """Counts the seconds that this loader's ending step shares with steps that began later and go on: these loaders
-        are iterated side by side.
-        """
+        """Counts seconds side by side: those that this ending step shares with steps that began later and go on."""
         later = list(itertools.dropwhile(lambda other: other is not self, _thread.in_step))[1:]
         for other in later:
             if other.is_timed("user_s"):
@@ -194,8 +192,7 @@ class WaitClock:
 @contextmanager
 def saving(reported: Iterable[WaitClock]) -> Iterator[None]:
     """Counts the seconds of the body as saving, for the reported loaders and for those whose batch this thread has in
-    hand, after their first batch. After the last batch of a pass, no step is running; then the seconds also count as
-    `user_s`.
+    hand, after their first batch. After the last batch of a pass, when no step is running, also as `user_s`.
     """
     found = {id(each): each for each in (*reported, *_thread.in_step) if each.has_begun and not each.is_timed("save_s")}
     with ExitStack() as stack:

@@ -144,9 +144,7 @@ class _Tree:
 
 
 class _Pattern:
-    """Deals positions by a pattern that repeats, with the quotas in each repetition. Checkpoints of raylance 0.10
-    continue by it.
-    """
+    """Deals positions by a repeated pattern, which has the quotas. Checkpoints of raylance 0.10 continue by it."""
 
     def __init__(self, quotas: tuple[int, ...]) -> None:
         due = np.concatenate([(np.arange(quota) + 0.5) / quota for quota in quotas])
@@ -323,9 +321,7 @@ class _MixResolved(Resolved):
 
     @functools.cached_property
     def kinds(self) -> tuple[list[type[Order] | None], Int64Array]:
-        """The kinds of the components' orders, None for those computed alone; and the index of each component's kind in
-        them.
-        """
+        """The kinds of the components' orders, None for those computed alone; and each component's index in them."""
         by_part = [stacked_kind(part) for part in self.parts]
         found = list(dict.fromkeys(by_part))
         return found, np.array([found.index(kind) for kind in by_part], dtype=np.int64)
@@ -378,9 +374,7 @@ class _MixEpoch(Epoch):
         return {}
 
     def _numbers(self, kind: type[Order], asked: Int64Array) -> UInt64Array:
-        """Returns the numbers that `stacked_rows` takes: one column, kept for later calls, for each own epoch in
-        `asked`, ascending.
-        """
+        """Returns the numbers that `stacked_rows` takes: one column, kept for later, for each of `asked`, ascending."""
         epochs, numbers = self._known.get(kind) or (asked, self._stack(kind, asked))
         new = asked[~np.isin(asked, epochs)]
         if len(new):

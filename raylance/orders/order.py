@@ -122,9 +122,7 @@ class Order:
         return {}
 
     def bind(self, rows: Rows) -> tuple[Self, Tables]:
-        """Returns this order and the tables of `look_up`. A subclass may fill settings of the returned order from the
-        tables.
-        """
+        """Returns this order, whose settings a subclass may fill from the tables, and the tables of `look_up`."""
         return self, self.look_up(rows)
 
     @property

@@ -160,9 +160,7 @@ class Ledger:
     def add(
         self, epoch: int, low: int, high: int, digest: Digest, *, is_last: bool, share: RankAndSize | None = None
     ) -> None:
-        """Adds one step that was handed out, from position `low` to `high`, with its rows on this rank and the rank's
-        share.
-        """
+        """Adds a step that was handed out, from position `low` to `high`, with its rows on this rank, and its share."""
         cut, loaded = self._is_cut, self._loaded
         self.name, self.last = self.name or uuid.uuid4().hex, digest
         last = self._intervals[-1] if self._intervals else None

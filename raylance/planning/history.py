@@ -346,9 +346,7 @@ def _doubt(runs: Sequence[_Piece], *, is_forgotten: bool) -> str:
 
 
 def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[Interval]]:
-    """Chooses intervals of one epoch that do not overlap, of the longest of `runs` first; returns them by position, and
-    the others.
-    """
+    """Chooses intervals that do not overlap, of the longest of `runs` first; returns them by position, and the rest."""
     if len(runs) == 1:
         return list(runs[0]), []
     kept: list[Interval] = []

@@ -223,9 +223,7 @@ class Plan:
         ]
 
     def chunk_at(self, epoch: int, position: int, low: int = 0) -> Chunk | None:
-        """Returns the chunk that begins with the step at a position, or with its row `low`; None at the end of the
-        epoch.
-        """
+        """Returns the chunk that begins with the step at a position, or with its row `low`; None at the epoch's end."""
         steps = self.steps(position)
         if steps <= 0:
             return None
@@ -240,9 +238,7 @@ class Plan:
         return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.stride)
 
     def likely_next_chunk(self, chunk: Chunk, dp_rank: int) -> Chunk | None:
-        """Returns the chunk that a rank most likely reads next: the epoch's next one if the rank has rows there, else
-        the first of the next epoch.
-        """
+        """Returns the chunk that a rank likely reads next; without rows in the next one, the next epoch's first."""
         after = self.next_chunk(chunk)
         if after is not None and self.chunk_size(after, dp_rank):
             return after

@@ -103,8 +103,8 @@ class Expected:
 
 def prove(lines: Sequence[EpochLine], expected_of: Callable[[str], Expected | str]) -> list[EpochProof]:
     """Compares each epoch of a line of history with the selection or, if rows repeat, with the plan; only the last
-    epochs if `Expected.most_rows` allows no more. `expected_of` returns what a plan's epochs are compared with, or why
-    they are only counted.
+    epochs if `Expected.most_rows` allows no more. `expected_of` returns what to compare a plan's epochs with, or why
+    not to.
     """
     proofs: list[EpochProof] = []
     for line in reversed(lines):

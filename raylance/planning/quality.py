@@ -48,8 +48,8 @@ class Measure:
 
     @property
     def ratio(self) -> float:
-        """`value` divided by `ideal`: about 1 if the order is as good as a row shuffle. 1 if both are zero; infinite if
-        only `ideal` is zero.
+        """`value` divided by `ideal`: about 1 if the order is as good as a row shuffle. 1 if both are zero; else
+        infinite if `ideal` is zero.
         """
         if self.ideal <= _NOTHING:
             return float("inf") if self.value > _NOTHING else 1.0

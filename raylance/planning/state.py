@@ -103,9 +103,7 @@ def selection_of(state: Mapping[str, Any]) -> str:
 
 
 def states_in(content: bytes) -> list[Mapping[str, Any]]:
-    """Returns the loaders' states in the content of a checkpoint's file; none if it is damaged, which `read_state`
-    says.
-    """
+    """Returns the loaders' states in the content of a checkpoint's file; none if it is damaged: see `read_state`."""
     try:
         loaded = json.loads(content)
     except (ValueError, RecursionError):

@@ -57,9 +57,7 @@ def draw_shares(seconds: Mapping[str, float]) -> str:
 
 
 def draw_timeline(found: Timeline, events: Sequence[tuple[float, int, str]], ranks: Sequence[int]) -> str:
-    """Draws a strip of each rank's time by `PARTS`, the first on top, and marks the events: seconds since 1970, rank,
-    kind.
-    """
+    """Draws a strip of each rank's time by `PARTS`, the first on top; and events: seconds since 1970, rank, kind."""
     figure, axes = _figure(1.3 + 0.42 * len(ranks))
     for row, rank in enumerate(ranks):
         below = np.full(len(found.edges), row + 0.4)

@@ -150,9 +150,7 @@ def _describe_events(events: Sequence[tuple[float, LoaderRecord, Any]]) -> list[
 
 
 def _restarts(run: Run) -> list[tuple[str, str, str]]:
-    """Returns a line for each start that followed an abnormal end: its time, its name, and where the run ended and
-    continued.
-    """
+    """Returns a line for each start after an abnormal end: time, name, and where the run ended and continued."""
     by_start: dict[str, list[LoaderRecord]] = {}
     for record in run.of(run.main):
         by_start.setdefault(record.start or record.name, []).append(record)
@@ -196,9 +194,7 @@ def _spent(run: Run, verdict: Verdict) -> dict[str, float]:
 
 
 def _describe_masked(run: Run) -> str:
-    """Says how often a masked row was handed out, and how many masked rows, some of them only decoded, the records
-    name.
-    """
+    """Says how often a masked row was handed out, and how many masked rows, some only decoded, the records name."""
     times = int(sum(record.latest("masked_rows") for record in run.records))
     rows = {(record.dataset, *row[:2]) for record in run.records for row in record.bad_rows}
     ahead = ", some of what was decoded and not handed out yet" * (len(rows) > times)

@@ -115,9 +115,7 @@ _HEADS = (
 
 
 def table(run: Run, now: float, most: int = 32) -> str:
-    """Returns the status of a run's loaders at a time in seconds since 1970, one line each; of more than `most`, those
-    that wait most.
-    """
+    """Returns a line for each loader of a run, or for the `most` that wait most, at a time in seconds since 1970."""
     datasets = dict.fromkeys(record.dataset for record in run.records)
     records = [record for dataset in datasets for record in run.newest(dataset) if len(record.series["time_s"])]
     lines = [_line(record, now) for record in records]

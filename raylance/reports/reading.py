@@ -286,9 +286,7 @@ def read_run(path: str | os.PathLike[str], storage_filesystem: Any = None) -> Ru
 
 
 def _read(filesystem: Any, path: str, version: Version) -> LoaderRecord | None:
-    """Reads a record. Returns None, so that the others are shown, if another raylance wrote it, or if it is gone or
-    damaged.
-    """
+    """Reads a record; None, so that the others are shown, if another raylance wrote it, or it is gone or damaged."""
     try:
         if version.size > _MOST_BYTES:
             raise ValueError(f"it has {version.size:,} bytes")

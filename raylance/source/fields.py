@@ -5,9 +5,7 @@ import pyarrow.compute as pc
 
 
 def find_field(schema: pa.Schema, name: str) -> pa.Field | None:
-    """Returns the field of a column, or of a field inside its structs; None if there is none. No column's name has
-    dots.
-    """
+    """Returns the field of a column, or one inside its structs; None if there is none. Columns' names have no dots."""
     root, *inner = name.split(".")
     if (at := schema.get_field_index(root)) < 0:  # also of a name that occurs twice
         return None

@@ -42,16 +42,12 @@ def check_options(options: object) -> None:
             "a function that returns one."
         )
     for name, value in options.items():
-        if not isinstance(name, str):
-            raise ConfigError(
-                f"storage_options: the name {name!r} is a {type(name).__name__}. Nothing was opened. Give names and "
-                'values as strings, such as {"allow_http": "true"}.'
-            )
-        if not isinstance(value, str):
-            raise ConfigError(
-                f"storage_options: the value of {name!r} is a {type(value).__name__}. Nothing was opened. Give names "
-                'and values as strings, such as {"allow_http": "true"}.'
-            )
+        for what, given in ((f"name {name!r}", name), (f"value of {name!r}", value)):
+            if not isinstance(given, str):
+                raise ConfigError(
+                    f"storage_options: the {what} is a {type(given).__name__}. Nothing was opened. Give names and "
+                    'values as strings, such as {"allow_http": "true"}.'
+                )
         if "endpoint" in name.lower() and holds_secret(value):  # errors of the storage show it
             raise ConfigError(
                 f"storage_options: {name!r} is {public_uri(value)!r}, with a password or a key, which errors of the "
@@ -63,9 +59,7 @@ def check_options(options: object) -> None:
 def open_dataset(
     uri: str, options: StorageOptions | None, limit_s: float, version: int | str | None = None
 ) -> lance.LanceDataset:
-    """Opens a dataset, with time limits of its requests that fit into `limit_s`. Lance calls a function again before
-    its options expire.
-    """
+    """Opens a dataset with requests limited to fit into `limit_s`. Lance calls a function before its options expire."""
     if callable(options):
         from raylance.source.renewing import Renewing  # its imports take a second, which other runs save
 

@@ -78,9 +78,8 @@ class Source:
             raise self._unavailable(error) from error
 
     def open_once(self, limit_s: float = OPENING_S) -> lance.LanceDataset:
-        """Opens like `open`, with one attempt; `failure_of(error)` says whether another one may succeed. The storage
-        has `limit_s` seconds for an answer, which also limit later reads. The call may take longer: see
-        `limits.within`.
+        """Opens like `open`, in one attempt; `failure_of(error)` says whether another may succeed. The storage has
+        `limit_s` seconds for an answer, now and in later reads. The call may take longer: see `limits.within`.
         """
         found = self._find(limit_s)
         if isinstance(found, DatasetError):
@@ -89,8 +88,8 @@ class Source:
 
     def check(self, limit_s: float = OPENING_S) -> None:
         """Checks that the version still exists, for a reader that has it open. If a clean-up removed it, that is a
-        warning: rows that can still be read are right. Raises DatasetError if another dataset is in its place, or it
-        cannot be opened.
+        warning: rows that can still be read are right. Raises DatasetError if another dataset is there, or none can be
+        opened.
         """
         if isinstance(self._find(limit_s), DatasetError):
             warn_once(
@@ -260,8 +259,8 @@ def _pin(uri: str, version: Version | None, storage_options: StorageOptions | No
 
 
 def _no_version(uri: str, version: Version, storage_options: StorageOptions | None, missing: Exception) -> DatasetError:
-    """Returns the error for a dataset without this version. Raises a ConnectionError, so that the opening is repeated,
-    if it is listed after all.
+    """Returns the error for a dataset without this version; raises ConnectionError, to repeat, if it is listed after
+    all.
     """
     newest = _open(uri, None, storage_options)
     numbers, tags, branches = _numbers(newest), sorted(newest.tags.list()), sorted(newest.branches.list())
@@ -339,9 +338,7 @@ def _identity(dataset: lance.LanceDataset) -> str:
 
 
 def unknown_parts(fragment: FragmentMetadata) -> list[str]:
-    """Describes parts of a fragment and its files that raylance does not know, and that may change values, such as
-    overlays.
-    """
+    """Describes parts of a fragment and its files that raylance does not know, and that may change values: overlays."""
     found = []
     for part in (fragment, *fragment.files):
         for field in dataclasses.fields(part):
@@ -361,8 +358,7 @@ def warn_once(text: str) -> None:
 
 class VersionCheck:
     """Checks a version from time to time while it is read, because an open dataset also reads files that were replaced.
-    Checks are at least two seconds apart, by one thread, and take at most a fiftieth of this process's time for all
-    datasets.
+    Checks are two seconds apart or more, by one thread, and take at most a fiftieth of a process's time in all.
     """
 
     def __init__(self, check: Callable[[], None]) -> None:

@@ -254,9 +254,7 @@ class Steps(Positioned):
 
     @staticmethod
     def refuse_another_share(dp_size: int) -> None:
-        """Raises ConfigError under Accelerate's DataLoader, which would divide a rank's steps among the processes
-        again.
-        """
+        """Raises ConfigError under Accelerate's DataLoader, which would divide a rank's steps among processes again."""
         if dp_size > 1 and process.is_called_by("accelerate.data_loader"):
             raise ConfigError(
                 f"Accelerate divides the batches of this rank among the {dp_size} processes again, so most rows would "
