@@ -135,7 +135,7 @@ class Plan:
     def item_positions(self, item: WorkItem) -> Int64Array:
         """Returns the epoch positions of an item's rows in the order of delivery, int64, shape (item.rows,)."""
         low = self.rank_slice(item.position, item.dp_rank)[0]
-        starts = range(item.position, item.position + item.steps * self.stride, self.stride)
+        starts = self._starts(item)
         return np.concatenate([self.positions(start, low + item.low, low + item.high) for start in starts])
 
     def select(self, epoch: int, positions: Int64Array) -> Int64Array:
@@ -161,7 +161,7 @@ class Plan:
 
     def is_real(self, item: WorkItem) -> BoolArray:
         """Returns for each row of an item whether it is not padding, bool, shape (item.rows,)."""
-        last = item.position + (item.steps - 1) * self.stride
+        last = self._starts(item)[-1]
         if last + self.step_size(last) <= self.epoch_rows:
             return np.ones(item.rows, dtype=np.bool_)
         return self.item_positions(item) < self.epoch_rows
@@ -186,13 +186,13 @@ class Plan:
 
     def chunk_size(self, chunk: Chunk, dp_rank: int) -> int:
         """Returns the number of rows of a rank's chunk."""
-        last = chunk.position + (chunk.steps - 1) * self.stride
-        low, high = self.rank_slice(last, dp_rank)
+        low, high = self.rank_slice(self._starts(chunk)[-1], dp_rank)
         of_last = high - low if chunk.high is None else chunk.high
         return (chunk.steps - 1) * self._slice_rows(dp_rank) + of_last - chunk.low
 
-    def _starts(self, chunk: Chunk) -> range:
-        return range(chunk.position, chunk.position + chunk.steps * self.stride, self.stride)
+    def _starts(self, part: Chunk | WorkItem) -> range:
+        """Returns the positions of the steps of a chunk or an item."""
+        return range(part.position, part.position + part.steps * self.stride, self.stride)
 
     def _part(self, chunk: Chunk, position: int, dp_rank: int) -> tuple[int, int]:
         """Returns the rows of one of a chunk's steps that belong to the chunk, half-open."""
