@@ -57,11 +57,7 @@ class Opened:
 
 
 class Steps(Positioned):
-    """The steps of one rank. Makes the plan from rank and world size; keeps the epoch and the consumed position.
-
-    Attributes:
-        record: The record of a `Loader(record=…)`; None without one, and in workers.
-    """
+    """The steps of one rank. Makes the plan from rank and world size; keeps the epoch and the consumed position."""
 
     def __init__(
         self,
@@ -117,7 +113,7 @@ class Steps(Positioned):
         self._whole_passes = WholePasses()
         self._start, self._writer = torch.zeros(4, dtype=torch.int64), os.getpid()
         self._workers_passed = torch.zeros(2, dtype=torch.int64)  # last whole epoch plus 1; whether it has warned
-        self.record: StepsRecord | None = None
+        self.record: StepsRecord | None = None  # of a `Loader(record=…)`; None in workers
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_dist_info": pack("dist_info=", self._dist_info), "record": None}
