@@ -1,4 +1,4 @@
-"""Owns raylance under `torch.utils.data.DataLoader`, for training without Ray; never starts Ray or an actor.
+"""raylance under `torch.utils.data.DataLoader`, for training without Ray.
 
 `MapDataset` with its `RowSampler`, or `IterableDataset`, gives the batches of `raylance.RankLoader`. `Loader` is a
 DataLoader for either, and counts the batches that it hands out, because prefetched batches are not consumed. With a

@@ -1,6 +1,4 @@
-"""Owns the batches of a run under torchft, in which replicas join and leave: the rows of each replica in a step, and
-which steps count; never trains, never starts or ends a replica, and never loads torchft.
-"""
+"""The batches of a run under torchft, in which replicas join and leave: each replica's rows, and which steps count."""
 
 import contextlib
 import weakref
@@ -50,27 +48,23 @@ def batches(
     **arguments: Any,
 ) -> Iterator[Any]:
     """Hands out the batches of a training in which replicas may join and leave. The rows of each step are divided
-    among the replicas that take part in the step.
+    among the replicas that take part in it.
 
     A step is handed out again until it is committed. So each row of an epoch is in one committed step, even if replicas
-    die. The global batch of each step has the same rows as in an undisturbed run.
+    die, and the global batch of each step has the same rows as in an undisturbed run. The manager's step number says
+    which step comes next, to which the loader goes. If only the loader was restored, and the manager is at step 0, the
+    manager is set to the loader's step.
 
-    The manager's step number says which step comes next. If the manager was restored by its `load_state_dict`, the
-    loader goes to the manager's step. If only the loader was restored, the manager is still at step 0, and is set to
-    the loader's step.
+    Iterate with `for`. The body does one step, and must end with `optimizer.step()` of torchft or with
+    `manager.should_commit()`. The quorum is requested before the batch is made; `zero_grad()` of torchft's optimizer
+    does not request another one in the body.
 
-    Iterate with `for`. The body of this loop does one step, and must end with `optimizer.step()` of torchft or with
-    `manager.should_commit()`. The quorum is requested before the batch is made. In the body, `zero_grad()` of torchft's
-    optimizer does not request another quorum.
+    A replica that is healing, or is a spare, gets one batch again and again, because it must take part in the reduction
+    of the gradients. That batch does not count: torchft adds zeros in place of the replica's gradients.
 
-    A replica that is healing, or is a spare, still gets a batch, because it must take part in the reduction of the
-    gradients. But the batch does not count: torchft adds zeros in place of the replica's gradients. The replica gets
-    this same batch at each step until it has a part of the step.
-
-    Each step costs one reduction more than that of the gradients. It adds four numbers up over all replicas: counts and
-    a hash of the rows that each replica got. Every replica records the sums. So the record of one replica proves the
-    rows of the step, even if other replicas died before they wrote their records. The first step costs another
-    reduction, which shows whose rows count.
+    Each step costs one reduction more than that of the gradients. It adds up counts and a hash of the rows over all
+    replicas, and each of them records the sums. So the record of one replica proves the rows of the step, even if
+    others died before they wrote theirs. The first step costs another reduction, which shows whose rows count.
 
     Args:
         loader: The loader of this rank.
@@ -205,11 +199,8 @@ class _Steps:
 
     def begin(self) -> bool:
         """Takes this rank's batch of the manager's step, and adds up the rows of all replicas that take part. Returns
-        False if the manager has an error. Then do not train on the batch: the step cannot be committed, and torchft's
-        DistributedDataParallel would raise.
-
-        Raises:
-            CoverageError: If rows of the step are missing.
+        False if the manager has an error: do not train on the batch then, because the step cannot be committed. Raises
+        CoverageError if rows of the step are missing.
         """
         self._open = None  # if only other ranks committed the step, this rank learns it when it is healed
         self._join()
@@ -256,8 +247,8 @@ class _Steps:
         return self._follower.hand_out(self._made, number, (place * ranks + rank, count * ranks))
 
     def _places(self) -> tuple[int | None, int]:
-        """Returns the place of this replica among the replicas whose rows count in this step, None if its own rows do
-        not count; and the number of replicas whose rows count.
+        """Returns this replica's place, None if its own rows do not count, among those whose rows count; and their
+        number.
         """
         manager = self._manager
         count = manager.num_participants()

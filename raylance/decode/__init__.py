@@ -1,1 +1,1 @@
-"""Owns decoding and the user's transform, between reading and batches; never reads storage or knows a plan."""
+"""Decoding and the user's transform, between reading and batches."""

@@ -1,8 +1,4 @@
-"""Owns the conversion of Arrow columns to NumPy arrays and back, for transforms and batches; never decodes, never
-reorders rows.
-
-Arrays of numbers are views of the Arrow memory if the data is in one piece.
-"""
+"""Converts Arrow columns to NumPy arrays and back. Arrays of numbers are views of the Arrow memory if possible."""
 
 import contextlib
 import dataclasses
@@ -17,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raylance.arguments import check_flag, check_integer
-from raylance.errors import ConfigError, DatasetError
+from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.memory.arrow import values_of
 
 NumpyBatch = dict[str, npt.NDArray[Any]]
@@ -83,19 +79,17 @@ def to_numpy(
     """Converts a table of n rows to arrays by column.
 
     Numbers become (n,). Fixed-size lists and lists of one length become (n, k). Fixed-shape tensors become (n, …) with
-    their axes in logical order. Strings, binary, other lists and structs become object arrays (n,). For lists of
-    tensors, the axis of the list comes before the axes of the tensors. Padded lists become (n, length, …), followed by
-    a column `…_length`, int64 (n,), if `Pad.lengths` is True. Jagged lists become the values of all rows (sum, …), and
-    a column `…_offsets`, int64 (n + 1,).
+    their axes in logical order; in lists of them, the axis of the list comes first. Strings, binary, other lists and
+    structs become object arrays (n,). Padded lists become (n, length, …), followed by a column `…_length`, int64 (n,),
+    if `Pad.lengths` is True. Jagged lists become the values of all rows (sum, …), and a column `…_offsets`,
+    int64 (n + 1,).
 
     Columns of bfloat16 become arrays of `ml_dtypes.bfloat16`, or uint16 with `as_bits`. All arrays are writable. Arrays
     of numbers are views of the table's memory if the column is in one piece, so nothing else may read the table; `join`
     joins the chunks of other columns.
 
-    Raises:
-        DatasetError: If there are nulls among numbers; if a list does not have the length that `lists` gives for
-            its column, or is longer than `Pad.length`, unless `Pad.truncate` is True.
-        ConfigError: If a column is bfloat16, and ml_dtypes is not installed.
+    Raises DatasetError if there are nulls among numbers, or a list has not the length for its column, or is too long;
+    ConfigError if a column is bfloat16, and ml_dtypes is not installed.
     """
     batch: NumpyBatch = {}
     for name, column in zip(table.schema.names, table.columns, strict=True):
@@ -104,10 +98,8 @@ def to_numpy(
 
 
 def to_sliceable(table: pa.Table, lists: Lists = AS_LISTS, *, as_bits: bool = False) -> NumpyBatch:
-    """Converts those columns of a table whose arrays are the same if some of the rows are converted by themselves, and
-    which are in one piece: numbers, tensors, and lists of one length. See `to_numpy`.
-
-    A column with a value for which `to_numpy` raises an error is left out.
+    """Converts like `to_numpy`, but only columns whose rows can be converted by themselves, and which are in one piece:
+    numbers, tensors, and lists of one length. Columns for which `to_numpy` raises an error are left out.
     """
     batch: NumpyBatch = {}
     for name, column in zip(table.schema.names, table.columns, strict=True):
@@ -137,16 +129,14 @@ def _numpy_columns(
 
 
 def holds_bfloat16(kind: pa.DataType) -> bool:
-    """Returns whether values of a type are Lance's bfloat16, or lists of it."""
+    """Whether values of a type are Lance's bfloat16, or lists of it."""
     while isinstance(kind, (*_LISTS, pa.FixedSizeListType)):
         kind = kind.value_type
     return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "lance.bfloat16"
 
 
 def with_bfloat16(table: pa.Table) -> pa.Table:
-    """Returns a table whose columns of bfloat16 have their type: in a helper that has not loaded Lance, they come as
-    bytes, with the name of the type beside them.
-    """
+    """Gives columns of bfloat16 their type. In a helper without Lance, they come as bytes, with the type's name."""
     if not any(map(_is_unknown_bfloat16, table.schema)):
         return table
     importlib.import_module("lance.arrow")  # registers the type; other helpers do without Lance
@@ -165,11 +155,7 @@ def _is_unknown_bfloat16(field: pa.Field) -> bool:
 
 
 def numpy_bfloat16(name: str) -> np.dtype[Any]:
-    """Returns the dtype of bfloat16 for NumPy, for a column of this name.
-
-    Raises:
-        ConfigError: If ml_dtypes is not installed.
-    """
+    """Returns NumPy's dtype of bfloat16 for a column of this name. Raises ConfigError if ml_dtypes is not installed."""
     try:
         dtype: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
     except ImportError as error:
@@ -197,7 +183,6 @@ def _numpy_column(name: str, column: pa.ChunkedArray, join: Join, where: str = "
 
 
 def _inner(array: pa.Array) -> pa.Array:
-    """Returns the storage of an extension array, the bits of bfloat16, or the values of fixed-size lists."""
     if not isinstance(array.type, pa.BaseExtensionType):
         return values_of(array)
     storage = array.storage
@@ -207,9 +192,7 @@ def _inner(array: pa.Array) -> pa.Array:
 
 
 def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, join: Join) -> NumpyBatch:
-    """Converts a column of lists to arrays by column name. `how` says whether to pad, to join (jagged), to expect one
-    length, or to keep lists (None).
-    """
+    """Converts a column of lists to arrays by column name; `how` as in `Lists`."""
     if how is not None:
         _refuse_nulls(name, lists)
     flat = lists.flatten()
@@ -241,7 +224,6 @@ def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, joi
 
 
 def _padded(name: str, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64], pad: Pad) -> npt.NDArray[Any]:
-    """Pads the lists of all rows, given by `values` (sum, …) and `lengths` (n,), to an array (n, length, …)."""
     longest = int(lengths.max(initial=0))
     if pad.length is None:
         length = -(-longest // pad.multiple) * pad.multiple
@@ -264,7 +246,7 @@ def _padded(name: str, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64],
 
 
 def is_dense_list(kind: pa.DataType) -> bool:
-    """Returns whether values of a type are lists of any length, of numbers or of tensors."""
+    """Whether values of a type are lists of any length, of numbers or of tensors."""
     return isinstance(kind, _LISTS) and (pa.types.is_primitive(kind.value_type) or is_dense(kind.value_type))
 
 
@@ -300,7 +282,7 @@ def _writable(flat: pa.Array) -> npt.NDArray[Any]:
 
 def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
     if array.null_count:
-        fix = f"Filter them out (filter={f'`{name}` IS NOT NULL'!r}), or fill them in the dataset."
+        fix = f"Filter them out ({filter_of_nulls(name)}), or fill them in the dataset."
         if where:
             fix = "No filter on the column finds these: fill them in the dataset, or leave their rows out of it."
         raise DatasetError(
@@ -310,9 +292,7 @@ def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
 
 
 def list_lengths(table: pa.Table, ragged: Collection[str] = ()) -> dict[str, int | None]:
-    """Returns, for each column of lists of numbers or tensors, the one length that its lists have. None if the lengths
-    differ or are 0, or if the column is in `ragged`.
-    """
+    """Returns the one length of each column's lists; None if it differs or is 0, or for columns in `ragged`."""
     found: dict[str, int | None] = {}
     for field in table.schema:
         if is_dense_list(field.type):
@@ -332,10 +312,8 @@ def list_dtypes(schema: pa.Schema) -> dict[str, np.dtype[Any]]:
 
 
 def as_padding(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Converts a number to a value of a dtype, shape (); None if the dtype cannot hold it.
-
-    Fractions may be rounded. A whole number must not change, and a bool must not become a number. NaN, infinities and
-    zero must stay the same, and no other number may become one of them.
+    """Converts a number to a value of a dtype, shape (); None if the dtype cannot hold it. Fractions may be rounded. A
+    whole number must not change, nor a bool become a number, nor anything else NaN, infinite or zero.
     """
     if dtype.metadata == BFLOAT16.metadata:
         import torch  # imported here, because some helpers do not need torch
@@ -372,14 +350,12 @@ def is_kept(given: Any, held: Any) -> bool:
 
 
 def is_dense(kind: pa.DataType) -> bool:
-    """Returns whether values of a type are numbers, or arrays of numbers of one shape."""
+    """Whether values of a type are numbers, or arrays of numbers of one shape."""
     return _layout(kind)[2] is not None
 
 
 def blank_row(table: pa.Table) -> pa.Table:
-    """Returns one row of zeros, empty strings and None, with the schema of a table of at least one row. Its lists of
-    numbers are as long as those in the first row of the table.
-    """
+    """Returns one row of zeros, empty strings and None, with lists of numbers as long as the table's first ones."""
     return pa.Table.from_arrays([_blank(column[:1]) for column in table.columns], schema=table.schema)
 
 
@@ -395,7 +371,6 @@ def _blank(first: pa.ChunkedArray) -> pa.Array:
 
 
 def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
-    """Returns `rows` zeros of a dense type."""
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, _zeros(kind.storage_type, rows))
     if pa.types.is_fixed_size_list(kind):
@@ -404,7 +379,7 @@ def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Returns whether values of a type become Python bytes or strings."""
+    """Whether values of a type become Python bytes or strings."""
     return kind in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
 
 

@@ -1,6 +1,4 @@
-"""Owns the decoding of one column's rows: the open decoders of each thread, and the memory into which they decode;
-never decides what happens to a bad row.
-"""
+"""Decodes the rows of one column: the open decoders of each thread, and the memory into which they decode."""
 
 import abc
 import threading
@@ -22,18 +20,14 @@ Array = npt.NDArray[Any]
 
 
 class OpenColumn(abc.ABC):
-    """Decodes the rows of one column, with one or more decoders that work together.
-
-    Attributes:
-        follows: Whether all of these decoders follow another decoder. If so, rows already known to be bad are skipped,
-            because the column that is followed may be the bad one.
-    """
+    """Decodes the rows of one column, with one or more decoders that work together."""
 
     method: ClassVar[str]  # the method that the opened object must have
 
     def __init__(self, decoders: Sequence[Decoder], like: str | None) -> None:
         """Takes decoders of one class and column. If `like` is given, `check_like` compares rows with that column."""
         self._decoders, self._like = decoders, like
+        # Whether all follow another decoder. Then known bad rows are skipped: the column that is followed may be bad.
         self.follows = all(decoder.like is not None for decoder in decoders)
         self._column, self._class = decoders[0].column, type(decoders[0]).__name__
         self._memory = [np.empty((0, *decoder.shape), decoder.dtype) for decoder in decoders]
@@ -41,9 +35,8 @@ class OpenColumn(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
-        """Decodes rows in the threads of `executor`, or in this one; returns columns by the decoders' names.
-
-        Without `own_memory`, the next call overwrites the returned columns. A bad row becomes zeros, or an empty list.
+        """Decodes rows in the threads of `executor`, or in this one; returns columns by the decoders' names. A bad row
+        becomes zeros, or an empty list. Without `own_memory`, the next call overwrites the columns.
         """
 
     def open(self) -> Any:
@@ -57,11 +50,7 @@ class OpenColumn(abc.ABC):
 
     @property
     def opened(self) -> Any:
-        """The opened object of this thread. It is opened at its first use in the thread, and dropped with the thread.
-
-        Raises:
-            ConfigError: If the decoders cannot be opened.
-        """
+        """The opened object of this thread, which is opened at its first use. Raises ConfigError if that fails."""
         if not hasattr(self._local, "opened"):
             self._local.opened = self._try_to_open()
         return self._local.opened
@@ -196,14 +185,10 @@ class BatchColumn(OpenColumn):
     def decode_together(
         self, rows: DecodedRows, lend: Callable[[], Sequence[Any]], out: Any, make: Callable[[int], Any]
     ) -> None:
-        """Decodes rows into `out`, an array or a tensor (n, *shape). If only some of the rows are decoded, this is
-        first done into memory for their number, which `make` returns.
-
-        `lend` returns the bytes of each row, None for a null. After a failed call, `lend` is called again, because
-        the decoder may have changed the bytes; then each row is decoded alone.
-
-        Raises:
-            HelperError: If the decoder fails on rows together, but on none alone.
+        """Decodes rows into `out`, an array or a tensor (n, *shape); some of the rows first into memory from `make`.
+        `lend` returns the bytes of each row, None for a null. After a failed call, `lend` is called again, because the
+        decoder may have changed the bytes; then each row is decoded alone. Raises HelperError if the decoder fails on
+        rows together, but on none alone.
         """
         draws, opened, encoded = rows.draws(self._decoders[0]), self.opened, lend()
 
@@ -267,9 +252,7 @@ class _Each:
 
 
 def _counts(opened: Any) -> npt.NDArray[np.int64]:
-    """Returns the number of rows that the fast method of an opened object left to its slow method, and the number of
-    images whose orientation it could not read.
-    """
+    """Returns the rows that an opened object's fast method left to its slow one, and the images it could not turn."""
     return np.array([getattr(opened, "fallbacks", 0), getattr(opened, "unturned", 0)], dtype=np.int64)
 
 

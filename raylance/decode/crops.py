@@ -1,6 +1,4 @@
-"""Owns the choice of the part of an image that becomes the output, and the mapping of points and boxes to that output;
-never touches a pixel.
-"""
+"""Chooses the part of an image that becomes the output, and maps points and boxes to that output."""
 
 import dataclasses
 import math
@@ -161,10 +159,8 @@ def map_boxes(
 
 
 def whole_size(owner: str, size: Any) -> tuple[int, int]:
-    """Checks a size argument, and returns it as (height, width); `owner` is the start of the call, for errors.
-
-    Raises:
-        ConfigError: If the size is not one or two whole numbers of at least 1.
+    """Returns a size argument as (height, width); `owner` is the start of the call, for errors. Raises ConfigError if
+    it is not one or two whole numbers of at least 1.
     """
     sides = list(size) if isinstance(size, tuple | list) else [size, size]
     whole = [isinstance(side, int | np.integer) and not isinstance(side, bool) and side >= 1 for side in sides]

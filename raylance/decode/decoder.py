@@ -1,6 +1,4 @@
-"""Owns the protocol of decoders: a setting that defines a decoded column, and the object that this setting opens, which
-decodes; never decodes itself, and never uses a table.
-"""
+"""The protocol of decoders: a setting that defines a decoded column, and the object that it opens, which decodes."""
 
 import abc
 import contextlib
@@ -50,14 +48,11 @@ class RowDecoder(Protocol):
 
 
 class RowDecoderGroup(Protocol):
-    """Decodes rows once for several decoders of one column; belongs to one thread.
-
-    Like a `RowDecoder`, it may have `fallbacks` and `check_like`.
-    """
+    """Decodes rows once for several decoders of one column, in one thread. It may have what `RowDecoder` may."""
 
     def decode_all(self, encoded: memoryview, draws: Sequence[Draws], outs: Sequence[npt.NDArray[Any]]) -> None:
-        """Decodes one row for all decoders of the group. `draws` and `outs` have one array for each decoder. Each
-        decoder's output must be the same as if it decoded alone. Raises the errors of `RowDecoder.decode_into`.
+        """Decodes one row for all decoders of the group, each as if it decoded alone. `draws` and `outs` have one array
+        for each decoder. Raises the errors of `RowDecoder.decode_into`.
         """
         ...
 
@@ -141,11 +136,8 @@ class Decoder(abc.ABC):
         return self
 
     def follow(self, other: "Decoder") -> Self:
-        """Returns this decoder with settings taken over from `other`, the decoder that `like` names. Called when a
-        dataset is opened.
-
-        Returns:
-            A decoder with the settings of `other` that it needs; by default this decoder.
+        """Returns this decoder with settings taken over from `other`, the decoder that `like` names; by default as it
+        is. Called when a dataset is opened.
         """
         return self
 
@@ -169,10 +161,7 @@ class Decoder(abc.ABC):
 
 
 class RaggedRowDecoder(Protocol):
-    """Decodes rows to arrays of any length, one after another; belongs to one thread.
-
-    Like a `RowDecoder`, it may have `fallbacks` and `check_like`.
-    """
+    """Decodes rows to arrays of any length; belongs to one thread, and may have what `RowDecoder` may."""
 
     def decode(self, encoded: memoryview, draws: Draws) -> npt.NDArray[Any]:
         """Decodes one row.
@@ -205,9 +194,7 @@ class RaggedDecoder(Decoder):
 
     @abc.abstractmethod
     def open(self) -> RaggedRowDecoder:  # type: ignore[override]
-        """Opens a row decoder: the object that decodes rows, one after another, in one thread. A decoder that keeps
-        nothing between rows may return itself.
-        """
+        """Opens a row decoder; see `Decoder.open`."""
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -258,16 +245,14 @@ class BatchDecoder(Decoder):
 
     @abc.abstractmethod
     def open(self) -> OpenBatchDecoder:  # type: ignore[override]
-        """Opens a batch decoder: the object that decodes several rows together, in one thread. A decoder that keeps
-        nothing between items may return itself.
-        """
+        """Opens a batch decoder, which decodes several rows together, in one thread; see `Decoder.open`."""
 
     def open_on(self, device: "torch.device") -> OpenBatchDecoder:
-        """Opens a batch decoder for a device. Called in place of `open` if `on_device` is True; by default it calls
+        """Opens a batch decoder for a device. Called in place of `open` if `on_device` is True; by default calls
         `open`.
 
-        `device` may be the CPU, too: the CPU decodes the rows that a handle shows (`head`, `take`), the rows of NumPy
-        batches, and the rows that are sampled when the dataset is opened.
+        `device` may be the CPU, too, for the rows that a handle shows (`head`, `take`), the rows of NumPy batches, and
+        those that are sampled when the dataset is opened.
         """
         return self.open()
 
@@ -283,11 +268,7 @@ def is_users(decoder: Decoder) -> bool:
 
 
 def check_decoder_output(decoder: Decoder) -> None:
-    """Raises if a decoder has no possible shape, dtype or draws.
-
-    Raises:
-        ConfigError: If no column can have the shape or dtype, or `draws` is not a count.
-    """
+    """Raises ConfigError if no column can have a decoder's shape or dtype, or its `draws` is not a count."""
     name = f"{type(decoder).__name__}({decoder.column!r})"
     shape, dtype = getattr(decoder, "shape", None), getattr(decoder, "dtype", None)
     if not isinstance(shape, tuple) or not all(type(side) is int and side >= 1 for side in shape):

@@ -1,4 +1,4 @@
-"""Owns the settings of decoding, and the rows of one decoding call with the notes on bad rows; never decodes."""
+"""The settings of decoding, and the rows of one decoding call with the notes on bad rows."""
 
 import dataclasses
 import math
@@ -22,28 +22,19 @@ _REASON = 200  # maximum length of the reason of each, in characters
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """Settings of decoding and of the transform; picklable. The process that decodes opens them.
-
-    Attributes:
-        mask_bad_rows: Whether a row that cannot be decoded becomes zeros with `_valid` False, instead of an error.
-        max_bad_rows: Maximum of bad rows among the rows handed to a rank: a number of different rows, or a fraction.
-            None for no limit.
-        transform: As in `raylance.dataset`. A row is bad if the transform fails on this row alone.
-        blank: One row of zeros, with the schema that the transform returned when the dataset was opened; None before,
-            and without a transform. Each result of the transform is cast to this schema. The row replaces each row on
-            which the transform fails. The result for an empty table has this schema without a call of the transform.
-        datasets: Name of the dataset for errors; in a mixture, names of the datasets by component.
-        ragged_bytes: Mean bytes of the ragged columns of one row, over the rows sampled when the dataset was opened.
-    """
+    """Settings of decoding and of the transform; picklable. The process that decodes opens them."""
 
     decoders: tuple[Decoder, ...]
     seed: int
-    mask_bad_rows: bool
+    mask_bad_rows: bool  # whether a bad row becomes zeros with `_valid` False, not an error
+    # Most bad rows handed out to a rank: a number of different rows, or a fraction
     max_bad_rows: int | float | None = None
-    transform: Transform | None = None
+    transform: Transform | None = None  # as in `raylance.dataset`; a row is bad if it fails on this row alone
+    # One row of zeros with the schema that the transform returned at the opening, to which each of its results is cast.
+    # It replaces rows on which the transform fails. None at the opening, and without a transform.
     blank: pa.Table | None = None
-    datasets: tuple[str, ...] = ()
-    ragged_bytes: float = 0.0
+    datasets: tuple[str, ...] = ()  # name of the dataset for errors; in a mixture, by component
+    ragged_bytes: float = 0.0  # mean bytes of the ragged columns of one sampled row
 
     @property
     def columns(self) -> list[str]:
@@ -91,21 +82,14 @@ class Decoding:
 
 
 class DecodedRows:
-    """The rows of one decoding call, and the notes on which of them are bad.
-
-    Attributes:
-        table: The columns before decoding.
-        valid: Whether each row is good so far, bool (n,).
-        bad_rows: The bad rows, in the order in which they were found.
-        counts: Number of rows that the fast method of a decoder left to a slow method, and number of images whose
-            orientation could not be read, added up over the columns; int64, shape (2,).
-        skips_bad: Whether all decoders skip the rows that are already known to be bad.
-    """
+    """The rows of one decoding call, and the notes on which of them are bad."""
 
     def __init__(self, decoding: Decoding, table: pa.Table, epoch: int) -> None:
         self._decoding, self._epoch, self.table = decoding, epoch, table
-        self.valid = np.ones(table.num_rows, dtype=np.bool_)
-        self.bad_rows, self.counts, self.skips_bad = BadRows(), np.zeros(2, dtype=np.int64), False
+        self.valid = np.ones(table.num_rows, dtype=np.bool_)  # whether each row is good so far
+        self.bad_rows = BadRows()  # in the order in which they were found
+        self.counts = np.zeros(2, dtype=np.int64)  # rows left to a slow method, and images that could not be turned
+        self.skips_bad = False  # whether all decoders skip the rows that are already known to be bad
 
     @property
     def named_bad_rows(self) -> tuple[tuple[int, str, str], ...]:
@@ -118,7 +102,7 @@ class DecodedRows:
 
     def keys(self, *purpose: str) -> UInt64Array:
         """Returns one key for each row, uint64 (n,), from seed, epoch, `purpose` and row offset. If the order repeats
-        rows, also from the row's position in the epoch, so that each repetition is augmented differently.
+        rows, also from the position, so that each repetition is augmented differently.
         """
         offsets = self.table[ROW_OFFSET].to_numpy()
         keys = subkeys(derive_key(self._decoding.seed, self._epoch, *purpose), offsets)
@@ -135,22 +119,15 @@ class DecodedRows:
         return describe_rows(self.table[ROW_OFFSET].to_numpy()[rows], self._decoding.datasets)
 
     def give_up(self, why: str) -> None:
-        """Marks all rows as bad, so that no decoder tries them. The notes name the first column, because the failing
-        column is not known.
-
-        Raises:
-            BadRowError: If bad rows are not masked.
+        """Marks all rows as bad, so that no decoder tries them; in the notes by the first column, as none is known to
+        fail. Raises BadRowError if bad rows are not masked.
         """
         self.skips_bad = True
         for row in range(self.table.num_rows):
             self.add_bad(row, next(iter(self._decoding.columns), TRANSFORM), HelperError(why))
 
     def add_bad(self, row: int, column: str, error: Exception) -> None:
-        """Notes that a row is bad.
-
-        Raises:
-            BadRowError: If bad rows are not masked.
-        """
+        """Notes that a row is bad. Raises BadRowError if bad rows are not masked."""
         reason, offset = describe_exception(error), int(self.table[ROW_OFFSET][row].as_py())
         if not self._decoding.mask_bad_rows:
             name, (_, own) = None if column == TRANSFORM else column, split_offsets(offset)

@@ -1,4 +1,4 @@
-"""Owns the decoding of one column's rows on a device, from encoded bytes to a tensor; never chooses the device."""
+"""Decodes one column's rows on a device, from encoded bytes to a tensor."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +17,8 @@ _ALIGNED = 64  # bytes, as torch aligns its own memory
 
 
 class DeviceColumn(BatchColumn):
-    """Decodes a column with a batch decoder on a device. The results stay tensors; on the CPU, they may become Arrow
-    columns.
-
-    The batch decoder is opened once for all threads, because it may hold a model. Only one thread uses it at a time.
+    """Decodes a column with a batch decoder on a device, to tensors; on the CPU, they may become Arrow columns. It is
+    opened once for all threads, because it may hold a model. Only one thread uses it at a time.
     """
 
     def __init__(self, decoders: Sequence[Decoder], like: str | None, device: torch.device | None = None) -> None:
@@ -56,9 +54,7 @@ class DeviceColumn(BatchColumn):
 
 
 def _tensors(column: pa.ChunkedArray, pins: bool) -> list[torch.Tensor | None]:
-    """Returns the bytes of each row, uint8 (length,), None for a null, as parts of one tensor, pinned if `pins`. Each
-    part is aligned, so that it can be viewed as any dtype.
-    """
+    """Returns the bytes of each row, uint8 (length,), None for a null: aligned parts of one tensor, maybe pinned."""
     values = read_only(column)
     sizes = np.array([0 if value is None else len(value) for value in values], dtype=np.int64)
     ends = (-(-sizes // _ALIGNED) * _ALIGNED).cumsum()

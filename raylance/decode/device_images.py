@@ -1,7 +1,7 @@
-"""Owns the decoding of images on the trainer's device, by nvImageCodec; never reads storage, never chooses a crop.
+"""Decodes images on the trainer's device by nvImageCodec: JPEGs on CUDA with nvJPEG, on the CPU with libjpeg-turbo.
 
-nvImageCodec decodes JPEGs: on CUDA with nvJPEG, on the CPU with libjpeg-turbo. It decodes other formats differently
-from Pillow, or not at all, so `raylance.Image` decodes them. Crop and flip are those of `Image`, from the same draws.
+It decodes other formats differently from Pillow, or not at all, so `raylance.Image` decodes them. Crop and flip are
+those of `Image`, from the same draws.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ import torch.utils.dlpack
 
 from raylance.decode.crops import Crop
 from raylance.decode.decoder import BatchDecoder
-from raylance.decode.images import Image, box_of_view, flips_view
-from raylance.decode.pixels import CODEC, MAX_PIXELS, Truncated, orientation_if_plain
+from raylance.decode.images import Image, View, box_of_view, flips_view
+from raylance.decode.pixels import CODEC, MAX_PIXELS, Truncated, orientation_if_plain, part_of, shown
 from raylance.planning.state import OMIT_DEFAULT
 
 _CODEC_OPTIONS = ":fancy_upsampling=1"  # interpolates colours like libjpeg-turbo
@@ -28,26 +28,21 @@ _CODEC_OPTIONS = ":fancy_upsampling=1"  # interpolates colours like libjpeg-turb
 class DeviceImage(BatchDecoder):
     """Decodes a column of JPEGs to uint8 images on the device of the batches.
 
-    The trainer gets the encoded bytes, and its device decodes, crops, resizes and flips. The bytes are a third of the
-    pixels' size or less, and the CPU cores that would decode stay free. But one thread of the trainer prepares all
-    pictures, beside the one that trains: one H100 was fed with 3,100 images/s, and with 4,600 by `Image` on 14 cores.
-    So it helps if a GPU has fewer cores than about ten.
-    Every process that decodes needs `pip install raylance[nvjpeg]`. Without CUDA, one thread of the trainer decodes on
-    the CPU.
+    The trainer gets the encoded bytes, a third of the pixels' size or less, and the CPU cores that would decode stay
+    free. But one thread of the trainer prepares all pictures, beside the one that trains: one H100 was fed with 3,100
+    images/s, and with 4,600 by `Image` on 14 cores. So it helps if a GPU has fewer cores than about ten. Every process
+    that decodes needs `pip install raylance[nvjpeg]`. Without CUDA, one thread of the trainer decodes on the CPU.
 
     Rows, bad rows, crops and flips are the same as for `raylance.Image` with the same arguments. Images that the device
     cannot decode are decoded by `Image` on the trainer's CPU: other formats, JPEGs in other colour spaces (CMYK),
     damaged images, and images that the codec refuses. `stats()` counts these images as `fallback_rows`. If there are
     more than a few of them, use `Image` instead of this class.
 
-    The pixels depend on the codec and the device, which checkpoints name. On the CPU, they are equal to the pixels of
-    `Image`. This was checked byte for byte with nvImageCodec 0.9, for JPEGs of each subsampling, baseline and
-    progressive, grey, RGB, with restart markers, of each EXIF orientation, followed by other bytes, truncated, with
-    markers among the pixels; and for PNG, WebP, GIF, AVIF, BMP, TGA, PPM, JPEG 2000 and TIFF of all modes that Pillow
-    writes. On CUDA (nvImageCodec 0.9, an H100), all of 903 odd pictures that were intact were good, too, and 98.8 % of
-    their values lay within 2 of 255 of those of `Image`: nvJPEG rounds differently, and interpolates the colours of
-    pictures of a few pixels differently. From 97 damaged JPEGs, nvJPEG accepted one that `Image` refuses. It makes
-    other pixels of those that both accept.
+    The pixels depend on the codec and the device, which checkpoints name. On the CPU (nvImageCodec 0.9), they are equal
+    to those of `Image`, byte for byte. On CUDA (an H100), all of 903 odd pictures that were intact were good, too, and
+    98.8 % of their values lay within 2 of 255: nvJPEG rounds differently, and interpolates the colours of pictures of a
+    few pixels differently. From 97 damaged JPEGs, it accepted one that `Image` refuses, and made other pixels of those
+    that both accept.
 
     Attributes:
         column: Column of encoded images, binary.
@@ -116,11 +111,7 @@ class DeviceImage(BatchDecoder):
 
 
 class _DeviceImages:
-    """Decodes images on one device, in one thread.
-
-    Attributes:
-        fallbacks: Number of images that `Image` decoded.
-    """
+    """Decodes images on one device, in one thread. `fallbacks` counts those that `Image` decoded."""
 
     @property
     def unturned(self) -> int:
@@ -168,45 +159,27 @@ class _DeviceImages:
                     by_row[row] = image = image.cuda()
                 views.append(self._view(image, turns[row], numbers, row))
             else:
-                self._write(torch.from_numpy(np.asarray(image)), turns[row], numbers, made)
+                pixels = shown(np.asarray(image), turns[row])
+                box = box_of_view(self._image, pixels.shape[0], pixels.shape[1], numbers)
+                View(self._image, numbers, made.numpy()).write(part_of(pixels, box))
         if views:
             # The codec frees the images in the order of the stream: not before the kernel has read them.
             self._kernel.resize_views(views, out)
 
     def _view(self, image: Any, orientation: int, draws: npt.NDArray[np.float64], row: int) -> Any:
-        """Returns what a kernel makes of a decoded image on CUDA."""
-        shown = image.__cuda_array_interface__
-        height, width = shown["shape"][:2] if orientation <= 4 else shown["shape"][1::-1]
+        stored = image.__cuda_array_interface__
+        height, width = stored["shape"][:2] if orientation <= 4 else stored["shape"][1::-1]
         box, flips = box_of_view(self._image, height, width, draws), flips_view(self._image, draws)
-        return view_of(shown["data"][0], shown["shape"], orientation, box, flips=flips, row=row)
-
-    def _write(self, stored: torch.Tensor, orientation: int, draws: npt.NDArray[np.float64], out: torch.Tensor) -> None:
-        """Crops, resizes and flips a decoded image on the CPU, uint8 (h, w, 3), into `out`, (H, W, 3)."""
-        pixels = _turned(stored, orientation)
-        left, top, width, height = box_of_view(self._image, pixels.shape[0], pixels.shape[1], draws)
-        part = pixels[top : top + height, left : left + width].permute(2, 0, 1)[None]
-        if part.shape[2:] != out.shape[:2]:
-            part = part.contiguous(memory_format=torch.channels_last)
-            part = torch.nn.functional.interpolate(part, size=tuple(out.shape[:2]), mode="bilinear", antialias=True)
-        out.copy_((part.flip(3) if flips_view(self._image, draws) else part)[0].permute(1, 2, 0))
+        return view_of(stored["data"][0], stored["shape"], orientation, box, flips=flips, row=row)
 
 
 def view_of(
     address: int, shape: tuple[int, ...], orientation: int, box: tuple[int, int, int, int], *, flips: bool, row: int
 ) -> tuple[int, ...]:
-    """Describes a part of a displayed image to the resizing kernel, without a copy of the image.
-
-    Args:
-        address: Address of the first pixel of an image as stored, uint8, contiguous.
-        shape: Its stored (h, w, 3).
-        orientation: How it is displayed, 1 to 8, as in EXIF.
-        box: The part, (left, top, width, height) of the displayed image.
-        flips: Whether the output is mirrored.
-        row: Index of the output.
-
-    Returns:
-        The address of the part's first displayed pixel; bytes from one displayed row to the next, and from one column
-        to the next, negative if they are mirrored; height and width of the part in pixels; `flips`; `row`.
+    """Describes a `box` of a displayed image, which becomes row `row` of the output, to the resizing kernel. `address`
+    is that of the stored pixels, uint8 of `shape` (h, w, 3), contiguous; `orientation` is 1 to 8, as in EXIF. Returns
+    the address of the box's first displayed pixel; bytes from one displayed row to the next, and from one column to the
+    next, negative if they are mirrored; height and width of the box in pixels; `flips`; `row`.
     """
     (height, width), (row_bytes, column_bytes) = shape[:2], (3 * shape[1], 3)
     if orientation > 4:
@@ -229,13 +202,6 @@ def _kernel(shape: tuple[int, ...], device: torch.device) -> Any:
     view = view_of(pixel.data_ptr(), (1, 1, 3), 1, (0, 0, 1, 1), flips=False, row=0)
     kernel.resize_views([view], torch.empty((1, *shape), dtype=torch.uint8, device=device))
     return kernel
-
-
-def _turned(stored: torch.Tensor, orientation: int) -> torch.Tensor:
-    """Returns stored pixels (h, w, 3) turned and mirrored as they are displayed."""
-    shown = stored.transpose(0, 1) if orientation > 4 else stored
-    axes = [axis for axis, turns in ((0, (3, 4, 7, 8)), (1, (2, 3, 6, 7))) if orientation in turns]
-    return shown.flip(axes) if axes else shown  # `flip` copies, even without axes
 
 
 def _package() -> str | None:

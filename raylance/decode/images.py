@@ -1,8 +1,7 @@
-"""Owns the decoding of an image column to uint8 pixels of one size; never reads storage, and never uses a global random
-generator.
+"""Decodes an image column to uint8 pixels of one size.
 
-Every geometric augmentation cuts a box out of the source and resizes it to the output size. The box is keyed by
-(seed, epoch, row offset), so it is the same on every rank, decoder and machine, in any batch.
+Every geometric augmentation cuts a box out of the source and resizes it to the output size. The box is keyed by (seed,
+epoch, row offset), so it is the same on every rank, decoder and machine, in any batch.
 """
 
 import dataclasses
@@ -134,9 +133,7 @@ class Image(Decoder):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one decoded row, before a batch becomes tensors: (H, W, 3), or (H, W, 1) with `mode="L"`. With
-        several views, (views, H, W, 3) or (views, H, W, 1).
-        """
+        """Shape of one decoded row, before a batch becomes tensors: (H, W, C); with several views, (views, H, W, C)."""
         if not isinstance(self.size, tuple):
             raise ConfigError(f"Image({self.column!r}): size is not known yet.")
         view = (self.size[0], self.size[1], 3 if self.mode == "RGB" else 1)
@@ -165,9 +162,7 @@ class Image(Decoder):
 
     @property
     def is_random(self) -> bool:
-        """Whether the crop or the flip is random: a random `augment`, or `hflip` between 0 and 1. False with `like`,
-        because the other image then decides. See `Decoder.is_random`.
-        """
+        """Whether the crop or the flip is random. False with `like`, because the other image then decides."""
         crops = self.augment is not None and not isinstance(self.augment, CenterCrop)
         return self.like is None and (crops or 0 < self.hflip < 1)
 
@@ -263,16 +258,12 @@ class ImageCrop(Decoder):
 
     @property
     def draws(self) -> int:
-        """Number of random numbers for each row: as many as the image has, because the crop follows from the same
-        numbers. 0 until the image is known.
-        """
+        """Number of random numbers for each row: as many as the image has; 0 until the image is known."""
         return 0 if self.follows is None else self.follows.draws
 
     @property
     def is_random(self) -> bool:
-        """Always False: the crop column uses the random numbers of its image and draws none itself. See
-        `Decoder.is_random`.
-        """
+        """False: the crop column uses the random numbers of its image."""
         return False
 
     def follow(self, other: Decoder) -> Self:
@@ -290,9 +281,7 @@ class ImageCrop(Decoder):
         return dataclasses.replace(self, follows=leader)
 
     def open(self) -> Self:
-        """Returns this object: an `ImageCrop` keeps nothing between rows, so it needs no separate object that decodes
-        them. See `Decoder.open`.
-        """
+        """Returns this object, because an `ImageCrop` keeps nothing between rows; see `Decoder.open`."""
         if self.follows is not None:
             self.follows.prepare()
         return self
@@ -359,16 +348,16 @@ class _ImageRows:
 
     def decode_all(self, encoded: bytes | memoryview, draws: Sequence[Draws], outs: Sequence[Pixels]) -> None:
         """Decodes one image once for all settings; see `raylance.decode.decoder.RowDecoderGroup`."""
-        by_source: dict[object, list[_View]] = {}
+        by_source: dict[object, list[View]] = {}
         for image, numbers, out in zip(self._images, draws, outs, strict=True):
             made = out.reshape(image.views, *out.shape[-3:])
-            views = [_View(image, *each) for each in zip(_by_view(image, numbers), made, strict=True)]
+            views = [View(image, *each) for each in zip(_by_view(image, numbers), made, strict=True)]
             by_source.setdefault(image.decode_fn or image.mode, []).extend(views)
         for views in by_source.values():
             for view, pixels in zip(views, self._decode(encoded, views), strict=True):
                 view.write(pixels)
 
-    def _decode(self, encoded: bytes | memoryview, views: Sequence["_View"]) -> Sequence[Pixels]:
+    def _decode(self, encoded: bytes | memoryview, views: Sequence["View"]) -> Sequence[Pixels]:
         """Decodes an image for views that share a source of pixels: one `decode_fn`, or one mode."""
         first = views[0].image
         if first.decode_fn is not None:
@@ -386,7 +375,7 @@ class _ImageRows:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _View:
+class View:
     """One view of an image: the setting, the view's random numbers, and memory for its pixels, uint8 (H, W, 3 or 1)."""
 
     image: Image

@@ -1,6 +1,4 @@
-"""Owns decoding on the trainer's device, from the rows of a batch to tensors; never reads storage, and never chooses
-the device.
-"""
+"""Decodes the rows of a batch on the trainer's device, to tensors."""
 
 import dataclasses
 
@@ -17,17 +15,11 @@ from raylance.orders.permutation import Int64Array
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OnDevice:
-    """The rows of a batch, decoded on the device.
+    """The rows of a batch, decoded on the device."""
 
-    Attributes:
-        columns: Tensors (n, …) by name.
-        masked: Offsets of the rows that could not be decoded, joined as by `join_offsets`, int64.
-        receipt: Figures of the decoding, such as its time, and the bad rows with reasons.
-    """
-
-    columns: dict[str, torch.Tensor]
-    masked: Int64Array
-    receipt: Receipt
+    columns: dict[str, torch.Tensor]  # tensors (n, …) by name
+    masked: Int64Array  # offsets of bad rows, joined as by `join_offsets`
+    receipt: Receipt  # time of the decoding, and the bad rows with reasons
 
 
 class DeviceDecoding:
@@ -45,12 +37,7 @@ class DeviceDecoding:
 
     def decode(self, table: pa.Table, epoch: int) -> OnDevice:
         """Decodes the rows of a table. The table has `_rowoffset`, joined as by `join_offsets`; if rows repeat, it also
-        has `_draw`.
-
-        Raises:
-            BadRowError: If a row is bad, unless bad rows are masked.
-            ConfigError: If a good row does not fit the settings.
-            HelperError: If a decoder fails on several rows together, but on none of them alone.
+        has `_draw`. Raises the errors of `OpenDecoding.apply`.
         """
         for column in self._columns:  # before the clock starts: loading a model is not decoding
             _ = column.opened

@@ -1,6 +1,4 @@
-"""Owns the steps between reading and collating: decoding of columns, and the user's transform; never reads storage, and
-never draws from a global generator.
-"""
+"""The steps between reading and collating: decoding of columns, and the user's transform."""
 
 import contextlib
 from collections.abc import Sequence
@@ -77,9 +75,8 @@ class OpenDecoding:
         )
 
     def _decode(self, rows: DecodedRows, executor: Executor | None = None, *, own_memory: bool = True) -> pa.Table:
-        """Decodes columns, and notes bad rows in `rows`.
-
-        A transform may change the result in place, but not `rows.table`, whose rows may have to be decoded again.
+        """Decodes columns, and notes bad rows in `rows`. A transform may change the result in place, but not
+        `rows.table`, whose rows may have to be decoded again.
         """
         made: dict[str, pa.Array] = {}
         for column in self._columns:
@@ -96,11 +93,7 @@ class OpenDecoding:
         return pa.table({name: (copied if name in names else table)[name] for name in table.column_names})
 
     def _transform(self, decoded: pa.Table, rows: DecodedRows) -> pa.Table:
-        """Transforms decoded rows. If that fails, tries each row alone; rows that fail again are bad.
-
-        Raises:
-            HelperError: If the transform fails on rows together, but on none alone.
-        """
+        """Transforms decoded rows. If that fails, tries each row alone; rows that fail again are bad."""
         try:
             return self._call(decoded, rows)
         except TransformError as error:
@@ -154,12 +147,10 @@ class OpenDecoding:
 
 
 def open_columns(decoders: Sequence[Decoder], device: "torch.device | None" = None) -> list[OpenColumn]:
-    """Groups decoders into columns, in the order of decoding. Decoders that follow another decoder come last, so that a
-    damaged image is not blamed on its mask. Row decoders of one class and column may share their work. `device` is the
-    device for decoders with `on_device`; None for the CPU.
-
-    Raises:
-        ConfigError: If no column can have a decoder's shape, dtype or draws.
+    """Groups decoders into columns, in the order of decoding: those that follow another one come last, so that a
+    damaged image is not blamed on its mask. Row decoders of one class and column may share their work. `device`, None
+    for the CPU, is for decoders with `on_device`. Raises ConfigError if a decoder's shape, dtype or draws are
+    impossible.
     """
     columns = {decoder.output_name: decoder.column for decoder in decoders}
     groups: dict[Any, tuple[str | None, list[Decoder]]] = {}

@@ -1,11 +1,10 @@
-"""Owns the decoding of images to the RGB pixels of a box, and their resizing; never chooses the box.
+"""Decodes images to the RGB pixels of a box, the same in every process, and resizes them.
 
-simplejpeg calls libjpeg-turbo to decode JPEGs with Pillow's settings, so the pixels are equal to Pillow's. Pillow
-decodes the images that simplejpeg refuses: CMYK, damaged images of which a part can be decoded, other formats. It
-exports their pixels through Arrow, four bytes for each pixel, without a copy. Metadata never decides whether an image
-can be decoded, and neither does a setting of Pillow that belongs to one process. Torch's antialiased uint8 kernel
-resizes with Pillow's filter. Under 1 % of the resized pixels differ from Pillow's, by one grey level at most, and the
-kernel takes a fraction of Pillow's time.
+simplejpeg calls libjpeg-turbo with Pillow's settings, so its pixels of JPEGs are equal to Pillow's. Pillow decodes what
+simplejpeg refuses: CMYK, damaged images of which a part can be decoded, other formats. Neither metadata nor a setting
+of Pillow that belongs to one process decides whether an image can be decoded. Torch's antialiased uint8 kernel resizes
+with Pillow's filter in a fraction of Pillow's time. Under 1 % of the resized pixels differ from Pillow's, by one grey
+level at most.
 """
 
 import contextlib
@@ -58,71 +57,54 @@ CODEC = f"simplejpeg {simplejpeg.__version__}, pillow {PIL.__version__}, torch {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rules:
-    """Which images Pillow may open and decode, the same in every process.
+    """Which images Pillow may open and decode, the same in every process."""
 
-    Attributes:
-        max_pixels: The maximum number of pixels of an image; None for no limit.
-        truncated: Whether an image whose end is missing is an error, or its missing pixels are grey or black.
-        plugins: Whether plug-ins, which Pillow does not contain, may open images.
-    """
-
-    max_pixels: int | None = MAX_PIXELS
-    truncated: Truncated = "refuse"
-    plugins: bool = False
+    max_pixels: int | None = MAX_PIXELS  # the maximum number of pixels of an image; None for no limit
+    truncated: Truncated = "refuse"  # whether an image without its end is an error
+    plugins: bool = False  # whether plug-ins, which Pillow does not contain, may open images
 
 
 class PixelDecoder:
-    """Decodes one image after another, in one thread.
-
-    Attributes:
-        fallbacks: Number of JPEGs that Pillow decoded.
-        unturned: Number of images that were decoded as stored because their orientation cannot be read.
-    """
+    """Decodes one image after another, in one thread."""
 
     def __init__(self, rules: Rules = Rules()) -> None:
-        self.fallbacks, self.unturned, self._rules = 0, 0, rules
+        self._rules, self.fallbacks = rules, 0  # JPEGs that Pillow decoded
+        self.unturned = 0  # images decoded as stored, because their orientation cannot be read
         self._memory = np.empty(0, dtype=np.uint8)
 
-    def decode(self, encoded: bytes | memoryview, cut: Cut, reduce_to: tuple[int, int] | None = None) -> Pixels:
+    def decode(self, encoded: bytes | memoryview, cut: Cut, *reduce_to: tuple[int, int]) -> Pixels:
         """Decodes one box of an image; see `decode_parts`."""
-        return self.decode_parts(
-            encoded, lambda height, width: [cut(height, width)], () if reduce_to is None else [reduce_to]
-        )[0]
+        return self.decode_parts(encoded, lambda height, width: [cut(height, width)], reduce_to)[0]
 
     def decode_parts(
         self, encoded: bytes | memoryview, cut: Cuts, reduce_to: Sequence[tuple[int, int]] = ()
     ) -> list[Pixels]:
-        """Decodes an image once, applies EXIF rotation, and cuts boxes out of it. Each box is uint8 (h, w, 3), or
-        (h, w, 4) with padding after the colours. The boxes are valid until the next call, and may be read-only.
+        """Decodes an image once, applies EXIF rotation, and cuts boxes out of it: uint8 (h, w, 3), or (h, w, 4) with
+        padding after the colours. They are valid until the next call, and may be read-only.
 
         `reduce_to` has the (height, width) to which each box will be resized. If each box is at least twice as high and
         wide, a JPEG is decoded at half its size or less, with enough pixels for every box.
 
-        Raises:
-            DecompressionBombError: If the image has too many pixels, before any of them is decoded.
-            ValueError, OSError, …: As Pillow raises for data that is not an image.
+        Raises DecompressionBombError if the image has too many pixels, before any of them is decoded; and ValueError,
+        OSError, … as Pillow raises for data that is not an image.
         """
         data = memoryview(encoded).cast("B")  # Arrow gives signed bytes, which simplejpeg refuses
         if data[: len(_JPEG)] == _JPEG:
-            parts = self._by_turbo(data, cut, reduce_to)
-            if parts is not None:
+            if (parts := self._by_turbo(data, cut, reduce_to)) is not None:
                 return parts
             self.fallbacks += 1
         with accepting(self._rules.truncated):
             image = _open(data, self._rules)
             whole = self._turned(_rgb(image), image)
-        return [_part(whole, box) for box in cut(whole.shape[0], whole.shape[1])]
+        return [part_of(whole, box) for box in cut(*whole.shape[:2])]
 
     def decode_grey(self, encoded: bytes | memoryview, cut: Cuts) -> list[Pixels]:
         """Decodes the boxes of an image to one channel, uint8 (h, w, 1), with EXIF rotation applied. The channel holds
         grey as it is stored, the indices of a palette, or the brightness of colours. Grey of fewer than 8 bits counts
         from 0 for black in each format.
 
-        Raises:
-            DecompressionBombError: As `decode_parts`.
-            ValueError: If grey has more than 8 bits, because scaling would change the classes of a mask. Grey with
-                alpha is not refused, because Pillow itself scales it to 8 bits.
-            OSError, …: As Pillow raises for data that is not an image.
+        Raises the errors of `decode_parts`; and ValueError if grey has more than 8 bits, because scaling would change
+        the classes of a mask. Pillow itself scales grey with alpha to 8 bits.
         """
         with accepting(self._rules.truncated):
             image = _open(encoded, self._rules)
@@ -138,11 +120,10 @@ class PixelDecoder:
             if image.format == "JPEG2000" and image.mode in ("L", "LA"):
                 grey = grey >> _shifted_bits(bytes(encoded))
             whole = self._turned(grey[..., None], image)
-        return [_part(whole, box) for box in cut(whole.shape[0], whole.shape[1])]
+        return [part_of(whole, box) for box in cut(*whole.shape[:2])]
 
     def _turned(self, stored: Pixels, image: PIL.Image.Image) -> Pixels:
-        """Returns the pixels of an image as they are displayed."""
-        return _shown(stored, 1 if image.format == _TIFF else self._count(_orientation(image)))
+        return shown(stored, 1 if image.format == _TIFF else self._count(_orientation(image)))
 
     def _count(self, orientation: int | None) -> int:
         self.unturned += orientation is None
@@ -177,17 +158,17 @@ class PixelDecoder:
             stored = simplejpeg.decode_jpeg(data, "RGB", buffer=self._scratch(high * wide * 3), **least)
         except ValueError:  # the data may be damaged; Pillow may decode a part of it, or describe the damage better
             return None
-        pixels = _shown(stored, self._count(orientation))
+        pixels = shown(stored, self._count(orientation))
         if least:
             y, x = pixels.shape[0] / shown_high, pixels.shape[1] / shown_wide
             boxes = [
                 (round(left * x), round(top * y), round(width * x), round(height * y))
                 for left, top, width, height in boxes
             ]
-        return [_part(pixels, box) for box in boxes]
+        return [part_of(pixels, box) for box in boxes]
 
     def _scratch(self, nbytes: int) -> Pixels:
-        """Returns memory for one image; that of a very large one is given back after it."""
+        """Returns memory for one image; that of a very large one is not kept."""
         memory = self._memory if nbytes <= len(self._memory) else np.empty(nbytes, dtype=np.uint8)
         if nbytes <= _KEPT_BYTES:
             self._memory = memory
@@ -195,9 +176,7 @@ class PixelDecoder:
 
 
 def jpeg_size(data: memoryview) -> tuple[int, int] | None:
-    """Returns the stored height and width of a JPEG that fast codecs decode like Pillow; None for other formats, and
-    for JPEGs in other colour spaces.
-    """
+    """Returns the stored height and width of a JPEG that fast codecs decode like Pillow; None for all else."""
     if data[: len(_JPEG)] != _JPEG:
         return None
     try:
@@ -208,9 +187,8 @@ def jpeg_size(data: memoryview) -> tuple[int, int] | None:
 
 
 def orientation_if_plain(data: memoryview, rules: Rules) -> int | None:
-    """Returns the orientation, 1 to 8, of a JPEG that every codec decodes to the same stored pixels as Pillow; None for
-    other data, for too many pixels, and if the orientation cannot be read. Codecs differ if there are wrong markers
-    among the pixels: some stop there.
+    """Returns the orientation, 1 to 8, of a JPEG that every codec decodes to the same stored pixels as Pillow; else
+    None. Some codecs stop at wrong markers among the pixels.
     """
     if (size := jpeg_size(data)) is None or not _has_plain_scans(np.frombuffer(data, np.uint8)):
         return None
@@ -222,8 +200,8 @@ def orientation_if_plain(data: memoryview, rules: Rules) -> int | None:
 
 
 def _has_plain_scans(data: npt.NDArray[np.uint8]) -> bool:
-    """Returns whether a JPEG is sequential or progressive, and its pixels contain only allowed markers. Restart markers
-    in sequence are allowed; in a progressive JPEG, Huffman tables and further scans are also allowed.
+    """Whether a JPEG is sequential or progressive, and has only allowed markers among its pixels: restart markers in
+    sequence; if it is progressive, Huffman tables and further scans, too.
     """
     at, is_progressive = 2, False
     marks = np.flatnonzero((data[:-1] == 0xFF) & (data[1:] != 0))  # FF 00 is a byte of pixels
@@ -253,15 +231,14 @@ def _has_plain_scans(data: npt.NDArray[np.uint8]) -> bool:
             return False
 
 
-def _part(pixels: Pixels, box: Box) -> Pixels:
+def part_of(pixels: Pixels, box: Box) -> Pixels:
+    """Returns a view of the pixels (h, w, c) in a box."""
     left, top, width, height = box
     return pixels[top : top + height, left : left + width]
 
 
 def _orientation(image: PIL.Image.Image) -> int | None:
-    """Returns the display orientation, 1 to 8, of an image: from EXIF, from XMP, or a TIFF's own tag. None if these
-    cannot be read.
-    """
+    """Returns the display orientation, 1 to 8: from EXIF, XMP, or a TIFF's own tag. None if these cannot be read."""
     if image.format != _TIFF:
         info, image = image.info, PIL.Image.Image()  # a PNG would be decoded, and a JPEG has hidden an error already
         image.info = info
@@ -273,8 +250,8 @@ def _orientation(image: PIL.Image.Image) -> int | None:
 
 
 def _may_be_turned(data: memoryview) -> bool:
-    """Returns whether a segment before the pixels is EXIF, or XMP with an orientation, or the segments cannot be
-    parsed. If not, Pillow need not parse the image, which would take a twentieth of the time of decoding.
+    """Whether a segment before the pixels is EXIF or XMP with an orientation, or cannot be parsed. If not, Pillow need
+    not parse the image, which would take a twentieth of the time of decoding.
     """
     at = 2
     while at + 10 <= len(data) and data[at] == 0xFF and data[at + 1] >= 0xC0:
@@ -289,16 +266,16 @@ def _may_be_turned(data: memoryview) -> bool:
     return True
 
 
-def _shown(stored: Pixels, orientation: int) -> Pixels:
+def shown(stored: Pixels, orientation: int) -> Pixels:
     """Returns a view of stored pixels (h, w, c), turned and mirrored as they are displayed."""
-    shown = stored.transpose(1, 0, 2) if orientation > 4 else stored
-    return shown[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
+    pixels = stored.transpose(1, 0, 2) if orientation > 4 else stored
+    return pixels[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
 
 class _Switch(threading.local):
     """Takes the place of a setting of Pillow that belongs to the process: `PIL.ImageFile.LOAD_TRUNCATED_IMAGES`, or
-    `PIL.GifImagePlugin.LOADING_STRATEGY`, by which palettes become colours. While a thread decodes here, it has the
-    value of its decoder. In all other code, it has the value that the process set.
+    `PIL.GifImagePlugin.LOADING_STRATEGY`. While a thread decodes here, it has the value of its decoder; else the
+    process's.
     """
 
     of_thread: Any = None
@@ -336,7 +313,7 @@ class _Decoding(threading.local):
     now = False
 
     def match(self, _text: str, /) -> bool:
-        """Whether this thread decodes."""
+        """See `re.Pattern.match`."""
         return self.now
 
 
@@ -373,12 +350,7 @@ def accepting(truncated: Truncated) -> Iterator[None]:
 
 
 def _open(encoded: bytes | memoryview, rules: Rules) -> PIL.Image.Image:
-    """Opens an image without decoding its pixels.
-
-    Raises:
-        DecompressionBombError: If its header names too many pixels.
-        ValueError, OSError, …: As Pillow raises for data that is not an image.
-    """
+    """Opens an image without decoding its pixels; raises the errors of `decode_parts`."""
     max_pixels, allowed = rules.max_pixels, PIL.Image.MAX_IMAGE_PIXELS  # Pillow checks its limit in many places
     if allowed is not None and (max_pixels is None or 2 * allowed < max_pixels):
         PIL.Image.MAX_IMAGE_PIXELS = max_pixels
@@ -426,9 +398,7 @@ def _split_png(data: memoryview) -> tuple[bytes | memoryview, dict[str, Any]]:
 
 
 def _turning_text(kind: bytes, chunk: bytes) -> dict[str, str]:
-    """Returns the text of a chunk by its name, if Pillow turns a PNG by it. If it cannot be read, it is the raw text,
-    which is not EXIF.
-    """
+    """Returns the text of a chunk by its name, if Pillow turns a PNG by it; raw if it cannot be read."""
     key, _, text = chunk.partition(b"\0")
     name = key.decode("latin-1")
     if name not in _TURNING_TEXTS:
@@ -454,9 +424,7 @@ def _too_many(what: str, max_pixels: int | None) -> Exception:
 
 
 def _rgb(image: PIL.Image.Image) -> Pixels:
-    """Decodes to uint8 (H, W, 3), or (H, W, 4) with padding after the colours: as stored, but a TIFF, which Pillow
-    itself turns, as displayed. The array may be read-only.
-    """
+    """Decodes to uint8 (H, W, 3), or (H, W, 4) with padding, perhaps read-only: as stored, but a TIFF as displayed."""
     image.load()
     high, wide = image.height, image.width
     if image.mode in ("I", "F") and image.format != "PPM":  # Pillow gives the 16 bits of PPM as 32 bits
@@ -479,9 +447,7 @@ def _strips(high: int, wide: int) -> Iterator[slice]:
 
 
 def _in_strips(high: int, wide: int, strip: Callable[[slice], Pixels]) -> Pixels:
-    """Returns an array (high, wide, 3) that is filled strip by strip, because a large image in several forms at once
-    would take several times its memory.
-    """
+    """Fills (high, wide, 3) in strips: a large image in several forms at once would take several times its memory."""
     out = np.empty((high, wide, 3), dtype=np.uint8)
     for rows in _strips(high, wide):
         out[rows] = strip(rows)
@@ -508,10 +474,8 @@ def _shifted_bits(encoded: bytes) -> int:
 
 
 def shown_size(encoded: bytes | memoryview, rules: Rules) -> tuple[int, int, int]:
-    """Returns the displayed width and height of an image, and its orientation, 1 to 8, without decoding its pixels.
-
-    Raises:
-        DecompressionBombError: As `PixelDecoder.decode_parts`.
+    """Returns an image's displayed width and height, and its orientation, 1 to 8, without decoding its pixels. Raises
+    DecompressionBombError as `PixelDecoder.decode_parts`.
     """
     with accepting(rules.truncated):
         image: Any = _open(encoded, rules)

@@ -1,8 +1,8 @@
-"""Owns the kernel that crops, resizes and flips many images of a GPU at once; never decodes.
+"""The kernel that crops, resizes and flips many images of a GPU at once.
 
-The weights are those of torch's `interpolate(mode="bilinear", antialias=True)`: a triangle as wide as two input pixels,
-or as two output pixels if the image gets smaller. torch resizes one image a call, by several kernels and with an image
-of floats between them; to start these costs more time of Python than the work costs the GPU.
+The weights are those of torch's `interpolate(mode="bilinear", antialias=True)`. torch resizes one image a call, by
+several kernels and with an image of floats between them; to start these costs more time of Python than the work costs
+the GPU.
 """
 
 import contextlib

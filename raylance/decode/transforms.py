@@ -1,6 +1,4 @@
-"""Owns the call of the user's transform: its input, and the check that its result has the schema found at the opening
-of the dataset; never decodes, and never decides what happens to a row on which the transform fails.
-"""
+"""Calls the user's transform, and checks that its result has the schema found at the opening of the dataset."""
 
 import os
 import re

@@ -1,1 +1,1 @@
-"""Owns raylance's use of its surroundings: Ray's session and object store, Ray Train, directories; never starts Ray."""
+"""raylance's use of its surroundings: Ray's session and object store, Ray Train, directories."""

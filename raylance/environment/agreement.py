@@ -1,8 +1,7 @@
-"""Owns the check that the ranks of a process group agree on their rows and batches; never assigns rows to ranks.
+"""The check that the ranks of a process group agree on their rows and batches.
 
 Before its first pass, each rank writes its terms to the store of the group. The last rank to do so compares all terms,
-and writes the outcome for the others. This takes a few requests of each rank. A collective operation is not used,
-because it would hang if one rank did not take part.
+and writes the outcome for the others. A collective operation would hang if one rank did not take part.
 """
 
 import contextlib
@@ -37,39 +36,26 @@ def store_of(world_size: int) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The settings with which a rank begins its first pass.
-
-    Attributes:
-        dp_rank, dp_size: Data-parallel rank and size.
-        same: Values that must be equal on all ranks, JSON-able. Each key is the name that errors use.
-        has_called: Whether `reshard` was called on this rank.
-        is_arranged: Whether the ranks are compared even if none called `reshard`, because Ray Train assigned the
-            dataset, or some ranks are peers.
-    """
+    """The settings with which a rank begins its first pass."""
 
     dp_rank: int
     dp_size: int
-    same: Mapping[str, Any]
-    has_called: bool
+    same: Mapping[str, Any]  # values that must be equal on all ranks, JSON-able, by their names in errors
+    has_called: bool  # whether `reshard` was called on this rank
+    # Whether the ranks are compared in any case, because Ray Train assigned the dataset, or some ranks are peers
     is_arranged: bool
 
 
 class Agreement:
     """Compares the terms with which the ranks begin one loader's first pass.
 
-    Loaders that Ray Train assigned are compared by name. For loaders that were made by hand, each rank counts the first
-    passes under a name, and passes with the same count are compared. Such loaders may exist on only some ranks, so this
-    is only done if one of the ranks called `reshard` or has peers.
+    Loaders that Ray Train assigned are compared by name; those made by hand, which may exist on only some ranks, by
+    name and number of first passes, and only if one of the ranks called `reshard` or has peers.
     """
 
     def __init__(self, store: Any, context: ShardContext, name: str, terms: Terms) -> None:
-        """Writes the terms of this rank to the store. The last rank also writes the outcome.
-
-        Args:
-            store: A store of torch.distributed, which the ranks share.
-            context: The rank of this process.
-            name: The loader's name, by which the ranks find each other's terms.
-            terms: The terms of this rank.
+        """Writes the terms of this rank to the store, which the ranks share; the last rank also writes the outcome. The
+        ranks find each other's terms by the loader's name.
         """
         self._store, self._name, self._terms, self._ranks = store, name, terms, range(context.world_size)
         self._where = f"raylance/reshard/{name}/assigned"
@@ -83,22 +69,14 @@ class Agreement:
                 self._conclude()
 
     def wait(self, patience_s: float = _PATIENCE_S) -> None:
-        """Waits for the outcome if this rank called `reshard`. In any case, checks the outcome if it is there.
-
-        Raises:
-            ConfigError: If the ranks disagree.
-        """
+        """Waits for the outcome if this rank called `reshard`; then does as `look`."""
         with self._tolerating():
             if self._terms.has_called:
                 self._await(patience_s)
         self.look(at_once=True)
 
     def look(self, *, at_once: bool = False) -> None:
-        """Checks whether the ranks disagree, at most once a second unless `at_once`.
-
-        Raises:
-            ConfigError: If the ranks disagree.
-        """
+        """Raises ConfigError if the ranks disagree. Asks for the outcome once a second at most, unless `at_once`."""
         if self._is_over or (time.monotonic() < self._looked_s + _LONGEST_PAUSE_S and not at_once):
             return
         self._looked_s, outcome = time.monotonic(), ""

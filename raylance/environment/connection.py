@@ -1,5 +1,4 @@
-"""Owns the connection to Ray: the session of this process, and the guarantee that a call reaches that session or none;
-never starts or ends a session.
+"""The Ray session of this process, and the guarantee that a call reaches that session or none.
 
 Without a session, most calls of Ray start one by themselves, from any thread. So short calls for a loader hold the lock
 that Ray itself holds while it connects or shuts down: no session can start or end meanwhile. The lock has no public
@@ -32,10 +31,8 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def ray_session() -> str:
-    """Returns a name of this process's Ray session, different for each session; "" if there is none.
-
-    A notebook may end a session and start another one, at the same address or as another job of the same cluster. The
-    actors and objects of the first session are then gone.
+    """Returns a name of this process's Ray session; "" if there is none. A notebook may end a session and start another
+    one, at the same address or as another job of the same cluster: actors and objects of the first are then gone.
     """
     with current_session() as session:
         return session
@@ -43,9 +40,8 @@ def ray_session() -> str:
 
 @contextlib.contextmanager
 def current_session() -> Iterator[str]:
-    """Yields the name of the current session, as `ray_session`. No session starts or ends during the body.
-
-    Use it for short calls only, because `ray.shutdown` waits for their end.
+    """Yields the name of the current session, as `ray_session`. No session starts or ends during the body, for which
+    `ray.shutdown` waits: keep it short.
     """
     if "ray" not in sys.modules:  # DataLoader workers use shared values without Ray
         yield ""
@@ -67,11 +63,7 @@ def current_session() -> Iterator[str]:
 
 @contextlib.contextmanager
 def in_session(session: str) -> Iterator[None]:
-    """Ensures that `session` is the current one, and does not end during the body, as `current_session` does.
-
-    Raises:
-        HelperError: If the session has ended.
-    """
+    """Keeps `session` the current one during the body, as `current_session`. Raises HelperError if it has ended."""
     with current_session() as current:
         if not session or current != session:
             raise _ended(session, current)
@@ -79,12 +71,7 @@ def in_session(session: str) -> Iterator[None]:
 
 
 def long_call(session: str, call: Callable[[], T]) -> T:
-    """Returns the result of a long call, such as one to other machines. The call must not start a session itself. If
-    another thread ends the session during the call, the call fails.
-
-    Raises:
-        HelperError: If the session has ended.
-    """
+    """Returns the result of a long call that starts no session. Raises HelperError if the session has ended."""
     with in_session(session):
         pass
     try:

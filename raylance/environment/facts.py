@@ -1,4 +1,4 @@
-"""Owns the facts about a loader's process and cluster that records hold; never starts Ray."""
+"""The facts about a loader's process and cluster that records hold."""
 
 import functools
 import importlib

@@ -1,6 +1,4 @@
-"""Owns large values that all processes of a run share as one copy, in Ray's object store if Ray runs; never makes the
-values, and never starts Ray.
-"""
+"""Large values that all processes of a run share as one copy, in Ray's object store if Ray runs."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -45,13 +43,9 @@ class Shared(Generic[T]):
     """
 
     def __init__(self, what: str, value: T, nbytes: int, make: Callable[[], T] | None = None) -> None:
-        """Takes a picklable value; NumPy arrays in it are read without a copy.
-
-        Args:
-            what: A name for messages.
-            value: The value.
-            nbytes: Bytes of the value; small values are not worth a reference.
-            make: The recipe: a picklable function that returns an equal value, or raises an error.
+        """Takes a picklable value, whose NumPy arrays are read without a copy; its name for messages; its bytes: a
+        small one is not worth a reference; and its recipe, a picklable function that returns an equal value, or raises
+        an error.
         """
         self._what, self._nbytes, self._make = what, nbytes, make
         self._value: _Value | None = _Value(value, "")
@@ -59,12 +53,9 @@ class Shared(Generic[T]):
         self._is_of_run = False
 
     def get(self) -> T:
-        """Returns the value; fetches it or makes it again if this process does not have it.
-
-        Raises:
-            HelperError: If the Ray session that has the value has ended, and no recipe was given.
-            RayError: If Ray has lost the value, or does not return it in 120 seconds, and no recipe was given.
-            RaylanceError: If the recipe raises it.
+        """Returns the value; fetches it or makes it again if this process does not have it. Raises the errors of the
+        recipe. Without one, HelperError if the value's Ray session has ended, and RayError if Ray lost it, or needs 120
+        s.
         """
         session = ray_session()
         held, reference = self._value, self._ref
@@ -109,9 +100,7 @@ class Shared(Generic[T]):
         return copy
 
     def here(self) -> "Shared[T]":
-        """Returns a copy that is pickled as the value itself. A process without Ray, such as a worker of DataLoader,
-        cannot use a reference, and the recipe would take long.
-        """
+        """Returns a copy that is pickled as the value itself, for processes without Ray, as workers of DataLoader."""
         return Shared(self._what, self.get(), 0)
 
     def _is_shared_in(self, session: str) -> bool:

@@ -1,4 +1,4 @@
-"""Owns the temporary directories that raylance makes on this machine, and their removal; never writes into them.
+"""Makes and removes temporary directories of raylance on this machine.
 
 The process that makes a directory locks it. The kernel releases the lock when the process ends, even if it is killed,
 so the next process knows which directories are unused. On a file system without such locks (some network ones), the
@@ -21,13 +21,8 @@ _locks: dict[str, int | None] = {}  # this process's directories, each with its 
 
 
 def make(files: Collection[str]) -> str:
-    """Makes a directory, which belongs to this process until `remove`. The first call also runs `sweep`.
-
-    Args:
-        files: Names of the files that such a directory may hold. A dead process's directory with other files stays.
-
-    Raises:
-        OSError: If the directory cannot be made.
+    """Makes a directory, which belongs to this process until `remove`, for files with names in `files`. The first call
+    also runs `sweep`. Raises OSError if it fails.
     """
     sweep(frozenset(files))
     for directory in list(_locks):  # a copy, because another thread may add one
@@ -53,7 +48,7 @@ def remove(directory: str) -> None:
 
 @functools.cache
 def sweep(files: frozenset[str]) -> None:
-    """Removes the directories of dead processes; runs once in each process. For `files`, see `make`."""
+    """Removes dead processes' directories with no other files than `files`; runs once in each process."""
     # tempfile.gettempdir() alone would skip a full disk, which may be full of such directories.
     places = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
     with contextlib.suppress(OSError):
@@ -83,10 +78,10 @@ def _lock(directory: str, *, wait: bool) -> int | None:
         return lock
 
 
+@atexit.register
 def _remove_all() -> None:
     for directory in list(_locks):
         remove(directory)
 
 
-atexit.register(_remove_all)
 os.register_at_fork(after_in_child=_locks.clear)  # the directories still belong to the parent

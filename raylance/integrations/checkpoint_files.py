@@ -1,4 +1,4 @@
-"""Owns the files with a checkpoint's position and state: writes, finds, reads and checks them; never uses a loader."""
+"""The files with a checkpoint's position and state: writes, finds, reads and checks them."""
 
 import contextlib
 import errno
@@ -38,14 +38,14 @@ def as_checkpoint(path: str | os.PathLike[str]) -> ray.train.Checkpoint:
     """Returns a checkpoint for a local directory or a URI. Raises ConfigError if the directory does not exist."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"checkpoint={path!r} is not a directory: pass a path, a URI or a ray.train.Checkpoint.")
-    if "://" not in str(path) and not Path(path).is_dir():
+    if "://" in str(path):
+        filesystem, inside = open_folder(path)
+        return ray.train.Checkpoint(inside, filesystem=filesystem)
+    if not Path(path).is_dir():
         raise ConfigError(
             f"checkpoint={public_uri(str(path))!r} is not a directory: write this rank's files there before report()."
         )
-    if "://" not in str(path):
-        return ray.train.Checkpoint(str(path))
-    filesystem, inside = open_folder(path)
-    return ray.train.Checkpoint(inside, filesystem=filesystem)
+    return ray.train.Checkpoint(str(path))
 
 
 @contextlib.contextmanager
@@ -135,12 +135,8 @@ def _check_whole(checkpoint: ray.train.Checkpoint) -> None:
 
 
 def check_room(checkpoint: ray.train.Checkpoint) -> None:
-    """Checks that the run's storage has room for a checkpoint, if the storage is a file system of this machine.
-
-    Without room, Ray Train's controller would end the run, and leave an empty list of checkpoints.
-
-    Raises:
-        RaylanceError: If the checkpoint does not fit; the message has the bytes needed and the free bytes.
+    """Raises RaylanceError if a checkpoint does not fit into the run's storage, a file system of this machine. Without
+    room, Ray Train's controller would end the run, and leave an empty list of checkpoints.
     """
     storage = process.train_storage()
     if storage is None:
@@ -150,7 +146,10 @@ def check_room(checkpoint: ray.train.Checkpoint) -> None:
         return
     if Path(checkpoint.path).resolve().is_relative_to(Path(folder).resolve()):  # it lies there already
         return
-    needed = _bytes_in(checkpoint.path)
+    needed = 0
+    for path in _walk(checkpoint.path):
+        with contextlib.suppress(FileNotFoundError):  # the user may have removed the file
+            needed += os.stat(path).st_size
     os.makedirs(folder, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if needed + _RESERVE_BYTES > free:
@@ -162,14 +161,10 @@ def check_room(checkpoint: ray.train.Checkpoint) -> None:
         )
 
 
-def _bytes_in(directory: str) -> int:
-    """Returns the bytes of all files in a directory. Linked files count, because they are copied, too."""
-    needed = 0
+def _walk(directory: str | Path) -> Iterator[str]:
+    """Yields the paths of all files in a directory, also in linked directories, which Ray Train copies."""
     for parent, _, names in os.walk(directory, followlinks=True):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):  # the user may have removed the file
-                needed += os.stat(os.path.join(parent, name)).st_size
-    return needed
+        yield from (os.path.join(parent, name) for name in names)
 
 
 def list_files(
@@ -177,10 +172,10 @@ def list_files(
 ) -> None:
     """Writes which files of a rank's directory belong to a report, into the directory, if that is on this machine.
 
-    Ray Train copies the directories of all ranks into one folder, and deletes nothing there. If an earlier report had
-    the same name, and more ranks or other files, its files stay beside the new ones. Lists of one world size belong
-    together if the steps of their loaders are the same, or `report`, which names the report on all ranks: ranks of a
-    pipeline may take no steps, and a rank that Ray Train replaced has made other reports.
+    Ray Train copies the directories of all ranks into one folder. If an earlier report had the same name, and more
+    ranks or other files, its files stay beside the new ones. Lists of one world size belong together if the steps of
+    their loaders are the same, or `report`, which names the report on all ranks: ranks of a pipeline may take no steps,
+    and a rank that Ray Train replaced has made other reports.
     """
     if not isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem):
         return
@@ -195,8 +190,7 @@ def list_files(
 @contextlib.contextmanager
 def only_listed(directory: str, steps: Mapping[str, Any]) -> Iterator[Path]:
     """Yields the directory of a checkpoint at these steps; or, if files of an earlier report lie there, another one
-    with links to the files of this one. If rank 0 has no list for these steps, or a list is damaged, all files belong
-    to it.
+    with links to the own files. These are all if rank 0 has no list for these steps, or a list is damaged.
     """
     folder = Path(directory)
     lists = {path.name: _read_list(path) for path in folder.glob(_LISTS)}
@@ -223,12 +217,8 @@ def only_listed(directory: str, steps: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _files_in(folder: Path) -> set[str]:
-    """Returns the relative paths of all files in a directory but the lists; also of those in linked directories, which
-    Ray Train copies.
-    """
-    walked = os.walk(folder, followlinks=True)
-    found = {os.path.relpath(os.path.join(parent, name), folder) for parent, _, names in walked for name in names}
-    return found - {path.name for path in folder.glob(_LISTS)}
+    """Returns the relative paths of all files in a directory but the lists."""
+    return {os.path.relpath(path, folder) for path in _walk(folder)} - {path.name for path in folder.glob(_LISTS)}
 
 
 def _read_list(path: Path) -> dict[str, Any]:
@@ -246,7 +236,9 @@ def _read_list(path: Path) -> dict[str, Any]:
 def load_state_file(path: Path) -> dict[str, Any] | None:
     """Returns the state in a checkpoint's `state.pt`; None if the file does not exist. Raises StateError if damaged."""
     try:
-        _check_size(path)
+        with zipfile.ZipFile(path) as file:  # torch writes none that would unpack to more bytes, and fill the memory
+            if sum(info.file_size for info in file.infolist()) > path.stat().st_size:
+                raise ValueError("its parts are compressed, or overlap")
         state = torch.load(path, map_location="cpu", weights_only=True)
         if not isinstance(state, dict):
             raise TypeError(f"it holds a {type(state).__name__}")
@@ -258,13 +250,6 @@ def load_state_file(path: Path) -> dict[str, Any] | None:
             "nothing was restored. Continue from an earlier checkpoint by checkpoint=, or start under a new run name."
         ) from error
     return state
-
-
-def _check_size(path: Path) -> None:
-    """Raises ValueError if a file unpacks to more bytes than it has and so might fill the memory. torch writes none."""
-    with zipfile.ZipFile(path) as file:
-        if sum(info.file_size for info in file.infolist()) > path.stat().st_size:
-            raise ValueError("its parts are compressed, or overlap")
 
 
 def write_files(checkpoint: ray.train.Checkpoint, position: Mapping[str, Any], state: dict[str, Any] | None) -> None:
@@ -344,11 +329,8 @@ def _save(state: dict[str, Any], path: Path) -> None:
 
 
 def _dump(state: dict[str, Any], file: Any) -> None:
-    """Writes a state to an open file.
-
-    Raises:
-        OSError: If writing to the file failed, although torch raises a RuntimeError then.
-        ConfigError: If the state cannot be saved.
+    """Writes a state to an open file; raises ConfigError if it cannot be saved, and the OSError behind torch's
+    RuntimeError.
     """
     with _refusing():
         try:

@@ -1,4 +1,4 @@
-"""Owns the checkpoint that a run makes before it loses a node; never announces the loss, which Ray does."""
+"""The checkpoint that a run makes before it loses a node."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,8 +18,8 @@ def report_if_preempted(
 ) -> bool:
     """Reports a checkpoint if Ray has announced that a node of this run will be taken away, once for each such node.
 
-    Every rank must call this function at the same steps: the ranks agree on the answer, which takes some milliseconds.
-    Call it every few steps, at intervals much shorter than the time between the cloud's notice and the loss:
+    Every rank must call it at the same steps: the ranks agree on the answer, which takes some milliseconds. Call it
+    every few steps, at intervals much shorter than the time between the cloud's notice and the loss:
 
         if step % 10 == 0:
             raylance.report_if_preempted({"loss": loss}, loader, state=lambda: {"model": model.state_dict()})
@@ -27,11 +27,10 @@ def report_if_preempted(
     Training continues afterwards. When the node is lost, Ray Train restarts the ranks at this checkpoint. The restart
     counts towards `FailureConfig.max_preemption_failures`, not towards `max_failures`.
 
-    Ray must get the notice before the node is lost: from an autoscaler that drains nodes, or from `ray drain-node` in a
-    hook of the node. Three things must happen between the notice and the loss. Ray Train must see the notice, which
-    takes up to `RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S`, 5 s unless set. The training function must call this function
-    again. The checkpoint must be stored. If a node is lost without such a notice, the steps since the last checkpoint
-    are lost.
+    Ray must get the notice: from an autoscaler that drains nodes, or from `ray drain-node` in a hook of the node. Then,
+    before the loss, Ray Train must see it, which takes up to `RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S`, 5 s unless set;
+    the training function must call this function again; and the checkpoint must be stored. Without such a notice, the
+    steps since the last checkpoint are lost.
 
     Args:
         metrics: As in `report`.
@@ -43,8 +42,7 @@ def report_if_preempted(
         Whether a checkpoint was reported now; the same on all ranks.
 
     Raises:
-        ConfigError: As `report`.
-        RaylanceError: As `report`.
+        ConfigError, RaylanceError: As `report`.
     """
     info = ray.train.get_preemption_info()
     if info is None or _reported.issuperset(info.preempted_node_ids):

@@ -1,4 +1,4 @@
-"""Owns the counters and timings of loaders, their records, metrics and verdicts; never the rows that are delivered."""
+"""The counters and timings of loaders, their records, metrics and verdicts."""
 
 from raylance.observe import clock as clock
 from raylance.observe.observations import Receipt as Receipt

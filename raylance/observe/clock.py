@@ -1,7 +1,4 @@
-"""Owns the one clock that measures all figures shown to users; never waits, and never decides when work is done.
-
-Callers write `clock.now()`, so that a test can replace the clock by virtual time for all callers at once.
-"""
+"""The one clock of all figures: callers write `clock.now()`, so that a test can replace it by virtual time."""
 
 import time
 

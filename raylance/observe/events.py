@@ -1,4 +1,4 @@
-"""Owns the events of one loader, and a list of bounded length for a long run; never interprets an event."""
+"""The events of one loader, as a list of bounded length for a long run."""
 
 from typing import Any, Generic, TypeVar
 
@@ -14,9 +14,7 @@ T = TypeVar("T")
 
 
 class Thinned(Generic[T]):
-    """Keeps the newest items and a sample of older items. When the sample is full, every second item of it is dropped
-    and the sampling interval doubles.
-    """
+    """Keeps the newest items and every n-th older one; when there are too many of these, n doubles."""
 
     def __init__(self, recent: int, old: int) -> None:
         self._most_recent, self._most_old = recent, old
@@ -42,10 +40,7 @@ class Thinned(Generic[T]):
 
 
 class EventLog:
-    """Keeps the last events of each kind, and a sample of older reports.
-
-    Each kind has room of its own: the reports of a long run must not push out the faults that the run survived.
-    """
+    """Keeps the last events of each kind, so that reports do not push out faults, and a sample of older reports."""
 
     def __init__(self) -> None:
         self._by_kind: dict[str, Thinned[Event]] = {}

@@ -1,4 +1,4 @@
-"""Owns the figures by which a run is judged, for each rank and for all ranks, and their rates; never judges the run."""
+"""The figures by which a run is judged, for each rank and for all ranks, and their rates."""
 
 import dataclasses
 import math
@@ -17,21 +17,14 @@ IN_STEP = 0.9  # a rank whose steps take at least this share of the slowest rank
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankFigures:
-    """The figures of one rank in the period that is judged.
+    """The figures of one rank in the period that is judged."""
 
-    Attributes:
-        figures: Gauges, and counters as their growth in the period, under the names of `Stats.sample`.
-        facts: The facts of the rank's record: rank, world_size, row_bytes, decodes, order, options, cpus.
-        presence: Share of the period in which the rank was there, in [0, 1]; below 1 if the world size changed.
-        starts: How often the rank was started in this period.
-        peers: Number of ranks that got the same rows, this one included. Figures of the run count the rows of each
-            peer divided by this number. If the number changed between starts, it is the mean that gives the same rows.
-    """
-
-    figures: Mapping[str, float]
-    facts: Mapping[str, Any]
-    presence: float = 1.0
-    starts: int = 1
+    figures: Mapping[str, float]  # gauges, and the growth of counters, by the names of `Stats.sample`
+    facts: Mapping[str, Any]  # of its record: rank, world_size, row_bytes, order, options, …
+    presence: float = 1.0  # share of the period in which it was there, in [0, 1]
+    starts: int = 1  # how often it was started in this period
+    # Number of ranks that got the same rows, by which each one's rows are divided in the run's figures. If it changed
+    # between starts, the mean that gives the same rows.
     peers: float = 1.0
 
     @property
@@ -56,9 +49,7 @@ class RankFigures:
 
     @property
     def rate(self) -> float:
-        """Rows a second that the rank got in `steady_s`: between its first and its last batch, without saving and
-        without passes over other datasets; 0 if no time is left. It is shown as the rank's rows/s.
-        """
+        """Rows a second that the rank got in `steady_s`; 0 if no time is left. It is shown as the rank's rows/s."""
         return self.figures["rows"] / self.steady_s if self.steady_s else 0.0
 
     @property
@@ -74,8 +65,8 @@ class RankFigures:
     @property
     def decode_rate(self) -> float:
         """Rows a second that decoding can sustain: the rate of the rank's decoders while they have work or, if lower,
-        of the device that decodes its batches. At least `rate`, because rows that were decoded while the rank starts,
-        saves or validates reach the trainer, too. Infinite if nothing was decoded.
+        of the device that decodes its batches. At least `rate`, because rows that were decoded during a start or a save
+        count, too. Infinite if nothing was decoded.
         """
         figures = self.figures
         helpers, on_device_s = figures["decoders"] or max(1.0, figures["readers"]), figures["device_decode_s"]
@@ -104,9 +95,8 @@ def delivered_rate(ranks: Sequence[RankFigures]) -> float:
 def training_rate(ranks: Sequence[RankFigures]) -> float:
     """Returns the rows a second over all ranks if no trainer ever waited for its loader.
 
-    While one rank waits for its loader, the other ranks wait for that rank in collective operations, which counts as
-    training. So only ranks whose whole steps are as long as those of the slowest rank are compared. Among them, the
-    rank that trains shortest waits least for other ranks: its training time is taken as the time of a step.
+    While one rank waits for its loader, the others wait for it in collective operations, which counts as training. So
+    of the ranks whose whole steps are as long as the slowest rank's, the one that trains shortest shows a step's time.
     """
     counted = _counted(ranks)
     slowest_s = max((rank.step_s for rank in counted), default=0.0)
@@ -164,8 +154,8 @@ class RunFigures:
 
     @property
     def torch_workers(self) -> int | None:
-        """Number of workers of each rank if torch's DataLoader makes the batches, else None. Records do not show what
-        such workers wait for, so all waiting after the first batch counts as finishing.
+        """Number of workers of each rank if torch's DataLoader makes the batches, else None. What these wait for is not
+        recorded: all waiting after the first batch counts as finishing.
         """
         found = self.facts.get("num_workers")
         return None if found is None else int(found)

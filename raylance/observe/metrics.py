@@ -1,8 +1,7 @@
-"""Owns the names of the metrics that raylance gives to Ray for Prometheus, and publishes them; never computes a figure.
+"""The metrics that raylance gives to Ray for Prometheus.
 
-Names follow Prometheus' conventions: base units, counters end in `_total`. Ray adds the prefix `ray_`, so that
-`raylance_rows_total` is scraped as `ray_raylance_rows_total`, and its own labels (node, worker, session). A counter
-exists from its first increase on; before, it is absent, not 0.
+Names follow Prometheus' conventions: base units, counters end in `_total`. Ray adds the prefix `ray_`, and its own
+labels (node, worker, session). A counter exists from its first increase on; before, it is absent, not 0.
 """
 
 import dataclasses
@@ -20,21 +19,13 @@ LABELS = ("run", "dataset", "rank")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A metric that raylance publishes.
+    """A metric that raylance publishes."""
 
-    Attributes:
-        name: Its name, without the prefix `ray_`.
-        kind: Counters only grow; gauges show the present state.
-        field: The figure that the metric shows: a number of `Stats.sample`, the position, or a limit of the record.
-        help: The meaning of the metric, and how to read it.
-        cause: Value of the label `cause` if several figures share the metric; else "".
-    """
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    field: str
-    help: str
-    cause: str = ""
+    name: str  # its name, without the prefix `ray_`
+    kind: Literal["counter", "gauge"]  # counters only grow; gauges show the present state
+    field: str  # the figure: a number of `Stats.sample`, the position, or a limit
+    help: str  # its meaning, and how to read it
+    cause: str = ""  # value of the label `cause` if several figures share the metric
 
 
 def _counter(name: str, field: str, help: str, cause: str = "") -> Metric:

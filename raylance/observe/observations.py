@@ -1,6 +1,4 @@
-"""Owns the interface between the components that work and their observer: the observations and the `Observer`; never
-counts or interprets an observation.
-"""
+"""The interface between the components that work and their observer."""
 
 import dataclasses
 from contextlib import AbstractContextManager
@@ -17,37 +15,21 @@ them, so that only its receipt separates the times of reading and decoding.
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Receipt:
-    """The measurements of one piece of work by its helper; small, so that Ray sends them inline.
+    """The measurements of one piece of work by its helper; small, so that Ray sends them inline."""
 
-    Attributes:
-        nbytes: Bytes of the table that the helper made.
-        read_bytes: Bytes that the call read from storage.
-        storage_s: Seconds in which the helper read storage since the last receipt; reads at the same time count once.
-        read_s: Seconds of the call until its rows were gathered; with storage only if they were read by themselves.
-        decode_s: Seconds of decoding by the wall clock of the call, not summed over its threads.
-        device_decode_s: Part of `decode_s` that the device of the trainer's process took, if it decodes.
-        raw_bytes: Bytes of the raw rows.
-        held_bytes: Peak of `window_bytes` so far.
-        window_bytes: Bytes of raw rows that the shard actor, which reads, holds now.
-        fallback_rows: Rows that the fast codec left to the slow one.
-        unturned_rows: Images whose orientation could not be read.
-        bad_rows: Some of the masked rows: row offset (in a mixture, see `reason_of`), column and reason.
-        too_large_bytes: Approximate bytes of rows that were not sent because they exceed the limit; else 0.
-    """
-
-    nbytes: int = 0
-    read_bytes: int = 0
-    storage_s: float = 0.0
-    read_s: float = 0.0
-    decode_s: float = 0.0
-    device_decode_s: float = 0.0
-    raw_bytes: int = 0
-    held_bytes: int = 0
-    window_bytes: int = 0
-    fallback_rows: int = 0
-    unturned_rows: int = 0
-    bad_rows: tuple[tuple[int, str, str], ...] = ()
-    too_large_bytes: int = 0
+    nbytes: int = 0  # bytes of the table that the helper made
+    read_bytes: int = 0  # bytes that the call read from storage
+    storage_s: float = 0.0  # time in which the helper read since the last receipt; reads at once count once
+    read_s: float = 0.0  # time until the rows were gathered; with storage if they were read by themselves
+    decode_s: float = 0.0  # by the wall clock of the call, not summed over its threads
+    device_decode_s: float = 0.0  # part of `decode_s` on the device of the trainer's process
+    raw_bytes: int = 0  # bytes of the raw rows
+    held_bytes: int = 0  # peak of `window_bytes` so far
+    window_bytes: int = 0  # bytes of raw rows that the shard actor holds now
+    fallback_rows: int = 0  # rows that the fast codec left to the slow one
+    unturned_rows: int = 0  # images whose orientation could not be read
+    bad_rows: tuple[tuple[int, str, str], ...] = ()  # some masked rows: offset (see `reason_of`), column, reason
+    too_large_bytes: int = 0  # of rows that were not sent because they exceed the limit; else 0
 
 
 class FaultSeen(NamedTuple):

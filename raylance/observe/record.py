@@ -1,5 +1,4 @@
-"""Owns the record of one loader: its figures over time, facts and events, of bounded size, as a file next to the run's
-checkpoints; never decides when to write it, and never interprets the figures.
+"""The record of one loader: its figures over time, facts and events, of bounded size.
 
 A record is an Arrow file, <run>/raylance/<dataset>-rank<rank>-<start>.arrow: a row for each sample, with counters since
 the loader was made. Facts, events and masked rows are JSON in its schema's metadata, under `raylance`.
@@ -64,8 +63,8 @@ class RecordFolder:
             self.filesystem.move(part, path)
 
     def written_s(self, name: str) -> float | None:
-        """Returns when a file was last written, in seconds since 1970 by the clock of the storage. None if the storage
-        does not say: the right to write does not include the right to list.
+        """Returns when a file was last written, in seconds since 1970 by the clock of the storage; None if the right to
+        write does not include the right to list.
         """
         try:
             written_ns = self.filesystem.get_file_info(f"{self.path}/{name}").mtime_ns
@@ -85,9 +84,7 @@ def public_uri(uri: str) -> str:
 
 
 def holds_secret(uri: str) -> bool:
-    """Returns whether a URI holds a password, or a key in its query. A name without a password is not a secret: in
-    abfss:// URIs, the name of a container comes before the @.
-    """
+    """Whether a URI holds a password, or a key in its query. A name alone, as in abfss:// URIs, is no secret."""
     return "://" in uri and bool(_PASSWORD.search(uri) or _SECRET.search(uri))
 
 
@@ -152,12 +149,7 @@ def _joined(root: str, inside: str) -> str:
 
 
 class Record:
-    """The figures of one loader over time.
-
-    Attributes:
-        facts: Facts that do not change: loader, run, data, options and limits; JSON-able.
-        name: The file's name, without its extension.
-    """
+    """The figures of one loader over time. `facts` do not change, and are JSON-able; `name` is the file's stem."""
 
     def __init__(self, facts: Mapping[str, Any], before: Mapping[str, float] | None = None) -> None:
         self._before = before or {}  # counts that an earlier record of the loader holds

@@ -1,6 +1,4 @@
-"""Owns the threads of this process that sample its loaders' statistics once a second, publish them as metrics and write
-them into records; never slows a trainer down, and never makes a run fail.
-"""
+"""Threads that sample the loaders of this process once a second, publish metrics and write records."""
 
 import atexit
 import contextlib
@@ -41,8 +39,8 @@ class Recording:
         to_html: Callable[[Any], str],
         digest: Callable[[], Any] | None = None,
     ) -> None:
-        """Starts to sample, in the threads of this process. `cursor` holds the loader's position and lives as long as
-        the loader. `to_html` converts the first rows. `digest` returns the digest of the rows handed out, JSON-able.
+        """Starts to sample. `cursor` holds the loader's position and lives as long as the loader. `to_html` converts
+        the first rows. `digest` returns the digest of the rows handed out, JSON-able.
         """
         self._record, self._stats, self._cursor, self._folder = record, stats, weakref.ref(cursor), folder
         self._publisher, self._to_html, self._digest = publisher, to_html, digest
@@ -76,9 +74,9 @@ class Recording:
             return self._answered < self._asked or 0 < self._failures <= _LAST_TRIES
 
     def flush(self, *, may_wait: bool = True) -> None:
-        """Samples now and has the writing thread write, because the process may end soon. Waits for the write at most
-        10 s, 1 s if the write before failed; does not wait if the storage hangs. Without `may_wait`, asks for the
-        write only while such calls took little time so far, and waits only for a local storage.
+        """Samples now and has the writing thread write, because the process may end soon. Waits for a write at most 10
+        s, 1 s if the last one failed; not if the storage hangs. Without `may_wait`, it waits only for a local storage,
+        and asks for a write only while such calls took little time so far.
         """
         if self._pid != os.getpid():  # a forked child: the record belongs to its parent
             return

@@ -1,4 +1,4 @@
-"""Owns the counters and events of one loader, in memory; never interprets them, and never sends them."""
+"""The counters and events of one loader, in memory."""
 
 import dataclasses
 from collections.abc import Callable

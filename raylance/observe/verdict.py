@@ -1,4 +1,4 @@
-"""Owns the judgement of a run by its figures: which stage limits it; never measures, and holds no diagnosis itself.
+"""Judges a run by its figures: which stage limits it.
 
 The trainer's time is training, saving or waiting. While the trainer waits, the awaited rows are in one stage at each
 moment (see `Stats.wait_read_s` and its neighbours). The rate of each stage alone is its amount per second of its own

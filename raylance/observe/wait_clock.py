@@ -1,6 +1,4 @@
-"""Owns the seconds of one loader: how long its consumer waited, by cause, and how long the consumer kept each batch;
-never counts rows, and never knows how batches are made.
-"""
+"""The seconds of one loader: how long its consumer waited, by cause, and how long it kept each batch."""
 
 import dataclasses
 import itertools
@@ -73,8 +71,8 @@ class WaitClock:
         return now
 
     def end(self, field: str, begun: float | None = None) -> float:
-        """Adds the seconds since `begin` to a field; returns them, or 0 if the field was not being timed. `begun` is
-        the value that `begin` returned: if the field was begun again since then, its new timing continues.
+        """Adds the seconds since `begin` to a field; returns them, or 0 if the field was not timed, or was begun again
+        since `begin` returned `begun`.
         """
         if begun is not None and self._going.get(field) != begun:
             return 0.0
@@ -111,17 +109,13 @@ class WaitClock:
         self._going["other_s"] = now
 
     def resume(self, seconds: float) -> None:
-        """Ends the timing of `other_s`, and adds `seconds` to it: the length of the other loader's wait or step, less
-        the time of saving in it.
-        """
+        """Ends the timing of `other_s`, and adds `seconds`: the other loader's wait or step, less its saving."""
         self._going.pop("other_s", None)
         self.other_s += seconds
 
     def _around(self) -> "list[WaitClock]":
-        """Returns the clock of the loader whose step encloses this loader's (training around validation), and the
-        clocks of the loaders that are iterated side by side with the enclosing one.
-
-        A step that began later than this loader's does not enclose it: those two loaders are iterated side by side.
+        """Returns the clock of the loader whose step encloses this loader's, as training around validation, and the
+        clocks of the loaders iterated side by side with that one. A step that began later does not enclose this one.
         """
         if not _thread.in_step:  # most often
             return []
@@ -130,9 +124,7 @@ class WaitClock:
         return [other for other in found if other is found[-1] or other.called in found[-1].shared_s]
 
     def _count_shared(self, begun: float, now: float) -> None:
-        """Counts the seconds that this loader's ending step shares with each step that began later and has not ended:
-        neither step encloses the other, so the two loaders are iterated side by side, and both count the seconds.
-        """
+        """Counts seconds side by side: those that this ending step shares with steps that began later and go on."""
         later = list(itertools.dropwhile(lambda other: other is not self, _thread.in_step))[1:]
         for other in later:
             if other.is_timed("user_s"):
@@ -160,9 +152,7 @@ class WaitClock:
             self.end(field, begun)
 
     def awaits(self, cause: Cause | None, now: float) -> None:
-        """Sets the cause of the trainer's wait from now on; None if the trainer does not wait. The cause is ignored if
-        the trainer has its batch already.
-        """
+        """Sets the cause of the trainer's wait from now on; None if it does not wait. Ignored if it has its batch."""
         awaited = self._awaited.pop(_IT, None)  # one operation, which no other thread interrupts
         if cause is not None and self.is_timed("wait_s"):
             self._awaited[_IT] = now, cause
@@ -201,9 +191,8 @@ class WaitClock:
 
 @contextmanager
 def saving(reported: Iterable[WaitClock]) -> Iterator[None]:
-    """Counts the seconds of the body as saving, for the reported loaders and for all loaders of which this thread has a
-    batch in hand. A loader that has handed out no batch yet is left out. After the last batch of a pass, no step is
-    running; then the seconds also count as `user_s`.
+    """Counts the seconds of the body as saving, for the reported loaders and for those whose batch this thread has in
+    hand, after their first batch. After the last batch of a pass, when no step is running, also as `user_s`.
     """
     found = {id(each): each for each in (*reported, *_thread.in_step) if each.has_begun and not each.is_timed("save_s")}
     with ExitStack() as stack:

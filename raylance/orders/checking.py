@@ -1,6 +1,4 @@
-"""Owns the checks of a custom order during a run: its rows lie in the selection, and a sample of them has no row twice;
-never chooses a row, and never checks an order of raylance.
-"""
+"""Checks of a custom order during a run: its rows lie in the selection, and a sample of them has no row twice."""
 
 from typing import Any
 
@@ -17,10 +15,8 @@ _SPREAD = 4096  # positions that are compared at even distances; the same number
 
 
 def select_rows(epoch: Epoch, positions: Int64Array) -> Int64Array:
-    """Returns the rows at positions of an epoch; checks them if the order is custom.
-
-    Raises:
-        ConfigError: If a custom order fails, or does not return one integer row of the selection for each position.
+    """Returns the rows at positions of an epoch; checks them if the order is custom. Raises ConfigError if a custom
+    order fails, or does not return one integer row of the selection for each position.
     """
     if not epoch.order.is_custom:
         return epoch.rows(positions)
@@ -55,10 +51,8 @@ def select_rows(epoch: Epoch, positions: Int64Array) -> Int64Array:
 def check_sample(order: Resolved, number: int) -> None:
     """Checks on a sample of an epoch that a custom order has no row twice, unless it sets `repeats`.
 
-    A small epoch is checked whole, a large one at some thousands of near and distant positions, at a small cost.
-
-    Raises:
-        ConfigError: If a row comes twice, if an epoch does not have one position for each row, or as `select_rows`.
+    A small epoch is checked whole, a large one at some thousands of near and distant positions, at a small cost. Raises
+    ConfigError if a row comes twice, if an epoch does not have one position for each row, or as `select_rows`.
     """
     for part in order.custom_parts():
         name, epoch = type(part.settings).__name__, part.epoch(number)

@@ -1,4 +1,4 @@
-"""Owns mixtures, which combine several datasets in one order by fixed shares; never changes a component's own order.
+"""Mixtures combine several datasets in one order by fixed shares.
 
 A mixture is one order over the concatenated selections of its components. So everything else (steps, ranks, resume,
 lost helpers) works as with one dataset. Which component a position belongs to, and which of its rows, in the
@@ -28,20 +28,14 @@ _MOST_TOGETHER, _MOST_ALONE = 4096, 512  # most own epochs of components that an
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """One dataset of a mixture, with its own order and seed.
-
-    Attributes:
-        quota: The component's share of the positions, in parts of the sum of all quotas.
-        epoch_rows: Number of positions of the component's own epoch, after which its next epoch begins. "auto" takes
-            the number from the component's order.
-    """
+    """One dataset of a mixture, with its own order and seed."""
 
     name: str
     order: Order
     seed: int
     rows: int
-    quota: int
-    epoch_rows: int | Auto = "auto"
+    quota: int  # share of the positions, in parts of the sum of all quotas
+    epoch_rows: int | Auto = "auto"  # positions of its own epoch; "auto" takes those of its order
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def params(self) -> dict[str, Any]:
@@ -59,9 +53,7 @@ class Component:
         return dataclasses.replace(adopted, epoch_rows=params.get("epoch_rows", self.rows))
 
     def resolve(self, facts: Facts) -> Resolved:
-        """Resolves the component's order from the facts of the mixture, with the component's rows, seed and tables. If
-        `epoch_rows` is a number, it replaces the length that the order gives.
-        """
+        """Resolves the component's order from the facts of the mixture, with its own rows, seed and tables."""
         resolved = self.order.resolve(dataclasses.replace(facts, rows=self.rows, seed=self.seed, tables=self.tables))
         if isinstance(self.epoch_rows, str):
             return resolved
@@ -152,9 +144,7 @@ class _Tree:
 
 
 class _Pattern:
-    """Deals positions by a pattern that repeats, as mixtures of raylance 0.10 and before did: a checkpoint of theirs is
-    continued by it. Each repetition has the quotas.
-    """
+    """Deals positions by a repeated pattern, which has the quotas. Checkpoints of raylance 0.10 continue by it."""
 
     def __init__(self, quotas: tuple[int, ...]) -> None:
         due = np.concatenate([(np.arange(quota) + 0.5) / quota for quota in quotas])
@@ -205,22 +195,17 @@ def _epoch_rows(spread: str, quotas: tuple[int, ...], rows: tuple[int, ...], sto
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixOrder(Order):
-    """Gives each position to a component. After its last row, a component begins its next epoch, in that epoch's order.
-
-    Attributes:
-        stop: "first_exhausted" ends the epoch before any component begins its next epoch; "all_exhausted" ends it when
-            each component was delivered whole; a number is the epoch's number of rows.
-        spread: How positions are dealt: by "tree", or by "pattern", as checkpoints of raylance 0.10 and before have it.
-        chunk_positions: Number of positions to read together. "auto": enough for at least one window of each component,
-            but at most the number of rows that fit half of `window_bytes`.
-    """
+    """Gives each position to a component, which begins its next epoch, in that epoch's order, after its last row."""
 
     name: ClassVar[str] = "mix"
     repeats: ClassVar[bool] = True
     components: tuple[Component, ...]
+    # "first_exhausted" ends the epoch before any component begins its next epoch; "all_exhausted" when each was
+    # delivered whole; a number is the epoch's number of rows.
     stop: str | int
+    # Positions to read together. "auto": one window of each component or more, within half of `window_bytes`
     chunk_positions: int | Auto = "auto"
-    spread: str = "pattern"
+    spread: str = "pattern"  # "tree", or "pattern" for checkpoints of raylance 0.10 and before
 
     def __post_init__(self) -> None:
         words = ("first_exhausted", "all_exhausted")
@@ -295,8 +280,8 @@ class MixOrder(Order):
         )
 
     def standings(self, position: int) -> dict[str, dict[str, int]]:
-        """Returns the progress of each component, by name, in this epoch of the mixture: the number of consumed rows,
-        the number of its own epochs that ended ("passes"), and the position in its current own epoch.
+        """Returns the progress of each component in this epoch, by name: the number of consumed rows, of its own epochs
+        that ended ("passes"), and the position in its current own epoch.
         """
         standings = {}
         for part, rows in zip(self.components, _dealing(self.spread, self.quotas).counts(position), strict=True):
@@ -318,9 +303,7 @@ class _MixResolved(Resolved):
 
     @functools.cached_property
     def _epoch(self) -> "Callable[[int], _MixEpoch]":
-        """A function that returns an epoch by number. It keeps the last two epochs with their caches, because each step
-        and each chunk asks for its epoch again.
-        """
+        """A function that returns an epoch by number. It keeps the last two, because each step and chunk asks again."""
         return functools.lru_cache(maxsize=2)(functools.partial(_MixEpoch, self))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -338,9 +321,7 @@ class _MixResolved(Resolved):
 
     @functools.cached_property
     def kinds(self) -> tuple[list[type[Order] | None], Int64Array]:
-        """The different kinds of the components' orders, with None for orders whose epochs are computed alone; and for
-        each component, the index of its kind in this list.
-        """
+        """The kinds of the components' orders, None for those computed alone; and each component's index in them."""
         by_part = [stacked_kind(part) for part in self.parts]
         found = list(dict.fromkeys(by_part))
         return found, np.array([found.index(kind) for kind in by_part], dtype=np.int64)
@@ -387,15 +368,13 @@ class _MixEpoch(Epoch):
 
     @functools.cached_property
     def _known(self) -> dict[type[Order], tuple[Int64Array, UInt64Array]]:
-        """For each kind of order: the own epochs, ascending, and the column of numbers that `stack` made for each. An
-        entry is only replaced as a whole, because several threads may read it.
+        """By kind of order: its own epochs, ascending, and the column that `stack` made for each. An entry is only
+        replaced as a whole, because several threads may read it.
         """
         return {}
 
     def _numbers(self, kind: type[Order], asked: Int64Array) -> UInt64Array:
-        """Returns the numbers that `stacked_rows` takes: one column for each own epoch in `asked`, which ascends. Keeps
-        the columns for later calls.
-        """
+        """Returns the numbers that `stacked_rows` takes: one column, kept for later, for each of `asked`, ascending."""
         epochs, numbers = self._known.get(kind) or (asked, self._stack(kind, asked))
         new = asked[~np.isin(asked, epochs)]
         if len(new):

@@ -1,8 +1,8 @@
-"""Owns the classes of an order, a pure function from epoch position to selected row; never reads data or knows ranks.
+"""The classes of an order, a pure function from epoch position to selected row.
 
 There are three. An `Order` holds the user's frozen settings, which may be "auto". A `Resolved` is this order for one
 selection, and all its sizes are integers. Checkpoints record its settings, so that a resumed run keeps them. An `Epoch`
-returns rows, at a cost that depends only on the number of requested positions. So a resume costs the same at 99 % of an
+returns rows, at a cost that depends only on the number of requested positions: a resume costs the same at 99 % of an
 epoch as at 1 %.
 """
 
@@ -59,23 +59,15 @@ class Rows(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The facts that resolve an order. The last three only affect sizes that are "auto".
+    """The facts that resolve an order. The last three only affect sizes that are "auto"."""
 
-    Attributes:
-        rows: Number of rows of the selection, n.
-        seed: Seed of the run.
-        tables: The tables that `Order.bind` looked up in the selection.
-        row_bytes: Bytes of one row as it is read.
-        global_batch_size: Number of rows of one step over all ranks.
-        window_bytes: Most bytes of the current and the next windows together, as if one rank held the windows of all
-            ranks. A setting of the dataset or the run, never of a rank, because all ranks must have the same order.
-    """
-
-    rows: int
-    seed: int
-    tables: Tables = dataclasses.field(default_factory=dict)
-    row_bytes: float = 1.0
-    global_batch_size: int = 1
+    rows: int  # number of rows of the selection, n
+    seed: int  # seed of the run
+    tables: Tables = dataclasses.field(default_factory=dict)  # what `Order.bind` looked up
+    row_bytes: float = 1.0  # bytes of one row as it is read
+    global_batch_size: int = 1  # rows of one step over all ranks
+    # Most bytes of the current and the next windows together, as if one rank held those of all ranks. A setting of the
+    # dataset or the run, never of a rank, because all ranks must have the same order.
     window_bytes: int = WINDOW_BYTES
 
 
@@ -130,9 +122,7 @@ class Order:
         return {}
 
     def bind(self, rows: Rows) -> tuple[Self, Tables]:
-        """Returns this order and the tables of `look_up`. A subclass may fill settings of the returned order from the
-        tables.
-        """
+        """Returns this order, whose settings a subclass may fill from the tables, and the tables of `look_up`."""
         return self, self.look_up(rows)
 
     @property
@@ -179,30 +169,18 @@ class Order:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """An order for one selection, with all sizes known.
+    """An order for one selection, with all sizes known."""
 
-    Attributes:
-        settings: The order with every "auto" filled, as checkpoints record it.
-        rows: Number of rows of the selection, n.
-        seed: Seed of the run.
-        tables: The tables that were looked up in the selection. No other field grows with n.
-        epoch_rows: Number of positions of an epoch; n, unless the order repeats rows.
-        shard_rows: Number of rows of one shard; the mean if shards differ in size.
-        lane_count: Number of lanes. The rows of a step are arranged by lane, so that each rank gets contiguous lanes.
-        read_positions: Number of positions after which all lanes begin another window: the natural unit of reading.
-            None if the order has no windows.
-        needs_whole_windows: Whether rows are shuffled inside windows, so that a window must be read whole.
-    """
-
-    settings: Order
-    rows: int
-    seed: int
+    settings: Order  # with every "auto" filled, as checkpoints record it
+    rows: int  # of the selection, n
+    seed: int  # seed of the run
+    # What was looked up in the selection. No other field grows with n.
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
-    epoch_rows: int
-    shard_rows: int
-    lane_count: int = 1
-    read_positions: int | None = None
-    needs_whole_windows: bool = False
+    epoch_rows: int  # positions of an epoch; n, unless the order repeats rows
+    shard_rows: int  # the mean if shards differ in size
+    lane_count: int = 1  # the rows of a step are arranged by lane, so that each rank gets contiguous lanes
+    read_positions: int | None = None  # positions after which all lanes begin another window; None without windows
+    needs_whole_windows: bool = False  # whether rows are shuffled inside windows, which are read whole then
 
     @property
     def name(self) -> str:
@@ -272,8 +250,7 @@ class Epoch:
 
     def completed_shards(self, position: int) -> BoolArray:
         """Returns for each shard ID whether all its rows lie at positions [0, position); bool, shape (shard_count,).
-
-        Goes through the rows from `position` on, and stops as soon as it has found a row of every shard.
+        Goes through the rows from `position` on, until it has found one of every shard.
         """
         done = np.ones(self.order.shard_count, dtype=np.bool_)
         for block in blocks(position, self.order.epoch_rows):

@@ -1,8 +1,8 @@
-"""Owns keyed hashing and the keyed bijection of [0, n); never knows the data that it shuffles, and never keeps state.
+"""Keyed hashing, and the keyed bijection of [0, n).
 
-All random numbers of raylance's shuffles, sampling and augmentation come from here. raylance does not use NumPy's
-generators, because they may draw other numbers in another version. The outputs are part of the checkpoint format: if a
-constant or an operation changed, every saved run would resume on other rows. Golden tests detect such a change.
+All random numbers of raylance's shuffles, sampling and augmentation come from here, and not from NumPy's generators,
+which may draw other numbers in another version. The outputs are part of the checkpoint format: if a constant or an
+operation changed, every saved run would resume on other rows. Golden tests detect such a change.
 """
 
 import hashlib
@@ -32,9 +32,8 @@ def derive_key(*parts: int | str) -> int:
 
 
 def mix64(x: UInt64Array) -> UInt64Array:
-    """Mixes 64-bit words so that each output bit depends on each input bit.
-
-    This is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
+    """Mixes 64-bit words by the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+    generators", 2014): each output bit depends on each input bit.
     """
     x = x ^ (x >> _U30)  # the next lines work in place, because this runs for each row of each batch
     x *= _MUL1

@@ -1,4 +1,4 @@
-"""Owns the names of the orders in arguments and checkpoints; never computes rows."""
+"""The names of the orders in arguments and checkpoints."""
 
 from raylance.errors import ConfigError
 from raylance.orders.order import Order
@@ -8,10 +8,8 @@ ORDERS: dict[str, type[Order]] = {kind.name: kind for kind in (WindowShuffle, Sh
 
 
 def make_order(order: str | Order) -> Order:
-    """Returns `order` itself, or the order of that name with its default settings.
-
-    Raises:
-        ConfigError: If no order has that name, or if `order` has no name or no `rows_of`.
+    """Returns `order` itself, or the order of that name with its default settings. Raises ConfigError if no order has
+    that name, or if `order` has no name or no `rows_of`.
     """
     if isinstance(order, str) and order in ORDERS:
         return ORDERS[order]()

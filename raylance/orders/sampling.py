@@ -1,8 +1,8 @@
-"""Owns the orders that draw rows with replacement, by weight or by class; never reads data or keeps a generator.
+"""Orders that draw rows with replacement, by weight or by class.
 
-The row at a position is a pure function of (seed, epoch, position): a random number keyed by these three selects the
-row from a table. So a run can resume at any position, and the draws are the same for every world size. The tables are
-made when the dataset is opened. Checkpoints store a fingerprint of the tables.
+A random number keyed by (seed, epoch, position) selects the row at a position from a table. So a run can resume at any
+position, and the draws are the same for every world size. The tables are made when the dataset is opened. Checkpoints
+store a fingerprint of the tables.
 """
 
 import dataclasses
@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from raylance.errors import ConfigError
+from raylance.arguments import MOST_LISTED
+from raylance.errors import ConfigError, filter_of_nulls
 from raylance.orders.order import Auto, Column, Epoch, Facts, Order, Resolved, Rows, Tables, check_count
 from raylance.orders.permutation import Int64Array, subkeys, uniform
 
@@ -137,7 +138,7 @@ class ClassBalanced(_Sampled):
         if labels.nulls:
             raise ConfigError(
                 f"ClassBalanced: column {self.column!r} has {labels.nulls} nulls, which belong to no class. They could "
-                f"not be drawn. Leave them out: filter={f'`{self.column}` IS NOT NULL'!r}."
+                f"not be drawn. Leave them out: {filter_of_nulls(self.column)}."
             )
         codes, classes = labels.codes()
         weights = self._weights(classes)
@@ -230,7 +231,7 @@ def _numbers(column: Column, name: str) -> Float64Array:
     if column.nulls:
         raise ConfigError(
             f"Weighted: column {name!r} has {column.nulls} nulls instead of weights. These rows could not be drawn. "
-            f"Leave them out (filter={f'`{name}` IS NOT NULL'!r}), or give them a weight."
+            f"Leave them out ({filter_of_nulls(name)}), or give them a weight."
         )
     return values.astype(np.float64)
 
@@ -242,10 +243,10 @@ def _finite_sum(weights: Float64Array) -> Float64Array:
     return weights if fits else weights / weights.max()
 
 
-def _some(things: Collection[Any], most: int = 20) -> str:
-    """Formats the first `most` things in sorted order, and the number of the others, for an error message."""
-    more = f" and {len(things) - most:,} more" if len(things) > most else ""
-    return f"{sorted(things, key=str)[:most]}{more}"
+def _some(things: Collection[Any]) -> str:
+    """Formats the first things in sorted order, and the number of the others, for an error message."""
+    more = f" and {len(things) - MOST_LISTED:,} more" if len(things) > MOST_LISTED else ""
+    return f"{sorted(things, key=str)[:MOST_LISTED]}{more}"
 
 
 def _digest(*arrays: npt.NDArray[Any]) -> str:

@@ -1,6 +1,4 @@
-"""Owns the orders that visit every row once: shards cut into lanes, with rows shuffled in windows, or one permutation
-of all rows; never reads data, and never knows ranks.
-"""
+"""Orders that visit every row once: shards cut into lanes, with rows shuffled in windows, or one permutation of all."""
 
 import dataclasses
 import functools
@@ -91,8 +89,8 @@ class _Laned(Order):
 
 
 def _some_mebibytes(facts: Facts, lane_step: int, lane_bytes: float, lane_rows: int) -> int:
-    """Returns the "auto" number of rows of a shard, up to 4 MiB: one read gets a whole shard. A lane has `lane_rows`
-    rows, a window of it may have `lane_bytes`, and a step takes `lane_step` rows of it.
+    """Returns the "auto" number of rows of a shard, which one read gets: up to 4 MiB. A lane has `lane_rows` rows, a
+    window of it may have `lane_bytes`, and a step takes `lane_step` rows of it.
     """
     wanted = min(SHARD_BYTES, lane_bytes) / max(facts.row_bytes, 1)
     # Small datasets still get several shards a lane. Otherwise checkpoints could list no shard as complete.
@@ -158,8 +156,8 @@ class _LanedEpoch(Epoch):
         return done
 
     def _pending_places(self, position: int, most: int) -> Int64Array:
-        """Returns the places of shards that have rows at or after `position`: half-open ranges that may overlap, int64,
-        shape (k, 2). Includes all places of partly consumed windows if searching these takes more than `most` steps.
+        """Returns the places of shards that have rows at or after `position`: half-open ranges that may overlap, (k,
+        2). All places of partly consumed windows count if searching these takes more than `most` steps.
         """
         lanes, window_rows = self.order.lane_count, self._sizes.window_rows
         base, extra = divmod(self.order.rows, lanes)
@@ -235,9 +233,7 @@ class _LanedEpoch(Epoch):
 
 
 class _Sizes(NamedTuple):
-    """The sizes that determine the rows of a laned epoch. They are integers for one epoch, or arrays that have the
-    sizes of each position's own epoch.
-    """
+    """The sizes that determine the rows of a laned epoch: integers, or arrays with those of each position's epoch."""
 
     rows: int | Int64Array
     lanes: int | Int64Array
@@ -318,7 +314,6 @@ class Sequential(_Laned):
 
 def auto_lanes(global_batch_size: int, window_bytes: float, row_bytes: float) -> int:
     """Returns the largest divisor of the global batch size, up to 32, that leaves each lane enough bytes for one read.
-
     Up to some MiB, a read costs the same for any size. Large rows are read one by one, so they need no such limit.
     """
     fitting = int(window_bytes / 2 / SHARD_BYTES) if row_bytes <= _LARGE_ROW_BYTES else _MAX_AUTO_LANES

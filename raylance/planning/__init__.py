@@ -1,1 +1,1 @@
-"""Owns the rows of each rank in each step, and the position of a run, with NumPy alone; never reads data."""
+"""The rows of each rank in each step, and the position of a run, by NumPy alone."""

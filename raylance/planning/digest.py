@@ -1,6 +1,4 @@
-"""Owns the digest of the rows handed out: a count and a hash that add up over ranks, by intervals of positions; never
-compares a digest with a plan, and never touches files.
-"""
+"""A digest of the rows handed out: a count and a hash that add up over ranks, by intervals of positions."""
 
 import dataclasses
 import uuid
@@ -27,16 +25,11 @@ class Digest:
     The hash is the sum modulo 2**64 of `mix64` of each row offset. In a mixture, the high bits of an offset hold the
     number of its dataset. For packed documents, the sequence's number takes the place of the offset. Equal multisets
     have equal digests. Different ones have the same digest with a probability of 2**-64.
-
-    Attributes:
-        rows: Number of rows without padding. A masked row, which cannot be decoded, was delivered, so it counts.
-        hash: Hash of the rows without padding.
-        padding: Number of rows that only fill up a last step.
     """
 
-    rows: int = 0
-    hash: int = 0
-    padding: int = 0
+    rows: int = 0  # without padding. A masked row was delivered, so it counts
+    hash: int = 0  # of the rows without padding
+    padding: int = 0  # number of rows that only fill up a last step
 
     @classmethod
     def of(cls, offsets: Int64Array, real: BoolArray | None = None) -> Self:
@@ -46,9 +39,7 @@ class Digest:
 
     @classmethod
     def of_steps(cls, offsets: Int64Array, real: BoolArray, steps: int) -> list[Self]:
-        """Returns the digests of several steps with the same number of rows each. `offsets` and `real` hold the rows of
-        one step after another.
-        """
+        """Returns the digests of several steps of equal size, whose rows follow one another in `offsets` and `real`."""
         words = np.where(real, mix64(offsets.astype(np.uint64)), np.uint64(0)).reshape(steps, -1)
         hashes, counts = words.sum(axis=1, dtype=np.uint64), real.reshape(steps, -1).sum(axis=1)
         size = words.shape[1]
@@ -71,25 +62,18 @@ class Digest:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """The rows that one rank was handed between two positions of an epoch.
+    """The rows that one rank was handed between two positions of an epoch."""
 
-    Attributes:
-        jump: How often the loader jumped, to a loaded state or by hand, between its first interval and this one.
-            Intervals with the same number follow one another without a gap.
-        low: Position before its first step.
-        high: Position after its last step.
-        is_last: Whether the epoch ends at `high`. The plan leaves out any rows after that.
-        share: Data-parallel rank and size that the rows belong to. None for the empty interval that `Ledger.move` adds
-            for a jump by hand. Also None in records of an older raylance: all intervals of such a record belong to one
-            share.
-    """
-
+    # How often the loader jumped between its first interval and this one. Intervals with the same number follow one
+    # another without a gap.
     jump: int
     epoch: int
-    low: int
-    high: int
-    is_last: bool
+    low: int  # position before its first step
+    high: int  # position after its last step
+    is_last: bool  # whether the epoch ends at `high`; the plan leaves out any rows after that
     digest: Digest
+    # Data-parallel rank and size. None for the empty interval of `Ledger.move`, and in records of an older raylance,
+    # whose intervals all belong to one share.
     share: RankAndSize | None = None
 
     @property
@@ -113,11 +97,7 @@ class Interval:
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> Self:
-        """Reads the values of `to_list`.
-
-        Raises:
-            ValueError: If the values are not an interval.
-        """
+        """Reads the values of `to_list`. Raises ValueError if the values are not an interval."""
         if len(values) not in (8, 10) or not all(type(value) is int and value >= 0 for value in values):
             raise ValueError(f"{values!r} is not an interval of a digest")
         jump, epoch, low, high, is_last, rows, hashed, padding, *share = values
@@ -132,21 +112,15 @@ class Ledger:
     A ledger is cut at each place, (epoch, position), from which a run may resume: at each report and each end of an
     epoch. So the rows delivered before such a place are known. A ledger keeps only the last cuts. Before them, each
     epoch is one interval, and the oldest epochs are forgotten.
-
-    Attributes:
-        name: A unique name. A loader that was sent to several processes has a ledger in each.
-        restored: By `Interval.jump`, the place of the state that was loaded just before the first interval with this
-            number. A jump that is not listed was made by hand, and rolled no row back.
-        forgotten: The furthest end of an interval that was dropped to save memory; None if none was dropped.
-        last: The rows of the last step.
     """
 
     def __init__(self) -> None:
-        self.name = ""
+        self.name = ""  # unique: a loader that was sent to several processes has a ledger in each
         self._intervals: list[Interval] = []
+        # By `Interval.jump`, the place of the state that was loaded before it. Other jumps rolled no row back.
         self.restored: dict[int, Place] = {}
-        self.forgotten: Place | None = None
-        self.last = Digest()
+        self.forgotten: Place | None = None  # the furthest end of an interval that was dropped to save memory
+        self.last = Digest()  # the rows of the last step
         self._is_cut = True
         self._loaded: Place | None = None
         # Values from before the last step: the interval that this step joined, `_is_cut` and `_loaded`.
@@ -171,14 +145,9 @@ class Ledger:
             self.add(epoch, 0, 0, Digest(), is_last=False)
 
     def join(self, known: Mapping[str, Any] | None = None) -> None:
-        """Records that the loader moved to the place of other ranks, by `seek` or by taking over their model. Those
-        ranks were handed the rows before that place, and no row was rolled back.
-
-        Args:
-            known: The `to_dict` of the ledger of one of those ranks; its intervals replace those of this ledger.
-
-        Raises:
-            ValueError: If `known` is damaged.
+        """Records that the loader moved to the place of other ranks, by `seek` or by taking over their model: they were
+        handed the rows before it, and no row was rolled back. `known` is the `to_dict` of the ledger of one of them,
+        whose intervals replace the own ones. Raises ValueError if `known` is damaged.
         """
         if known is not None:
             self.name = self.name or uuid.uuid4().hex  # a record may be written before the first step
@@ -191,9 +160,7 @@ class Ledger:
     def add(
         self, epoch: int, low: int, high: int, digest: Digest, *, is_last: bool, share: RankAndSize | None = None
     ) -> None:
-        """Adds one step that was handed out, from position `low` to `high`, with its rows on this rank and the rank's
-        share.
-        """
+        """Adds a step that was handed out, from position `low` to `high`, with its rows on this rank, and its share."""
         cut, loaded = self._is_cut, self._loaded
         self.name, self.last = self.name or uuid.uuid4().hex, digest
         last = self._intervals[-1] if self._intervals else None
@@ -230,8 +197,8 @@ class Ledger:
             self.restored.pop(step.jump, None)
 
     def since(self, epoch: int, position: int) -> Digest | None:
-        """Returns the digest of all rows that this loader handed out since a place. None if the loader jumped since
-        then, if no interval begins there, or if this rank's share was not the whole epoch.
+        """Returns the digest of all rows handed out since a place. None if the loader jumped since then, if no interval
+        begins there, or if this rank's share was not the whole epoch.
         """
         total = Digest()
         for interval in reversed(self._intervals):
@@ -255,8 +222,8 @@ class Ledger:
 
 
 def fold(intervals: Sequence[Interval], recent: int, most: int) -> tuple[list[Interval], list[Interval]]:
-    """Joins adjacent intervals of the same epoch and share, except for the `recent` last intervals. Returns the
-    intervals to forget, which are the oldest of the joined ones if these are more than `most`; and those to keep.
+    """Joins adjacent intervals of the same epoch and share, but the `recent` last ones. Returns the intervals to
+    forget, which are the oldest if the joined ones are more than `most`; and those to keep.
     """
     folded: list[Interval] = []
     for interval in intervals[:-recent]:

@@ -1,6 +1,4 @@
-"""Owns the line of history of a run: the delivered rows on which its present model was trained; never reads a record,
-and never compares rows with a plan.
-"""
+"""The line of history of a run: the delivered rows on which its present model was trained."""
 
 import bisect
 import dataclasses
@@ -14,40 +12,23 @@ from raylance.planning.shard_context import RankAndSize
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The rows that one loader handed out on its rank.
+    """The rows that one loader handed out on its rank."""
 
-    Attributes:
-        start: A value that all ranks of one start of the run share; "" if unknown.
-        rank: The world rank, in a world of `world_size` ranks.
-        data_parallel: Data-parallel rank and size, which determine the rows; None if each rank gets rows of its own. It
-            applies only to intervals without a `share`.
-        is_elastic: Whether ranks may join and leave during the run. If so, some ranks may have no account.
-        ledger: Name of the loader's ledger. If two accounts have the same ledger, the later account contains all rows
-            of the earlier one.
-        intervals: The intervals that the loader handed out, in the order of time.
-        restored: See `Ledger.restored`.
-        forgotten: See `Ledger.forgotten`.
-        process: A key of the loader's process; "" if unknown.
-        begun_s: When the loader was made.
-        ended_s: When the loader handed out its last row, by the same clock as `begun_s`.
-        selection: A key of the selected rows. Intervals of different selections must not be added up.
-        plan: A key of the plan that the rows are compared with.
-    """
-
-    start: str
+    start: str  # a value that all ranks of one start of the run share; "" if unknown
+    # Name of the loader's ledger. Of two accounts with the same one, the later contains all rows of the earlier.
     ledger: str
-    rank: int
+    rank: int  # the world rank
     world_size: int
-    intervals: Sequence[Interval]
-    data_parallel: RankAndSize | None = None
-    is_elastic: bool = False
-    restored: Mapping[int, Place] = dataclasses.field(default_factory=dict)
-    forgotten: Place | None = None
-    process: str = ""
-    begun_s: float = 0.0
-    ended_s: float = 0.0
-    selection: str = ""
-    plan: str = ""
+    intervals: Sequence[Interval]  # in the order of time
+    data_parallel: RankAndSize | None = None  # rank and size for intervals without a `share`; None: rows of its own
+    is_elastic: bool = False  # whether ranks may join and leave; then some may have no account
+    restored: Mapping[int, Place] = dataclasses.field(default_factory=dict)  # see `Ledger.restored`
+    forgotten: Place | None = None  # see `Ledger.forgotten`
+    process: str = ""  # a key of the loader's process; "" if unknown
+    begun_s: float = 0.0  # when the loader was made
+    ended_s: float = 0.0  # when it handed out its last row, by the same clock
+    selection: str = ""  # a key of the selected rows: intervals of different ones are not added up
+    plan: str = ""  # a key of the plan that the rows are compared with
 
     def share_of(self, interval: Interval) -> RankAndSize:
         """Returns the data-parallel rank and size that the rows of an interval belong to."""
@@ -60,27 +41,16 @@ class Account:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EpochLine:
-    """One epoch of the line of history, or several unknown epochs.
+    """One epoch of the line of history, or several unknown epochs."""
 
-    Attributes:
-        epoch: The epoch, or the first one.
-        epochs: Number of epochs.
-        spans: Intervals that all ranks together were handed, ascending.
-        reach: The furthest position of any rank if the run is in this epoch; None for earlier epochs.
-        besides: Number of rows that were handed out in addition to the spans and not rolled back.
-        came_again: Whether positions were handed out once more. If records do not show the rows, `besides` lacks them.
-        doubt: Why the epoch cannot be proven; "" if there is no such reason.
-        plan: Names the plan that the rows are compared with.
-    """
-
-    epoch: int
-    epochs: int = 1
-    spans: tuple[Interval, ...] = ()
-    reach: int | None = None
-    besides: int = 0
-    came_again: bool = False
-    doubt: str = ""
-    plan: str = ""
+    epoch: int  # the epoch, or the first of several
+    epochs: int = 1  # number of epochs
+    spans: tuple[Interval, ...] = ()  # what all ranks together were handed, ascending
+    reach: int | None = None  # the furthest position of any rank if the run is in this epoch
+    besides: int = 0  # rows that were handed out in addition to the spans and not rolled back
+    came_again: bool = False  # whether positions were handed out once more; `besides` lacks rows without a record
+    doubt: str = ""  # why the epoch cannot be proven; "" if there is no such reason
+    plan: str = ""  # names the plan that the rows are compared with
 
     @property
     def digest(self) -> Digest:
@@ -156,9 +126,7 @@ class _Piece:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Start:
-    """One start of the run: the pieces that loaders of processes which ran together handed out. The pieces of a rank
-    are in the order of time.
-    """
+    """One start of the run: the pieces that processes which ran together handed out, by time within a rank."""
 
     pieces: list[_Piece] = dataclasses.field(default_factory=list)
     previous: int | None = None  # index of an earlier start with a process of this start: the model is not new
@@ -306,8 +274,8 @@ def _walk_back(pieces: Sequence[_Piece], place: Place | None, earlier: Sequence[
 
 
 def _resumed_piece(pieces: Sequence[_Piece], place: Place) -> int | None:
-    """Returns the index of the piece that a state of a place continues: the latest piece that was cut there, else the
-    latest that passed the place, else the latest that began before it.
+    """Returns the index of the piece that a state of a place continues: the latest cut there, else the latest that
+    passed the place, else the latest that began before it.
     """
     earlier = [
         index
@@ -327,8 +295,8 @@ def _resumed_start(starts: Sequence[_Start], place: Place) -> int | None:
 
 
 def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: Place) -> EpochLine:
-    """Adds up the rows of an epoch over all ranks and starts. `runs` are the pieces of this epoch, grouped by start,
-    later starts first. `furthest` is the furthest place of any rank; before `forgotten`, records keep no intervals.
+    """Adds up the rows of an epoch. `runs` are its pieces, grouped by start, later starts first; `furthest` is the
+    furthest place of any rank; before `forgotten`, records keep no intervals.
     """
     spans_of_starts, besides, hulls, doubt = [], list[Interval](), [], ""
     for start, of_start in itertools.groupby(runs, key=lambda run: run.start):
@@ -378,9 +346,7 @@ def _doubt(runs: Sequence[_Piece], *, is_forgotten: bool) -> str:
 
 
 def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[Interval]]:
-    """Chooses intervals of one epoch that do not overlap; returns them, sorted by position, and the others. Each of
-    `runs` is a sequence of intervals. If two overlap, the interval of the longer sequence is chosen.
-    """
+    """Chooses intervals that do not overlap, of the longest of `runs` first; returns them by position, and the rest."""
     if len(runs) == 1:
         return list(runs[0]), []
     kept: list[Interval] = []
@@ -401,8 +367,8 @@ def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[
 def _add_shares(
     chains: Mapping[RankAndSize, Sequence[Sequence[Interval]]],
 ) -> tuple[list[Interval], str, list[Interval]]:
-    """Adds up the rows of a start whose ranks came and went. For each position, one rank of each share is enough.
-    Returns the sums as intervals; why the shares cannot be added, or ""; and the intervals that overlap with the sums.
+    """Adds up the rows of a start whose ranks came and went: one rank of each share is enough at each position. Returns
+    the sums as intervals; why the shares cannot be added, or ""; and the intervals that overlap with the sums.
     """
     worlds: dict[int, dict[int, list[list[Interval]]]] = {}
     for (dp_rank, dp_size), of_share in chains.items():
@@ -427,9 +393,8 @@ def _furthest(intervals: Sequence[Interval]) -> list[Interval]:
 
 
 def _add_ranks(chains: Mapping[int, Sequence[Sequence[Interval]]], world_size: int) -> tuple[list[Interval], str]:
-    """Adds up the rows of all ranks between consecutive places at which all of them were cut. `chains` has, by
-    data-parallel rank, the intervals of each of its ranks; only one of several peers counts. Returns the sums as
-    intervals; and why the ranks cannot be added, or "".
+    """Adds up the rows between consecutive places at which all ranks were cut. `chains` has each rank's intervals, by
+    data-parallel rank; one of several peers counts. Returns the sums as intervals; and why they cannot be added, or "".
     """
     every = [chain for peers in chains.values() for chain in peers]
     if len(every) < world_size:

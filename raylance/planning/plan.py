@@ -1,4 +1,4 @@
-"""Owns the steps of an epoch: the positions and rows of each rank in each step; never reads data or talks to Ray.
+"""The steps of an epoch: the positions and rows of each rank in each step.
 
 Training consumes a prefix of the order, so (epoch, position) alone says how far a run is. Loaders, actors, audits and
 tests use this one planner. All intervals are half-open.
@@ -27,41 +27,28 @@ _WHOLE = 0.75  # a window of up to this share of the limit is not cut, so that o
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Rows of one rank that are read and held together: those of its slices of consecutive steps, in this order.
-
-    Attributes:
-        position: Position of the first step.
-        steps: Number of steps.
-        low: Number of rows of the first step's slice that do not belong to the chunk.
-        high: Where the chunk ends in the last step's slice; None for the end of the slice.
-    """
+    """Rows of one rank that are read and held together: those of its slices of consecutive steps, in this order."""
 
     epoch: int
-    position: int
+    position: int  # of the first step
     steps: int
-    low: int = 0
-    high: int | None = None
+    low: int = 0  # rows of the first step's slice that do not belong to the chunk
+    high: int | None = None  # where the chunk ends in the last step's slice; None for the end of the slice
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkItem:
-    """Rows that are sent as one object: rows [low, high) of one rank's slice of each of `steps` consecutive steps.
-
-    An item is idempotent: from the plan and the item, each actor produces the same rows in the same order.
-
-    Attributes:
-        position: Position of the first step.
-        steps: Number of steps; more than one only if [low, high) is the whole slice.
-        chunk: The chunk from which the item was cut.
+    """Rows [low, high) of one rank's slice of each of `steps` consecutive steps, sent as one object. From the plan and
+    the item, each actor produces the same rows in the same order.
     """
 
     dp_rank: int
     epoch: int
-    position: int
-    steps: int
+    position: int  # of the first step
+    steps: int  # more than one only if [low, high) is the whole slice
     low: int
     high: int
-    chunk: Chunk
+    chunk: Chunk  # from which the item was cut
 
     @property
     def rows(self) -> int:
@@ -71,23 +58,17 @@ class WorkItem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The steps of every epoch, for all ranks.
-
-    Attributes:
-        global_batch_size: Rows of one step over all ranks, G.
-        remainder: What happens to the rows after the last whole step: "drop" leaves them out, "pad" fills the step with
-            the epoch's first rows, "ragged" makes a smaller last step, in which a rank may get no row.
-        chunk_positions: Number of positions that are read together. An epoch is cut into ranges of this size, and the
-            steps that begin in the same range form a chunk.
-        every: Distance in steps between two steps of this plan; 1 for all steps. If k workers share a rank, each of
-            them has k here, and worker w begins w steps after the first one.
-    """
+    """The steps of every epoch, for all ranks."""
 
     order: Resolved
-    global_batch_size: int
+    global_batch_size: int  # rows of one step over all ranks, G
     dp_size: int
+    # "drop" leaves out the rows after the last whole step, "pad" fills the step with the epoch's first rows, "ragged"
+    # makes a smaller last step, in which a rank may get no row.
     remainder: Remainder
-    chunk_positions: int
+    chunk_positions: int  # an epoch is cut into ranges of this size; the steps that begin in one form a chunk
+    # Distance in steps between two steps of this plan. If k workers share a rank, each has k here, and worker w begins
+    # w steps after the first one.
     every: int = 1
 
     def __post_init__(self) -> None:
@@ -144,9 +125,8 @@ class Plan:
         return dp_rank * size // self.dp_size, (dp_rank + 1) * size // self.dp_size
 
     def positions(self, position: int, low: int, high: int) -> Int64Array:
-        """Returns epoch positions of rows [low, high) of a step, sorted by (position mod lanes, position div lanes).
-
-        int64, shape (high - low,). Positions of padding are at least `epoch_rows`.
+        """Returns the epoch positions of rows [low, high) of a step, sorted by (position mod lanes, position div
+        lanes). Those of padding are at least `epoch_rows`.
         """
         lanes, size = self.order.lane_count, self.step_size(position)
         arrange = _arranged if high - low <= _MOST_KEPT else _arranged.__wrapped__
@@ -155,22 +135,18 @@ class Plan:
     def item_positions(self, item: WorkItem) -> Int64Array:
         """Returns the epoch positions of an item's rows in the order of delivery, int64, shape (item.rows,)."""
         low = self.rank_slice(item.position, item.dp_rank)[0]
-        starts = range(item.position, item.position + item.steps * self.stride, self.stride)
+        starts = self._starts(item)
         return np.concatenate([self.positions(start, low + item.low, low + item.high) for start in starts])
 
     def select(self, epoch: int, positions: Int64Array) -> Int64Array:
-        """Returns the selected rows at epoch positions. Padding gets the epoch's first rows.
-
-        Raises:
-            ConfigError: If a custom order returns a row that is not in the selection.
+        """Returns the selected rows at epoch positions. Padding gets the epoch's first rows. Raises ConfigError if a
+        custom order returns a row that is not in the selection.
         """
         return select_rows(self.order.epoch(epoch), positions % self.epoch_rows)
 
     def check_order(self, epoch: int) -> None:
-        """Checks a custom order on a sample of an epoch's positions, before anything is started.
-
-        Raises:
-            ConfigError: If the order returns a row twice without `repeats`, or a row that is not in the selection.
+        """Checks a custom order on a sample of an epoch's positions, before anything is started. Raises ConfigError if
+        the order returns a row twice without `repeats`, or a row that is not in the selection.
         """
         check_sample(self.order, epoch)
 
@@ -185,7 +161,7 @@ class Plan:
 
     def is_real(self, item: WorkItem) -> BoolArray:
         """Returns for each row of an item whether it is not padding, bool, shape (item.rows,)."""
-        last = item.position + (item.steps - 1) * self.stride
+        last = self._starts(item)[-1]
         if last + self.step_size(last) <= self.epoch_rows:
             return np.ones(item.rows, dtype=np.bool_)
         return self.item_positions(item) < self.epoch_rows
@@ -210,13 +186,13 @@ class Plan:
 
     def chunk_size(self, chunk: Chunk, dp_rank: int) -> int:
         """Returns the number of rows of a rank's chunk."""
-        last = chunk.position + (chunk.steps - 1) * self.stride
-        low, high = self.rank_slice(last, dp_rank)
+        low, high = self.rank_slice(self._starts(chunk)[-1], dp_rank)
         of_last = high - low if chunk.high is None else chunk.high
         return (chunk.steps - 1) * self._slice_rows(dp_rank) + of_last - chunk.low
 
-    def _starts(self, chunk: Chunk) -> range:
-        return range(chunk.position, chunk.position + chunk.steps * self.stride, self.stride)
+    def _starts(self, part: Chunk | WorkItem) -> range:
+        """Returns the positions of the steps of a chunk or an item."""
+        return range(part.position, part.position + part.steps * self.stride, self.stride)
 
     def _part(self, chunk: Chunk, position: int, dp_rank: int) -> tuple[int, int]:
         """Returns the rows of one of a chunk's steps that belong to the chunk, half-open."""
@@ -247,9 +223,7 @@ class Plan:
         ]
 
     def chunk_at(self, epoch: int, position: int, low: int = 0) -> Chunk | None:
-        """Returns the chunk that begins with the step at a position, or with its row `low`; None at the end of the
-        epoch.
-        """
+        """Returns the chunk that begins with the step at a position, or with its row `low`; None at the epoch's end."""
         steps = self.steps(position)
         if steps <= 0:
             return None
@@ -264,9 +238,7 @@ class Plan:
         return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.stride)
 
     def likely_next_chunk(self, chunk: Chunk, dp_rank: int) -> Chunk | None:
-        """Returns the chunk that a rank most likely reads after a chunk: the next one of the epoch if the rank has rows
-        there, else the first one of the next epoch.
-        """
+        """Returns the chunk that a rank likely reads next; without rows in the next one, the next epoch's first."""
         after = self.next_chunk(chunk)
         if after is not None and self.chunk_size(after, dp_rank):
             return after
@@ -292,15 +264,14 @@ class Plan:
     ) -> Iterator[WorkItem]:
         """Cuts a rank's rows from a position to the end of the epoch into work items, in the order of delivery.
 
-        An item should have about `item_rows` rows. Up to `max_steps` smaller slices are joined; larger slices are cut.
-        `chunks` are the chunks of these rows; None for the plan's own. An item's rows belong to one chunk.
+        An item should have about `item_rows` rows: up to `max_steps` smaller slices are joined, larger slices are cut.
+        An item's rows belong to one chunk of `chunks`; None for the plan's own.
 
-        If `first_rows` is not 0, items of the first step have about this number of rows. The caller chooses it so that
-        each helper gets one of them, and the first batch comes early. Then come rounds of as many items, and the items
-        of each round have a quarter more rows than before. So the rows of a round last while helpers make the next one,
-        even if the consumer is almost as fast as they are. Near the end of the epoch, an item has half of a helper's
-        share of the remaining rows, but at least `first_rows` (Polychronopoulos, Kuck: "Guided self-scheduling", 1987).
-        Otherwise one helper would still work when the others are done.
+        With `first_rows`, items of the first step have about this number of rows, so that each helper gets one, and the
+        first batch comes early. Each further round of as many items has a quarter more rows in each, so that its rows
+        last while helpers make the next one. Near the end of the epoch, an item has half of a helper's share of the
+        remaining rows (Polychronopoulos, Kuck: "Guided self-scheduling", 1987), so that no helper works when the others
+        are done.
         """
         low, high = self.rank_slice(position, dp_rank)
         aim, made = float(first_rows or item_rows), 0
@@ -333,7 +304,7 @@ class Plan:
 @functools.lru_cache(maxsize=8)
 def _arranged(lanes: int, first: int, size: int, low: int, high: int) -> Int64Array:
     """Returns the positions of rows [low, high) of a step of `size` rows that begins in lane `first`, relative to the
-    step's position. If the number of lanes divides the global batch, the result is the same for all whole steps.
+    step's. If the number of lanes divides the global batch, the result is the same for all whole steps.
     """
     offset = (np.arange(lanes, dtype=np.int64) - first) % lanes  # position of each lane's first row in the step
     count = np.maximum(0, -(-(size - offset) // lanes))
@@ -354,10 +325,8 @@ def no_step_left(plan: Plan, epoch: int, position: int) -> str:
 
 
 def fitting_rows(rows: int, row_bytes: float, limit_bytes: int) -> int:
-    """Returns how many of the `rows` of a chunk to read and hold together, within `limit_bytes`.
-
-    These are all rows if the limit leaves room for the next chunk's rows; else one of several equal parts, of which the
-    limit has room for two. Fewer and larger reads are faster.
+    """Returns how many of a chunk's rows to read and hold together: all if `limit_bytes` leaves room for the next
+    chunk; else one of several equal parts, of which there is room for two. Fewer and larger reads are faster.
     """
     nbytes = rows * row_bytes
     if nbytes <= _WHOLE * limit_bytes:

@@ -24,9 +24,7 @@ class PlannedRows:
         return rows
 
     def of_item(self, item: WorkItem) -> Int64Array:
-        """Returns an item's selected rows in the order of delivery, int64. If the rows of its chunk are kept, or few
-        enough to compute all of them, the item's rows are taken from these.
-        """
+        """Returns an item's selected rows in the order of delivery: a part of its chunk's, if these are kept or few."""
         plan, rows = self.plan, self._kept.get((item.chunk, item.dp_rank))
         if rows is None and plan.chunk_size(item.chunk, item.dp_rank) <= _FEW_ROWS:
             rows = self.of_chunk(item.chunk, item.dp_rank)

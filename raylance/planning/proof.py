@@ -1,7 +1,6 @@
-"""Owns the proof of a run, which compares the rows in the run's line of history with the selected rows or the plan;
-never reads a record, and never opens a dataset.
+"""The proof of a run compares the rows in its line of history with the selected rows or the plan.
 
-A proof shows which rows were handed out. It does not show in which step, or with which bytes.
+It shows which rows were handed out, and not in which step, or with which bytes.
 """
 
 import dataclasses
@@ -33,30 +32,18 @@ Status = Literal["proven", "fault", "unproven", "counted"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EpochProof:
-    """The proof of one epoch, or of several consecutive ones with the same result.
+    """The proof of one epoch, or of several consecutive ones with the same result."""
 
-    Attributes:
-        epoch: The epoch, or the first one.
-        epochs: Number of epochs.
-        end: Position after the last row that was handed out, as far as is known.
-        rows: Number of rows that all ranks together were handed in each epoch, without padding.
-        padding: Number of rows that were handed out only to fill the last step.
-        left_out: Number of rows of the plan after `end`. The plan leaves them out, or they are still to come. The
-            number comes from the plan; records do not prove it. 0 if it was not computed.
-        status: "proven"; "fault" if other rows were handed out than planned; "unproven" if the records do not cover all
-            positions, are in doubt, or show that rows were handed out again; "counted" if the rows were not compared,
-            because there is nothing to compare them with or it would take too long.
-        text: The result in words.
-    """
-
-    epoch: int
-    epochs: int = 1
-    end: int
-    rows: int
-    padding: int
-    left_out: int
+    epoch: int  # the epoch, or the first of several
+    epochs: int = 1  # number of epochs
+    end: int  # position after the last row that was handed out, as far as is known
+    rows: int  # handed out to all ranks together in each epoch, without padding
+    padding: int  # handed out only to fill the last step
+    left_out: int  # rows of the plan after `end`, which it leaves out or which are still to come; 0 if not computed
+    # "fault" if other rows were handed out than planned; "unproven" if the records do not cover all positions, are in
+    # doubt, or show that rows came again; "counted" if there is nothing to compare with, or it would take too long.
     status: Status
-    text: str
+    text: str  # the result in words
 
 
 class HasOffsets(Protocol):
@@ -76,18 +63,13 @@ class _TooManyError(Exception):
 
 @dataclasses.dataclass(kw_only=True)
 class Expected:
-    """The rows that epochs are compared with. Each digest is computed at its first use, once for all ranks.
+    """The rows that epochs are compared with. Each digest is computed at its first use, once for all ranks."""
 
-    Attributes:
-        selection: The selected rows.
-        order: The order; None if it is not known. Then an epoch is compared only if its records reach as many positions
-            as there are selected rows.
-        most_rows: How many more rows of the plan may be computed; None for any number. 50 rows of the selection count
-            as one, because they take as long.
-    """
-
-    selection: HasOffsets
+    selection: HasOffsets  # the selected rows
+    # If it is None, an epoch is compared only if its records reach as many positions as there are selected rows
     order: Resolved | None
+    # How many more rows of the plan may be computed; None for any number. 50 rows of the selection, which take as long,
+    # count as one.
     most_rows: int | None = None
     _known: dict[tuple[int, int, int], Digest] = dataclasses.field(default_factory=dict, repr=False)
 
@@ -120,10 +102,9 @@ class Expected:
 
 
 def prove(lines: Sequence[EpochLine], expected_of: Callable[[str], Expected | str]) -> list[EpochProof]:
-    """Compares each epoch of a line of history with the selection or, if rows repeat, with the plan.
-
-    If `Expected.most_rows` allows only some epochs, the last ones are compared. `expected_of` returns the rows that the
-    epochs of a plan are compared with, or the reason why they are only counted.
+    """Compares each epoch of a line of history with the selection or, if rows repeat, with the plan; only the last
+    epochs if `Expected.most_rows` allows no more. `expected_of` returns what to compare a plan's epochs with, or why
+    not to.
     """
     proofs: list[EpochProof] = []
     for line in reversed(lines):
@@ -200,9 +181,8 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
 
 
 def _differs(line: EpochLine, expected: Expected, left_out: int) -> bool:
-    """Whether other rows were handed out than planned. If the order repeats rows, the rows handed out are compared with
-    the plan. Otherwise they are compared with the selection, without the rows that the plan leaves out; or with the
-    plan, if fewer rows must be computed for that.
+    """Whether other rows were handed out than planned. They are compared with the plan if the order repeats rows, or if
+    that takes fewer rows; else with the selection, less the rows that the plan leaves out.
     """
     order, handed = expected.order, line.digest
     if order is None:
@@ -229,9 +209,7 @@ def _words_of_gaps(line: EpochLine) -> str:
 
 def check_permutation(plan: Plan, selection: HasOffsets, epoch: int, end: int, handed: Digest) -> None:
     """Compares an epoch of a custom order, which rank 0 of 1 was handed up to position `end`, with the selection.
-
-    Raises:
-        CoverageError: If some rows came twice and others never.
+    Raises CoverageError if some rows came twice and others never.
     """
     expected = Expected(selection=selection, order=plan.order)
     left = expected.planned(plan.order, epoch, end, plan.epoch_rows)

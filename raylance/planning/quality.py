@@ -1,8 +1,7 @@
-"""Owns the measures of how well an order shuffles, computed from a plan alone; never reads data or chooses an order.
+"""Measures how well an order shuffles, from a plan alone, beside the ideal: `RowShuffle` over the same rows and batch.
 
-Each measure is compared with that of the ideal, `RowShuffle` over the same rows and the same global batch. A formula
-gives the ideal if there is one; otherwise it is measured in the same way. No measure depends on the shards of an order,
-so any two orders over the same rows can be compared.
+A formula gives the ideal if there is one; otherwise it is measured in the same way. No measure depends on the shards of
+an order, so any two orders over the same rows can be compared.
 """
 
 import dataclasses
@@ -49,8 +48,8 @@ class Measure:
 
     @property
     def ratio(self) -> float:
-        """`value` divided by `ideal`: about 1 if the order is as good as a row shuffle. 1 if both are zero; infinite if
-        only `ideal` is zero.
+        """`value` divided by `ideal`: about 1 if the order is as good as a row shuffle. 1 if both are zero; else
+        infinite if `ideal` is zero.
         """
         if self.ideal <= _NOTHING:
             return float("inf") if self.value > _NOTHING else 1.0
@@ -76,12 +75,11 @@ class ShuffleQuality:
         close_pairs: Share of a batch's pairs of rows with a distance of at most a thousandth of the selection. At a
             ratio of 3, near-duplicates stored together meet in one batch three times as often as by chance.
         divergences: How much the mix of classes in a global batch differs from the mix in the selection: the mean
-            Jensen-Shannon divergence (Lin, 1991), in bits from 0 to 1. Each key names a set of classes. With
-            labels, there is one key, such as "10 labels" if the labels have ten values. Without labels, there are two,
-            "10 blocks" and "100 blocks": each block of storage counts as a class. That is the worst case, a dataset
-            that is sorted by class. A random batch diverges, too, so look at the ratio. For small divergences, the
-            ratio is the design effect of cluster sampling (Kish, 1965): G rows represent the classes only as well as
-            G / ratio random rows. The larger the ratio, the slower SGD converges; Xu et al. ("Stochastic gradient
+            Jensen-Shannon divergence (Lin, 1991), in bits from 0 to 1, by set of classes. With labels, that is one,
+            such as "10 labels". Without labels, it is "10 blocks" and "100 blocks": each block of storage counts as a
+            class, as in the worst case, a dataset that is sorted by class. Look at the ratio. For small divergences,
+            the ratio is the design effect of cluster sampling (Kish, 1965): G rows represent the classes only as well
+            as G / ratio random rows. The larger the ratio, the slower SGD converges; Xu et al. ("Stochastic gradient
             descent without full data shuffle", 2022) show this for data that is shuffled by blocks.
         epoch_correlation: Rank correlation between the rows at the same positions of two consecutive epochs; a number,
             not a `Measure`. 0 is the best; 1 means that both have the same order. With few shards, chance alone makes
@@ -212,8 +210,8 @@ def _steps(plan: Plan) -> int:
 
 
 def _sample_starts(plan: Plan, sample_steps: int) -> list[int]:
-    """Returns the positions of the sampled steps: one random step in each of equal parts of the epoch. Steps at
-    equal distances could always meet the same place of an order that repeats a pattern.
+    """Returns the positions of the sampled steps, one at random in each of equal parts of the epoch: equal distances
+    could always meet the same place of a pattern.
     """
     count = min(sample_steps, _steps(plan))
     edges = np.arange(count + 1) * _steps(plan) // count

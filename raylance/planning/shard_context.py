@@ -1,4 +1,4 @@
-"""Owns the rank that a loader serves and that rank's share of the rows; never asks Ray or torch for them."""
+"""The rank that a loader serves and that rank's share of the rows."""
 
 import contextlib
 import dataclasses
@@ -17,17 +17,11 @@ RankAndSize = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """How Ray Train assigned a dataset to the workers of a run.
+    """How Ray Train assigned a dataset to the workers of a run."""
 
-    Attributes:
-        name: Name of the dataset in the run; None if Ray does not report it.
-        is_split: Whether the ranks share the dataset; if not, each rank sees the whole dataset.
-        datasets_to_split: Names that the user gave; None for all.
-    """
-
-    name: str | None
-    is_split: bool
-    datasets_to_split: tuple[str, ...] | None = None
+    name: str | None  # of the dataset in the run; None if Ray does not report it
+    is_split: bool  # if not, each rank sees the whole dataset
+    datasets_to_split: tuple[str, ...] | None = None  # names that the user gave; None for all
 
 
 PlacedBy = Literal["somebody", "found", "nobody"]
@@ -35,28 +29,20 @@ PlacedBy = Literal["somebody", "found", "nobody"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardContext:
-    """The rank that a loader serves, the world size, the rank's share of the rows, and the process.
+    """The rank that a loader serves, the world size, the rank's share of the rows, and the process."""
 
-    Attributes:
-        rank: The world rank, which says where the process is. Records and metrics name it.
-        world_size: Number of ranks of the run.
-        data_parallel: The data-parallel rank and size if several ranks, called peers, get the same rows; None if each
-            rank gets rows of its own.
-        assignment: How Ray Train assigned the dataset; None for a loader that was made by hand.
-        replica_ranks: Number of ranks of each replica, which are peers, if replicas come and go. The data-parallel size
-            is then the number of replicas that take part, and may be any number. None if all ranks of the world take
-            part.
-        placed_by: Who said the rank and the world size: "somebody" gave them; or they were "found", and must stay as
-            they are; or "nobody" did, and the loader must be the only one.
-        pid: ID of the process that made or received the context; a fork keeps its parent's.
-    """
-
-    rank: int = 0
-    world_size: int = 1
+    rank: int = 0  # the world rank, which says where the process is; records and metrics name it
+    world_size: int = 1  # number of ranks of the run
+    # Rank and size if several ranks, called peers, get the same rows; None if each rank gets rows of its own
     data_parallel: RankAndSize | None = None
-    assignment: Assignment | None = None
+    assignment: Assignment | None = None  # by Ray Train; None for a loader that was made by hand
+    # Number of ranks of each replica, which are peers, if replicas come and go; the data-parallel size, which is then
+    # the number of replicas that take part, may be any number. None if all ranks of the world take part.
     replica_ranks: int | None = None
+    # Who said the rank and the world size: "somebody" gave them; or they were "found", and must stay as they are; or
+    # "nobody" did, and the loader must be the only one.
     placed_by: PlacedBy = "somebody"
+    # Of the process that made or received the context; a fork keeps its parent's
     pid: int = dataclasses.field(default_factory=os.getpid, compare=False, init=False)
 
     def __post_init__(self) -> None:
@@ -101,11 +87,8 @@ class ShardContext:
         return self.world_size // self.dp_size if self.replica_ranks is None else self.replica_ranks
 
     def with_share(self, dp_rank: int, dp_size: int, *, is_elastic: bool) -> "ShardContext":
-        """Returns a context of the same rank with another share.
-
-        Raises:
-            ConfigError: If the rank is not less than the size, or if the size does not divide the world and the world
-                is not elastic.
+        """Returns a context of the same rank with another share. Raises ConfigError if the rank is not less than the
+        size, or if the size does not divide the world and the world is not elastic.
         """
         ranks = self.peers if is_elastic else None
         return dataclasses.replace(self, data_parallel=(dp_rank, dp_size), replica_ranks=ranks, placed_by="somebody")
@@ -127,9 +110,7 @@ class ShardContext:
 
 def take_function(arguments: dict[str, Any]) -> Callable[[int, int], Any] | None:
     """Removes `data_parallel`, an argument of raylance 0.10, and returns it with a warning; None if it is missing.
-
-    Raises:
-        ConfigError: If `data_parallel` is not a function.
+    Raises ConfigError if `data_parallel` is not a function.
     """
     function = arguments.pop("data_parallel", None)
     if function is None:
@@ -151,11 +132,9 @@ def arrange_replicas(
 ) -> list[RankAndSize | None]:
     """Returns the data-parallel rank and size of each rank, or None for each if every rank gets rows of its own. Groups
     of `ranks_per_replica` contiguous ranks are peers: the ranks of one replica of the model under tensor, pipeline or
-    context parallelism. If there is a `function`, from `take_function`, it gives rank and size instead.
-
-    Raises:
-        ConfigError: If `ranks_per_replica` is not a positive integer, does not divide the world size, or is not 1
-            although there is a `function`; if the `function` fails, or returns pairs that `check_pairs` refuses.
+    context parallelism. If there is a `function`, from `take_function`, it gives rank and size instead. Raises
+    ConfigError if `ranks_per_replica` is not a positive integer, does not divide the world size, or is not 1 although
+    there is a `function`; if the `function` fails, or returns pairs that `check_pairs` refuses.
     """
     peers = check_integer("ranks_per_replica", ranks_per_replica, 1)
     if function is not None:
@@ -187,10 +166,8 @@ def _call(function: Callable[[int, int], Any], rank: int, world_size: int) -> An
 
 def check_pairs(given: Sequence[Any], source: str) -> list[RankAndSize]:
     """Checks the data-parallel rank and size of each rank of a world, and returns them. Errors name the `source`.
-
-    Raises:
-        ConfigError: If an element of `given` is not a pair of integers, if sizes differ, if a data-parallel rank is
-            not in [0, size), or if one data-parallel rank is given to more ranks than another.
+    Raises ConfigError if an element of `given` is not a pair of integers, if sizes differ, if a data-parallel rank is
+    not in [0, size), or if one data-parallel rank is given to more ranks than another.
     """
     pairs = [_as_pair(pair, f"{source} gave rank {rank} of {len(given)} {pair!r}") for rank, pair in enumerate(given)]
     sizes: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Owns the list of complete shards in a checkpoint, and writes and reads it; never changes a position.
+"""The list of complete shards in a checkpoint.
 
 An epoch puts its shards in a sequence, in which all shards of a lane are next to each other. A list holds ranges of
 places in this sequence: few ranges, however many rows there are. Order, seed and epoch determine the ID of the shard at
@@ -22,10 +22,9 @@ _WHY = "shards complete in no sequence, most of them at the end of an epoch, or 
 
 
 def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
-    """Lists the shards whose rows all lie in [0, position); `Epoch.completed_places` says when some are missing.
-
-    Returns {"shards": n, "complete": k, "places": [[first, end], …]}, half-open and ascending; or {"shards": n,
-    "on_request": why} if only `RankLoader.completed_shards` can find the shards.
+    """Lists the shards whose rows all lie in [0, position), some of them perhaps missing: {"shards": n, "complete": k,
+    "places": [[first, end], …]}, half-open and ascending; or {"shards": n, "on_request": why} if only
+    `RankLoader.completed_shards` can find them.
     """
     shards = epoch.order.shard_count
     if not shards:
@@ -38,10 +37,7 @@ def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
 
 def read_shards(listed: Mapping[str, Any], epoch: Epoch) -> BoolArray | None:
     """Returns for each shard ID whether a list of `list_shards` names it, bool, shape (shards,); None if the list is
-    empty or "on_request".
-
-    Raises:
-        StateError: If the list is damaged.
+    empty or "on_request". Raises StateError if the list is damaged.
     """
     if "on_request" in listed or not listed:
         return None

@@ -1,5 +1,4 @@
-"""Owns the state of a loader in a checkpoint, and its comparison with the state of another loader; never touches
-tensors.
+"""The state of a loader in a checkpoint, and its comparison with the state of another loader.
 
 A state is JSON, the same on every rank. Its position is two integers, (epoch, position). The other fields say what they
 refer to: which rows, in which order and, for information, how batches were made of the rows.
@@ -47,56 +46,33 @@ _IDENTITY = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The consumed position of a loader, and the data and the order that it refers to.
+    """The consumed position of a loader, and the data and the order that it refers to."""
 
-    Attributes:
-        uri: Path or URI of the dataset. In a mixture, `uri`, `branch`, `version`, `identity`, `filter` and `split` are
-            dicts by component.
-        branch: Branch in which the version is counted; None for the branch that `uri` opens.
-        identity: Hash of the version's files. Another dataset in the same place has another identity.
-        split: The `repr` of the split, or None.
-        rows: Number of selected rows.
-        fingerprint: Hash of the selected row offsets.
-        decode: The decoders, as `describe` returns them.
-        transform: The transform, as `describe` returns it.
-        codecs: By decoded column, the codec of its values, with versions.
-        order: Parameters of the order. A size may be "auto" until the first iteration.
-        window_bytes: Number of bytes from which the order computes its "auto" sizes.
-        epoch: The epoch of the next batch.
-        position: Number of rows of the epoch's order that all ranks together consumed.
-        step: Number of steps of this epoch that were handed out.
-        global_step: Number of steps that were handed out since the run began.
-        completed_shards: Shards that lie wholly in the consumed prefix, as `list_shards` returns them.
-        components: In a mixture, the position of each dataset by name; for information.
-        global_batch_size: For information. The next run may use another one.
-        dp_size: Number of data-parallel ranks; for information. The next run may use another one.
-        checksum: Checksum of `order` and `window_bytes`. It shows whether they were changed after the state was
-            written. A loader with "auto" sizes could not notice that otherwise, because it takes them from the state.
-    """
-
-    uri: Any
-    branch: Any
+    uri: Any  # path or URI. In a mixture, this and the next fields up to `split` are dicts by component
+    branch: Any  # in which `version` is counted; None for the branch that `uri` opens
     version: Any
-    identity: Any
+    identity: Any  # hash of the version's files: another dataset in the same place has another one
     filter: Any
-    split: Any
-    rows: int
-    fingerprint: str
+    split: Any  # its `repr`, or None
+    rows: int  # number of selected rows
+    fingerprint: str  # hash of the selected row offsets
     seed: int
     columns: Any
-    decode: Any
-    transform: Any
-    codecs: Any
-    order: Mapping[str, Any]
-    window_bytes: int
-    epoch: int
-    position: int
-    step: int
-    global_step: int
-    completed_shards: Mapping[str, Any]
-    components: Mapping[str, Any]
-    global_batch_size: int | None
-    dp_size: int
+    decode: Any  # the decoders, as `describe` returns them
+    transform: Any  # as `describe` returns it
+    codecs: Any  # by decoded column, the codec of its values, with versions
+    order: Mapping[str, Any]  # its parameters; a size may be "auto" until the first iteration
+    window_bytes: int  # from which the order computes its "auto" sizes
+    epoch: int  # of the next batch
+    position: int  # rows of the epoch's order that all ranks together consumed
+    step: int  # steps of this epoch that were handed out
+    global_step: int  # steps that were handed out since the run began
+    completed_shards: Mapping[str, Any]  # those that lie wholly in the consumed prefix; see `list_shards`
+    components: Mapping[str, Any]  # in a mixture, the position of each dataset by name; for information
+    global_batch_size: int | None  # for information; the next run may use another one
+    dp_size: int  # for information; the next run may use another one
+    # Of `order` and `window_bytes`, to show changes of the state. A loader with "auto" sizes, which takes them from the
+    # state, could not notice these otherwise.
     checksum: str = dataclasses.field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,9 +88,7 @@ class State:
 
 
 def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a state (of `State.to_dict`) that identify the rows, their order and their decoding. Empty
-    fields are left out.
-    """
+    """Returns the fields of a state that identify the rows, their order and their decoding, without empty ones."""
     return {name: state[name] for name in _IDENTITY if state.get(name) not in (None, "", [], {})}
 
 
@@ -129,9 +103,7 @@ def selection_of(state: Mapping[str, Any]) -> str:
 
 
 def states_in(content: bytes) -> list[Mapping[str, Any]]:
-    """Returns the loaders' states in the content of a checkpoint's file, of one loader or of several by name; none if
-    the content is damaged, which is for `read_state` to say.
-    """
+    """Returns the loaders' states in the content of a checkpoint's file; none if it is damaged: see `read_state`."""
     try:
         loaded = json.loads(content)
     except (ValueError, RecursionError):
@@ -142,10 +114,8 @@ def states_in(content: bytes) -> list[Mapping[str, Any]]:
 
 
 def parse_state(saved: Mapping[str, Any]) -> State:
-    """Reads a state of the present format or of an older one that is supported.
-
-    Raises:
-        StateError: If it is not a state, too new, too old, or damaged.
+    """Reads a state of the present format or of an older one that is supported. Raises StateError if it is not a state,
+    too new, too old, or damaged.
     """
     found = saved.get("format") if isinstance(saved, Mapping) else None
     if not _is_count(found, 1):
@@ -201,13 +171,9 @@ def _check_fields(state: State) -> None:
 
 
 def check_state(saved: State, current: State) -> None:
-    """Refuses a saved state that means other rows than the loader's own.
-
-    A field of the current order that is "auto" accepts every saved number, and the loader reuses it. Other columns or
-    another decoding are allowed, and one warning names them; and so does one if equal files lie in another place.
-
-    Raises:
-        StateError: If fields differ; the message has both values of each, side by side.
+    """Refuses a saved state that means other rows than the loader's own. A field of the current order that is "auto"
+    accepts every saved number, and the loader reuses it. Other columns or another decoding are allowed, with a warning,
+    and so are equal files in another place. Raises StateError if fields differ, with both values of each, side by side.
     """
     elsewhere, differing = (_compare(saved, current, names) for names in (("uri",), (*_MUST_MATCH, "order")))
     is_known = bool(saved.identity and current.identity)  # else only the place tells data apart

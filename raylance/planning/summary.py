@@ -1,4 +1,4 @@
-"""Owns the summary of an epoch that a notebook prints; never plans an epoch."""
+"""The summary of an epoch that a notebook prints."""
 
 import dataclasses
 import html
@@ -62,23 +62,14 @@ def _sources(plan: Plan, end: int) -> "dict[str, SourceRows]":
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRows:
-    """The rows of one dataset in an epoch of a mixture. The last three are None if the dataset's order draws rows.
+    """The rows of one dataset in an epoch of a mixture. The last three are None if the dataset's order draws rows."""
 
-    Attributes:
-        share: The dataset's share of the positions, which follows from its weight.
-        rows: Number of selected rows.
-        delivered: Number of rows that are delivered, repeated rows included.
-        used: Number of different rows that are delivered.
-        left_out: Number of selected rows that are not delivered.
-        repeated: Number of delivered rows that are repeats.
-    """
-
-    share: float
-    rows: int
-    delivered: int
-    used: int | None
-    left_out: int | None
-    repeated: int | None
+    share: float  # of the positions, which follows from its weight
+    rows: int  # selected
+    delivered: int  # with repeats
+    used: int | None  # different rows that are delivered
+    left_out: int | None  # selected rows that are not delivered
+    repeated: int | None  # delivered rows that are repeats
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Owns the pictures of a report; never reads or interprets a record."""
+"""The pictures of a report."""
 
 import base64
 import importlib
@@ -24,18 +24,9 @@ COLORS = {
 }
 """The colours of the parts of a rank's time in all pictures; causes of waiting have strong colours."""
 
-_SPARE = ("#b8407f", "#2a9d9d", "#7a5230", "#5b6bd6")
-"""Colours of parts that are not in `COLORS`, used in turn."""
-
 _MARKS = {"report": ("v", "#333333"), "fault": ("X", "#c8102e"), "error": ("X", "#c8102e"), "resume": (">", "#333333")}
 _WIDTH = 9.6  # inches, of all pictures
 _MOST_LABELS = 24  # if there are more ranks, only every eighth is named
-
-
-def color_of(part: str) -> str:
-    """Returns the colour of one of `PARTS` in all pictures."""
-    others = [each for each in PARTS if each not in COLORS]
-    return COLORS[part] if part in COLORS else _SPARE[others.index(part) % len(_SPARE)]
 
 
 def picture(figure: Any, text: str, *, is_cloud: bool = False) -> str:
@@ -54,7 +45,7 @@ def draw_shares(seconds: Mapping[str, float]) -> str:
     total, left = max(1e-9, sum(seconds.values())), 0.0
     for part, spent_s in seconds.items():
         share = 100 * spent_s / total
-        axes.barh([0], [share], left=left, color=color_of(part), height=0.6)
+        axes.barh([0], [share], left=left, color=COLORS[part], height=0.6)
         if share >= max(6, 0.7 * len(part)):
             text, dark = f"{part}\n{share:.0f} %", part in ("starting", "other datasets")
             axes.text(
@@ -66,16 +57,14 @@ def draw_shares(seconds: Mapping[str, float]) -> str:
 
 
 def draw_timeline(found: Timeline, events: Sequence[tuple[float, int, str]], ranks: Sequence[int]) -> str:
-    """Draws one strip for each of these ranks, the first on top: its time by `PARTS`. Marks the events, each given by
-    its time in seconds since 1970, its rank and its kind.
-    """
+    """Draws a strip of each rank's time by `PARTS`, the first on top; and events: seconds since 1970, rank, kind."""
     figure, axes = _figure(1.3 + 0.42 * len(ranks))
     for row, rank in enumerate(ranks):
         below = np.full(len(found.edges), row + 0.4)
         for part in PARTS:
             share = found.shares[rank][part]
             above = below - 0.8 * np.append(share, share[-1])
-            axes.fill_between(found.edges, below, above, step="post", color=color_of(part), linewidth=0)
+            axes.fill_between(found.edges, below, above, step="post", color=COLORS[part], linewidth=0)
             below = above
     for kind, (marker, color) in _MARKS.items():  # one call for all events of a kind: a long run has thousands
         shown = [
@@ -177,11 +166,7 @@ def draw_plan(summary: Any) -> str:
 
 
 def of_report_extra(module: str) -> Any:
-    """Imports a module that `raylance[report]` installs.
-
-    Raises:
-        ConfigError: If the module cannot be imported.
-    """
+    """Imports a module that `raylance[report]` installs. Raises ConfigError if the module cannot be imported."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -204,7 +189,7 @@ def _figure(height: float, columns: int = 1) -> Any:
 def _legend(figure: Any) -> None:
     patch = importlib.import_module("matplotlib.patches").Patch
     line = importlib.import_module("matplotlib.lines").Line2D
-    handles = [patch(color=color_of(part), label=f"waiting: {part}" if part in WAITS else part) for part in PARTS]
+    handles = [patch(color=COLORS[part], label=f"waiting: {part}" if part in WAITS else part) for part in PARTS]
     for kind, label in (("report", "report"), ("fault", "fault survived"), ("resume", "continues")):
         marker, color = _MARKS[kind]
         handles.append(line([], [], linestyle="", marker=marker, color=color, label=label))

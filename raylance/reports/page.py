@@ -1,4 +1,4 @@
-"""Owns the report of a run: one HTML file that needs no network; never records, and never judges a run by itself."""
+"""The report of a run: one HTML file that needs no network."""
 
 import base64
 import contextlib
@@ -88,6 +88,7 @@ def render(run: Run, first_rows: str = "", storage_options: StorageOptions | Non
     lists = {kind: [(when, r, what) for when, r, of, what in happened if of == kind] for kind in ("fault", "error")}
     reports = [(found.run_s(at), what["metrics"]) for at, r, kind, what in happened if kind == "report" and not r.rank]
     proof = prove_records(run, run.datasets, most_rows=FEW_ROWS, **storage_argument(storage_options))
+    is_at_times = verdict.limit in STAGES and verdict.waiting < _MUCH
     epochs, verdicts = _epochs(proof), {name: judge(run.ranks(name)) for name in run.datasets}
     pictures = {
         "shares": drawing.draw_shares(_spent(run, verdict)),
@@ -102,7 +103,7 @@ def render(run: Run, first_rows: str = "", storage_options: StorageOptions | Non
         name=run.name,
         subtitle=_subtitle(run, main, found),
         verdict=verdict,
-        color=drawing.COLORS.get("training" if _is_at_times(verdict) else verdict.limit, "#8a8f98"),
+        color=drawing.COLORS.get("training" if is_at_times else verdict.limit, "#8a8f98"),
         main=run.main,
         shown_ranks=len(ranks),
         hidden_ranks=len(parts) - len(ranks),
@@ -149,9 +150,7 @@ def _describe_events(events: Sequence[tuple[float, LoaderRecord, Any]]) -> list[
 
 
 def _restarts(run: Run) -> list[tuple[str, str, str]]:
-    """Returns a line for each start that followed an abnormal end: its time, its name, and a text: after
-    how many rows the start before it ended, how many seconds later the run continued, and with which row.
-    """
+    """Returns a line for each start after an abnormal end: time, name, and where the run ended and continued."""
     by_start: dict[str, list[LoaderRecord]] = {}
     for record in run.of(run.main):
         by_start.setdefault(record.start or record.name, []).append(record)
@@ -195,9 +194,7 @@ def _spent(run: Run, verdict: Verdict) -> dict[str, float]:
 
 
 def _describe_masked(run: Run) -> str:
-    """Says how often a masked row was handed out, and how many masked rows the records name. These may be more, because
-    rows are decoded before they are handed out.
-    """
+    """Says how often a masked row was handed out, and how many masked rows, some only decoded, the records name."""
     times = int(sum(record.latest("masked_rows") for record in run.records))
     rows = {(record.dataset, *row[:2]) for record in run.records for row in record.bad_rows}
     ahead = ", some of what was decoded and not handed out yet" * (len(rows) > times)
@@ -240,11 +237,6 @@ def _dataset_row(name: str, parts: Sequence[RankFigures], verdict: Verdict) -> t
         f"{verdict.seconds['starting'] / len(parts):,.1f}",
         _longest(verdict),
     )
-
-
-def _is_at_times(verdict: Verdict) -> bool:
-    """Whether a stage is the limit for so little of the time that the page has the colour of training."""
-    return verdict.limit in STAGES and verdict.waiting < _MUCH
 
 
 def _longest(verdict: Verdict) -> str:
@@ -360,9 +352,8 @@ def _describe_quality(ratio: float) -> str:
 
 
 def _remains_of(data: Any, offset: int, column: str) -> str:
-    """Returns HTML of a damaged row: the part of the picture that can be decoded, else its first bytes.
-
-    Returns "" if no single stored value is damaged: in a mixture, in packed rows, or if a transform failed.
+    """Returns HTML of a damaged row: what can be decoded of the picture, else its first bytes; "" if no single stored
+    value is damaged, as in a mixture, in packed rows, or if a transform failed.
     """
     source = spec_of(data).read.source
     if not isinstance(source, TableRows) or split_offsets(offset)[0] or column == TRANSFORM:

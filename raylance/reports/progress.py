@@ -1,7 +1,7 @@
-"""Owns the status of a run, as a line and as a table, made from its records; never reads a file, and never prints."""
+"""The status of a run, as a line and as a table, made from its records."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from raylance.observe.figures import RankFigures, delivered_rate, saving_share
@@ -19,29 +19,17 @@ _CAUSES = {"making batches" if cause == "finishing" else cause: field for cause,
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The progress of a run.
+    """The progress of a run."""
 
-    Attributes:
-        epoch: The epoch, from 0.
-        rows: Number of rows of the epoch that were handed out, over all ranks.
-        epoch_rows: Number of rows of an epoch.
-        rate: Recent rows a second over all ranks, like "delivered" in `Verdict.rates`.
-        pace: Rows a second by the clock in the last ten minutes, including saving and other datasets; 0 if unknown.
-        waiting: Recent share of the trainers' time that they waited, in [0, 1].
-        cause: The main cause of the trainers' waiting.
-        saving: Recent share of the time that went to `raylance.report`, in [0, 1]; `rate` leaves it out.
-        beside: Progress of another dataset that is iterated now, such as for validation; else "".
-    """
-
-    epoch: int
-    rows: int
-    epoch_rows: int
-    rate: float
-    pace: float
-    waiting: float
-    cause: str
-    saving: float = 0.0
-    beside: str = ""
+    epoch: int  # the epoch, from 0
+    rows: int  # handed out in this epoch, over all ranks
+    epoch_rows: int  # of a whole epoch
+    rate: float  # recent rows a second over all ranks, like "delivered" in `Verdict.rates`
+    pace: float  # rows a second in the last ten minutes, with saving and other datasets; 0 if unknown
+    waiting: float  # recent share of the trainers' time, in [0, 1]
+    cause: str  # the main cause of the waiting
+    saving: float = 0.0  # recent share of the time in `raylance.report`, in [0, 1]; `rate` leaves it out
+    beside: str = ""  # progress of another dataset that is iterated now, such as for validation; else ""
 
     def left_s(self, epochs: int | None = None) -> float | None:
         """Returns the seconds left in this epoch or, if given, in all `epochs`, at `pace`; None if it is unknown."""
@@ -127,9 +115,7 @@ _HEADS = (
 
 
 def table(run: Run, now: float, most: int = 32) -> str:
-    """Returns the status of all loaders of a run at a time in seconds since 1970, one line each. If there are more than
-    `most`, only the loaders that wait most.
-    """
+    """Returns a line for each loader of a run, or for the `most` that wait most, at a time in seconds since 1970."""
     datasets = dict.fromkeys(record.dataset for record in run.records)
     records = [record for dataset in datasets for record in run.newest(dataset) if len(record.series["time_s"])]
     lines = [_line(record, now) for record in records]
@@ -177,8 +163,8 @@ def _decoders(record: LoaderRecord, now: Mapping[str, float]) -> tuple[str, str]
 
 
 def has_ended(record: LoaderRecord, now: float) -> bool:
-    """Returns whether a loader was closed, or its process ended after an epoch, because a training function may return
-    without closing its loaders. A process that ended in mid-epoch was killed.
+    """Whether a loader was closed, or its process ended after an epoch, because a training function may return without
+    closing its loaders. A process that ended in mid-epoch was killed.
     """
     is_through = record.position[1] >= record.facts["limits"]["epoch_rows"]
     return bool(record.ended) or (is_through and _silent_s(record, now) >= _SILENT_S)
@@ -192,9 +178,9 @@ def _share(used: float, limit: float) -> str:
     return f"{used / 2**20:,.0f}/{limit / 2**20:,.0f} MiB"
 
 
-def describe_report(what: dict[str, Any], names: Sequence[str] = ("epoch", "step")) -> str:
+def describe_report(what: dict[str, Any]) -> str:
     """Describes a report to Ray Train in one line: epoch and step first, then the other numbers."""
-    metrics = what["metrics"]
+    metrics, names = what["metrics"], ("epoch", "step")
     where = ", ".join(f"{name} {metrics[name]:g}" for name in names if name in metrics)
     rest = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in names)
     return ": ".join(part for part in (where, rest) if part)

@@ -1,4 +1,4 @@
-"""Owns the reading of a run's records, during or after the run; never writes a record, and never judges."""
+"""Reads a run's records, during or after the run."""
 
 import dataclasses
 import html
@@ -47,29 +47,19 @@ class Version(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class LoaderRecord:
-    """The record of one loader, from its start to its end or to its last known sample.
+    """The record of one loader, from its start to its end or to its last known sample."""
 
-    Attributes:
-        name: The file's name, without its extension.
-        facts: The facts of the loader: its run, its data, options and limits.
-        events: Events: seconds since 1970, kind, content.
-        bad_rows: The first masked rows: row offset (with the component of a mixture), column, reason.
-        ended: When the loader was closed, in seconds since 1970; None if it is open, or its process was killed.
-        series: By name, float64 (samples,): counters since the loader was made, and `time_s`, seconds since 1970.
-        written_s: When its file was last written, by the clock of the storage.
-        digest: The digest of the rows handed out, made by `Ledger.to_dict`; None in records of an older raylance.
-        shared_s: By the name of another dataset: seconds in which both were iterated side by side; empty in records of
-            an older raylance.
-    """
-
-    name: str
-    facts: Mapping[str, Any]
-    events: Sequence[tuple[float, str, Any]]
-    bad_rows: Sequence[tuple[int, str, str]]
-    ended: float | None
+    name: str  # the file's name, without its extension
+    facts: Mapping[str, Any]  # of the loader: its run, its data, options and limits
+    events: Sequence[tuple[float, str, Any]]  # seconds since 1970, kind, content
+    bad_rows: Sequence[tuple[int, str, str]]  # row offset (with the component of a mixture), column, reason
+    ended: float | None  # when it was closed, in seconds since 1970; None if it is open, or its process was killed
+    # By name, (samples,): counters since the loader was made, and `time_s`, seconds since 1970
     series: Mapping[str, FloatArray]
-    written_s: float = 0.0
-    digest: Mapping[str, Any] | None = None
+    written_s: float = 0.0  # when its file was last written, by the clock of the storage
+    digest: Mapping[str, Any] | None = None  # of `Ledger.to_dict`; None in records of an older raylance
+    # By the name of another dataset: seconds in which both were iterated side by side; empty in records of an older
+    # raylance.
     shared_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
@@ -99,17 +89,14 @@ class LoaderRecord:
 
     @property
     def begun_s(self) -> float:
-        """When the record's file was first written, by the clock of the storage. Starts are sorted by this time,
-        because the clocks of machines differ. The time is stored in the file, because a copy of the file gets a later
-        modification time.
+        """When the record's file was first written, by the clock of the storage, as stored in it. Starts are sorted by
+        this time, because the clocks of machines differ.
         """
         return float(self.facts.get("begun_s") or self.written_s)
 
     @property
     def position(self) -> tuple[int, int]:
-        """Epoch and position in the last sample. The start of an epoch, except the first, is shown as the end of the
-        epoch before, with the padding of its last step.
-        """
+        """Epoch and position in the last sample. The start of an epoch is shown as the end of the one before."""
         epoch, position = int(self.latest("epoch")), int(self.latest("position"))
         return (epoch - 1, int(self.facts["limits"]["epoch_rows"])) if epoch and not position else (epoch, position)
 
@@ -149,15 +136,10 @@ class LoaderRecord:
 
 @dataclasses.dataclass(kw_only=True)
 class Run:
-    """The records of a run.
+    """The records of a run."""
 
-    Attributes:
-        uri: The path or URI of the run's folder.
-        records: The records of all its loaders, later starts after earlier ones.
-    """
-
-    uri: str
-    records: Sequence[LoaderRecord]
+    uri: str  # path or URI of the run's folder
+    records: Sequence[LoaderRecord]  # of all its loaders, later starts after earlier ones
 
     @property
     def name(self) -> str:
@@ -176,8 +158,8 @@ class Run:
 
     @cached_property
     def trained_on(self) -> list[str]:
-        """The dataset whose steps take the most time in total, and the datasets that are iterated side by side with it,
-        as by zip(). The dataset that the trainers wait for most comes first.
+        """The dataset whose steps take the most time, and those that are iterated side by side with it, as by zip();
+        the one that the trainers wait for most comes first.
         """
         spent: dict[str, float] = {}
         for record in self.records:
@@ -272,11 +254,7 @@ class RunFolder:
         return Run(uri=self.path, records=sorted(records, key=lambda record: (record.begun_s, record.started)))
 
     def read(self) -> Run:
-        """Reads the present records.
-
-        Raises:
-            ConfigError: If there are none.
-        """
+        """Reads the present records. Raises ConfigError if there are none."""
         run = self.load(self.list())
         if not run.records and self.filesystem.get_file_info(self._folder).is_file:
             raise ConfigError(
@@ -303,18 +281,12 @@ class RunFolder:
 
 
 def read_run(path: str | os.PathLike[str], storage_filesystem: Any = None) -> Run:
-    """Reads the records of a run; see `RunFolder`.
-
-    Raises:
-        ConfigError: If there are none.
-    """
+    """Reads the records of a run; see `RunFolder`. Raises ConfigError if there are none."""
     return RunFolder(path, storage_filesystem).read()
 
 
 def _read(filesystem: Any, path: str, version: Version) -> LoaderRecord | None:
-    """Reads a record. Returns None if another raylance wrote it, if it was moved away meanwhile, or if it is damaged,
-    for example by a loss of power: the other records are still shown.
-    """
+    """Reads a record; None, so that the others are shown, if another raylance wrote it, or it is gone or damaged."""
     try:
         if version.size > _MOST_BYTES:
             raise ValueError(f"it has {version.size:,} bytes")

@@ -1,4 +1,4 @@
-"""Owns the shares of time of a run's ranks, by use, over time; never draws, and never interprets."""
+"""The shares of time of a run's ranks, by use, over time."""
 
 import dataclasses
 import math
@@ -21,23 +21,14 @@ _GAP_S = 20.0  # a longer time without any record: the run did not run
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """A run divided into bins of time. Times of 20 s or more without any record are left out.
+    """A run divided into bins of time. Times of 20 s or more without any record are left out."""
 
-    Attributes:
-        edges: Edges of the bins, in seconds since the run began, (bins + 1,).
-        times: The same edges in seconds since 1970.
-        cuts: Places at which times were left out, in seconds since the run began.
-        shares: By rank, then by `PARTS`: the share of each bin, (bins,), in [0, 1].
-        rate: Rows a second over all ranks, (bins,), a mean over `smoothed_s` around each bin.
-        smoothed_s: Seconds of that mean, needed because batches come in bursts and are counted once a second.
-    """
-
-    edges: FloatArray
-    times: FloatArray
-    cuts: Sequence[float]
-    shares: dict[int, dict[str, FloatArray]]
-    rate: FloatArray
-    smoothed_s: float
+    edges: FloatArray  # of the bins, in seconds since the run began, (bins + 1,)
+    times: FloatArray  # the same edges in seconds since 1970
+    cuts: Sequence[float]  # where times were left out, in seconds since the run began
+    shares: dict[int, dict[str, FloatArray]]  # by rank, then by `PARTS`: the share of each bin, (bins,), in [0, 1]
+    rate: FloatArray  # rows a second over all ranks, (bins,), a mean over `smoothed_s` around each bin
+    smoothed_s: float  # batches come in bursts and are counted once a second
 
     def run_s(self, when: float) -> float:
         """Converts seconds since 1970 into seconds since the run began."""

@@ -1,4 +1,4 @@
-"""Owns the progress line of a run in the process that started it, or in any other; never takes part in the run."""
+"""The progress line of a run, in the process that started it, or in any other."""
 
 import contextlib
 import importlib.util

@@ -1,1 +1,1 @@
-"""Owns reading from Lance: versions, selections and rows; never decides which rank gets which rows."""
+"""Reading from Lance: versions, selections and rows."""

@@ -139,19 +139,13 @@ def _names_parents(file: Any) -> bool:
 
 
 def _ids(field: Any, file: Any) -> list[int]:
-    """Returns the ids by which `file` lists a field: those of its innermost fields and, before format 2.1, also its own
-    and those of the fields between.
-    """
+    """Returns the ids by which `file` lists a field: of its innermost fields; before format 2.1, of all in it."""
     children = [id for child in field.children() for id in _ids(child, file)]
     return [int(field.id()), *children] if _names_parents(file) or not children else children
 
 
 def _count(kind: pa.DataType, file: Any) -> int:
-    """Returns the number of ids that a data file lists for a column of this type.
-
-    Raises:
-        NotImplementedError: If the type is not known here.
-    """
+    """Returns the number of ids that a file lists for a column of a type. Raises NotImplementedError if unknown."""
     if isinstance(kind, pa.BaseExtensionType):
         return _count(kind.storage_type, file)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):

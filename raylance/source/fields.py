@@ -1,13 +1,11 @@
-"""Owns the names of a schema's fields, those inside structs included, such as "image.bytes"; never reads values."""
+"""Names of a schema's fields, those inside structs included, such as "image.bytes"."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 
 def find_field(schema: pa.Schema, name: str) -> pa.Field | None:
-    """Returns the field of a column, or of a field inside its structs; None if there is none. Lance allows no dots in
-    names of columns.
-    """
+    """Returns the field of a column, or one inside its structs; None if there is none. Columns' names have no dots."""
     root, *inner = name.split(".")
     if (at := schema.get_field_index(root)) < 0:  # also of a name that occurs twice
         return None

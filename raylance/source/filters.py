@@ -1,4 +1,4 @@
-"""Owns the check of a filter's depth before Lance parses it, and its text in errors; never applies a filter.
+"""Checks a filter's depth before Lance parses it, and shortens its text for errors.
 
 Lance calls itself for each level of an expression, and a chain of operators has a level for each of them. A filter that
 is too deep for the stack of a thread ends the process without an error.
@@ -22,12 +22,7 @@ _OPERATORS = {"between", "collate", "div", "ilike", "in", "is", "like", "mod", "
 
 
 def check_filter(filter: Any) -> None:
-    """Checks that a filter is not too deep for Lance. None selects all rows.
-
-    Raises:
-        ConfigError: If the filter is not a string.
-        DatasetError: If it is deeper than Lance bears.
-    """
+    """Raises ConfigError if a filter is neither a string nor None, DatasetError if it is deeper than Lance bears."""
     if filter is None:
         return
     if not isinstance(filter, str):
@@ -42,9 +37,7 @@ def check_filter(filter: Any) -> None:
 
 
 def depth_of(filter: str) -> float:
-    """Returns an upper bound of a filter's depth, as a share of what is allowed: the longest chain of operators from
-    the outermost expression into an innermost one.
-    """
+    """Returns an upper bound of a filter's depth, its longest chain of nested operators, as a share of the allowed."""
     levels = [_Level()]
     for token in _TOKEN.finditer(filter):
         word, level = (token["word"] or "").lower(), levels[-1]

@@ -1,7 +1,7 @@
-"""Owns the meaning of Lance's errors: whether a failure may pass, and the text for the user; never repeats a call.
+"""What Lance's errors mean: whether a failure may pass, and the text for the user.
 
-Opening and reading use the same classification. It searches the text of an error, because Lance raises several classes
-of exceptions for failures of the storage. Its words for one failure depend on the size of a file and on the call.
+It searches the text of an error, because Lance raises several classes of exceptions for failures of the storage, with
+words that depend on the size of a file and on the call.
 """
 
 import difflib
@@ -33,12 +33,7 @@ class Failure(Enum):
 
 # Texts of errors for files that are damaged or truncated in the storage. If an object store truncated only its answer,
 # the text is another one ("request or response body error"), and the failure may pass.
-_DAMAGE = (
-    "Generic memory error",
-    "failed to decode Protobuf",
-    "file size is too small",
-    "failed to fill whole buffer",
-)
+_DAMAGE = ("Generic memory error", "failed to decode Protobuf", "file size is too small", "failed to fill whole buffer")
 _REFUSED = (
     "lacked the necessary privileges",
     "<Code>NoSuchBucket</Code>",
@@ -73,28 +68,16 @@ _ANSWER = re.compile(
 )
 # Options of S3 that users set, without the optional prefix aws_.
 _OF_S3 = (
-    "access_key_id",
-    "secret_access_key",
-    "session_token",
-    "token",
-    "region",
-    "default_region",
-    "endpoint",
-    "endpoint_url",
-    "allow_http",
-    "skip_signature",
-    "virtual_hosted_style_request",
-    "timeout",
-    "connect_timeout",
-)
+    "access_key_id", "secret_access_key", "session_token", "token", "region", "default_region", "endpoint",
+    "endpoint_url", "allow_http", "skip_signature", "virtual_hosted_style_request", "timeout", "connect_timeout",
+)  # fmt: skip
 _OF_LANCE = ("client_max_retries", "client_retry_timeout", "download_retry_count")  # without a prefix
 _INSTEAD = {"request_timeout": "timeout"}  # a name in Lance's guide, and the name that Lance knows
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """Classifies an error. Returns None if the storage did not fail, for example if a filter is wrong.
-
-    A `DatasetError` is classified by its cause. Without a cause it is lasting.
+    """Classifies an error, a `DatasetError` by its cause, without one as lasting. Returns None if the storage did not
+    fail, for example if a filter is wrong.
     """
     if isinstance(error, DatasetError):
         return Failure.LASTING if error.__cause__ is None else failure_of(error.__cause__)

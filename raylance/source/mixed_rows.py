@@ -1,8 +1,4 @@
-"""Owns the reading of a mixture, by one selection and one reader for all components, which are the datasets of the
-mixture; never chooses a row's component.
-
-A row offset of a mixture has the number of its component in the high bits.
-"""
+"""Reads a mixture by one selection and one reader. The high bits of a row offset hold the number of the component."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Owns the packing of token documents into sequences of one length; never tokenises or reorders tokens.
+"""Packs token documents into sequences of one length.
 
 The selected documents, each with its end-of-sequence token, form one long string of tokens in storage order. A sequence
 is a piece of it; a table of the documents' ends locates it. So sequences are the rows of the epoch: every order that
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from raylance.arguments import check_integer
 from raylance.columns import ROW_OFFSET
 from raylance.environment.shared import Shared
-from raylance.errors import ConfigError, DatasetError
+from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.orders.permutation import Int64Array
 from raylance.planning.pace import Pace
 from raylance.source.reader import RowReader
@@ -58,15 +58,9 @@ class PackTokens:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """The sequences as selected rows, computed from the ends of the selected documents in the string of tokens.
+    """The sequences as selected rows, computed from the ends of the selected documents in the string of tokens."""
 
-    Attributes:
-        ends: Number of tokens up to the end of each document, end-of-sequence tokens included; int64, shape
-            (documents,).
-        pack: The settings.
-    """
-
-    ends: Int64Array
+    ends: Int64Array  # tokens up to the end of each document, end-of-sequence tokens included; (documents,)
     pack: PackTokens
 
     @property
@@ -87,10 +81,8 @@ class Documents:
 
 
 def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
-    """Reads the lengths of all selected documents. It holds only some MiB of documents at once.
-
-    Raises:
-        DatasetError: If the column holds other types than lists of integers, a null, a token beyond int64, or no token.
+    """Reads the lengths of all selected documents, some MiB at once. Raises DatasetError if the column holds other
+    types than lists of integers, a null, a token beyond int64, or no token.
     """
     documents, reader = source.load_selection(), source.open_reader()
     lengths = [np.empty(0, dtype=np.int64)]
@@ -109,7 +101,7 @@ def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
         if column.null_count:
             raise DatasetError(
                 f"PackTokens: column {pack.column!r} has nulls instead of documents; nothing was started. Leave "
-                f"them out: filter={f'`{pack.column}` IS NOT NULL'!r}."
+                f"them out: {filter_of_nulls(pack.column)}."
             )
         tokens = column.combine_chunks().flatten()
         if tokens.null_count:
@@ -206,11 +198,7 @@ class PackedRows(RowSource):
 
 
 def pack_rows(documents: RowSource, pack: PackTokens) -> PackedRows:
-    """Packs the documents of a dataset; reads their lengths now.
-
-    Raises:
-        DatasetError: See `count_tokens`.
-    """
+    """Packs the documents of a dataset; reads their lengths now. Raises DatasetError: see `count_tokens`."""
     make = functools.partial(count_tokens, documents, pack)
     table = make()
     row_bytes = 16.0 * pack.length

@@ -1,4 +1,4 @@
-"""Owns the refusal of columns whose values a reader would unpickle; never reads a value."""
+"""Refuses columns whose values a reader would unpickle."""
 
 from typing import Any
 
@@ -10,11 +10,7 @@ _NAME = "ray.data.arrow_pickled_object"  # a type that Ray Data registers with A
 
 
 def refuse_pickled(schema: pa.Schema, where: str) -> None:
-    """Refuses a schema with a column of Ray Data's pickled objects.
-
-    Raises:
-        DatasetError: If there are such columns; the message names them.
-    """
+    """Raises DatasetError if a schema has columns of Ray Data's pickled objects; the message names them."""
     if found := [field.name for field in schema if _is_pickled(field)]:
         raise DatasetError(
             f"{where} has pickled objects in {', '.join(map(repr, found))}, which Ray Data wrote: to read them would "

@@ -1,4 +1,4 @@
-"""Owns the record of the dataset from which another one was made, and the check for changes; never reads a row."""
+"""The record of the dataset from which another one was made, and the check for changes."""
 
 import dataclasses
 import json
@@ -88,14 +88,9 @@ class Provenance:
 
 
 def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: StorageOptions | None) -> None:
-    """Warns about a dataset whose source has changed since the dataset was made, or refuses it; with "ignore", checks
-    nothing.
-
-    The source's newest version is opened once, with the storage options of the dataset. If the source cannot be
-    opened, that is not an error, but is logged.
-
-    Raises:
-        DatasetError: With "refuse", if the source has changed, or the provenance cannot be read.
+    """Warns about a dataset whose source has changed since it was made; with "refuse", raises DatasetError; with
+    "ignore", does nothing. The source's newest version is opened once, with the storage options of the dataset. If that
+    fails, it is logged, and no error.
     """
     if stale == "ignore":
         return

@@ -1,4 +1,4 @@
-"""Owns the renewal of storage options that expire, for Lance; never imported unless a function gives the options."""
+"""Renews storage options that expire, for Lance; imported only if a function gives the options."""
 
 import uuid
 from collections.abc import Callable, Mapping

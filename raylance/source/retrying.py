@@ -1,4 +1,4 @@
-"""Owns the retries after storage failures: after which failures, how often and how long; never reads by itself."""
+"""Repeats calls after storage failures: after which ones, how often and how long."""
 
 import dataclasses
 import logging
@@ -25,17 +25,12 @@ _LEAST_ANSWER_AGAIN_S = 3.0  # least time limit for an answer after a failure
 
 @dataclasses.dataclass(slots=True)
 class Outage:
-    """A period in which the storage gives no answer, or only failures.
+    """A period in which the storage gives no answer, or only failures."""
 
-    Attributes:
-        since_s: Time of the last answer or, if there was none, of the first attempt; by `time.monotonic`.
-        attempts: Number of attempts since then.
-        until_s: Time at which a read gave up, by the same clock; -inf if none gave up.
-    """
-
+    # Time of the last answer or, if there was none, of the first attempt; by `time.monotonic`
     since_s: float = dataclasses.field(default_factory=time.monotonic)
-    attempts: int = 0
-    until_s: float = float("-inf")
+    attempts: int = 0  # number of attempts since then
+    until_s: float = float("-inf")  # when a read gave up, by the same clock; -inf: none did
 
     def __str__(self) -> str:
         times = "once" if self.attempts == 1 else f"{self.attempts} times"
@@ -43,8 +38,8 @@ class Outage:
 
 
 def answer_limit_s(patience_s: float, *, again: bool) -> float:
-    """Returns the seconds within which the storage must answer one attempt, if the caller waits `patience_s` in all:
-    `patience_s`, or a quarter of it after a failure (`again`); at least 5 s, or 3 s after a failure.
+    """Returns the seconds within which the storage must answer one attempt: `patience_s`, which the caller waits in
+    all, or a quarter of it after a failure (`again`); at least 5 s, or 3 s after a failure.
     """
     return max(patience_s / 4, _LEAST_ANSWER_AGAIN_S) if again else max(patience_s, _LEAST_ANSWER_S)
 
@@ -61,8 +56,7 @@ def retrying(
 
     Args:
         retry_s: Seconds from the begin of the outage, after which no further attempt begins.
-        missing: Whether the call is also repeated if a file is missing. A file that was there before may come back, but
-            a wrong path must be an error at once.
+        missing: Whether a missing file, which was there before and may come back, is such a failure.
         attempts: Least number of attempts, however long they take.
         outage: The outage to which the attempts belong, which counts them; None begins a new outage.
         is_wanted: Whether somebody still waits for the result; if not, no further attempt begins.
@@ -108,11 +102,8 @@ def _error_of(state: tenacity.RetryCallState) -> BaseException | None:
 
 
 def patiently(ask: Callable[[], T], progress: Callable[[], object] = lambda: None) -> T:
-    """Returns the result of `ask`, a call into Lance; repeats the call for about `OPENING_S` if the storage fails. The
-    error of the last attempt is raised. A missing file is an error at once.
-
-    Raises:
-        TimeoutError: If the storage did not answer in time, and `progress` did not change.
+    """Returns the result of `ask`, a call into Lance; repeats it for about `OPENING_S` if the storage fails, but not if
+    a file is missing. Raises TimeoutError if the storage did not answer in time, and `progress` did not change.
     """
     outage = Outage()
 

@@ -1,4 +1,4 @@
-"""Owns the selected rows of a dataset, and opens readers for them; never assigns rows to ranks."""
+"""The selected rows of a dataset, which open readers for themselves."""
 
 import abc
 import dataclasses
@@ -6,51 +6,33 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
 from raylance.environment.shared import Shared
-from raylance.orders.permutation import Int64Array
+from raylance.planning.proof import HasOffsets
 from raylance.source.reader import Reader, ReadMode, RowReader
 from raylance.source.retrying import OPENING_S
 from raylance.source.selection import Selection
 from raylance.source.version import Source
 
 
-class Selected(Protocol):
-    """The selected rows, which an epoch delivers."""
-
-    @property
-    def rows(self) -> int:
-        """Number of rows, n."""
+class Selected(HasOffsets, Protocol):
+    """The selected rows, which an epoch delivers; `offsets` are those that a reader takes."""
 
     @property
     def fingerprint(self) -> str:
         """Hash of the rows; equal exactly if the rows are equal."""
 
-    def offsets(self, selected: Int64Array) -> Int64Array:
-        """Maps selected rows 0 … n-1, int64, to the offsets that a reader takes, int64, in the same order."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RowSource(abc.ABC):
-    """Selected rows of pinned data; picklable.
+    """Selected rows of pinned data; picklable."""
 
-    Attributes:
-        uri: URI of the data, JSON-able. In a mixture, this and the next three fields are dicts by name of a dataset.
-        branch: Branch in which the version is counted; None for the branch that the URI opens.
-        version: The pinned version.
-        identity: Hash of the version's files.
-        columns: Columns to read.
-        row_bytes: Bytes of a row as it is read, the mean of a few rows. "auto" sizes of orders follow from it.
-        likely_row_bytes: The best estimate of the bytes of a row; determines the size of the first reads.
-        measure: How `likely_row_bytes` was measured, in words.
-    """
-
-    uri: Any
-    branch: Any
-    version: Any
-    identity: Any
-    columns: Sequence[str]
-    row_bytes: float
-    likely_row_bytes: float
-    measure: str
+    uri: Any  # of the data, JSON-able. In a mixture, this and the next three are dicts by name of a dataset
+    branch: Any  # in which the version is counted; None for the branch that the URI opens
+    version: Any  # the pinned version
+    identity: Any  # hash of the version's files
+    columns: Sequence[str]  # to read
+    row_bytes: float  # as it is read, the mean of a few rows; "auto" sizes of orders follow from it
+    likely_row_bytes: float  # the best estimate, for the size of the first reads
+    measure: str  # how `likely_row_bytes` was measured, in words
 
     @abc.abstractmethod
     def load_selection(self) -> Selected:

@@ -1,4 +1,4 @@
-"""Owns the selection: the row offsets that filter and split select; never reads columns for batches."""
+"""The row offsets that filter and split select."""
 
 import dataclasses
 import functools
@@ -28,20 +28,14 @@ _SCAN_ROWS = 1 << 18
 class Selection:
     """The selected rows in storage order, as row offsets of the pinned version.
 
-    The offsets are stored as runs of consecutive offsets if that is smaller, else one by one: at most 8 bytes for each
-    row, a few bytes for a whole dataset. Processes read the arrays from Ray's object store without a copy.
-
-    Attributes:
-        rows: Number of selected rows, N.
-        fingerprint: Hash of the offsets, independent of how they are stored.
-        starts: First offset of each run, int64, shape (runs,); or every offset, shape (N,), if `ends` is None.
-        ends: Number of selected rows up to the end of each run, int64, shape (runs,), or None.
+    The offsets are stored as runs of consecutive ones if that is smaller, else one by one: 8 bytes a row or less.
+    Processes read the arrays from Ray's object store without a copy.
     """
 
-    rows: int
-    fingerprint: str
-    starts: Int64Array
-    ends: Int64Array | None
+    rows: int  # number of selected rows, N
+    fingerprint: str  # hash of the offsets, independent of how they are stored
+    starts: Int64Array  # first offset of each run, (runs,); or every offset, (N,), if `ends` is None
+    ends: Int64Array | None  # selected rows up to the end of each run, (runs,)
 
     @classmethod
     def whole(cls, rows: int) -> Self:
@@ -108,14 +102,8 @@ def select(
     source: Source, filter: str | None, split: Split | None = None, opened: lance.LanceDataset | None = None
 ) -> Selection:
     """Selects the live (not deleted) rows that satisfy a filter and belong to a split; with a scalar index if there is
-    one.
-
-    `opened` is the open dataset; None if it must be opened.
-
-    Raises:
-        ConfigError: If the filter is not a string.
-        DatasetError: If the filter does not parse or is too deep, the split's column is missing, no row is selected, or
-            the storage fails for too long.
+    one. `opened` is the open dataset; None if it must be opened. Raises ConfigError if the filter is not a string, and
+    DatasetError if it is wrong or too deep, the split's column is missing, no row is selected, or the storage fails.
     """
     check_filter(filter)
     dataset = source.open() if opened is None else opened

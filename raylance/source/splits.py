@@ -1,4 +1,4 @@
-"""Owns the division of a selection into parts, such as training and validation; never applies a filter.
+"""Divides a selection into parts, such as training and validation.
 
 Whether a row is in a part follows from its offset or from a value of the row, and from settings. So it is the same in
 every process, and appended rows do not change it.
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from raylance.errors import ConfigError, DatasetError
+from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.orders.permutation import BoolArray, Int64Array, derive_key, subkeys, uniform
 
 
@@ -69,7 +69,7 @@ class FractionSplit:
             raise DatasetError(
                 f"FractionSplit(by={self.by!r}): {nulls} of the rows with offsets between {offsets[0]} and "
                 f"{offsets[-1]} have no value there, and would all be in one part; nothing was started. Leave them "
-                f"out (filter={f'`{self.by}` IS NOT NULL'!r}), split by another column, or give them a value."
+                f"out ({filter_of_nulls(str(self.by))}), split by another column, or give them a value."
             )
         ids = offsets if values is None else np.array([_hash(value) for value in values], dtype=np.int64)
         place = uniform(subkeys(derive_key(self.seed, "split"), ids), 1)[:, 0]

@@ -1,4 +1,4 @@
-"""Owns the options of an object store, which a user gives directly or as a function; never shows or stores them."""
+"""The options of an object store, which a user gives directly or as a function, and which are never shown."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,11 +16,8 @@ Lance calls the function again a minute before this time, or "refresh_offset_mil
 
 
 def current(options: StorageOptions | None) -> dict[str, str] | None:
-    """Returns the present options, by a call of the function if there is one; None if there are no options.
-
-    Raises:
-        ConfigError: See `check_options`; also if the function raises an error that is not an OSError.
-        OSError: If the function raises one, such as a ConnectionError: a failure that may pass.
+    """Returns the present options, by a call of the function if there is one; None without options. Raises ConfigError
+    as `check_options`, or if the function raises an error that is not an OSError, which may pass.
     """
     try:
         given = options() if callable(options) else options
@@ -36,11 +33,7 @@ def current(options: StorageOptions | None) -> dict[str, str] | None:
 
 
 def check_options(options: object) -> None:
-    """Checks options; never shows their values.
-
-    Raises:
-        ConfigError: If names or values are not strings, or if the URL of an endpoint holds a secret.
-    """
+    """Raises ConfigError, without values, if names or values are no strings, or an endpoint's URL holds a secret."""
     if options is None:
         return
     if not isinstance(options, Mapping):
@@ -49,16 +42,12 @@ def check_options(options: object) -> None:
             "a function that returns one."
         )
     for name, value in options.items():
-        if not isinstance(name, str):
-            raise ConfigError(
-                f"storage_options: the name {name!r} is a {type(name).__name__}. Nothing was opened. Give names and "
-                'values as strings, such as {"allow_http": "true"}.'
-            )
-        if not isinstance(value, str):
-            raise ConfigError(
-                f"storage_options: the value of {name!r} is a {type(value).__name__}. Nothing was opened. Give names "
-                'and values as strings, such as {"allow_http": "true"}.'
-            )
+        for what, given in ((f"name {name!r}", name), (f"value of {name!r}", value)):
+            if not isinstance(given, str):
+                raise ConfigError(
+                    f"storage_options: the {what} is a {type(given).__name__}. Nothing was opened. Give names and "
+                    'values as strings, such as {"allow_http": "true"}.'
+                )
         if "endpoint" in name.lower() and holds_secret(value):  # errors of the storage show it
             raise ConfigError(
                 f"storage_options: {name!r} is {public_uri(value)!r}, with a password or a key, which errors of the "
@@ -70,9 +59,7 @@ def check_options(options: object) -> None:
 def open_dataset(
     uri: str, options: StorageOptions | None, limit_s: float, version: int | str | None = None
 ) -> lance.LanceDataset:
-    """Opens a dataset. Its requests get time limits that fit into `limit_s`. If a function gives the options, Lance
-    calls it again before they expire.
-    """
+    """Opens a dataset with requests limited to fit into `limit_s`. Lance calls a function before its options expire."""
     if callable(options):
         from raylance.source.renewing import Renewing  # its imports take a second, which other runs save
 

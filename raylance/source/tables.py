@@ -1,4 +1,4 @@
-"""Owns the tables that orders look up in the columns of selected rows; never computes an order."""
+"""The tables that orders look up in the columns of selected rows."""
 
 import dataclasses
 import functools
@@ -94,9 +94,7 @@ class SelectionRows:
 
 
 def share_tables(order: Order, tables: Tables, source: Source, selection: Shared[Selection]) -> Tables:
-    """Returns an order's tables as a value that all processes of a run share. `order` is the order before `bind`, which
-    can look the tables up again.
-    """
+    """Returns an order's tables as one shared value. `order`, before `bind`, can look the tables up again."""
     if not tables:
         return tables
     make = functools.partial(_look_up_again, order, source, selection)

@@ -1,4 +1,4 @@
-"""Owns the pinned version of a dataset, and the check that no other data takes its place later; never reads rows.
+"""Pins the version of a dataset, and checks that no other data takes its place later.
 
 A version number does not identify data: a dataset that is deleted and written again begins with the same numbers. So
 the identity of the version's files is pinned with it, and each opening compares it.
@@ -54,33 +54,23 @@ _CHECK_SHARE = 50  # checks of all datasets together take at most 1 / 50 of the 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A pinned version of a Lance dataset, cheap to pickle and to open anywhere.
+    """A pinned version of a Lance dataset, cheap to pickle and to open anywhere."""
 
-    Attributes:
-        uri: Path or URI for Lance; a branch's own URI if that was given.
-        version: Version number, never a tag: tags move.
-        branch: Branch that a tag or a reference named, in which `version` is counted; None for the branch that `uri`
-            opens.
-        identity: Hash of the names of the version's data and deletion files. Lance gives files random names, so a
-            dataset that is written again in the same place has another identity, even with equal rows.
-        written: Time and size of the version, from its manifest. An opening compares this first: if it is equal, so is
-            the identity, which takes longer to compute.
-        storage_options: Options of the object store (credentials, endpoint), or a function that returns them; never
-            shown.
-    """
-
-    uri: str
-    version: int
-    branch: str | None = None
+    uri: str  # for Lance; a branch's own URI if that was given
+    version: int  # version number, never a tag: tags move
+    branch: str | None = None  # named by a tag or a reference; None for the branch that `uri` opens
+    # Hash of the names of the version's data and deletion files. Lance gives files random names, so a dataset that is
+    # written again in the same place has another identity, even with equal rows.
     identity: str = ""
+    # Time and size of the version, from its manifest. An opening compares this first: if it is equal, so is the
+    # identity, which takes longer to compute.
     written: str = ""
+    # Credentials, endpoint, …, or a function that returns them; never shown
     storage_options: StorageOptions | None = dataclasses.field(default=None, repr=False)
 
     def open(self) -> lance.LanceDataset:
-        """Opens exactly the pinned version; tries again while the storage fails.
-
-        Raises:
-            DatasetError: If the version is gone, another dataset is in its place, or the storage fails for too long.
+        """Opens exactly the pinned version; tries again while the storage fails. Raises DatasetError if it is gone,
+        another dataset is in its place, or the storage fails for too long.
         """
         try:
             return patiently(self.open_once)
@@ -88,11 +78,8 @@ class Source:
             raise self._unavailable(error) from error
 
     def open_once(self, limit_s: float = OPENING_S) -> lance.LanceDataset:
-        """Opens like `open`, with one attempt. `failure_of(error)` says whether another attempt may succeed.
-
-        Args:
-            limit_s: Seconds for an answer. Lance's own limits, now and in later reads, follow from this. The call may
-                take longer: see `limits.within`.
+        """Opens like `open`, in one attempt; `failure_of(error)` says whether another may succeed. The storage has
+        `limit_s` seconds for an answer, now and in later reads. The call may take longer: see `limits.within`.
         """
         found = self._find(limit_s)
         if isinstance(found, DatasetError):
@@ -100,12 +87,9 @@ class Source:
         return found
 
     def check(self, limit_s: float = OPENING_S) -> None:
-        """Checks that the version still exists, for a reader that has it open; see `open_once` for `limit_s`.
-
-        If a clean-up removed the version, that is a warning, not an error: rows that can still be read are right.
-
-        Raises:
-            DatasetError: If another dataset is in its place, or the dataset cannot be opened.
+        """Checks that the version still exists, for a reader that has it open. If a clean-up removed it, that is a
+        warning: rows that can still be read are right. Raises DatasetError if another dataset is there, or none can be
+        opened.
         """
         if isinstance(self._find(limit_s), DatasetError):
             warn_once(
@@ -114,11 +98,7 @@ class Source:
             )
 
     def newest(self) -> Self:
-        """Pins the newest version of the same dataset and branch, with one attempt.
-
-        Raises:
-            DatasetError: If the dataset cannot be opened.
-        """
+        """Pins the newest version of the same dataset and branch, in one attempt. Raises DatasetError if it fails."""
         try:
             dataset = _open(self.uri, None if self.branch is None else (self.branch, None), self.storage_options)
         except LANCE_ERRORS as error:
@@ -145,10 +125,8 @@ class Source:
         return dataset
 
     def _if_removed(self, missing: Exception, limit_s: float) -> DatasetError | None:
-        """Returns the error for a dataset that no longer has the version; None if the version is still listed.
-
-        Raises:
-            DatasetError: If the dataset itself cannot be opened, or was rewritten.
+        """Returns the error for a dataset that no longer has the version; None if it is still listed. Raises
+        DatasetError if the dataset itself cannot be opened, or was rewritten.
         """
         try:
             trunk = _open(self.uri, None, self.storage_options, limit_s)
@@ -281,8 +259,8 @@ def _pin(uri: str, version: Version | None, storage_options: StorageOptions | No
 
 
 def _no_version(uri: str, version: Version, storage_options: StorageOptions | None, missing: Exception) -> DatasetError:
-    """Returns the error for a dataset without this version. Raises Lance's own error if there is no dataset, and a
-    ConnectionError, so that the opening is repeated, if the version is listed after all.
+    """Returns the error for a dataset without this version; raises ConnectionError, to repeat, if it is listed after
+    all.
     """
     newest = _open(uri, None, storage_options)
     numbers, tags, branches = _numbers(newest), sorted(newest.tags.list()), sorted(newest.branches.list())
@@ -360,9 +338,7 @@ def _identity(dataset: lance.LanceDataset) -> str:
 
 
 def unknown_parts(fragment: FragmentMetadata) -> list[str]:
-    """Describes the parts of a fragment and its files that raylance does not know, and that may change values, such as
-    overlays; [] if all that there is is known.
-    """
+    """Describes parts of a fragment and its files that raylance does not know, and that may change values: overlays."""
     found = []
     for part in (fragment, *fragment.files):
         for field in dataclasses.fields(part):
@@ -382,30 +358,27 @@ def warn_once(text: str) -> None:
 
 class VersionCheck:
     """Checks a version from time to time while it is read, because an open dataset also reads files that were replaced.
-
-    Checks are at least two seconds apart, and take at most a fiftieth of this process's time for any number of
-    datasets. If several threads read, only one of them checks.
+    Checks are two seconds apart or more, by one thread, and take at most a fiftieth of a process's time in all.
     """
 
-    def __init__(self, check: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, check: Callable[[], None]) -> None:
         """Takes a function that raises an error if the check fails. The first check is due after two seconds."""
-        self._check, self._clock = check, clock
-        self._checking = threading.Lock()
+        self._check, self._checking = check, threading.Lock()
         _checks.add(self)
         self.postpone()
 
     def postpone(self) -> None:
         """Records that the version was just opened, which is as good as a check."""
-        self._due_s = self._clock() + _CHECK_S
+        self._due_s = time.monotonic() + _CHECK_S
 
     def run_if_due(self) -> None:
         """Runs the check if it is due. If it raises an error, the next call runs it again."""
-        begin_s = self._clock()
+        begin_s = time.monotonic()
         if begin_s < self._due_s or not self._checking.acquire(blocking=False):
             return
         try:
             self._check()
-            spent_s = self._clock() - begin_s
+            spent_s = time.monotonic() - begin_s
             self._due_s = begin_s + max(_CHECK_S, spent_s * _CHECK_SHARE * len(_checks))
         finally:
             self._checking.release()

@@ -1,5 +1,4 @@
-"""Owns the values that a run computes for a column of its dataset: first kept in part files, then written in one
-commit; never reads another column.
+"""Values that a run computes for a column of its dataset: first kept in part files, then written in one commit.
 
 A value belongs to a row offset of the version that the run reads. Other writers may commit meanwhile. So values are
 written by Lance's row ids, and only into fragments that both this version and the newest version have.

@@ -1,4 +1,4 @@
-"""Owns the checks of custom orders and decoders, which also check raylance's own ones; never part of a run."""
+"""Checks of custom orders and decoders, which also check raylance's own ones."""
 
 from raylance.testing.decoders import check_decoder
 from raylance.testing.orders import SampleRows, check_order

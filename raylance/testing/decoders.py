@@ -1,4 +1,4 @@
-"""Owns the checks that a decoder keeps the promises that raylance relies on; never part of a run."""
+"""Checks that a decoder keeps the promises that raylance relies on."""
 
 import contextlib
 import copy

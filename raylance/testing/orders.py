@@ -1,4 +1,4 @@
-"""Owns the checks that a custom order keeps the promises that raylance relies on; never reads data or starts Ray.
+"""Checks that a custom order keeps the promises that raylance relies on.
 
     raylance.testing.check_order(ShortFirst(column="length"), columns={"length": lengths})
 
@@ -167,9 +167,7 @@ def _check_settings(order: Order, facts: Facts) -> Resolved:
 
 
 def _check_epoch(epoch: Epoch) -> None:
-    """Checks that every row comes once, unless the order repeats rows; that rows are int64 in range and do not depend
-    on how they are requested; and that `completed_shards` names exactly the complete shards.
-    """
+    """Checks the rows of an epoch, for several ways to ask for them, and `completed_shards`."""
     order, every = epoch.order, np.arange(epoch.order.epoch_rows, dtype=np.int64)
     promise, wanted = functools.partial(_promise, order), every.copy()
     found = epoch.rows(wanted)

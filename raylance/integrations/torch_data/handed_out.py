@@ -1,6 +1,4 @@
-"""Owns what `Loader(record=…)` knows of its batches: which rows were read for each, and the record of those that were
-handed out; never reads a row, and never changes a batch.
-"""
+"""What `Loader(record=…)` knows of its batches: which rows were read for each, and the record of those handed out."""
 
 import dataclasses
 import functools
@@ -24,18 +22,13 @@ from raylance.settings import Options
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RowsRead:
-    """The rows that a dataset read for one batch.
+    """The rows that a dataset read for one batch."""
 
-    Attributes:
-        digest: Their digest. Rows of padding count apart; masked rows count as rows.
-        nbytes: Their bytes.
-        masked: Number of masked rows.
-        bad_rows: Row offset, column and reason of masked rows, as in `Receipt.bad_rows`.
-    """
-
+    # Rows of padding count apart; masked rows count as rows
     digest: Digest = Digest()  # noqa: RUF009 - it is frozen
-    nbytes: int = 0
-    masked: int = 0
+    nbytes: int = 0  # their bytes
+    masked: int = 0  # number of masked rows
+    # Row offset, column and reason of masked rows, as in `Receipt.bad_rows`
     bad_rows: tuple[tuple[int, str, str], ...] = ()
 
     @property
@@ -45,18 +38,13 @@ class RowsRead:
 
 
 class Note:
-    """The rows that a dataset has read for the next batch, as it notes them for `Counting`.
-
-    A worker gets dataset and `Counting` in one message, so both have the same note there, too.
-
-    Attributes:
-        is_wanted: Whether a `Loader` records. If not, nothing is noted.
-        rows: The rows; None if none were noted since `take`.
+    """The rows that a dataset has read for the next batch. A worker gets dataset and `Counting` in one message, so both
+    have the same note there, too.
     """
 
     def __init__(self) -> None:
-        self.is_wanted = False
-        self.rows: RowsRead | None = None
+        self.is_wanted = False  # whether a `Loader` records
+        self.rows: RowsRead | None = None  # None if none were noted since `take`
 
     def take(self) -> RowsRead | None:
         """Returns the rows, and forgets them."""

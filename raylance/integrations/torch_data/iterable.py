@@ -1,4 +1,4 @@
-"""Owns the iterable dataset, whose workers make whole batches in their own threads; never starts Ray or an actor."""
+"""The iterable dataset, whose workers make whole batches in their own threads."""
 
 import contextlib
 import dataclasses

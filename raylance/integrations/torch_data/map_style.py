@@ -1,4 +1,4 @@
-"""Owns map-style datasets: selected rows by index, and the sampler of one rank's batches; never starts Ray."""
+"""Map-style datasets: selected rows by index, and the sampler of one rank's batches."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,6 +1,4 @@
-"""Owns what goes to workers of torch's DataLoader and comes back: functions that a worker cannot import, and the check
-of batches that no process can be sent; and how a worker ends. Never starts a worker.
-"""
+"""What goes to workers of torch's DataLoader and comes back, and how a worker ends."""
 
 import io
 import multiprocessing.connection
@@ -29,11 +27,8 @@ _DO = (
 
 
 def pack(what: str, value: Any) -> bytes:
-    """Returns a value as bytes, which `pickle.loads` reads in a worker. Functions and classes that the worker cannot
-    import, such as those of a notebook's cell, go by value.
-
-    Raises:
-        ConfigError: If the value cannot be sent.
+    """Returns a value as bytes for `pickle.loads` in a worker; functions and classes that it cannot import, such as a
+    notebook's, go by value. Raises ConfigError if the value cannot be sent.
     """
     file = io.BytesIO()
     try:
@@ -55,9 +50,7 @@ class _ByValue(pickle.Pickler):
 
 
 def _is_importable(made: Any) -> bool:
-    """Whether a worker finds a function or class by its name. A worker runs the file of a script again; a notebook,
-    `python -c` and a script from stdin have none.
-    """
+    """Whether a worker, which runs the file of a script again, finds a function or class by its name."""
     module: Any = sys.modules.get(made.__module__)
     if made.__module__ == "__main__":
         again = multiprocessing.spawn.get_preparation_data("")
@@ -143,11 +136,8 @@ def errors_travel() -> Iterator[None]:
 
 
 def check_sendable(what: str, made: Any) -> None:
-    """Checks in a worker that a value can be sent to the training process. If it cannot, torch only prints an error in
-    the worker, and the training process waits for ever.
-
-    Raises:
-        ConfigError: If it cannot. `what` names the function that made the value.
+    """Raises ConfigError in a worker if a value, which `what` has made, cannot be sent to the training process. torch
+    would only print an error there, and the training process would wait for ever.
     """
     if torch.utils.data.get_worker_info() is None or (fault := _fault_of(made)) is None:
         return

@@ -1,4 +1,4 @@
-"""Owns one rank's steps under torch's DataLoader: rank, plan, consumed position, state; never reads a row."""
+"""One rank's steps under torch's DataLoader: rank, plan, consumed position, state."""
 
 import contextlib
 import dataclasses
@@ -57,11 +57,7 @@ class Opened:
 
 
 class Steps(Positioned):
-    """The steps of one rank. Makes the plan from rank and world size; keeps the epoch and the consumed position.
-
-    Attributes:
-        record: The record of a `Loader(record=…)`; None without one, and in workers.
-    """
+    """The steps of one rank. Makes the plan from rank and world size; keeps the epoch and the consumed position."""
 
     def __init__(
         self,
@@ -117,7 +113,7 @@ class Steps(Positioned):
         self._whole_passes = WholePasses()
         self._start, self._writer = torch.zeros(4, dtype=torch.int64), os.getpid()
         self._workers_passed = torch.zeros(2, dtype=torch.int64)  # last whole epoch plus 1; whether it has warned
-        self.record: StepsRecord | None = None
+        self.record: StepsRecord | None = None  # of a `Loader(record=…)`; None in workers
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_dist_info": pack("dist_info=", self._dist_info), "record": None}
@@ -149,8 +145,8 @@ class Steps(Positioned):
         self.set_epoch(self.epoch)
 
     def _send_start(self) -> None:
-        """Writes epoch, position, data-parallel rank and size of the next pass into a tensor. torch shares the tensor's
-        memory with DataLoader workers, so persistent workers see the new values.
+        """Writes epoch, position, data-parallel rank and size of the next pass into a tensor whose memory torch shares
+        with DataLoader workers, so that persistent ones see the new values.
         """
         share = (int(self._start[2]), int(self._start[3]))
         try:
@@ -163,9 +159,7 @@ class Steps(Positioned):
         self._start.copy_(torch.tensor([self.epoch, self.position, *share]))
 
     def _has_passed(self, epoch: int) -> None:
-        """Counts a whole epoch that was handed out; warns if it was handed out before. DataLoader workers count in a
-        shared tensor, because each epoch may have new workers.
-        """
+        """Counts a whole epoch that was handed out, in workers by a shared tensor; warns if it was so before."""
         what = f"torch_data of {self._opened.spec.read.source.uri!r}"
         if torch.utils.data.get_worker_info() is None:
             self._whole_passes.add(epoch, self._cursor.delivery_spec, what, _MOVES)
@@ -198,11 +192,7 @@ class Steps(Positioned):
         return arrange_replicas(self._ranks_per_replica, world_size, self._function)[rank] or (rank, world_size)
 
     def make_record(self, record: bool | str, name: str | None, num_workers: int) -> StepsRecord | None:
-        """Makes the record of a `Loader`, by `record` and `name` of `Options`; None if `record` is False.
-
-        Raises:
-            ConfigError: If an argument is impossible.
-        """
+        """Makes the record of a `Loader`, by `record` and `name` of `Options`; None if `record` is False."""
         options = dataclasses.replace(self._options, record=record, name=name)
         if self.record is not None:
             self.record.end()  # that of an earlier Loader over the same steps
@@ -260,11 +250,7 @@ class Steps(Positioned):
 
     @staticmethod
     def refuse_another_share(dp_size: int) -> None:
-        """Refuses Accelerate's DataLoader over a rank's steps, of which each process would get only a part again.
-
-        Raises:
-            ConfigError: If Accelerate iterates now, and the rows are shared already.
-        """
+        """Raises ConfigError under Accelerate's DataLoader, which would divide a rank's steps among processes again."""
         if dp_size > 1 and process.is_called_by("accelerate.data_loader"):
             raise ConfigError(
                 f"Accelerate divides the batches of this rank among the {dp_size} processes again, so most rows would "

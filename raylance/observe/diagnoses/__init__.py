@@ -1,7 +1,7 @@
-"""Owns the table of diagnoses: cause, evidence, advice; never measures, and never chooses among them.
+"""The table of diagnoses: cause, evidence, advice.
 
-`explain()`, the report, `raylance.top`, the dashboard and the alerts all use the texts of this table. A new diagnosis
-needs a file of its own and an entry below.
+`explain()`, the report, `raylance.top`, the dashboard and the alerts all use its texts. A new diagnosis needs a file of
+its own and an entry below.
 """
 
 from raylance.observe.diagnoses.alarms import ALARMS

@@ -1,4 +1,4 @@
-"""Owns the diagnoses that only alerts find, in the metrics of a running cluster; never the queries that find them."""
+"""Diagnoses that only alerts find, in the metrics of a running cluster."""
 
 from raylance.observe.diagnoses.diagnosis import Diagnosis
 

@@ -1,7 +1,4 @@
-"""Owns the text of the diagnosis that decoding is the limit, as decoders are too slow; never the decision.
-
-The text advises more decoders only if there is room for them: decoders need CPUs that no trainer holds.
-"""
+"""The diagnosis that decoders are too slow; it advises more of them only if CPUs are free that no trainer holds."""
 
 import math
 

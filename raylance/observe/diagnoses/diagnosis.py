@@ -1,4 +1,4 @@
-"""Owns the class `Diagnosis` and the phrases that several diagnoses share; never a diagnosis itself."""
+"""The class `Diagnosis`, and the phrases that several diagnoses share."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,22 +19,15 @@ _NO_STEP_S = 0.002  # per batch: a loop that takes less does not train
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """One cause that makes a run slow or endangers it: an entry of the table `DIAGNOSES`.
+    """One cause that makes a run slow or endangers it: an entry of the table `DIAGNOSES`."""
 
-    Attributes:
-        cause: The name of the cause in verdicts, in metrics (label `cause`) and on the dashboard.
-        means: The meaning of the cause in a few words.
-        changes: Changes that help, the most useful first, each with its option or flag, for the dashboard and the
-            alerts, which do not know the run's numbers.
-        evidence: Describes the cause with the numbers of a run; None if only alerts find it.
-        advice: Returns the changes that help in this run, with numbers, the most useful first.
-    """
-
-    cause: str
-    means: str
+    cause: str  # its name in verdicts, in metrics (label `cause`) and on the dashboard
+    means: str  # its meaning in a few words
+    # Changes that help, the most useful first, each with its option or flag. The dashboard and the alerts show these,
+    # because they do not know a run's numbers.
     changes: tuple[str, ...]
-    evidence: Callable[[RunFigures], str] | None = None
-    advice: Callable[[RunFigures], list[str]] = lambda run: []
+    evidence: Callable[[RunFigures], str] | None = None  # with the numbers of a run; None if only alerts find it
+    advice: Callable[[RunFigures], list[str]] = lambda run: []  # what helps in this run, most useful first
 
 
 def rate(rows_s: float) -> str:

@@ -1,4 +1,4 @@
-"""Owns the text of the diagnosis that finishing is the limit, as batches are made too slowly; never the decision."""
+"""The diagnosis that batches are made too slowly."""
 
 from raylance.observe.diagnoses.diagnosis import NO_MODEL, Diagnosis, does_nothing, rate, waited
 from raylance.observe.figures import RunFigures
@@ -10,10 +10,6 @@ _FEW_ROWS = 16  # rows of a batch on one rank; a batch with fewer is small
 def _batch_ms(run: RunFigures, *names: str) -> list[float]:
     """Returns the milliseconds per batch of each named figure."""
     return [1000 * run.sum(name) / max(1.0, run.sum("batches")) for name in names]
-
-
-def _step_ms(run: RunFigures) -> float:
-    return 1000 * run.steady_s / max(1.0, run.sum("batches"))
 
 
 def _is_making(run: RunFigures) -> bool:
@@ -45,7 +41,8 @@ def _advice(run: RunFigures) -> list[str]:
             "a larger num_workers= makes more batches at once, a larger prefetch_factor= evens out batches that differ",
             "whether reading or decoding takes long is not recorded for DataLoader: record a pass of handle.loader()",
         ]
-    if _step_ms(run) < 1000 * SHORT_STEP_S or run.sum("rows") < _FEW_ROWS * run.sum("batches"):
+    batches = run.sum("batches")
+    if run.steady_s < SHORT_STEP_S * max(1.0, batches) or run.sum("rows") < _FEW_ROWS * batches:
         lines.append("a larger global_batch_size=: much of what a batch costs is the same whatever its size")
     if not run.has_ray and decode_ms > collate_ms:
         lines.append(

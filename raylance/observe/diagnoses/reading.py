@@ -1,4 +1,4 @@
-"""Owns the text of the diagnosis that reading is the limit, as storage is too slow; never the decision."""
+"""The diagnosis that storage is too slow."""
 
 import math
 

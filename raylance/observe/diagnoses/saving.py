@@ -1,4 +1,4 @@
-"""Owns the text of the diagnosis that saving is the limit, as raylance.report takes too long; never the decision."""
+"""The diagnosis that raylance.report takes too long."""
 
 from raylance.observe.diagnoses.diagnosis import POLLS, UPLOADS, Diagnosis, rate, waited
 from raylance.observe.figures import RunFigures, saving_share

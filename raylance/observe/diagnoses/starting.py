@@ -1,4 +1,4 @@
-"""Owns the text of the diagnosis that starting is the limit, as the first batch takes long; never the decision."""
+"""The diagnosis that the first batch takes long."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,9 +21,7 @@ def hide_start(run: RunFigures) -> str:
 
 
 def describe_late_start(run: RunFigures, dataset: str, seconds: Mapping[str, float], *, is_trained_on: bool) -> str:
-    """Returns advice if another dataset (validation, say) starts slowly; "" if its start is short compared with
-    `seconds`, the seconds of the main dataset by use.
-    """
+    """Returns advice if another dataset starts slowly, compared with `seconds`, the main one's by use; else ""."""
     started_s = run.sum("wait_start_s")
     if started_s <= STARTS * (seconds["training"] + sum(seconds[name] for name in STAGES)):
         return ""
@@ -33,9 +31,7 @@ def describe_late_start(run: RunFigures, dataset: str, seconds: Mapping[str, flo
 
 
 def _hide(ranks: Sequence[RankFigures], prepare: str) -> str:
-    """Returns advice that makes a start shorter: the text `prepare` if some rank did not call `RankLoader.prepare`
-    before its first batch, otherwise a text for starts that were prepared.
-    """
+    """Returns advice on a shorter start: `prepare` if some rank did not call `RankLoader.prepare` before it."""
     if any(rank.facts.get("num_workers") is not None for rank in ranks):
         return "workers of DataLoader start once, and not for each pass, with persistent_workers=True"
     if not all(rank.facts.get("prepared") for rank in ranks):

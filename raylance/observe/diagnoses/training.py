@@ -1,4 +1,4 @@
-"""Owns the text of the diagnosis that training is the limit, as the loader keeps up; never the decision."""
+"""The diagnosis that training is the limit: the loader keeps up."""
 
 import math
 
