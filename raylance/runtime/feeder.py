@@ -223,8 +223,11 @@ class Feeder:
                 self._finish(self._spec)
 
     def _end(self) -> None:
-        now = self._runtime.now()
-        self._do(self._dispatcher.handle(Close(), now), now)
+        try:
+            now = self._runtime.now()
+            self._do(self._dispatcher.handle(Close(), now), now)
+        except BaseException as raised:  # as in `run`; the error that ended the pass comes first
+            self._error = self._error or raised
         with self._changed:
             self._phase = Phase.ENDED
             self._changed.notify_all()

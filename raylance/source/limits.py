@@ -10,7 +10,6 @@ end of the process no call begins any more, and those that run are awaited.
 
 import atexit
 import functools
-import itertools
 import os
 import threading
 import weakref
@@ -69,16 +68,27 @@ class Calls:
 
     def __init__(self, at_once: int, name: str) -> None:
         self._at_once, self._name = at_once, name
-        self._started = itertools.count()
+        self._started, self._starting = 0, threading.Lock()
         self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         weakref.finalize(self, _end_threads, self._waiting, at_once).atexit = False
 
     def start(self, call: Callable[..., T], *args: Any) -> Future[T]:
-        """Runs a call as soon as a thread is free; returns its future result."""
+        """Runs a call as soon as a thread is free; returns its future result.
+
+        Raises:
+            RuntimeError: If no thread runs, and the process cannot start one.
+        """
+        with self._starting:
+            if self._started < self._at_once:
+                name = f"{self._name}_{self._started}"
+                try:
+                    threading.Thread(target=_work, args=(self._waiting,), name=name, daemon=True).start()
+                    self._started += 1
+                except RuntimeError:  # too many threads in this process now: those that run do the call
+                    if not self._started:
+                        raise
         future: Future[T] = Future()
         self._waiting.put((future, functools.partial(call, *args)))
-        if (number := next(self._started)) < self._at_once:
-            threading.Thread(target=_work, args=(self._waiting,), name=f"{self._name}_{number}", daemon=True).start()
         return future
 
 

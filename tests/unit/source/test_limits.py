@@ -38,6 +38,24 @@ def test_a_call_that_was_begun_ends_although_nobody_keeps_the_threads() -> None:
     assert future.result(10) == "done"
 
 
+def test_a_thread_that_cannot_start_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    calls, gate = Calls(2, "test"), Future[None]()
+    with monkeypatch.context() as refused:
+        refused.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            calls.start(str)
+    calls.start(gate.result)
+    with monkeypatch.context() as refused:
+        refused.setattr(threading.Thread, "start", refuse)
+        waits = calls.start(str, 1)
+    assert calls.start(str, 2).result(10) == "2", "by the second thread"
+    assert waits.result(10) == "1"
+    gate.set_result(None)
+
+
 def test_calls_with_a_limit_share_threads_unless_one_hangs() -> None:
     thread, gate = within(10, threading.get_ident), Future[None]()
     assert within(10, threading.get_ident) == thread
