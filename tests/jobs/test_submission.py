@@ -82,7 +82,6 @@ class Submitted(NamedTuple):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some rows of the demo dataset, each tenth to validate."""
     out = tmp_path_factory.mktemp("digits") / "digits.lance"
     source = Digits()
     rows = source.rows.slice(0, 320)
@@ -102,7 +101,6 @@ def new_machine() -> Iterator[Machine]:
 
 
 def commands_of(section: str) -> str:
-    """The first block of commands in a section of the page."""
     return re.search(rf"^## {section}\n.*?^```\w*\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)[1]
 
 

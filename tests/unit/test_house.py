@@ -26,37 +26,29 @@ def test_imports_run_downward() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def run_alone(script: str) -> None:
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
-def test_imports_load_no_more_than_they_need() -> None:
-    """`import raylance` neither Ray nor torch; what works without Ray, no Ray."""
-    run_alone(
-        "import sys, importlib, raylance\n"
+ALONE = {
+    "raylance": (  # neither Ray nor torch; what works without Ray, no Ray
         "raylance.RaylanceError; assert not {'ray', 'torch'} & set(sys.modules)\n"
         "raylance.testing, raylance.audit.EpochAudit, raylance.torch_data  # without an import of their own\n"
         "for name in 'raylance.audit', 'raylance.api.opening', 'raylance.runtime.runtime':\n"
         "    importlib.import_module(name)\n"
         "    assert 'ray' not in sys.modules, name"
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "others"), [("shard_actor", ["torch", "lance_namespace"]), ("decode_actor", ["torch", "lance"])]
-)
-def test_helpers_load_what_they_need_alone(name: str, others: list[str]) -> None:
-    run_alone(f"import sys, raylance.runtime.ray.{name}; assert not set({others}) & set(sys.modules)")
-
-
-def test_the_pure_core_loads_numpy_alone() -> None:
-    run_alone(
-        "import sys, importlib, pkgutil, raylance.orders, raylance.planning\n"
+    ),
+    "raylance.runtime.ray.shard_actor": "assert not {'torch', 'lance_namespace'} & set(sys.modules)",
+    "raylance.runtime.ray.decode_actor": "assert not {'torch', 'lance'} & set(sys.modules)",
+    "raylance.orders, raylance.planning": (  # the pure core: NumPy alone
         "for package in (raylance.orders, raylance.planning):\n"
         "    for module in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
         "        importlib.import_module(module.name)\n"
         "assert not {'ray', 'torch', 'pyarrow', 'lance', 'PIL'} & set(sys.modules)"
-    )
+    ),
+}
+
+
+def test_imports_load_no_more_than_they_need() -> None:
+    scripts = [f"import sys, importlib, pkgutil, {names}\n{script}" for names, script in ALONE.items()]
+    running = [subprocess.Popen([sys.executable, "-c", script]) for script in scripts]
+    assert [process.wait(timeout=100) for process in running] == [0] * len(scripts)
 
 
 def test_public_surface() -> None:

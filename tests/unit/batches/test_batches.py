@@ -24,7 +24,6 @@ from raylance.torch_data import IterableDataset, MapDataset
 
 @pytest.fixture(scope="module")
 def uri(write_dataset: Callable[..., str]) -> str:
-    """103 rows with lists of one length and of several."""
     rows = np.arange(103)
     table = pa.table(
         {
@@ -229,7 +228,6 @@ def test_a_list_of_another_length_than_those_looked_at_is_an_error(write_dataset
 
 @pytest.fixture(scope="module")
 def lists_uri(write_dataset: Callable[..., str]) -> str:
-    """Lists of unlike lengths, a column for each type."""
     lists = [[1], [0, 1], []]
     columns = {kind: pa.array(lists).cast(pa.list_(getattr(pa, kind)())) for kind in ("uint8", "int32", "float32")}
     columns["bool"] = pa.array([[True], [False, True], []])

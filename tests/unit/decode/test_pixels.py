@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import io
 import os
-import pickle
 import subprocess
 import sys
 import tracemalloc
@@ -135,15 +134,6 @@ def test_the_limit_of_pixels_is_the_setting_and_not_that_of_the_process(monkeypa
     assert PIL.Image.MAX_IMAGE_PIXELS == 4 * MAX_PIXELS
 
 
-def test_a_limit_is_a_whole_number_and_part_of_the_setting() -> None:
-    image = Image("image", size=8, max_pixels=np.int64(5000))
-    assert pickle.loads(pickle.dumps(image)) == image == Image("image", size=8, max_pixels=5000)
-    assert image != Image("image", size=8)
-    for wrong in (0, -1, 2.5, True, "1000"):
-        with pytest.raises(raylance.ConfigError, match=r"Image\('image'\).max_pixels=.*: must be an integer"):
-            Image("image", max_pixels=wrong)
-
-
 def test_the_least_limit_of_a_row_decides(write_dataset: Callable[..., str]) -> None:
     """A crop and a mask read the header of the image that they follow: by its limit, not by their own."""
     files = [jpeg(picture(40, 30)), jpeg(picture(41, 30)), jpeg(picture(40, 30))]
@@ -173,10 +163,6 @@ def test_the_fast_way_is_taken_and_stats_count_the_slow_one(write_dataset: Calla
             assert sum(len(batch["image"]) for batch in loader.batches(global_batch_size=8)) == 20
             # What is made ahead for the next epoch counts as well, if it has come so far.
             assert len(slow) <= loader.stats()["fallback_rows"] <= 2 * len(slow)
-
-
-def test_other_formats_are_no_fallback() -> None:
-    assert decode([encode(picture(8, 8))] * 3, Image("image", size=8))[2].fallback_rows == 0
 
 
 def shrunk(data: bytes, size: tuple[int, int], *, draft: bool) -> Pixels:
@@ -396,20 +382,6 @@ def test_other_metadata_never_makes_a_row_bad(monkeypatch: pytest.MonkeyPatch) -
             np.testing.assert_array_equal(found, turned if number == 4 else np.asarray(image))
 
 
-def test_an_orientation_that_cannot_be_read_is_counted(write_dataset: Callable[..., str]) -> None:
-    images = [jpeg(picture(12, 20, seed), exif=b"Exif\0\0MM and no more", dpi=(72, 72)) for seed in range(6)]
-    images += [jpeg(picture(12, 20, seed), orientation=1) for seed in range(6)]
-    handle = raylance.dataset(
-        write_dataset(pa.table({"image": pa.array(images, pa.binary())})),
-        decode=[Image("image", size=(20, 12)), ImageCrop("image"), Image("image", name="grey", like="image", mode="L")],
-        remainder="ragged",
-    )
-    with handle.loader(runtime="threads") as loader:
-        assert sum(len(batch["image"]) for batch in loader.batches(global_batch_size=6)) == 12
-        assert loader.stats()["unturned_rows"] >= 6
-        assert loader.stats()["masked_rows"] == 0
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "TIFF", "CMYK"])
 @pytest.mark.parametrize("of_process", [False, True])
 def test_truncated_images_follow_the_setting_and_not_the_process(
@@ -465,7 +437,7 @@ def test_a_format_of_a_plugin_is_decoded_where_its_setup_is_named(write_dataset:
         Image("image", setup=3)  # type: ignore[arg-type]
 
 
-LARGE = (2400, 2000)  # of more pixels than are converted at once
+LARGE = (1400, 1200)  # of more pixels than are converted at once
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "CMYK", "turned"])
@@ -491,7 +463,7 @@ def test_large_deep_images_are_scaled_as_a_whole() -> None:
 def test_memory_of_large_images_is_bounded_and_given_back() -> None:
     """A decoder kept the memory of its largest JPEG for good, and an image by Pillow took 8 bytes a pixel beside it."""
     small, large = jpeg(picture(90, 60)), jpeg(PIL.Image.new("RGB", (6000, 5000)))
-    by_pillow_alone = encode(PIL.Image.new("RGB", LARGE))
+    by_pillow_alone = encode(PIL.Image.new("RGB", (2400, 2000)))
     decoder = PixelDecoder()
     for data in (small, by_pillow_alone):
         decoder.decode(data, whole)
@@ -502,6 +474,6 @@ def test_memory_of_large_images_is_bounded_and_given_back() -> None:
         assert tracemalloc.get_traced_memory()[0] < 10 << 20
         tracemalloc.reset_peak()
         decoder.decode(by_pillow_alone, whole)
-        assert tracemalloc.get_traced_memory()[1] < 5 * LARGE[0] * LARGE[1]
+        assert tracemalloc.get_traced_memory()[1] < 5 * 2400 * 2000
     finally:
         tracemalloc.stop()

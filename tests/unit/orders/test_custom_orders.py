@@ -31,7 +31,6 @@ class Custom(Order):
 
 
 def named(name: str, rows_of: Callable[[Int64Array], Any]) -> Order:
-    """An order of this name, whose rows are some function of the positions."""
     return type(name, (Custom,), {"rows_of": lambda self, epoch, positions: rows_of(positions)})()
 
 

@@ -137,7 +137,6 @@ class Training:
 
 @functools.cache
 def undisturbed(remainder: Any) -> list[Int64Array]:
-    """The global batches of all epochs of one rank alone."""
     alone = Training(1, remainder, sums=False)
     plan = alone.plan(alone.alive[0].cursor, 1)
     for _ in range(EPOCHS * plan.steps()):

@@ -235,33 +235,36 @@ def test_a_stalled_consumer_holds_no_more_than_allowed(uri: str) -> None:
     batches.close()
 
 
-def test_an_interpreter_that_ends_in_mid_pass_ends(uri: str) -> None:
-    """Also if the iterator outlives the modules that it needs, and Ray was never loaded."""
-    script = f"""
+ENDS_IN_MID_PASS = """
 import os, raylance, sys
-batches = iter(raylance.dataset({uri!r}, columns=["id"], order="sequential").loader().iter_batches(batch_size=20))
+batches = iter(raylance.dataset(URI, columns=["id"], order="sequential").loader().iter_batches(batch_size=20))
 next(batches)
 os.kept = batches, sys.modules["raylance.api.loader"]  # modules are cleared in the reverse order of their imports
 assert "ray" not in sys.modules
 print("done")
 """
-    done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
-
-
-def test_a_thread_that_outlives_the_main_one_gets_its_rows(uri: str) -> None:
-    """Then `concurrent.futures` starts nothing more."""
-    script = f"""
+OUTLIVES_THE_MAIN_THREAD = """
 import raylance, threading
 order = raylance.WindowShuffle(shard_rows=100, window_shards=1, lanes=2)
-loader = raylance.dataset({uri!r}, columns=["id"], order=order).loader()
+loader = raylance.dataset(URI, columns=["id"], order=order).loader()
 def train():
     threading.main_thread().join()
     print(sum(len(batch["id"]) for _ in range(2) for batch in loader.iter_batches(batch_size=20)))
 threading.Thread(target=train).start()
 """
-    done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{2 * ROWS}\n", "")
+
+
+def test_an_interpreter_that_ends_in_mid_pass_ends_and_a_thread_that_outlives_the_main_one_gets_its_rows(
+    uri: str,
+) -> None:
+    """The iterator outlives the modules that it needs, and Ray was never loaded; `concurrent.futures` starts nothing
+    more. Both at once: processes take seconds.
+    """
+    pipes: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    scripts = {ENDS_IN_MID_PASS: "done\n", OUTLIVES_THE_MAIN_THREAD: f"{2 * ROWS}\n"}
+    running = [subprocess.Popen([sys.executable, "-c", each.replace("URI", repr(uri))], **pipes) for each in scripts]
+    for process, said in zip(running, scripts.values(), strict=True):
+        assert (*process.communicate(timeout=60), process.returncode) == (said, "", 0)
 
 
 def test_a_pass_that_is_closed_needs_nothing_of_a_module_that_the_interpreter_has_cleared(

@@ -119,7 +119,7 @@ HISTORIES: dict[str, Callable[[lance.LanceDataset], Any]] = {
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_whatever_was_done_before_rows_are_those_of_a_scan(
     write_dataset: Callable[..., str], version: str, seed: int
 ) -> None:
