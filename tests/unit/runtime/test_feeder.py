@@ -60,15 +60,6 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     assert is_so()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def only_what_is_new_is_collected() -> Iterator[None]:
-    """What modules and earlier tests have made takes the garbage collector half a second each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """A test that drops a loader does not wait for its thread, which ends by itself."""

@@ -52,7 +52,7 @@ def test_hints_to_leave_out_nulls_are_filters_that_work(write_dataset: Callable[
         assert raylance.dataset(uri, filter=ast.literal_eval(hint)).head()[name].tolist() == [1, 3]
 
 
-LAYOUTS = {"one huge": [2000], "many tiny": [7] * 60, "uneven": [1, 900, 3, 250, 846]}
+LAYOUTS = {"one huge": [2000], "many tiny": [7] * 30, "uneven": [1, 900, 3, 250, 846]}
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
