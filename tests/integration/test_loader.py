@@ -273,18 +273,6 @@ def test_a_bad_row_is_named_by_a_decode_actor(write_dataset: Callable[..., str])
     check_bad_row(damaged(write_dataset), 1)
 
 
-def test_padding_is_marked(images_uri: str) -> None:
-    dataset = raylance.dataset(images_uri, columns=["id"], remainder="pad", order="row")
-    with dataset.loader() as loader:
-        batches = list(loader.iter_batches(global_batch_size=100))
-    assert [len(batch["id"]) for batch in batches] == [100] * 10
-    valid = np.concatenate([batch["_valid"] for batch in batches])
-    ids = np.concatenate([batch["id"] for batch in batches])
-    assert valid.sum() == 953
-    assert len(set(ids[valid].tolist())) == 953
-    assert not valid[953:].any()
-
-
 @pytest.mark.promise("P2")
 def test_a_rank_may_get_no_row_and_makes_the_step_all_the_same(images_uri: str) -> None:
     dataset = open_images(images_uri, filter="id < 21")

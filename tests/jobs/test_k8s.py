@@ -276,13 +276,9 @@ def test_shared_memory_holds_the_object_store(doc: dict[str, Any]) -> None:
 
 
 @each_ray_document
-def test_head_does_no_work(doc: dict[str, Any]) -> None:
+def test_head_does_no_work_and_pods_without_gpus_offer_none(doc: dict[str, Any]) -> None:
     params = cluster_spec(doc)["headGroupSpec"]["rayStartParams"]
     assert params["num-cpus"] == params["num-gpus"] == "0", f"Ray would place work on the head: {params}"
-
-
-@each_ray_document
-def test_pods_without_gpus_offer_none(doc: dict[str, Any]) -> None:
     for group in cluster_spec(doc)["workerGroupSpecs"]:
         if not gpus(group["template"]["spec"]):
             offered = group["rayStartParams"].get("num-gpus")
@@ -296,19 +292,6 @@ def test_every_container_has_requests_within_limits(doc: dict[str, Any]) -> None
         assert {"cpu", "memory"} <= requests.keys() == limits.keys(), f"{name}: {requests} against {limits}"
         over = [key for key in requests if quantity(requests[key]) > quantity(limits[key])]
         assert not over, f"{name} requests more {over} than its limit"
-
-
-@each_ray_document
-def test_no_pod_runs_as_root(doc: dict[str, Any]) -> None:
-    for name, pod in all_pods(doc).items():
-        context = pod["securityContext"]
-        assert context["runAsNonRoot"] is True, f"{name} may run as root: {context}"
-        assert context["runAsUser"] == 1000, f"{name} does not run as the image's user: {context}"
-    for name, container in all_containers(doc):
-        context = container["securityContext"]
-        assert context["allowPrivilegeEscalation"] is False, f"{name} may become root: {context}"
-        overridden = context.keys() & {"runAsUser", "runAsNonRoot"}
-        assert not overridden, f"a container of {name} overrides its pod's {overridden}"
 
 
 def hardened_pods() -> dict[str, dict[str, Any]]:
@@ -365,10 +348,12 @@ def test_pods_fit_the_restricted_profile(name: str) -> None:
 
 @each_ray_document
 def test_containers_that_kuberay_adds_have_no_privileges(doc: dict[str, Any]) -> None:
+    assert {pod["securityContext"]["runAsUser"] for pod in all_pods(doc).values()} == {1000}, "the image's user"
     for name, container in all_containers(doc):
         context = container["securityContext"]
         assert context["capabilities"] == {"drop": ["ALL"]}, f"{name} keeps capabilities: {context}"
         assert context["allowPrivilegeEscalation"] is False, f"{name} may become root: {context}"
+        assert not context.keys() & {"runAsUser", "runAsNonRoot"}, f"a container of {name} overrides its pod's"
 
 
 def test_every_pod_has_a_network_policy_and_no_port_is_open_to_all() -> None:

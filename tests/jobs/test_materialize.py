@@ -31,7 +31,7 @@ from lance.file import LanceFileSession
 
 import raylance
 from jobs.materialize import command, making
-from jobs.materialize.layout import Run, fragment_bounds, greedy, plan_buckets, slot_bounds
+from jobs.materialize.layout import Run, fragment_bounds, plan_buckets, slot_bounds
 from jobs.materialize.planning import make_plan
 from jobs.materialize.shuffle import Work, scatter
 from jobs.materialize.survey import Chunk, Groups, Places, survey
@@ -200,15 +200,6 @@ def test_buckets_hold_every_place_once_and_fit(
             inside = [size for start, size in slots.items() if stretch.start <= start < stretch.stop]
             assert sum(inside) <= bucket_bytes or len(inside) == 1
         assert held == list(range(bucket.fragments[0][0], bucket.fragments[-1][1]))
-
-
-@given(st.lists(st.integers(0, 50), min_size=1), st.integers(1, 100))
-def test_neighbours_are_taken_together_up_to_the_limit(sizes: list[int], limit: int) -> None:
-    ranges = greedy(np.asarray(sizes), limit)
-    assert [number for start, stop in ranges for number in range(start, stop)] == list(range(len(sizes)))
-    for (start, stop), (_, after) in itertools.pairwise(ranges):
-        assert sum(sizes[start:stop]) <= limit or stop - start == 1
-        assert sum(sizes[start:after]) > limit or sum(sizes[start : stop + 1]) > limit
 
 
 @pytest.mark.parametrize("filter", [None, "split = 'train'"])

@@ -396,19 +396,6 @@ def test_batches_are_those_of_the_rank_loader(images_uri: str, order: Any) -> No
         assert loader.state_dict() == ranked_state
 
 
-def test_mixtures(uri: str, write_dataset: Callable[..., str]) -> None:
-    other = write_dataset(pa.table({"id": np.arange(5000, 5600)}))
-    parts = {"a": (open_dataset(uri), 3), "b": (open_dataset(other), 1)}
-    for style in STYLES:
-        loader = make_loader(raylance.mix(parts), style, 80, with_row_offset=True)
-        for batch in loader:
-            assert (batch["_component"] == (batch["id"] >= 5000)).all()
-            assert (batch["_rowoffset"] == batch["id"] % 5000).all()
-            assert batch["_component"].sum() == 20
-            components = loader.state_dict()["components"]
-        assert set(components) == {"a", "b"}
-
-
 def _train(rank: int, world_size: int, uri: str, folder: str, phases: list[tuple[str, list[int]]]) -> None:
     """One gloo rank; for each style and chain of worker counts, five steps with each, the rest of it with the last.
 
@@ -451,25 +438,6 @@ def check_ranks(uri: str, folder: Path, world_size: int, phases: list[tuple[str,
 
 def test_two_ranks_resume_with_other_workers(uri: str, tmp_path: Path) -> None:
     check_ranks(uri, tmp_path, 2, [("iterable", [2, 0]), ("map", [0, 1])])
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_resume_on_other_ranks_and_batch_size(uri: str, style: str) -> None:
-    handle = open_dataset(uri)
-    before: list[list[int]] = []
-    for rank in range(2):
-        loader = make_loader(handle, style, 60, dist_info=(rank, 2))
-        before += [batch["id"].tolist() for _, batch in zip(range(7), loader, strict=False)]
-    state = loader.state_dict()
-    assert state["position"] == 420
-    after: list[list[int]] = []
-    for rank in range(3):
-        loader = make_loader(open_dataset(uri), style, 44, dist_info=(rank, 3))
-        loader.load_state_dict(state)
-        after += ids(loader)
-        assert loader.state_dict()["position"] == 0
-        assert loader.steps.epoch == 1
-    assert rows(before + after) == list(range(1003))
 
 
 def test_states_are_those_of_the_rank_loader(uri: str) -> None:
