@@ -19,6 +19,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from jobs.create_dataset import command as job
+from jobs.create_dataset.sources import Left, Piece
+from jobs.create_dataset.writing import _named as named_of
 from tests.helpers import created
 from tests.helpers.created import classes_of, png, refusal
 from tests.helpers.images import make_images
@@ -314,6 +316,15 @@ def test_names_of_splits_have_any_case_and_are_named(tmp_path, capsys):
     assert table["split"].to_pylist() == ["test", "train", "val", "train"]
     plant(tmp_path / "classes", ["valid/near/1.png", "invalid/near/1.png"])
     assert make("imagefolder", tmp_path / "classes.lance", "--input", tmp_path / "classes")[2] == ["invalid", "valid"]
+
+
+def test_what_is_not_named_is_counted():
+    piece = Piece(name="files from a on", parts=[], rows=0)
+    found = named_of(piece, [Left(f"{number}.png", "empty") for number in range(2500)])
+    assert len(found) == 1001
+    assert job.show_no_images(found)[0].startswith("  no images  2,500 rows, kept")
+    assert job.show_no_images(found)[-1].endswith("and 2,490 more")
+    assert job.show_left_out(found, None)[0] == "  left out   2,500 files, 1,000 empty, 1,500 are not named:"
 
 
 def test_nothing_is_said_where_no_file_is_left_out(photos, tmp_path, capsys):

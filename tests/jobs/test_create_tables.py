@@ -23,6 +23,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import ray
+from PIL import Image
 
 import raylance
 from jobs.common import reason
@@ -407,6 +408,21 @@ def test_blobs_and_filters_of_a_lance_dataset_are_refused(tmp_path: Path, capsys
     assert "1 row" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("ray_session")
+def test_images_are_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / "in" / name / f"{number}.png").write_bytes(png(number, (40 + 40 * number, 100)))
+    options = "--input", tmp_path / "in", "--shorter-side", 50, "--jpeg-quality", 80
+    images = make("imagefolder", tmp_path / "out.lance", *options).to_table()["image"].to_pylist()
+    opened = [Image.open(io.BytesIO(encoded)) for encoded in images]
+    assert [image.format for image in opened] == ["JPEG"] * 6
+    assert [image.size for image in opened[:3]] == [(100, 40), (62, 50), (50, 60)]
+    printed = capsys.readouterr().out
+    assert "--image-size 50 --global-batch-size 6\n" in printed, "which training needs where sizes differ"
+
+
 ONE, TWO = {"x": [1]}, {"x": [1, 2]}
 ZONE, NO_ZONE = pa.array([0], pa.timestamp("us", "UTC")), pa.array([0], pa.timestamp("us"))
 REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -656,6 +672,17 @@ def test_equal_rows_draw_alike_in_any_chunk(kind: pa.DataType) -> None:
 
 
 @pytest.mark.usefixtures("ray_session")
+def test_images_of_tables_as_the_datasets_library_stores_them(tmp_path: Path) -> None:
+    """The bytes of the column of images; other columns of that type stay what they are."""
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    images = pa.array([{"bytes": png(row), "path": f"{row}.png"} for row in range(3)], kind)
+    pq.write_table(pa.table({"image": images, "other": images, "label": [0, 1, 0]}), tmp_path / "in.parquet")
+    found = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in.parquet", "--shorter-side", 50).to_table()
+    assert found["image"].to_pylist() == [png(row) for row in range(3)]
+    assert found["other"].to_pylist() == images.to_pylist()
+
+
+@pytest.mark.usefixtures("ray_session")
 def test_copies_keep_the_names_of_classes_with_their_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(pa.table({"label": [7, 8, 9], "species": ["owl", "auk", "owl"]}), tmp_path / "in.parquet")
     first = make("tables", tmp_path / "first.lance", "--input", tmp_path / "in.parquet", "--label-column", "species")
@@ -708,6 +735,13 @@ def test_only_images_of_saved_datasets_become_bytes(features: dict[str, Any] | N
     assert found["audio"].to_pylist() == audio.to_pylist()
 
 
+@pytest.mark.usefixtures("ray_session")
+def test_saved_datasets_of_nothing_but_train_are_split(tmp_path: Path) -> None:
+    write_saved(tmp_path / "in" / "train", pa.table({"x": range(200)}))
+    found = make("saved", tmp_path / "out.lance", "--input", tmp_path / "in", "--val-fraction", 0.5).to_table()
+    assert 50 <= found["split"].to_pylist().count("val") <= 150
+
+
 def test_saved_datasets_that_nobody_can_read_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     labels = {"label": {"_type": "ClassLabel", "names": ["n", "p"]}}
@@ -722,6 +756,15 @@ def test_saved_datasets_that_nobody_can_read_are_refused(tmp_path: Path, capsys:
     ):
         message = refusal(capsys, "saved", "--input", tmp_path / name, "--out", tmp_path / "out.lance", "--dry-run")
         assert said in message
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_saved_splits_of_any_name_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train", "validation", "unsupervised"):
+        write_saved(tmp_path / "in" / name, pa.table({"x": [1]}))
+    made = make("saved", tmp_path / "out.lance", "--input", tmp_path / "in")
+    assert sorted(made.to_table()["split"].to_pylist()) == ["train", "unsupervised", "val"]
+    assert "splits     train 1, val 1, unsupervised 1" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("ray_session")

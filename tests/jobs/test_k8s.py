@@ -209,6 +209,13 @@ def test_commands_read_the_token_where_kuberay_has_it() -> None:
     assert made == "auth_token", f"KubeRay's key is auth_token, and the Secret is made with {made}"
 
 
+def test_metrics_are_scraped_from_all_ray_pods() -> None:
+    (monitor,) = FILES["pod-monitor.ray.yaml"]
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    assert monitor["spec"]["selector"] == {"matchLabels": {"ray.io/is-ray-node": "yes"}}
+    assert [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]] == ["metrics"]
+
+
 @each_ray_document
 def test_one_ray_version(doc: dict[str, Any]) -> None:
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")

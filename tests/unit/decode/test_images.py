@@ -235,6 +235,7 @@ def test_sizes_that_are_none(images_uri: str, size: object) -> None:
         (lambda: RandomResizedCrop(ratio=(1, float("inf"))), "high <= 1e6"),
         (lambda: RandomResizedCrop(ratio=(float("nan"), 1)), "ratio="),
         (lambda: Image("image", size=4, hflip=1.5), "hflip=1.5"),
+        *((lambda wrong=wrong: Image("image", max_pixels=wrong), "max_pixels=") for wrong in (0, 2.5, True, "1000")),
         (lambda: Image("image", augment=CenterCrop()), "needs size="),
         (lambda: CenterCrop(zoom=0.5), "zoom=0.5"),
         (lambda: RandomResizedCrop(scale=(0.5, 1.5)), "scale="),

@@ -158,6 +158,10 @@ def test_the_fast_way_is_taken_and_stats_count_the_slow_one(write_dataset: Calla
             assert len(slow) <= loader.stats()["fallback_rows"] <= 2 * len(slow)
 
 
+def test_other_formats_are_no_fallback() -> None:
+    assert decode([encode(picture(8, 8))] * 3, Image("image", size=8))[2].fallback_rows == 0
+
+
 def shrunk(data: bytes, size: tuple[int, int], *, draft: bool) -> Pixels:
     out = np.empty((*size, 3), np.uint8)
     Image("image", size=size, draft=draft).decode_into(data, np.zeros(41), out)
@@ -373,6 +377,20 @@ def test_other_metadata_never_makes_a_row_bad(monkeypatch: pytest.MonkeyPatch) -
             found = PixelDecoder().decode(data, whole)[..., :3]
             turned = np.asarray(image)[::-1].transpose(1, 0, 2)
             np.testing.assert_array_equal(found, turned if number == 4 else np.asarray(image))
+
+
+def test_an_orientation_that_cannot_be_read_is_counted(write_dataset: Callable[..., str]) -> None:
+    images = [jpeg(picture(12, 20, seed), exif=b"Exif\0\0MM and no more", dpi=(72, 72)) for seed in range(6)]
+    images += [jpeg(picture(12, 20, seed), orientation=1) for seed in range(6)]
+    handle = raylance.dataset(
+        write_dataset(pa.table({"image": pa.array(images, pa.binary())})),
+        decode=[Image("image", size=(20, 12)), ImageCrop("image"), Image("image", name="grey", like="image", mode="L")],
+        remainder="ragged",
+    )
+    with handle.loader(runtime="threads") as loader:
+        assert sum(len(batch["image"]) for batch in loader.batches(global_batch_size=6)) == 12
+        assert loader.stats()["unturned_rows"] >= 6
+        assert loader.stats()["masked_rows"] == 0
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "TIFF", "CMYK"])

@@ -550,6 +550,15 @@ def test_a_stateful_dataloaders_state_of_other_data_is_refused(uri: str) -> None
         next(iter(other))
 
 
+def test_an_empty_pass_is_said(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    handle = open_dataset(uri)
+    loader = Loader(IterableDataset(handle, global_batch_size=100, drop_last=True))
+    loader.load_state_dict(handle.loader().state_dict() | {"position": 950})
+    assert ids(loader) == []
+    assert "no step is left of epoch 0: 950 of 1003 rows" in caplog.text
+    assert ids(loader) == planned(open_dataset(uri, remainder="drop"), 1, 100)
+
+
 def test_options_of_the_rank_loader(uri: str) -> None:
     handle = open_dataset(uri)
     arguments: dict[str, Any] = {"global_batch_size": 100, "drop_last": True, "max_window_bytes": 4000}

@@ -181,6 +181,11 @@ def test_a_storage_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytes
         storage.gate.set()
 
 
+def test_a_name_hides_no_record(tmp_path: Path) -> None:
+    names = {dataset: Record({"dataset": dataset, "rank": 0}).name for dataset in (".cache", "a/b c", "é")}
+    assert [name.partition("-")[0] for name in names.values()] == ["cache", "a_b_c", "é"]
+
+
 def test_an_iterator_that_is_left_alone_takes_no_step_from_the_other(clock: Clock) -> None:
     train, val = Stats(), Stats()
     val.begin("user_s")  # and is never asked again
@@ -334,6 +339,11 @@ def test_the_verdict_names_the_limit_and_what_to_change(changes: dict[str, float
     assert verdict.limit == limit
     assert advice in " ".join(verdict.advice)
     assert str(verdict).splitlines()[0] == verdict.summary
+
+
+def test_shard_actors_that_decode_do_so_all_at_once() -> None:
+    assert part(decoders=0.0, readers=4.0).decode_rate == 4000
+    assert part(decoders=0.0, readers=1.0).decode_rate == 1000
 
 
 def test_the_rank_that_trains_slowest_is_named_and_counts_for_all() -> None:
