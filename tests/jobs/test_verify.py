@@ -357,10 +357,7 @@ def test_quality(images_uri: str, capsys: pytest.CaptureFixture[str], tmp_path: 
         (["--global-batch-size", 8, "--mix", "a=1,b=1"], "1 URIs: give one, or with --mix one for each name"),
         (["--global-batch-size", 8, "--split", "Half(0.5)"], "write one of WindowShuffle"),
         (["--global-batch-size", 8, "--order", "best"], "no order 'best'"),
-        (
-            ["--global-batch-size", 8, "--storage-option", "region"],
-            "region has no =: it would not be used",
-        ),
+        (["--global-batch-size", 8, "--storage-option", "region"], "region has no =: it would not be used"),
         (["--global-batch-size", 8, "--shard-rows", "many"], "shard_rows='many'"),
         (["--global-batch-size", 8, "--decoders", 2], "--decoders means nothing without --stream"),
         (["--global-batch-size", 8, "--plot", "x.png"], "--plot means nothing without --quality"),

@@ -113,8 +113,7 @@ def test_jobs_use_public_names_and_no_trick(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["from raylance.api.loader import RankLoader", "raylance.settings.Options", "import raylance.environment"],
+    "line", ["from raylance.api.loader import RankLoader", "raylance.settings.Options", "import raylance.environment"]
 )
 def test_other_names_would_be_seen(line: str) -> None:
     assert not set(names_used(ast.parse(line))) <= PUBLIC

@@ -306,11 +306,7 @@ def test_what_a_consumer_changes_in_place_comes_back_in_no_other_batch(
     orders = ["sequential", raylance.Weighted(weights=np.r_[np.ones(15), np.full(5, 50)])]
     for order, transform in [(orders[0], None), (orders[1], None), (orders[0], transformed)]:
         dataset = raylance.dataset(
-            uri,
-            decode=raylance.Image("image", size=8),
-            order=order,
-            remainder="pad",
-            transform=transform,
+            uri, decode=raylance.Image("image", size=8), order=order, remainder="pad", transform=transform
         )
         with dataset.loader(num_decoders=decoders) as loader:
 

@@ -139,8 +139,7 @@ def test_decoders_of_ones_own_are_read_in_place(uri: str) -> None:
     check_rows(rows | {"_valid": ~np.isin(rows["id"], (7, 8))})
     assert len(set((rows["sound"][:, 0] * 32768 - rows["id"]).round().tolist())) > 5, "draws decide where it begins"
     with pytest.raises(
-        raylance.BadRowError,
-        match="column 'array' of row offset 7 of .* decoded .*ValueError: .*pickled",
+        raylance.BadRowError, match="column 'array' of row offset 7 of .* decoded .*ValueError: .*pickled"
     ):
         open_all(uri, on_bad_row="raise").head(8)
     with pytest.raises(raylance.BadRowError, match="row offset 8 .*is null"):

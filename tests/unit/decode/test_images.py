@@ -379,10 +379,7 @@ def test_what_a_mask_cannot_be_like(masks_uri: str) -> None:
         ([MASK], r"Image\('mask', like='image'\): must name a decoded column.*: there is none"),
         ([MASK, Image("image", like="mask", size=8)], "does not use like= itself: there is none"),
         ([image, MASK, Image("indexed", like="mask")], r"'indexed', like='mask'.* itself: image\."),
-        (
-            [Image("image", size=8, decode_fn=lambda _: np.zeros((8, 8, 3), np.uint8)), MASK],
-            "whose crop is not known",
-        ),
+        ([Image("image", size=8, decode_fn=lambda _: np.zeros((8, 8, 3), np.uint8)), MASK], "whose crop is not known"),
         ([Image("mask", like="mask", size=8)], "must name a decoded column"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -60,12 +60,7 @@ class Training:
         return cursor.plan(global_batch_size=BATCH, dp_size=size, max_window_bytes=1 << 20)
 
     def step(
-        self,
-        takes_part: list[Replica],
-        *,
-        is_committed: bool,
-        spoil: bool = False,
-        healing: Sequence[Replica] = (),
+        self, takes_part: list[Replica], *, is_committed: bool, spoil: bool = False, healing: Sequence[Replica] = ()
     ) -> None:
         """One step, which the replicas that take part are handed; with sums, all of those that live learn its rows."""
         number, size, handed = len(self.taken), len(takes_part), []
