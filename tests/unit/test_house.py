@@ -46,10 +46,13 @@ ALONE = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def started() -> list[subprocess.Popen[bytes]]:
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
     """They take a second each, beside the other tests of this file."""
     scripts = [f"import sys, importlib, pkgutil, {names}\n{script}" for names, script in ALONE.items()]
-    return [subprocess.Popen([sys.executable, "-c", script]) for script in scripts]
+    made = [subprocess.Popen([sys.executable, "-c", script]) for script in scripts]
+    yield made
+    for process in made:
+        process.wait(timeout=100)
 
 
 def test_public_surface() -> None:

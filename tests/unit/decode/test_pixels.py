@@ -9,7 +9,7 @@ import sys
 import tracemalloc
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -210,20 +210,24 @@ def digest() -> str:
     return found.hexdigest()
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"ATEN_CPU_CAPABILITY": "default"},
-        pytest.param({"ATEN_CPU_CAPABILITY": "avx2"}, marks=pytest.mark.slow),
-        pytest.param({"JSIMD_FORCENONE": "1"}, marks=pytest.mark.slow),
-    ],
-)
-def test_pixels_are_the_same_on_lesser_processors(setting: dict[str, str]) -> None:
-    """Without AVX-512 in torch, without AVX2, without any vectors in libjpeg-turbo; beside this machine's best."""
+def digest_elsewhere(**setting: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", f"from {__name__} import digest; print(digest())"]
-    with subprocess.Popen(command, env=os.environ | setting, stdout=subprocess.PIPE, text=True) as other:
-        here = digest()
-        assert other.communicate(timeout=120)[0].strip() == here
+    return subprocess.Popen(command, env=os.environ | setting, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_avx() -> Iterator[subprocess.Popen[str]]:
+    """It takes two seconds, beside the other tests of this file."""
+    with digest_elsewhere(ATEN_CPU_CAPABILITY="default") as other:
+        yield other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [{"ATEN_CPU_CAPABILITY": "avx2"}, {"JSIMD_FORCENONE": "1"}])
+def test_pixels_are_the_same_on_other_lesser_processors(setting: dict[str, str]) -> None:
+    """Without AVX-512 in torch, without any vectors in libjpeg-turbo; beside this machine's best."""
+    with digest_elsewhere(**setting) as other:
+        assert other.communicate(timeout=120)[0].strip() == digest()
 
 
 def test_states_name_the_codec_and_drafts(write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
@@ -488,3 +492,7 @@ def test_memory_of_large_images_is_bounded_and_given_back() -> None:
         assert tracemalloc.get_traced_memory()[1] < 5 * 2400 * 2000
     finally:
         tracemalloc.stop()
+
+
+def test_pixels_are_the_same_on_lesser_processors(without_avx: subprocess.Popen[str]) -> None:
+    assert without_avx.communicate(timeout=120)[0].strip() == digest()

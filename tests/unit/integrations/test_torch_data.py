@@ -348,8 +348,10 @@ def test_spawned_workers_and_images(images_uri: str) -> None:
     image = raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(), hflip=0.5)
     handle = open_dataset(images_uri, columns=["image", "id"], decode=image, filter="id < 300")
     here, sampled = make_loader(handle, "iterable", 50), make_loader(handle, "map", 50)
-    spawned = Loader(IterableDataset(handle, global_batch_size=50), num_workers=1)
+    spawned = Loader(IterableDataset(handle, global_batch_size=50), num_workers=1, persistent_workers=True)
+    starting = iter(spawned)  # its worker takes a second to start
     first = [batch["image"] for batch in here]
+    assert torch.equal(next(starting)["image"], first[0])
     for loader in (here, sampled, spawned):
         loader.set_epoch(1)
     for one, two, three in zip(here, sampled, spawned, strict=True):
