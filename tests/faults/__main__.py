@@ -50,7 +50,6 @@ def play(plans: Iterable[Schedule], keep: Path | None) -> Iterator[dict[str, Any
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Plays what the command line asks for; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--schedules", type=int, default=DEFAULT["schedules"], help="how many (default: %(default)s)")
     parser.add_argument(

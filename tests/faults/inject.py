@@ -56,37 +56,31 @@ class Target:
         rank_pids: Callable[[], list[int]],
         driver: Callable[[], subprocess.Popen[bytes]],
     ) -> None:
-        """Does nothing yet; `rank_pids` and `driver` say what runs now."""
         self.machines, self.data, self.storage, self.store = machines, data, storage, store
         self.memory_limit, self.rank_pids, self.driver = memory_limit, rank_pids, driver
         self._later: list[tuple[float, Callable[[], Any]]] = []
 
     def later(self, delay_s: float, do: Callable[[], Any]) -> None:
-        """Has `tick` do something after a while: Ray starts nodes in the main thread only."""
         self._later.append((time.monotonic() + delay_s, do))
 
     def tick(self) -> None:
-        """Does what is due."""
         for due_s, do in list(self._later):
             if due_s <= time.monotonic():
                 self._later.remove((due_s, do))
                 do()
 
     def settle(self) -> None:
-        """Waits until all that was to be done later is done."""
         while self._later:
             self.tick()
             time.sleep(0.01)
 
     def inject(self, fault: Fault) -> str:
-        """Does it; returns what was hit, "" if there was nothing to hit."""
         how, _, what = fault.kind.partition(" ")
         if how in ("kill", "stop", "hang"):
             return self._signal(how, what, fault)
         return str(_ACTIONS[fault.kind.split(":")[0]](self, fault) or "")
 
     def _pids(self, what: str, place: int) -> list[int]:
-        """Processes that are hit."""
         names = {"decoder": "decoder", "shard actor": "reader"}
         if what == "driver":
             return [self.driver().pid]

@@ -40,12 +40,10 @@ class Machines:
         self.address = self._cluster.address
 
     def restart(self) -> None:
-        """Ends all of it at once, and starts it again at another address."""
         self.close()
         self._start()
 
     def add_node(self) -> None:
-        """Adds a node."""
         with _environment(self._environment):
             self.nodes.append(self._cluster.add_node(num_cpus=4, include_dashboard=False))
 
@@ -79,7 +77,6 @@ class Machines:
         return [_raylet_of(node) in parents for node in self.nodes].index(True)
 
     def processes(self, kind: str) -> list[psutil.Process]:
-        """Processes of this cluster of a kind of helper, the oldest first."""
         raylets = {_raylet_of(node) for node in self.nodes} | {_raylet_of(self._cluster.head_node)}
         found = []
         for process in psutil.process_iter(["cmdline", "ppid", "create_time", "status"]):
@@ -89,7 +86,6 @@ class Machines:
         return sorted(found, key=lambda process: process.info["create_time"])
 
     def leftovers(self) -> dict[str, int]:
-        """Helpers, references and files that are still there after a run."""
         from ray._private.state import GlobalState
         from ray._raylet import GcsClientOptions
 
@@ -109,7 +105,6 @@ class Machines:
         }
 
     def close(self) -> None:
-        """Ends the cluster, and whatever of it is stopped."""
         family = []
         for node in [*self.nodes, self._cluster.head_node]:
             with contextlib.suppress(psutil.NoSuchProcess, KeyError, IndexError):
@@ -142,7 +137,6 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def wait_until(is_so: Any, limit_s: float, every_s: float = 0.1) -> bool:
-    """Whether something came true in time."""
     deadline = time.monotonic() + limit_s
     while not (found := is_so()) and time.monotonic() < deadline:
         time.sleep(every_s)

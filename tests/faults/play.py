@@ -92,12 +92,10 @@ class Tails:
     """Reads what ranks append to their files."""
 
     def __init__(self, folder: Path) -> None:
-        """Takes the folder; files that come later are read, too."""
         self._folder = folder
         self._offsets: dict[Path, int] = {}
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Events that were written since the last call."""
         for path in sorted(self._folder.glob("*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))
@@ -211,13 +209,11 @@ class Run:
         return Machines(1, environment)
 
     def rank_pids(self) -> list[int]:
-        """Processes of the ranks of the last start that still live."""
         files = history.read(self.logs)
         starts = [events[0] for name, events in files.items() if name.startswith("rank") and events]
         return [event["pid"] for event in starts if psutil.pid_exists(event["pid"])]
 
     def play(self) -> Outcome:
-        """Runs it to its end, and says what became of it."""
         begun = time.monotonic()
         try:
             self._run()
@@ -310,7 +306,6 @@ class Run:
         return {name: count for name, count in left.items() if count}
 
     def _check(self) -> None:
-        """Compares what was trained on with an undisturbed run."""
         files, problems = history.read(self.logs), self.outcome.problems
         starts = history.starts_of(files, problems)
         line = history.committed(starts, workloads.BATCH, problems)
@@ -349,13 +344,11 @@ class Run:
         self.outcome.injected.append(Injected(kind, phase, round(pause.whole_s, 2), round(pause.ray_s, 2)))
 
     def _dump(self) -> None:
-        """Writes down where the processes of a run that hangs are."""
         children = psutil.Process().children(recursive=True)
         lines = [f"{p.pid} {p.status()} {' '.join(p.cmdline())[:100]}" for p in children if p.is_running()]
         (self.folder / "processes.txt").write_text("\n".join(lines))
 
     def close(self) -> None:
-        """Ends all that is left of it but its folder."""
         for driver in self.drivers:
             if driver.poll() is None:
                 driver.kill()

@@ -183,7 +183,6 @@ class _Ends:
 
 
 def train_in_ray(config: dict[str, Any]) -> None:
-    """Trains as a worker of Ray Train; store and lighthouse are named by the environment."""
     import ray.train
 
     setting = Setting(**config["setting"])
@@ -191,7 +190,6 @@ def train_in_ray(config: dict[str, Any]) -> None:
 
 
 def fit(setting: Setting, folder: Path) -> None:
-    """Trains under Ray Train, which replaces the ranks that die."""
     import ray
     import ray.train
     from ray.train.torch import TorchTrainer
@@ -240,7 +238,6 @@ def committed(folder: Path) -> dict[int, list[int]]:
 
 
 def write_data(folder: Path) -> str:
-    """Writes the rows; returns where they are."""
     values = np.random.default_rng(0).random(ROWS * 16, dtype=np.float32)
     uri = str(folder / "a.lance")
     lance.write_dataset(pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(values), 16)}), uri)
@@ -305,11 +302,9 @@ class Replicas:
                 self.processes[number] = self._run(str(number))
 
     def reach(self, step: int, limit_s: float = _PATIENCE_S) -> None:
-        """Waits until some replica has committed a step."""
         self._wait(lambda: any(e["is_committed"] and e["step"] >= step for e in self.events("step")), limit_s)
 
     def heal(self, limit_s: float = _PATIENCE_S) -> None:
-        """Waits until all replicas make steps again."""
         begun_s = time.time()
 
         def is_healed() -> bool:
@@ -334,15 +329,12 @@ class Replicas:
         return at()
 
     def kill(self, *numbers: int) -> None:
-        """Kills replicas at once."""
         pids = {event["number"]: event["pid"] for event in self.events("start")}
         for number in numbers:
             with contextlib.suppress(ProcessLookupError):  # it is dying already
                 os.kill(pids[number], signal.SIGKILL)
 
     def finish(self, limit_s: float = _PATIENCE_S) -> None:
-        """Waits until all have ended well."""
-
         (self.folder / "finish").touch()
 
         def last() -> list[subprocess.Popen[bytes]]:
@@ -351,18 +343,15 @@ class Replicas:
         self._wait(lambda: all(process.poll() == 0 for process in last()), limit_s)
 
     def events(self, what: str = "") -> list[Event]:
-        """See `events_of`."""
         return events_of(self.folder, what)
 
     def close(self) -> None:
-        """Ends what is left."""
         for process in (*self.processes.values(), self._first):
             process.terminate()
             process.wait()
 
 
 def main(folder: Path, what: str) -> None:
-    """Runs one replica, or the lighthouse."""
     setting = Setting(**json.loads((folder / "replicas.json").read_text()))
     if what == "ray":
         fit(setting, folder)

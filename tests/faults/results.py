@@ -13,7 +13,6 @@ Outcome = dict[str, Any]
 
 
 def line(outcome: Outcome) -> str:
-    """One line for a schedule, and its problems."""
     injected = ", ".join(
         f"{each['kind']} ({each['phase']}: {each['whole_s']:.1f} s, Ray's {each['ray_s']:.1f})"
         for each in outcome["injected"]

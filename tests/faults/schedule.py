@@ -128,7 +128,6 @@ class Schedule:
 
 
 def draw(seed: int, index: int) -> Schedule:
-    """The schedule of a seed and an index, the same each time."""
     name = f"{seed}:{index}"
     rng = random.Random(name)
     cluster = rng.choices(list(_CLUSTERS), list(_CLUSTERS.values()))[0]

@@ -8,10 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +48,6 @@ def chunks_uri(write_dataset: Callable[..., str]) -> str:
 
 
 def chunked(uri: str) -> raylance.Dataset:
-    """40 chunks of 500 rows."""
     return raylance.dataset(uri, order=raylance.Sequential(shard_rows=500, window_shards=1))
 
 
@@ -282,7 +279,6 @@ def test_auto_of_two_processes_at_once_takes_what_fits(images_uri: str, tmp_path
 
 @pytest.fixture
 def two_files(write_dataset: Callable[..., str]) -> tuple[str, Path]:
-    """A dataset of two files, and the path of the second."""
     first = write_dataset(pa.table({"id": np.arange(1000), "text": ["x" * 500] * 1000}))
     before = set(Path(first, "data").iterdir())
     lance.write_dataset(pa.table({"id": np.arange(1000, 2000), "text": ["x" * 500] * 1000}), first, mode="append")
@@ -292,22 +288,6 @@ def two_files(write_dataset: Callable[..., str]) -> tuple[str, Path]:
 
 def halves(uri: str) -> raylance.Dataset:
     return raylance.dataset(uri, order=raylance.Sequential(shard_rows=100, window_shards=1))
-
-
-def test_storage_that_fails_for_a_while_costs_time(two_files: tuple[str, Path]) -> None:
-    uri, path = two_files
-    away = path.with_suffix(".away")
-    with halves(uri).loader() as loader:
-        back = threading.Timer(0.5, away.rename, [path])
-        ids = []
-        for batch in loader.iter_batches(global_batch_size=50):
-            if not ids:
-                path.rename(away)
-            ids += batch["id"].tolist()
-            if len(ids) == 900:  # the other file is being read now
-                back.start()
-        back.join()
-        assert ids == list(range(2000))
 
 
 def test_storage_that_fails_for_too_long_is_an_error_and_the_loader_can_go_on(two_files: tuple[str, Path]) -> None:
@@ -325,18 +305,6 @@ def test_storage_that_fails_for_too_long_is_an_error_and_the_loader_can_go_on(tw
         assert ids == list(range(1000)), "what could be read was delivered"
         away.rename(path)
         assert ids_of(loader, 50) == list(range(1000, 2000))
-
-
-@pytest.mark.timeout(120)
-def test_a_version_that_is_gone_is_not_waited_for(two_files: tuple[str, Path]) -> None:
-    uri, _ = two_files
-    with halves(uri).loader(read_timeout_s=1000) as loader:
-        iterator = loader.iter_batches(global_batch_size=50)
-        next(iterator)
-        lance.write_dataset(pa.table({"id": [1]}), uri, mode="overwrite")
-        lance.dataset(uri).cleanup_old_versions(timedelta(0), delete_unverified=True)
-        with pytest.raises(raylance.DatasetError, match="version 2"):
-            list(iterator)
 
 
 @pytest.mark.promise("P8")
@@ -364,8 +332,6 @@ def every_other(write_dataset: Callable[..., str]) -> str:
 
 
 def opened_by_another(uri: str) -> raylance.Dataset:
-    """A handle from a worker that is gone."""
-
     @ray.remote(num_cpus=0)
     class Opener:
         def open(self) -> raylance.Dataset:
@@ -453,8 +419,6 @@ def test_a_selection_that_cannot_be_built_again_is_refused(write_dataset: Callab
 
 
 class OddError(Exception):
-    """Pickles, and cannot be unpickled."""
-
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{what} at {where}")
 

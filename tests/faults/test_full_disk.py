@@ -26,7 +26,6 @@ SNAPSHOT = "checkpoint_manager_snapshot.json"
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB."""
     directory = tmp_path / "disk"
     directory.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", directory], check=False)

@@ -20,7 +20,6 @@ Change = Callable[[list[dict[str, Any]]], None]
 
 
 def write(folder: Path, start: int, begins: tuple[int, int], steps: Steps, change: Change = lambda _: None) -> None:
-    """Writes what two ranks would write down."""
     for rank in range(2):
         at = [begins[0], begins[1] * BATCH]
         events: list[dict[str, Any]] = [

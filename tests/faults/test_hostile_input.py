@@ -31,7 +31,6 @@ from raylance.reports import reading
 from raylance.reports.reading import read_run
 from raylance.source.data_files import DataFiles
 from raylance.source.lance_errors import readable_text
-from raylance.source.provenance import KEY
 
 ROWS = 100
 SCRIPT = "<script>alert(1)</script>"
@@ -39,8 +38,6 @@ DEEP = "[" * 200_000
 
 
 class Trap:
-    """Makes a file when it is unpickled."""
-
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 
@@ -223,16 +220,6 @@ def test_a_record_of_odd_facts_hides_no_other(
     assert [record.name for record in read_run(tmp_path / "run").records] == ["good"]
 
 
-@pytest.mark.parametrize("stale", ["warn", "refuse"])
-def test_an_odd_provenance_is_no_other_error(write_dataset: Callable[..., str], stale: Any) -> None:
-    uri = write_dataset(pa.table({"id": [1]}).replace_schema_metadata({KEY: DEEP}))
-    if stale == "warn":
-        assert len(raylance.dataset(uri, stale=stale)) == 1
-        return
-    with pytest.raises(raylance.DatasetError, match="cannot be read"):
-        raylance.dataset(uri, stale=stale)
-
-
 # ---- paths stay inside
 
 
@@ -263,8 +250,6 @@ def test_no_data_file_of_another_dataset_is_read(tmp_path: Path, is_absolute: bo
 
 
 class Tags(html.parser.HTMLParser):
-    """The tags and attributes of a page."""
-
     def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: set[str] = set()

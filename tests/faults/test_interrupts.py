@@ -147,7 +147,6 @@ def test_a_worker_ends_with_a_process_that_is_killed_while_it_starts(uri: str, t
 
 @pytest.fixture(scope="module")
 def wide_uri(write_dataset: Callable[..., str]) -> str:
-    """100 MB: a script ends while windows of 8 MiB are read ahead."""
     rows, width = 100_000, 256
     values = pa.array(np.random.default_rng(0).random(rows * width, dtype=np.float32))
     vectors = pa.FixedSizeListArray.from_arrays(values, width)
@@ -473,8 +472,6 @@ def test_an_interrupt_ends_a_process_whose_storage_hangs(s3_port: int) -> None:
 
 
 class Kernel:
-    """A real kernel, whose cells are run one after the other."""
-
     def __init__(self) -> None:
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel()

@@ -248,7 +248,6 @@ def test_a_local_folder_that_is_away_before_the_first_batch(local: Path, healer:
 
 
 def check_says_since_when(error: raylance.DatasetError, least_s: int) -> None:
-    """The error has the time and the attempts of the outage, and not those of the last read alone."""
     found = re.search(r"tried (\d+) times in (\d+) s", str(error))
     assert found is not None, str(error)
     assert int(found[1]) >= 3

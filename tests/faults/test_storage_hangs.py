@@ -84,11 +84,7 @@ def check_hang(store: FaultyStore, runtime: str, match: str, after: int = 50, re
 @pytest.mark.promise("P9")
 @pytest.mark.parametrize(
     ("match", "after"),
-    [
-        ("/data/", 50),
-        pytest.param("/data/", 450, marks=SLOW),
-        pytest.param("", 450, marks=SLOW),
-    ],
+    [("/data/", 50), pytest.param("/data/", 450, marks=SLOW), pytest.param("", 450, marks=SLOW)],
     ids=["one item", "read ahead", "all requests"],
 )
 def test_a_storage_that_begins_to_hang_is_an_error_in_time(store: FaultyStore, match: str, after: int) -> None:

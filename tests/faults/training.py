@@ -62,7 +62,6 @@ class Setting:
     endpoint: str = ""
 
     def filesystem(self) -> Any:
-        """Of pyarrow, with the run's storage; None for a folder."""
         if not self.endpoint:
             return None
         import pyarrow.fs
@@ -113,13 +112,11 @@ def misbehave(setting: Setting, folder: Path, log: Log, step: int) -> float:
 
 
 def held() -> dict[str, int]:
-    """Threads, open descriptors and memory of this process."""
     process = psutil.Process()
     return {"threads": process.num_threads(), "descriptors": process.num_fds(), "bytes": process.memory_info().rss}
 
 
 def train_fn(config: dict[str, Any]) -> None:
-    """Trains on all epochs, and writes down each step after it was done."""
     import ray.train
 
     import raylance
@@ -210,7 +207,6 @@ def fit(setting: Setting, folder: Path) -> None:
 
 
 def main(folder: Path) -> int:
-    """Runs the driver of a folder; returns its exit status."""
     setting = Setting(**json.loads((folder / "setting.json").read_text()))
     log = Log(folder, f"driver-{time.time():.3f}")
     log("driver", pid=os.getpid())

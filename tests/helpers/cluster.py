@@ -23,7 +23,6 @@ def start_ray() -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine on which nothing listens now."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -44,7 +43,6 @@ def actors_of(loader: Any) -> tuple[Any, list[Any]]:
 
 
 def wait_for_free_cpus(cpus: int) -> None:
-    """Waits until what earlier tests have ended gives its CPUs back; what they forgot to end is an error."""
     import ray
 
     deadline = time.monotonic() + 60
@@ -54,7 +52,6 @@ def wait_for_free_cpus(cpus: int) -> None:
 
 
 def in_object_store() -> int:
-    """Bytes of Ray's object store in use; Ray counts them ten times a second."""
     import ray
 
     name = "object_store_memory"

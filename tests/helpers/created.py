@@ -34,7 +34,6 @@ def plant(folder: Path, files: Mapping[str, Any]) -> Path:
 
 
 def pack(path: Path, files: Mapping[str, bytes]) -> Path:
-    """A tar, compressed where its name says so."""
     with tarfile.open(path, "w:gz" if path.suffix in (".gz", ".tgz") else "w") as tar:
         for name, content in files.items():
             info = tarfile.TarInfo(name)
@@ -44,13 +43,11 @@ def pack(path: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def make(source: str, out: Path | str, *options: object) -> lance.LanceDataset:
-    """Runs the job, which must succeed."""
     assert job.main([source, "--out", str(out), *map(str, options)]) == 0
     return lance.dataset(str(out))
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    """Runs the job, which must refuse; returns the message."""
     assert job.main([str(word) for word in argv]) == 2
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
@@ -59,6 +56,5 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
 
 
 def classes_of(dataset: lance.LanceDataset) -> list[str]:
-    """The names of classes that a dataset has."""
     names: list[str] = json.loads(dataset.schema.metadata[b"classes"])
     return names

@@ -50,7 +50,6 @@ def make_kept(pool: HelperPool, *, inflight_bytes: int = 1 << 30, window_bytes: 
 
 
 def reader_of(pool: HelperPool, *, responsive: bool = False) -> list[int]:
-    """The readers that are able to take an item."""
     return pool.running("reader", responsive)
 
 
@@ -112,7 +111,6 @@ class Driver:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will be delivered."""
         return any(isinstance(command, Complete | GiveUp | GiveUpPlacing) for command in self.commands)
 
     def given(self, kind: type) -> list[Any]:
@@ -122,7 +120,6 @@ class Driver:
         return self.given(kind)[-1]
 
     def start(self) -> None:
-        """All helpers run."""
         for command in self.given(Place):
             self.handle(Alive(command.helper))
 

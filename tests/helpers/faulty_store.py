@@ -43,7 +43,6 @@ class FaultyStore:
     """
 
     def __init__(self, upstream: int) -> None:
-        """Disturbs nothing yet."""
         self.hits = 0
         self.expires_s: dict[str, float] | None = None
         self._fault: Fault = ""
@@ -75,7 +74,6 @@ class FaultyStore:
         return fault
 
     def close(self) -> None:
-        """Ends the proxy."""
         self.disturb("")
         self._server.shutdown()
         self._server.server_close()

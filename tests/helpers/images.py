@@ -21,7 +21,6 @@ from raylance.observe import Receipt
 
 
 def encode(image: np.ndarray | PIL.Image.Image, kind: str = "PNG", *, orientation: int = 0, **options: Any) -> bytes:
-    """Encodes pixels or a picture; with an EXIF orientation, unless that is 0."""
     if orientation:
         options["exif"] = PIL.Image.Exif()
         options["exif"][0x0112] = orientation
@@ -36,7 +35,6 @@ def by_pillow(data: bytes) -> np.ndarray:
 
 
 def make_images(rows: int, seed: int = 0, size: tuple[int, int] = (24, 32)) -> list[bytes]:
-    """Smooth random JPEGs, each different."""
     rng = np.random.default_rng(seed)
     small = rng.integers(0, 255, (rows, 6, 8, 3), dtype=np.uint8)
     resized = (PIL.Image.fromarray(pixels).resize(size[::-1], PIL.Image.Resampling.BICUBIC) for pixels in small)
@@ -71,7 +69,6 @@ jpeg = functools.partial(encode, kind="JPEG")
 
 
 def inserted(data: bytes, before: bytes) -> bytes:
-    """A JPEG with bytes between its first marker and all that follows."""
     return data[:2] + before + data[2:]
 
 
@@ -151,7 +148,6 @@ def with_chunks(data: bytes, *chunks: bytes, before_pixels: bool = True) -> byte
 
 
 def packed(numbers: np.ndarray, bits: int) -> list[bytes]:
-    """Each row of numbers (h, w), in so many bits a number."""
     return [
         np.packbits(np.unpackbits(row[:, None].astype(np.uint8), axis=1)[:, 8 - bits :].reshape(-1)).tobytes()
         for row in numbers

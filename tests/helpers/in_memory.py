@@ -10,7 +10,6 @@ from raylance.source.reader import RowReader
 
 
 def table_of(sizes: list[int]) -> pa.Table:
-    """Row r has `sizes[r]` bytes."""
     return pa.table({"data": pa.array([b"x" * size for size in sizes], pa.binary())})
 
 

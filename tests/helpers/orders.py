@@ -31,7 +31,6 @@ def resolve(order: Order, n: int, seed: int = 3, **facts: float) -> Resolved:
 
 
 def every_row(order: Resolved, epoch: int = 0) -> list[int]:
-    """A whole epoch."""
     return order.epoch(epoch).rows(np.arange(order.epoch_rows)).tolist()
 
 

@@ -50,7 +50,6 @@ class Reading:
         self._waiting: deque[Load] = deque()
 
     def begin(self, rank: int, epoch: int, position: int, item_rows: int) -> Any:
-        """Begins a pass; returns its items."""
         chunks = self.table.begin(self.plan, rank, epoch, position)
         return self.plan.items(rank, epoch, position, item_rows, chunks=chunks)
 
@@ -110,5 +109,4 @@ class Reading:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes that a reader held."""
         return max(receipt.held_bytes for receipt in self.receipts)

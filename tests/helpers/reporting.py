@@ -29,6 +29,5 @@ class Collected(Mapping[str, int]):
 
 
 def report_slowly(loader: Any, name: str) -> list[tuple[float, float]]:
-    """Reports; returns how much of what it took to collect the state counted as saving, and as training."""
     raylance.report({"step": 5}, loader, collected := Collected(loader), checkpoint_dir_name=name)
     return collected.grown

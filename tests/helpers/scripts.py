@@ -14,13 +14,13 @@ FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["torch", "raylance.torch_data"])
 
 
-def run_script(text: str, folder: Path) -> str:
+def run_script(text: str, folder: Path, limit_s: float = 280) -> str:
     """Runs a script in a folder as `python script.py` would, and returns what it prints; its error is an error here."""
     script, output = folder / "script.py", folder / "output.txt"
     script.write_text(text)
     process = FORKED.Process(target=_run, args=(script, output, dict(os.environ)))
     process.start()
-    process.join(timeout=280)
+    process.join(timeout=limit_s)
     process.kill()  # if it hangs
     printed = output.read_text()
     assert process.exitcode == 0, printed[-3000:]

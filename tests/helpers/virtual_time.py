@@ -20,7 +20,6 @@ class VirtualTime:
     """A clock that moves on when every thread that takes part waits."""
 
     def __init__(self) -> None:
-        """Begins at a time that floats have room beside."""
         self._now, self._running, self._is_over = 1024.0, 0, False
         self._turn = threading.Condition()
         self._waiting: list[tuple[Callable[[], bool], float | None]] = []
@@ -29,18 +28,15 @@ class VirtualTime:
         return self._now
 
     def enter(self) -> None:
-        """A thread takes part from now on."""
         with self._turn:
             self._running += 1
 
     def leave(self) -> None:
-        """A thread ends."""
         with self._turn:
             self._running -= 1
             self._turn.notify_all()
 
     def end(self) -> None:
-        """Ends all waits for good."""
         with self._turn:
             self._is_over = True
             self._turn.notify_all()

@@ -34,7 +34,6 @@ GUIDE = {"num_workers=4, persistent_workers=True": "num_workers=0", "num_workers
 
 
 def snippets(page: Path) -> list[str]:
-    """The page's Python."""
     return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
@@ -149,7 +148,6 @@ def test_each_promise_has_tests_and_the_page_names_them() -> None:
 
 
 def reference_names() -> list[str]:
-    """The names whose docstrings the site shows."""
     return re.findall(r"^::: (\S+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
 
 

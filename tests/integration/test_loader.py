@@ -5,7 +5,6 @@ import gc
 import logging
 import os
 import pickle
-import shutil
 import signal
 import sys
 import threading
@@ -55,7 +54,6 @@ def batches_of(loader: RankLoader, batch: int, limit: int | None = None) -> list
 
 
 def join(ranks: list[list[dict[str, Any]]]) -> list[dict[str, torch.Tensor]]:
-    """Global batches: the ranks' batches of each step, one after the other."""
     assert len({len(batches) for batches in ranks}) == 1, "ranks make different numbers of steps"
     return [
         {name: torch.cat([found[name] for found in parts]) for name in parts[0]} for parts in zip(*ranks, strict=True)
@@ -179,29 +177,7 @@ def test_resume_at_every_stop_with_other_ranks_and_batches(
     assert torch.equal(torch.cat([batch["image"] for batch in parts]), pixels[[where[row] for row in delivered]])
 
 
-def test_a_new_iteration_goes_on_where_the_last_one_stopped(
-    images_uri: str, undisturbed: list[dict[str, torch.Tensor]]
-) -> None:
-    with open_images(images_uri).loader(num_decoders=0) as loader:
-        parts = batches_of(loader, 36, limit=4) + batches_of(loader, 36)
-        assert_same(join([parts]), undisturbed)
-        again = join([batches_of(loader, 36)])
-        assert [b["_rowoffset"].tolist() for b in again] != [b["_rowoffset"].tolist() for b in undisturbed]
-        loader.set_epoch(0)
-        assert_same(join([batches_of(loader, 36)]), undisturbed)
-
-
-def test_two_iterations_at_once_are_refused(images_uri: str) -> None:
-    with raylance.dataset(images_uri, columns=["id"]).loader() as loader:
-        old = loader.iter_batches(global_batch_size=10)
-        next(old)
-        next(loader.iter_batches(global_batch_size=10))
-        with pytest.raises(raylance.RaylanceError, match="superseded"):
-            next(old)
-
-
 def kill_process(helper: Any) -> None:
-    """SIGKILLs the process of a helper."""
     os.kill(ray.get(helper.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
@@ -295,33 +271,6 @@ def test_a_bad_row_is_named(write_dataset: Callable[..., str]) -> None:
 @on_ray
 def test_a_bad_row_is_named_by_a_decode_actor(write_dataset: Callable[..., str]) -> None:
     check_bad_row(damaged(write_dataset), 1)
-
-
-@pytest.mark.parametrize("decoders", [0, 1])
-def test_bad_rows_are_masked_and_counted(write_dataset: Callable[..., str], decoders: int) -> None:
-    dataset = raylance.dataset(
-        damaged(write_dataset), decode=raylance.Image("image"), order="sequential", on_bad_row="mask"
-    )
-    with dataset.loader(num_decoders=decoders) as loader:
-        batches = list(loader.iter_torch_batches(global_batch_size=10))
-        image = torch.cat([batch["image"] for batch in batches])
-        valid = torch.cat([batch["_valid"] for batch in batches])
-        assert (~valid).nonzero().flatten().tolist() == [33, 57]
-        assert image[[33, 57]].max() == 0
-        assert image[valid].min() == 200
-        assert loader.stats()["masked_rows"] == 2
-
-
-def test_padding_is_marked(images_uri: str) -> None:
-    dataset = raylance.dataset(images_uri, columns=["id"], remainder="pad", order="row")
-    with dataset.loader() as loader:
-        batches = list(loader.iter_batches(global_batch_size=100))
-    assert [len(batch["id"]) for batch in batches] == [100] * 10
-    valid = np.concatenate([batch["_valid"] for batch in batches])
-    ids = np.concatenate([batch["id"] for batch in batches])
-    assert valid.sum() == 953
-    assert len(set(ids[valid].tolist())) == 953
-    assert not valid[953:].any()
 
 
 @pytest.mark.promise("P2")
@@ -487,18 +436,6 @@ def test_bad_options(images_uri: str, arguments: dict[str, Any], message: str) -
         raylance.dataset(images_uri, columns=["id"]).loader().set_epoch(-1)
 
 
-def test_stats_say_where_the_time_went(images_uri: str) -> None:
-    with open_images(images_uri).loader(num_decoders=0) as loader:
-        for _ in loader.iter_torch_batches(global_batch_size=36):
-            time.sleep(0.01)
-        stats = loader.stats()
-    assert stats["batches"] == 23
-    assert stats["rows"] == len(selected_offsets(images_uri, "label != 3"))
-    assert stats["user_s"] >= 0.22
-    assert stats["decode_s"] > 0
-    assert stats["first_batch_s"] <= stats["wait_s"]
-
-
 @pytest.mark.promise("P1")
 def test_certificates_of_the_ranks_add_up_to_the_selection(images_uri: str) -> None:
     dataset = raylance.dataset(images_uri, columns=["id"], filter="label != 3", remainder="pad", order="row")
@@ -543,20 +480,6 @@ def test_all_idle_decoders_lost_at_once(images_uri: str, undisturbed: list[dict[
         for helper in actors_of(loader)[1]:
             ray.kill(helper)
         assert_same(batches_of(loader, 36), undisturbed)
-
-
-def test_a_position_beyond_the_epoch_is_refused(images_uri: str) -> None:
-    loader = raylance.dataset(images_uri, columns=["id"]).loader()
-    with pytest.raises(raylance.StateError, match="damaged: position 954 of an epoch of 953"):
-        loader.load_state_dict(loader.state_dict() | {"position": 954})
-
-
-def test_a_dataset_that_vanishes_is_named(write_dataset: Callable[..., str]) -> None:
-    uri = write_dataset(pa.table({"id": [1, 2, 3]}))
-    dataset = raylance.dataset(uri)
-    shutil.rmtree(uri)
-    with dataset.loader(read_timeout_s=0.5) as loader, pytest.raises(raylance.DatasetError, match="no Lance dataset"):
-        next(loader.iter_batches(batch_size=1))
 
 
 def test_steps_are_counted_through_epochs_and_resumes(images_uri: str) -> None:

@@ -34,7 +34,6 @@ def undisturbed(data: raylance.Dataset, remainder: Any) -> list[list[int]]:
 def take_part(
     loaders: list[raylance.RankLoader], made: list[Any], present: list[int], step: int, *, moves: bool
 ) -> list[int]:
-    """One step of those who are there."""
     rows: list[int] = []
     for share, number in enumerate(present):
         loader = loaders[number]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from jobs.benchmark import command, measuring, memory, resuming, turns
+from jobs.benchmark import command, measuring, memory, turns
 from jobs.benchmark.data import cached_dataset, vector_batches
 from jobs.benchmark.readers import READERS, Source
 from jobs.benchmark.setting import Job
@@ -70,23 +70,6 @@ def test_each_raylance_has_its_earlier_self(tmp_path: Path, capsys: pytest.Captu
     assert "is no checkout" in capsys.readouterr().err
 
 
-def test_parts_are_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def parts(*argv: str) -> list[str]:
-        return command.parse(["--data-dir", str(tmp_path), *argv]).only
-
-    assert {"images", "vectors", "turns"} < set(parts())
-    assert not {"memory", "spending"} & set(parts()), "they take minutes each"
-    assert parts("--only", "vectors") == ["vectors"]
-    assert parts("--only", "memory,turns") == ["memory", "turns"]
-    for argv in (["--only", "turns,nothing"], ["--only", "vectors", "--readers", "decode"], ["--json", str(tmp_path)]):
-        with pytest.raises(SystemExit):
-            parts(*argv)
-    described = capsys.readouterr().err
-    assert "there is no nothing" in described
-    assert "decode cannot read vectors" in described
-    assert "is a folder" in described
-
-
 def test_a_slope_is_found_with_its_error() -> None:
     rise, error = memory.slope([3.0 + 2 * x for x in range(50)])
     assert rise == pytest.approx(2)
@@ -113,14 +96,3 @@ def test_a_stall_leaves_the_first_batch_of_the_run_out() -> None:
     assert turns.pauses_s(found, "train-val") == pytest.approx([0.4, 0.0])
     assert turns.pauses_s(found, "val-train") == pytest.approx([0.0])
     assert described["pause at the turn into a validation pass / one batch's time"].is_reached is False
-
-
-def test_steps_of_a_share_leave_one() -> None:
-    job = Job(uri="", columns=("vector", "id"), rows=6401, batch_size=64, workers=1, seed=0)
-    assert [resuming.steps_at(share, job) for share in (0.0, 0.01, 0.5, 0.99, 1.0)] == [0, 1, 50, 100, 100]
-
-
-def test_figures_of_resumes_are_ratios() -> None:
-    shares = {"0.0": [0.2, 0.1], "0.01": [0.2, 0.2], "0.5": [0.2, 0.2], "0.99": [0.1, 0.2]}
-    first = next(resuming.figures({"vectors": {"raylance": shares}}))
-    assert first.values == pytest.approx((0.5, 2.0))

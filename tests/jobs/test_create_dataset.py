@@ -36,7 +36,6 @@ def plant(root: Path, names: list[str]) -> dict[str, bytes]:
 
 
 def make(source: str, out: Path | str, *options: object) -> tuple[lance.LanceDataset, pa.Table, list[str]]:
-    """Runs the job, which must succeed; returns the dataset, its rows and its classes."""
     dataset = created.make(source, out, *options)
     return dataset, dataset.to_table(), classes_of(dataset)
 
@@ -94,16 +93,6 @@ def test_imagefolder_keeps_bytes_order_and_odd_names(tmp_path):
     assert table["file"].to_pylist() == list(tree), "a row is traced to its file"
     kinds = {"image": pa.binary(), "label": pa.int64(), "file": pa.string(), "split": pa.string()}
     assert dataset.schema.equals(pa.schema(kinds))
-
-
-@pytest.mark.parametrize("rows_per_fragment", [1, 7, 10, 8192])
-def test_fragments_are_full_but_for_the_last(photos, tmp_path, rows_per_fragment):
-    options = ("--input", photos, "--rows-per-fragment", rows_per_fragment)
-    dataset, table, _ = make("imagefolder", tmp_path / "out.lance", *options)
-    full, rest = divmod(30, rows_per_fragment)
-    counts = [fragment.count_rows() for fragment in dataset.get_fragments()]
-    assert counts == [rows_per_fragment] * full + ([rest] if rest else [])
-    assert table["image"].to_pylist() == [path.read_bytes() for path in sorted(photos.glob("*/*"))]
 
 
 def test_the_split_depends_on_seed_and_image_alone(photos, tmp_path, monkeypatch):
@@ -348,14 +337,6 @@ def test_nothing_is_said_where_no_file_is_left_out(photos, tmp_path, capsys):
     assert not (tmp_path / "o.lance").exists()
 
 
-def test_a_dry_run_does_not_list_what_is_left_out(photos, tmp_path, capsys):
-    (photos / "bee" / "notes.txt").write_text("notes")
-    command = "imagefolder", "--out", tmp_path / "out.lance", "--input", photos, "--left-out", tmp_path / "left.tsv"
-    assert job.main([*map(str, command), "--dry-run"]) == 0
-    assert f"would get these rows, {tmp_path / 'left.tsv'} the names of what is left out" in capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
-
-
 def test_existing_output_is_refused_or_given_a_version(photos, tmp_path, capsys):
     out = tmp_path / "out.lance"
     make("imagefolder", out, "--input", photos)
@@ -459,14 +440,3 @@ def test_an_output_that_cannot_be_written_is_refused(photos, capsys):
     assert "making /proc/out.lance failed" in message
     assert "No such file or directory" in message
     assert "run it again" in message
-
-
-@pytest.mark.parametrize("source", ["demo", "imagefolder", "huggingface"])
-def test_help_names_every_option(capsys, source):
-    with pytest.raises(SystemExit, match="0"):
-        job.main([source, "--help"])
-    shown = capsys.readouterr().out
-    options = ["--out", "--overwrite", "--rows-per-fragment", "--val-fraction", "--seed", "--storage-options"]
-    options += [] if source == "demo" else ["--input", "--left-out", "--classes"]
-    options += ["--image-column", "--label-column"] if source == "huggingface" else []
-    assert all(option in shown for option in options)

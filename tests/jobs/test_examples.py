@@ -30,7 +30,6 @@ STEPS = 8  # of 32 rows
 
 @pytest.fixture(scope="module")
 def labelled_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Pictures with labels and splits, as `jobs/create_dataset.py` makes them."""
     uri = str(tmp_path_factory.mktemp("examples") / "labelled.lance")
     rng = np.random.default_rng(0)
     table = pa.table(
@@ -46,7 +45,6 @@ def labelled_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def tokens_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Documents of tokens."""
     uri = str(tmp_path_factory.mktemp("examples") / "tokens.lance")
     rng = np.random.default_rng(0)
     documents = [rng.integers(1, 1000, rng.integers(20, 200)).tolist() for _ in range(200)]
@@ -234,7 +232,6 @@ RECIPES: list[Any] = [
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The datasets of the recipes, by kind."""
     folder = tmp_path_factory.mktemp("made")
     uris = {kind: str(folder / f"{kind}.lance") for kind in ("scenes", "sounds")}
     for kind, uri in uris.items():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.gpu import checks, command, training
+from jobs.gpu import checks, training
 from raylance.batches.device import Sender
 
 pytest.importorskip("nvidia.nvimgcodec")
@@ -52,14 +52,6 @@ def test_the_loop_trains(tmp_path: Path) -> None:
     assert 0 <= described["stall"] < described["busy"] <= 1
     assert described["rows_per_s"] > 0
     assert torch.equal(model((pixels - 114.0) / 57.5).argmax(1) % 1000, labels)
-
-
-def test_parts_are_chosen_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.parse(["--only", "checks,training"]).only == ["checks", "training"]
-    for argv in (["--only", "nothing"], ["--device", "tpu"]):
-        with pytest.raises(SystemExit):
-            command.parse(argv)
-    assert "there is no nothing" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -135,11 +134,3 @@ def test_a_temporary_file_stays_where_something_failed(tmp_path, monkeypatch, ki
         assert output.notes_of(failed.value) == f"; what Ray and its workers printed is in {found[0]}"
         assert "chatter" in found[0].read_text()
     assert len(found) == (kind is OSError)
-
-
-def test_the_file_lies_in_the_folder_of_the_run_or_among_temporary_ones(tmp_path):
-    assert output.log_file(str(tmp_path / "run"), "x") == str(tmp_path / "run" / "output.log")
-    path = Path(output.log_file(None, "job"))
-    assert path.exists()
-    assert path.name.startswith("job-")
-    path.unlink()

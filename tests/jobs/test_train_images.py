@@ -33,8 +33,7 @@ from jobs import common, trackers
 from jobs import train_images as job
 from jobs.create_dataset import command as create_dataset
 from jobs.create_dataset.images import Digits
-from jobs.materialize import command as materialize
-from jobs.train_images import count_classes, learning_rate, open_data
+from jobs.train_images import count_classes, open_data
 from raylance.api.dataset import spec_of
 from tests.helpers.cluster import free_ports
 from tests.helpers.images import encode
@@ -51,7 +50,6 @@ class Started(NamedTuple):
     process: subprocess.Popen[str]
 
     def read_to(self, text: str) -> str:
-        """Returns the next line that holds the text."""
         lines = []
         for line in self.process.stdout:
             lines.append(line)
@@ -70,8 +68,6 @@ class Started(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A Ray head: its job server, and the environment of a driver beside it."""
-
     jobs: str
     env: dict[str, str]
     pid: int
@@ -150,7 +146,6 @@ def head() -> Iterator[Head]:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo dataset, of which each tenth row is to validate."""
     out = tmp_path_factory.mktemp("digits") / "digits.lance"
     source = Digits()
     splits = pa.array(["val" if row % 10 == 0 else "train" for row in range(source.rows.num_rows)])
@@ -160,8 +155,6 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Run(NamedTuple):
-    """Command line of a run, and where it puts its checkpoints."""
-
     options: list[object]
     place: Path
 
@@ -366,15 +359,6 @@ def test_a_job_of_several_files_is_submitted_with_its_working_directory(head, di
 
 
 @pytest.mark.slow
-def test_a_job_that_cannot_start_fails_with_the_message(head, digits):
-    ran = head.submit("train_images.py", "--data", digits, "--train-filter", "split = 'nought'")
-    assert ran.returncode == 1
-    assert "train_images.py: " in ran.stdout
-    assert "split = 'nought'" in ran.stdout
-    assert "Traceback" not in ran.stdout
-
-
-@pytest.mark.slow
 def test_a_run_that_is_stopped_says_how_to_continue(head, make_run):
     made = make_run("stopped")
     command = [JOBS / "train_images.py", *made.options, "--epochs", 50]
@@ -521,21 +505,6 @@ def test_an_endpoint_that_nothing_would_reach_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("main", "words"),
-    [
-        (job.main, ["--data", "x.lance"]),
-        (create_dataset.main, ["demo", "--out", "x.lance"]),
-        (materialize.main, ["--data", "x.lance", "--out", "y.lance"]),
-    ],
-)
-def test_options_of_the_store_are_pairs(capsys, main, words):
-    with pytest.raises(SystemExit, match="2"):
-        main([*words, "--storage-options", "region"])
-    text = capsys.readouterr().err
-    assert "argument --storage-options: region has no =: it would not be used; write it as KEY=VALUE" in text
-
-
-@pytest.mark.parametrize(
     "options",
     [
         ["--epochs", "0"],
@@ -578,14 +547,6 @@ def test_classes_are_counted_from_the_command_line_the_schema_or_the_labels(smal
     named = lance.dataset(small).to_table().replace_schema_metadata({"classes": json.dumps(list("abcdefg"))})
     assert count(small) == 5
     assert count(write_dataset(named)) == 7
-
-
-def test_the_learning_rate_warms_up_and_falls_to_zero():
-    rates = [learning_rate(2.0, progress / 100) for progress in range(101)]
-    assert rates[0] == 0
-    assert np.argmax(rates) == 5
-    assert rates[5] == pytest.approx(2.0, rel=0.01)
-    assert rates[-1] == pytest.approx(0)
 
 
 def test_trackers_are_chosen_by_what_is_installed_and_where_runs_are_kept(monkeypatch):

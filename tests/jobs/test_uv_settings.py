@@ -22,10 +22,6 @@ install.constraint='limits.txt'
     }
 
 
-def test_no_settings_leave_uv_as_it_is() -> None:
-    assert uv_settings("", {}) == {}
-
-
 def test_variables_of_the_user_win() -> None:
     listed = "global.index-url='file:///pip'\n"
     assert uv_settings(listed, {"UV_DEFAULT_INDEX": "file:///uv"}) == {}

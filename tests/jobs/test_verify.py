@@ -110,24 +110,11 @@ def real(images_uri: str) -> tuple[list[list[Any]], EpochAudit]:
 
 
 Spoil = Callable[[Step], Step | None]
-OTHER = "1 steps have other rows than the plan, the first is 3"
 FAULTS: dict[str, tuple[int, int, Spoil, list[str]]] = {  # step and rank, how it is spoilt, what is found
     "nothing": (0, 0, lambda step: step, []),
-    "removed": (
-        3, 1, lambda step: Step(offsets=step.offsets[1:], real=step.real[1:]),
-        ["1 rows missing, with offsets {gone}", OTHER],
-    ),
-    "doubled": (
-        3, 1, lambda step: Step(offsets=np.r_[step.offsets, step.offsets[:1]], real=np.r_[step.real, True]),
-        ["1 rows twice, with offsets {gone}", OTHER],
-    ),
     "unmarked": (
         -1, 1, lambda step: Step(offsets=step.offsets, real=np.ones_like(step.real)),
         ["25 rows twice", "1 steps have other rows"],
-    ),
-    "unselected": (
-        0, 0, lambda step: Step(offsets=np.r_[step.offsets, 10**6], real=np.r_[step.real, True]),
-        ["1 rows that are not selected", "1 steps have other rows"],
     ),
     "shorter": (
         -1, 0, lambda step: None,
@@ -140,19 +127,11 @@ FAULTS: dict[str, tuple[int, int, Spoil, list[str]]] = {  # step and rank, how i
 def test_a_fault_in_a_real_stream_is_found(fault: str, real: tuple[list[list[Any]], EpochAudit]) -> None:
     step, rank, spoil, expected = FAULTS[fault]
     steps = [list(ranks) for ranks in real[0]]
-    gone = steps[3][1].offsets[0]
     steps[step][rank] = spoil(steps[step][rank])
     found = real[1].count(steps).faults
     assert len(found) == len(expected), found
     for line, start in zip(found, expected, strict=True):
-        assert line.startswith(start.format(gone=gone))
-
-
-def test_steps_that_change_places_are_found(real: tuple[list[list[Any]], EpochAudit]) -> None:
-    steps = list(real[0])
-    steps[2], steps[5] = steps[5], steps[2]
-    [found] = real[1].count(steps).faults
-    assert found.startswith("2 steps have other rows than the plan, the first is 2")
+        assert line.startswith(start)
 
 
 def test_a_fault_is_the_exit_status(
@@ -378,10 +357,7 @@ def test_quality(images_uri: str, capsys: pytest.CaptureFixture[str], tmp_path: 
         (["--global-batch-size", 8, "--mix", "a=1,b=1"], "1 URIs: give one, or with --mix one for each name"),
         (["--global-batch-size", 8, "--split", "Half(0.5)"], "write one of WindowShuffle"),
         (["--global-batch-size", 8, "--order", "best"], "no order 'best'"),
-        (
-            ["--global-batch-size", 8, "--storage-option", "region"],
-            "region has no =: it would not be used",
-        ),
+        (["--global-batch-size", 8, "--storage-option", "region"], "region has no =: it would not be used"),
         (["--global-batch-size", 8, "--shard-rows", "many"], "shard_rows='many'"),
         (["--global-batch-size", 8, "--decoders", 2], "--decoders means nothing without --stream"),
         (["--global-batch-size", 8, "--plot", "x.png"], "--plot means nothing without --quality"),

@@ -26,37 +26,33 @@ def test_imports_run_downward() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def run_alone(script: str) -> None:
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
-def test_imports_load_no_more_than_they_need() -> None:
-    """`import raylance` neither Ray nor torch; what works without Ray, no Ray."""
-    run_alone(
-        "import sys, importlib, raylance\n"
+ALONE = {
+    "raylance": (  # neither Ray nor torch; what works without Ray, no Ray
         "raylance.RaylanceError; assert not {'ray', 'torch'} & set(sys.modules)\n"
         "raylance.testing, raylance.audit.EpochAudit, raylance.torch_data  # without an import of their own\n"
         "for name in 'raylance.audit', 'raylance.api.opening', 'raylance.runtime.runtime':\n"
         "    importlib.import_module(name)\n"
         "    assert 'ray' not in sys.modules, name"
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "others"), [("shard_actor", ["torch", "lance_namespace"]), ("decode_actor", ["torch", "lance"])]
-)
-def test_helpers_load_what_they_need_alone(name: str, others: list[str]) -> None:
-    run_alone(f"import sys, raylance.runtime.ray.{name}; assert not set({others}) & set(sys.modules)")
-
-
-def test_the_pure_core_loads_numpy_alone() -> None:
-    run_alone(
-        "import sys, importlib, pkgutil, raylance.orders, raylance.planning\n"
+    ),
+    "raylance.runtime.ray.shard_actor": "assert not {'torch', 'lance_namespace'} & set(sys.modules)",
+    "raylance.runtime.ray.decode_actor": "assert not {'torch', 'lance'} & set(sys.modules)",
+    "raylance.orders, raylance.planning": (  # the pure core: NumPy alone
         "for package in (raylance.orders, raylance.planning):\n"
         "    for module in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
         "        importlib.import_module(module.name)\n"
         "assert not {'ray', 'torch', 'pyarrow', 'lance', 'PIL'} & set(sys.modules)"
-    )
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """They take a second each, beside the other tests of this file."""
+    scripts = [f"import sys, importlib, pkgutil, {names}\n{script}" for names, script in ALONE.items()]
+    made = [subprocess.Popen([sys.executable, "-c", script]) for script in scripts]
+    yield made
+    for process in made:
+        process.wait(timeout=100)
 
 
 def test_public_surface() -> None:
@@ -120,8 +116,7 @@ def test_jobs_use_public_names_and_no_trick(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["from raylance.api.loader import RankLoader", "raylance.settings.Options", "import raylance.environment"],
+    "line", ["from raylance.api.loader import RankLoader", "raylance.settings.Options", "import raylance.environment"]
 )
 def test_other_names_would_be_seen(line: str) -> None:
     assert not set(names_used(ast.parse(line))) <= PUBLIC
@@ -143,7 +138,10 @@ def test_no_test_module_imports_another() -> None:
     wrong = []
     for path in TESTS.rglob("*.py"):
         assert (path.parent / "__init__.py").exists(), f"{path.parent}: a folder of tests is a package"
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        if not re.search(r"^\s*(from \.|(from|import) tests\b.*\b(test_|conftest\b))", text, re.MULTILINE):
+            continue  # parsing all of them takes a second
+        for node in ast.walk(ast.parse(text)):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 assert not node.level, f"{path}: a relative import"
@@ -158,3 +156,7 @@ def test_unit_mirrors_the_package() -> None:
     assert folders == packages
     assert all(list((TESTS / "unit" / folder).glob("test_*.py")) for folder in folders)
     assert not list(TESTS.glob("test_*.py")), "each test lies in a folder"
+
+
+def test_imports_load_no_more_than_they_need(started: list[subprocess.Popen[bytes]]) -> None:
+    assert [process.wait(timeout=100) for process in started] == [0] * len(ALONE)

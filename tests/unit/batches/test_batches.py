@@ -24,7 +24,6 @@ from raylance.torch_data import IterableDataset, MapDataset
 
 @pytest.fixture(scope="module")
 def uri(write_dataset: Callable[..., str]) -> str:
-    """103 rows with lists of one length and of several."""
     rows = np.arange(103)
     table = pa.table(
         {
@@ -151,21 +150,6 @@ def twice(batch: dict[str, Any]) -> dict[str, Any]:
     return {"id": batch["id"] * 2}
 
 
-def fails_at_50(batch: dict[str, Any]) -> dict[str, Any]:
-    if 50 in batch["id"]:
-        raise ValueError("row 50")
-    return batch
-
-
-def test_an_error_is_no_end_of_an_epoch(uri: str) -> None:
-    with open_ids(uri, transform=fails_at_50, order="sequential").loader(num_decoders=0) as loader:
-        batches = loader.batches(global_batch_size=10)
-        assert [int(next(batches)["id"][0]) for _ in range(5)] == [0, 10, 20, 30, 40]
-        for _ in range(2):
-            with pytest.raises(raylance.BadRowError, match="row offset 50 "):
-                next(batches)
-
-
 def test_a_handle_gives_rows_by_offset_and_by_place(images_uri: str, write_dataset: Callable[..., str]) -> None:
     handle = raylance.dataset(images_uri, filter="label = 3", decode=raylance.Image("image", size=(8, 6)))
     with handle.loader() as loader:
@@ -229,7 +213,6 @@ def test_a_list_of_another_length_than_those_looked_at_is_an_error(write_dataset
 
 @pytest.fixture(scope="module")
 def lists_uri(write_dataset: Callable[..., str]) -> str:
-    """Lists of unlike lengths, a column for each type."""
     lists = [[1], [0, 1], []]
     columns = {kind: pa.array(lists).cast(pa.list_(getattr(pa, kind)())) for kind in ("uint8", "int32", "float32")}
     columns["bool"] = pa.array([[True], [False, True], []])

@@ -199,8 +199,7 @@ def test_permuted_tensors_reach_every_rank_also_one_without_a_row(write_dataset:
         np.testing.assert_array_equal(tensor, values[row])
 
 
-@pytest.mark.parametrize("storage", ["2.0", "2.1", "2.2"])
-@pytest.mark.parametrize("order", ["sequential", "row"])
+@pytest.mark.parametrize(("storage", "order"), [("2.0", "sequential"), ("2.1", "row"), ("2.2", "sequential")])
 def test_dictionaries_of_appends_come_in_every_format(
     write_dataset: Callable[..., str], storage: str, order: str
 ) -> None:
@@ -235,7 +234,6 @@ def test_dictionaries_of_appends_come_in_every_format(
 
 
 def ruin(batch: Any) -> None:
-    """Changes all numbers of a batch in place."""
     for column in batch.values():
         for values in column if isinstance(column, list) or column.dtype == object else [column]:
             if isinstance(values, np.ndarray | torch.Tensor):
@@ -308,11 +306,7 @@ def test_what_a_consumer_changes_in_place_comes_back_in_no_other_batch(
     orders = ["sequential", raylance.Weighted(weights=np.r_[np.ones(15), np.full(5, 50)])]
     for order, transform in [(orders[0], None), (orders[1], None), (orders[0], transformed)]:
         dataset = raylance.dataset(
-            uri,
-            decode=raylance.Image("image", size=8),
-            order=order,
-            remainder="pad",
-            transform=transform,
+            uri, decode=raylance.Image("image", size=8), order=order, remainder="pad", transform=transform
         )
         with dataset.loader(num_decoders=decoders) as loader:
 
@@ -513,7 +507,6 @@ OF_NO_DTYPE: dict[str, pa.Array] = {
 
 @pytest.mark.parametrize("name", OF_NO_DTYPE)
 def test_a_dtype_of_a_column_without_tensors_is_refused(write_dataset: Callable[..., str], name: str) -> None:
-    """It was ignored."""
     table = pa.table({"id": pa.array([1, 2], pa.int16()), name: OF_NO_DTYPE[name]})
     handle = raylance.dataset(write_dataset(table))
     with pytest.raises(raylance.ConfigError, match=f"dtypes names '{name}', which is "):

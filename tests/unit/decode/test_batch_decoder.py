@@ -275,8 +275,6 @@ def test_rows_of_a_batch_that_failed_are_decoded_from_their_own_bytes(uri: str) 
 
 @dataclasses.dataclass(frozen=True)
 class Model(OnDevice):
-    """What it opens holds memory."""
-
     opened = []  # noqa: RUF012
 
     def open_on(self, device: torch.device) -> Any:

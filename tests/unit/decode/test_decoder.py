@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import logging
-import pickle
 import threading
 import time
 import wave
@@ -121,7 +120,6 @@ def open_all(uri: str, **changes: Any) -> raylance.Dataset:
 
 
 def check_rows(batch: dict[str, Any]) -> None:
-    """The rows of any batch are what was written."""
     ids = np.asarray(batch["id"])
     valid = ~np.isin(ids, (7, 8))
     assert np.asarray(batch["_valid"]).tolist() == valid.tolist()
@@ -141,8 +139,7 @@ def test_decoders_of_ones_own_are_read_in_place(uri: str) -> None:
     check_rows(rows | {"_valid": ~np.isin(rows["id"], (7, 8))})
     assert len(set((rows["sound"][:, 0] * 32768 - rows["id"]).round().tolist())) > 5, "draws decide where it begins"
     with pytest.raises(
-        raylance.BadRowError,
-        match="column 'array' of row offset 7 of .* decoded .*ValueError: .*pickled",
+        raylance.BadRowError, match="column 'array' of row offset 7 of .* decoded .*ValueError: .*pickled"
     ):
         open_all(uri, on_bad_row="raise").head(8)
     with pytest.raises(raylance.BadRowError, match="row offset 8 .*is null"):
@@ -165,34 +162,6 @@ def test_decoders_of_ones_own_in_every_format(uri: str, decoders: int) -> None:
         for frame in loader.iter_batches(global_batch_size=25, batch_format="pandas"):
             arrays = np.stack(list(frame["array"])).reshape(-1, 2, 3)  # pandas has them flat
             check_rows(frame.to_dict("list") | {"array": arrays})
-
-
-def scaled(batch: dict[str, Any]) -> dict[str, Any]:
-    batch["array"] *= 2
-    return batch | {"loudest": batch["sound"].max(axis=1)}
-
-
-def test_with_a_transform_and_in_mixtures(uri: str) -> None:
-    parts = [open_all(uri, transform=scaled, seed=seed) for seed in (0, 1)]
-    mixed = raylance.mix({"a": (parts[0], 1), "b": (parts[1], 1)}, remainder="ragged")
-    with mixed.loader(num_decoders=0) as loader:
-        for batch in loader.iter_batches(global_batch_size=30):
-            np.testing.assert_array_equal(batch["loudest"], batch["sound"].max(axis=1))
-            check_rows(batch | {"array": batch["array"] / 2})
-    with pytest.raises(raylance.ConfigError, match="deliver"):
-        raylance.mix({"a": (parts[0], 1), "b": (open_all(uri, decode=Npy("array")), 1)})
-
-
-def test_under_torchs_dataloader(uri: str) -> None:
-    dataset = open_all(uri)
-    for row in MapDataset(dataset).__getitems__([7, 30]):
-        check_rows({name: np.asarray(value)[None] for name, value in row.items()})
-    whole = IterableDataset(dataset, global_batch_size=25, dist_info=(0, 1))
-    in_a_worker = pickle.loads(pickle.dumps(whole))
-    for one, other in zip(whole, in_a_worker, strict=True):
-        check_rows(one)
-        assert one["array"].equal(other["array"])
-        assert one["sound"].equal(other["sound"])
 
 
 def test_a_run_continues_with_an_equal_decoder(uri: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -373,14 +342,12 @@ def test_a_decoder_that_fits_too_few_rows_ends_the_epoch(clips: str, decoders: i
 @pytest.mark.parametrize(
     ("most", "seen"),
     [
-        (0, 700),
         (np.int64(2), 700),
         (3, 1500),
         (4, None),  # a count is of different rows: epochs do not add up
         (0.0, 950),  # a fraction is looked at from 1,000 rows on
         (0.0029, 950),
         (0.003, None),
-        (1.0, None),
         (None, None),
     ],
 )
@@ -389,7 +356,7 @@ def test_how_many_bad_rows_there_may_be(clips: str, most: Any, seen: int | None)
         if seen is not None:
             assert len(read_until_too_many(loader.iter_batches(batch_size=50))[0]) == seen
             return
-        for _ in range(3):
+        for _ in range(2):
             valid = np.concatenate([batch["_valid"] for batch in loader.iter_batches(batch_size=50)])
             assert np.flatnonzero(~valid).tolist() == DAMAGED
 
@@ -440,16 +407,6 @@ def test_limits_of_bad_rows_are_checked(clips: str) -> None:
     assert len(seen) == 1400, "rows of unlike datasets are different"
     assert f"row offset 700 of a ({clips})" in str(error)
     assert f"row offset 700 of b ({clips})" in str(error)
-
-
-def test_an_abstract_decoder_says_what_it_lacks() -> None:
-    with pytest.raises(TypeError, match="open"):
-        raylance.Decoder("raw")  # type: ignore[abstract]
-    with pytest.raises(TypeError, match="non-frozen"):
-
-        @dataclasses.dataclass
-        class _Thawed(Raw):
-            pass
 
 
 IMAGES = make_images(3)

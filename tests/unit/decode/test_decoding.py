@@ -14,7 +14,7 @@ import torch
 import raylance
 from raylance.api.loader import recorder_of
 from raylance.torch_data import IterableDataset
-from tests.helpers.images import decode, encode, make_images
+from tests.helpers.images import encode
 
 
 def add_one(batch: dict[str, Any]) -> dict[str, Any]:
@@ -96,10 +96,6 @@ def test_transforms_run_in_helpers_and_depend_on_the_row_alone(images_uri: str) 
 def test_what_is_no_batch_is_refused_at_the_opening(images_uri: str, transform: Any, message: str) -> None:
     with pytest.raises(raylance.ConfigError, match=message):
         open_noisy(images_uri, transform=transform)
-
-
-def test_transforms_may_hand_on_what_they_got(images_uri: str) -> None:
-    assert open_noisy(images_uri, transform=lambda batch: batch).schema.names == ["image", "label"]
 
 
 def rare(batch: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -238,7 +234,6 @@ def test_a_row_that_the_transform_fails_on_is_a_bad_row(plain_uri: str, error: E
 
 @pytest.mark.parametrize("decoders", [0, 2])
 def test_rows_that_the_transform_fails_on_are_masked(plain_uri: str, decoders: int) -> None:
-    """It ended the epoch."""
     errors = dict(zip([0, BAD, 34, 80, 119], ERRORS, strict=True))  # 0 and 119 are among those of the opening
     bad = list(errors)
     handle = open_failing(plain_uri, errors, on_bad_row="mask")
@@ -360,17 +355,6 @@ def test_blob_columns_come_as_bytes_of_the_planned_rows(tmp_path: Any, storage: 
     assert found == {row: values[row] for row in range(4, 60) if row != 7}
 
 
-def test_images_may_lie_in_a_blob_column(tmp_path: Any) -> None:
-    images = make_images(20)
-    table = pa.table({"image": lance.blob_array(images)}, schema=pa.schema([lance.blob_field("image")]))
-    uri = str(tmp_path / "images.lance")
-    lance.write_dataset(table, uri, data_storage_version="2.2")
-    dataset = raylance.dataset(uri, decode=raylance.Image("image"), order="sequential")
-    with dataset.loader(num_decoders=0) as loader:
-        batch = next(loader.iter_batches(global_batch_size=20))
-    np.testing.assert_array_equal(batch["image"], decode(images, raylance.Image("image", size=(24, 32)))[0])
-
-
 def test_row_rng_is_the_same_for_a_row_and_differs_otherwise() -> None:
     draws = {
         key: tuple(raylance.row_rng(*key).integers(0, 2**60, 3).tolist())
@@ -395,7 +379,6 @@ def test_global_generators_are_never_touched(images_uri: str) -> None:
 
 
 def structs(values: list[bytes | None], storage: str, *, is_blob: bool) -> pa.Table:
-    """Images as Hugging Face stores them, bytes beside a path; another struct holds them, and a number."""
     metadata = {"lance-encoding:blob": "true"} if is_blob else None
     image = pa.struct([pa.field("bytes", pa.large_binary(), metadata=metadata), ("path", pa.string())])
     sample = pa.struct([pa.field("image", image), ("number", pa.int64())])

@@ -4,13 +4,12 @@ import dataclasses
 import hashlib
 import io
 import os
-import pickle
 import subprocess
 import sys
 import tracemalloc
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -85,13 +84,6 @@ def test_what_the_fast_codec_refuses_is_pillows(kind: str) -> None:
     assert decoder.fallbacks == 1
 
 
-@pytest.mark.parametrize("cut", [0.3, 0.9, 0.999])
-def test_a_truncated_image_is_a_bad_row(cut: float) -> None:
-    data = jpeg(picture(61, 47))
-    with pytest.raises(OSError, match="(?i)truncated"):
-        PixelDecoder().decode(data[: int(len(data) * cut)], whole)
-
-
 LIMITED: dict[str, Callable[[PIL.Image.Image], bytes]] = {
     "JPEG": jpeg,
     "JPEG with EXIF": lambda image: jpeg(image, orientation=6),
@@ -133,15 +125,6 @@ def test_the_limit_of_pixels_is_the_setting_and_not_that_of_the_process(monkeypa
             with pytest.raises(raylance.BadRowError, match="max_pixels=1000"):
                 decode(files[:1], dataclasses.replace(image, max_pixels=1000))
     assert PIL.Image.MAX_IMAGE_PIXELS == 4 * MAX_PIXELS
-
-
-def test_a_limit_is_a_whole_number_and_part_of_the_setting() -> None:
-    image = Image("image", size=8, max_pixels=np.int64(5000))
-    assert pickle.loads(pickle.dumps(image)) == image == Image("image", size=8, max_pixels=5000)
-    assert image != Image("image", size=8)
-    for wrong in (0, -1, 2.5, True, "1000"):
-        with pytest.raises(raylance.ConfigError, match=r"Image\('image'\).max_pixels=.*: must be an integer"):
-            Image("image", max_pixels=wrong)
 
 
 def test_the_least_limit_of_a_row_decides(write_dataset: Callable[..., str]) -> None:
@@ -227,20 +210,24 @@ def digest() -> str:
     return found.hexdigest()
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"ATEN_CPU_CAPABILITY": "default"},
-        pytest.param({"ATEN_CPU_CAPABILITY": "avx2"}, marks=pytest.mark.slow),
-        pytest.param({"JSIMD_FORCENONE": "1"}, marks=pytest.mark.slow),
-    ],
-)
-def test_pixels_are_the_same_on_lesser_processors(setting: dict[str, str]) -> None:
-    """Without AVX-512 in torch, without AVX2, without any vectors in libjpeg-turbo; beside this machine's best."""
+def digest_elsewhere(**setting: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", f"from {__name__} import digest; print(digest())"]
-    run = subprocess.run(command, env=os.environ | setting, capture_output=True, text=True, timeout=120, check=False)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == digest()
+    return subprocess.Popen(command, env=os.environ | setting, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_avx() -> Iterator[subprocess.Popen[str]]:
+    """It takes two seconds, beside the other tests of this file."""
+    with digest_elsewhere(ATEN_CPU_CAPABILITY="default") as other:
+        yield other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [{"ATEN_CPU_CAPABILITY": "avx2"}, {"JSIMD_FORCENONE": "1"}])
+def test_pixels_are_the_same_on_other_lesser_processors(setting: dict[str, str]) -> None:
+    """Without AVX-512 in torch, without any vectors in libjpeg-turbo; beside this machine's best."""
+    with digest_elsewhere(**setting) as other:
+        assert other.communicate(timeout=120)[0].strip() == digest()
 
 
 def test_states_name_the_codec_and_drafts(write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
@@ -465,7 +452,7 @@ def test_a_format_of_a_plugin_is_decoded_where_its_setup_is_named(write_dataset:
         Image("image", setup=3)  # type: ignore[arg-type]
 
 
-LARGE = (2400, 2000)  # of more pixels than are converted at once
+LARGE = (1400, 1200)  # of more pixels than are converted at once
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "CMYK", "turned"])
@@ -491,7 +478,7 @@ def test_large_deep_images_are_scaled_as_a_whole() -> None:
 def test_memory_of_large_images_is_bounded_and_given_back() -> None:
     """A decoder kept the memory of its largest JPEG for good, and an image by Pillow took 8 bytes a pixel beside it."""
     small, large = jpeg(picture(90, 60)), jpeg(PIL.Image.new("RGB", (6000, 5000)))
-    by_pillow_alone = encode(PIL.Image.new("RGB", LARGE))
+    by_pillow_alone = encode(PIL.Image.new("RGB", (2400, 2000)))
     decoder = PixelDecoder()
     for data in (small, by_pillow_alone):
         decoder.decode(data, whole)
@@ -502,6 +489,10 @@ def test_memory_of_large_images_is_bounded_and_given_back() -> None:
         assert tracemalloc.get_traced_memory()[0] < 10 << 20
         tracemalloc.reset_peak()
         decoder.decode(by_pillow_alone, whole)
-        assert tracemalloc.get_traced_memory()[1] < 5 * LARGE[0] * LARGE[1]
+        assert tracemalloc.get_traced_memory()[1] < 5 * 2400 * 2000
     finally:
         tracemalloc.stop()
+
+
+def test_pixels_are_the_same_on_lesser_processors(without_avx: subprocess.Popen[str]) -> None:
+    assert without_avx.communicate(timeout=120)[0].strip() == digest()

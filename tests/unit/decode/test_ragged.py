@@ -192,11 +192,10 @@ def test_channels_come_first_however_lists_are_given(write_dataset: Callable[...
     assert {each.dtype for each in (padded["clip"], jagged["clip"], *lists["clip"])} == {torch.float16}
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_ragged_rows_under_torchs_dataloader(uri: str, workers: int) -> None:
+def test_ragged_rows_under_torchs_dataloader(uri: str) -> None:
     steps = IterableDataset(open_all(uri), batch_size=10, dist_info=(0, 1), pad_lists={"sound": "jagged", "boxes": 0})
     rows = 0
-    for batch in Loader(steps, num_workers=workers, multiprocessing_context=FORKED if workers else None):
+    for batch in Loader(steps, num_workers=1, multiprocessing_context=FORKED):
         for made, number in zip(batch["sound"].unbind(), batch["id"].tolist(), strict=True):
             np.testing.assert_array_equal(made, sound(number))
             rows += 1

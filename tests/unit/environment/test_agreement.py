@@ -23,6 +23,7 @@ def compare(
     called: Sequence[bool] | None = None,
     absent: Sequence[int] = (),
     late: int | None = None,
+    patience_s: float = 0.5,
     assignment: Assignment | None = OF_TRAIN,
     store: Any = None,
     batches: Sequence[int] | None = None,
@@ -36,7 +37,7 @@ def compare(
         if rank in absent:
             return "absent"
         if rank == late:
-            time.sleep(0.2)
+            time.sleep(0.05)
         context = ShardContext(rank=rank, world_size=len(given), data_parallel=given[rank], assignment=assignment)
         terms = Terms(
             dp_rank=context.dp_rank,
@@ -47,7 +48,7 @@ def compare(
         )
         agreement, come = Agreement(store, context, "train", terms), store.add("come", 1)
         try:
-            agreement.wait(patience_s=0.5)
+            agreement.wait(patience_s=patience_s)
             while come and not called[rank] and store.add("come", 0) % (len(given) - len(absent)):
                 time.sleep(0.01)
             agreement.look(at_once=True)
@@ -108,7 +109,7 @@ def test_a_rank_that_does_not_come_is_named(
     """It may have been restarted, or have other work to do: the others waited for 600 s, and ended with an error."""
     monkeypatch.setattr(agreement, "_SILENT_S", 0.1)
     with caplog.at_level(logging.WARNING):
-        answers = compare([(0, 3), (1, 3), (2, 3)], absent=[absent])
+        answers = compare([(0, 3), (1, 3), (2, 3)], absent=[absent], patience_s=0.2)
     assert sorted(answers) == ["", "", "absent"]
     assert f"rank {absent} did not begin a pass yet. This rank waits until" in caplog.text
 

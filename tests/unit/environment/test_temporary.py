@@ -106,7 +106,6 @@ def test_the_next_start_removes_what_a_killed_process_left_and_nothing_else(imag
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB."""
     directory = tmp_path / "disk"
     directory.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", directory], check=False)

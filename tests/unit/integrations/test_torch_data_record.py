@@ -102,15 +102,11 @@ def test_a_run_that_continues_in_mid_epoch_on_other_ranks_is_proven(uri: str, st
 
 
 class Short(MapDataset):
-    """Loses a row of each batch."""
-
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
         return super().__getitems__(indices)[1:]
 
 
 class Skipping(IterableDataset):
-    """Loses a batch of each worker."""
-
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(super().__iter__(), 1, None)
 

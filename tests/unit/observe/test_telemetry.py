@@ -155,7 +155,6 @@ def begin(folder: Any, stats: Stats | None = None, cursor: Cursor = CURSOR, **mo
 
 
 def last_rows(folder: Path) -> float:
-    """As the only record in a folder has them."""
     (path,) = folder.glob("*.arrow")
     return read(path.read_bytes())[0]["rows"][-1].as_py()
 
@@ -281,18 +280,6 @@ def test_helpers_of_a_loader_that_is_gone_leave_the_metrics() -> None:
         assert "rows" not in seen[-1], "what was counted stays"
 
 
-def test_each_metric_shows_a_figure_under_a_name_of_its_own() -> None:
-    known = {*NUMBERS, "train_s", "epoch", "position", "epoch_rows", "inflight_limit_bytes", "window_limit_bytes"}
-    assert {metric.field for metric in metrics.METRICS} <= known
-    names = [(metric.name, metric.cause) for metric in metrics.METRICS]
-    assert len(names) == len(set(names))
-    for metric in metrics.METRICS:
-        assert metric.name.startswith("raylance_")
-        assert metric.name.endswith("_total") == (metric.kind == "counter")
-        assert not metric.field.endswith("_s") or "_seconds" in metric.name, "base units"
-        assert "bytes" not in metric.field or "_bytes" in metric.name
-
-
 def test_of_peers_each_publishes_an_equal_part_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[str] = Counter()
 
@@ -348,7 +335,6 @@ def test_rates_of_a_run_count_the_rows_of_peers_once() -> None:
     ],
 )
 def test_the_verdict_names_the_limit_and_what_to_change(changes: dict[str, float], limit: str, advice: str) -> None:
-    """By the values and the options that it must name."""
     verdict = judge([part(**changes)])
     assert verdict.limit == limit
     assert advice in " ".join(verdict.advice)

@@ -31,7 +31,6 @@ class Custom(Order):
 
 
 def named(name: str, rows_of: Callable[[Int64Array], Any]) -> Order:
-    """An order of this name, whose rows are some function of the positions."""
     return type(name, (Custom,), {"rows_of": lambda self, epoch, positions: rows_of(positions)})()
 
 
@@ -57,19 +56,13 @@ def open_data(uri: str, order: Order, **changes: Any) -> raylance.Dataset:
 
 
 WRONG = [
-    (
-        named("Halved", lambda at: at // 2),
-        r"Halved gives row 0 at positions 0 and 1 of epoch 0.*repeats = True",
-    ),
+    (named("Halved", lambda at: at // 2), r"Halved gives row 0 at positions 0 and 1 of epoch 0.*repeats = True"),
     (
         named("Beyond", lambda at: at + 1),
         r"Beyond\.rows_of\(\) gave row 1,?000 at position 999 of epoch 0.*rows 0 to 999.*not a row.*\[0, epoch",
     ),
     (named("Floats", lambda at: at.astype(np.float64)), r"Floats\.rows_of\(\) gave float64.*integers"),
-    (
-        named("Short", lambda at: at[:-1]),
-        r"Short\.rows_of\(\) gave .*shape \(\d+,\) for positions of shape \(\d+,\)",
-    ),
+    (named("Short", lambda at: at[:-1]), r"Short\.rows_of\(\) gave .*shape \(\d+,\) for positions of shape \(\d+,\)"),
     (
         named("Raising", lambda at: np.arange(10)[at]),
         r"Raising\.rows_of\(\) failed.*IndexError: index \d+ is out of bounds",

@@ -184,15 +184,6 @@ def test_what_an_earlier_version_recorded_keeps_its_order(parts: dict[str, Any])
         other.loader().load_state_dict(state)
 
 
-def test_a_rare_dataset_comes_as_often_as_its_weight(parts: dict[str, Any]) -> None:
-    (large, _), (small, _) = parts.values()
-    mixed = raylance.mix({"large": (large, 0.9996), "small": (small, 0.0004)}, stop=5000, remainder="ragged")
-    state = mixed.loader().state_dict()
-    assert {name: part["quota"] for name, part in state["order"]["components"].items()} == {"large": 2499, "small": 1}
-    rare = raylance.mix({"large": (large, 1), "small": (small, 1e-8)}, stop=5000).plan(global_batch_size=100)
-    assert [source.delivered for source in rare.sources.values()] == [5000, 0]
-
-
 # Frozen, as test_order.GOLDEN is: by epoch.
 GOLDEN_MIXED = {
     0: [1, 7, 0, 3, 5, 4, 2, 6, 2, 3, 6, 4, 0, 5, 1, 2, 7, 1, 3],

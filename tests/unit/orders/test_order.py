@@ -72,10 +72,6 @@ def test_epochs_and_seeds_differ(name: str) -> None:
     assert len({tuple(every_row(order, epoch)) for order in orders for epoch in (0, 1)}) == 4
 
 
-def test_sequential_is_storage_order() -> None:
-    assert every_row(resolve(Sequential(shard_rows=7, window_shards=2), 50, 9), 9) == list(range(50))
-
-
 def test_shard_shuffle_keeps_rows_of_a_shard_together() -> None:
     order = ShardShuffle(shard_rows=10, lanes=1)
     assert sum(np.diff(every_row(resolve(order, 95))) != 1) <= 9
@@ -242,21 +238,3 @@ def test_an_order_of_ones_own_finds_what_it_looked_up() -> None:
 def test_unknown_orders() -> None:
     with pytest.raises(ConfigError, match=r"'windwo' is unknown.*'window'"):
         make_order("windwo")
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        *(kind() for kind in SHUFFLES),
-        WindowShuffle(shard_rows="fragment"),
-        WindowShuffle(shard_rows=7, window_shards=3, lanes=5),
-        ShardShuffle(shard_rows="fragment", lanes=3),
-        Weighted(weights="weight"),
-        ClassBalanced(column="class"),
-        ClassBalanced(column="class", classes_per_batch=1, rows_per_epoch=77, class_weights={"class 0": 2}),
-    ],
-    ids=lambda order: f"{order.name} of {order.shard_rows}",
-)
-def test_the_check_for_orders_of_ones_own_finds_nothing_in_ours(order: Order) -> None:
-    columns = {"weight": np.arange(1, 361) % 7, "class": sample(360).columns["class"]}
-    check_order(order, rows=(1, 13, 97), columns=columns if order.repeats else None, other_process=False)

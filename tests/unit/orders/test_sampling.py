@@ -98,30 +98,7 @@ def test_golden_draws(order: Order, wanted: list[int]) -> None:
     assert draw(order, 30).tolist() == wanted
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        Weighted(weights="weight"),
-        Weighted(weights="weight", shard_rows=5),
-        ClassBalanced(column="class"),
-        ClassBalanced(column="class", batch_rows=6),
-    ],
-    ids=repr,
-)
-def test_what_was_resolved_stays(order: Order) -> None:
-    resolved = resolve(order, 100, global_batch_size=20)
-    assert resolved.settings.is_resolved
-    again = resolved.settings.resolve(Facts(rows=100, seed=3, tables=resolved.tables, global_batch_size=7))
-    assert again == resolved
-    assert (
-        resolved.shard_rows
-        == resolved.params()["shard_rows"]
-        == (1 if order.shard_rows == "auto" else order.shard_rows)
-    )
-
-
 def unmix64(word: int) -> int:
-    """Inverts `mix64`."""
     for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
         word = (word ^ word >> shift ^ word >> 2 * shift) * pow(factor, -1, 2**64) % 2**64
     return word

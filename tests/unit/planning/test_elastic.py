@@ -60,12 +60,7 @@ class Training:
         return cursor.plan(global_batch_size=BATCH, dp_size=size, max_window_bytes=1 << 20)
 
     def step(
-        self,
-        takes_part: list[Replica],
-        *,
-        is_committed: bool,
-        spoil: bool = False,
-        healing: Sequence[Replica] = (),
+        self, takes_part: list[Replica], *, is_committed: bool, spoil: bool = False, healing: Sequence[Replica] = ()
     ) -> None:
         """One step, which the replicas that take part are handed; with sums, all of those that live learn its rows."""
         number, size, handed = len(self.taken), len(takes_part), []
@@ -137,7 +132,6 @@ class Training:
 
 @functools.cache
 def undisturbed(remainder: Any) -> list[Int64Array]:
-    """The global batches of all epochs of one rank alone."""
     alone = Training(1, remainder, sums=False)
     plan = alone.plan(alone.alive[0].cursor, 1)
     for _ in range(EPOCHS * plan.steps()):

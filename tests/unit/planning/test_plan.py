@@ -68,12 +68,7 @@ def test_the_rows_of_an_item_are_those_of_its_chunk(
 )
 @settings(max_examples=25)
 def test_promises(
-    order: Resolved,
-    batch: int,
-    worlds: list[int],
-    item_rows: list[int],
-    remainder: Remainder,
-    data: st.DataObject,
+    order: Resolved, batch: int, worlds: list[int], item_rows: list[int], remainder: Remainder, data: st.DataObject
 ) -> None:
     positions = order.epoch_rows
     if remainder == "drop":

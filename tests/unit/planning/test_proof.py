@@ -40,8 +40,6 @@ EXPECTED = Expected(selection=SELECTION, order=ORDER)
 
 @dataclasses.dataclass
 class Step:
-    """A step of the run as it stands: what its ranks were handed."""
-
     begin: Place
     end: Place
     rows: Int64Array  # real ones, over all ranks
@@ -321,7 +319,6 @@ class Training:
         self.renew(SCRATCH)
 
     def renew(self, place: Place) -> None:
-        """A new loader in the same process."""
         self.place, self.loader = place, self.loader + 1
         self.ledgers = [Ledger(), Ledger()]
 
@@ -341,7 +338,6 @@ class Training:
         self.write()
 
     def move(self, epoch: int) -> None:
-        """As `set_epoch` does."""
         self.place = epoch, 0
         for ledger in self.ledgers:
             ledger.move(epoch)

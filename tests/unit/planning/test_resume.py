@@ -137,20 +137,6 @@ def test_orders_that_do_not_fit_or_are_damaged(images_uri: str, order: Any, mess
         handle.loader().load_state_dict(state)
 
 
-def test_the_end_of_an_epoch_is_the_start_of_the_next(images_uri: str) -> None:
-    handle = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
-    with handle.loader() as loader:
-        for _ in range(2):
-            wanted = [batch["id"].tolist() for batch in loader.iter_batches(global_batch_size=50)]
-        state = loader.state_dict()
-    with handle.loader() as loader:
-        loader.load_state_dict(state | {"epoch": 0, "position": 953})
-        assert (loader.epoch, loader.state_dict()["position"]) == (1, 0)
-        assert [batch["id"].tolist() for batch in loader.iter_batches(global_batch_size=50)] == wanted
-    with pytest.raises(raylance.StateError, match="position 960 of an epoch of 953"):
-        handle.loader().load_state_dict(state | {"position": 960})
-
-
 @pytest.fixture(scope="module")
 def old_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The datasets that the states in tests/data were saved of, but for their path."""

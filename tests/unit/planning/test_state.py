@@ -19,15 +19,7 @@ from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, Windo
 from raylance.planning.cursor import Cursor
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.shards import list_shards, read_shards
-from raylance.planning.state import (
-    FORMAT,
-    State,
-    check_state,
-    describe,
-    parse_state,
-    read_state,
-    write_state,
-)
+from raylance.planning.state import FORMAT, State, check_state, describe, parse_state, read_state, write_state
 from raylance.read_spec import ReadSpec
 from raylance.source.rows import table_rows
 from raylance.source.selection import Selection

@@ -60,13 +60,34 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     assert is_so()
 
 
+ENDS_IN_MID_PASS = """
+import os, raylance, sys
+batches = iter(raylance.dataset(URI, columns=["id"], order="sequential").loader().iter_batches(batch_size=20))
+next(batches)
+os.kept = batches, sys.modules["raylance.api.loader"]  # modules are cleared in the reverse order of their imports
+assert "ray" not in sys.modules
+print("done")
+"""
+OUTLIVES_THE_MAIN_THREAD = """
+import raylance, threading
+order = raylance.WindowShuffle(shard_rows=100, window_shards=1, lanes=2)
+loader = raylance.dataset(URI, columns=["id"], order=order).loader()
+def train():
+    threading.main_thread().join()
+    print(sum(len(batch["id"]) for _ in range(2) for batch in loader.iter_batches(batch_size=20)))
+threading.Thread(target=train).start()
+"""
+SAID = {ENDS_IN_MID_PASS: "done\n", OUTLIVES_THE_MAIN_THREAD: f"{2 * ROWS}\n"}
+
+
 @pytest.fixture(scope="module", autouse=True)
-def only_what_is_new_is_collected() -> Iterator[None]:
-    """What modules and earlier tests have made takes the garbage collector half a second each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def interpreters(uri: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """They take seconds each, beside the other tests of this file."""
+    pipes: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    made = [subprocess.Popen([sys.executable, "-c", each.replace("URI", repr(uri))], **pipes) for each in SAID]
+    yield made
+    for process in made:
+        process.wait(timeout=60)
 
 
 @pytest.fixture(autouse=True)
@@ -233,35 +254,6 @@ def test_a_stalled_consumer_holds_no_more_than_allowed(uri: str) -> None:
     time.sleep(0.1)
     assert len(made) == 4, "the one that was handed out, and three more"
     batches.close()
-
-
-def test_an_interpreter_that_ends_in_mid_pass_ends(uri: str) -> None:
-    """Also if the iterator outlives the modules that it needs, and Ray was never loaded."""
-    script = f"""
-import os, raylance, sys
-batches = iter(raylance.dataset({uri!r}, columns=["id"], order="sequential").loader().iter_batches(batch_size=20))
-next(batches)
-os.kept = batches, sys.modules["raylance.api.loader"]  # modules are cleared in the reverse order of their imports
-assert "ray" not in sys.modules
-print("done")
-"""
-    done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
-
-
-def test_a_thread_that_outlives_the_main_one_gets_its_rows(uri: str) -> None:
-    """Then `concurrent.futures` starts nothing more."""
-    script = f"""
-import raylance, threading
-order = raylance.WindowShuffle(shard_rows=100, window_shards=1, lanes=2)
-loader = raylance.dataset({uri!r}, columns=["id"], order=order).loader()
-def train():
-    threading.main_thread().join()
-    print(sum(len(batch["id"]) for _ in range(2) for batch in loader.iter_batches(batch_size=20)))
-threading.Thread(target=train).start()
-"""
-    done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{2 * ROWS}\n", "")
 
 
 def test_a_pass_that_is_closed_needs_nothing_of_a_module_that_the_interpreter_has_cleared(
@@ -462,3 +454,13 @@ def test_a_loader_that_is_dropped_takes_what_it_prepared_with_it(images_uri: str
     del loader
     gc.collect()
     wait_until(lambda: not feeders())
+
+
+def test_an_interpreter_that_ends_in_mid_pass_ends_and_a_thread_that_outlives_the_main_one_gets_its_rows(
+    interpreters: list[subprocess.Popen[str]],
+) -> None:
+    """The iterator outlives the modules that it needs, and Ray was never loaded; `concurrent.futures` starts nothing
+    more.
+    """
+    for process, said in zip(interpreters, SAID.values(), strict=True):
+        assert (*process.communicate(timeout=60), process.returncode) == (said, "", 0)

@@ -120,6 +120,7 @@ def test_columns_that_hold_no_documents(write_dataset: Callable[..., str], colum
     ("arguments", "message"),
     [
         ({"pack": PackTokens("text", 8)}, "has no column 'text'"),
+        ({"pack": "tokens"}, "pack='tokens': give raylance.PackTokens"),
         ({"pack": PackTokens("tokens", 8), "columns": ["id"]}, "columns="),
         (
             {"pack": PackTokens("tokens", 8), "order": raylance.Weighted(weights="id")},
@@ -152,13 +153,3 @@ def test_tokens_of_uint64_are_kept(write_dataset: Callable[..., str]) -> None:
     tokens = [2**63 - 1, 0, 7]
     uri = write_dataset(pa.table({"tokens": pa.array([tokens, []], pa.list_(pa.uint64()))}))
     assert raylance.dataset(uri, pack=PackTokens("tokens", 3)).head(1)["input_ids"].tolist() == [tokens]
-
-
-def test_integers_of_numpy_are_integers(uri: str) -> None:
-    pack = PackTokens("tokens", np.int64(8), eos_id=np.int32(EOS), pad_id=np.uint8(0))
-    rows = raylance.dataset(uri, pack=pack).head(50)["input_ids"]
-    np.testing.assert_array_equal(
-        rows, raylance.dataset(uri, pack=PackTokens("tokens", 8, eos_id=EOS)).head(50)["input_ids"]
-    )
-    with pytest.raises(raylance.ConfigError, match=r"pack='tokens': give raylance.PackTokens\(column, length=…\)"):
-        raylance.dataset(uri, pack="tokens")

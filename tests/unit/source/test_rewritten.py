@@ -29,21 +29,18 @@ def rows(first: int, count: int = ROWS) -> pa.Table:
 
 
 def rewrite(uri: str, first: int = 10**6, **options: Any) -> None:
-    """Another dataset in its place: the same version number, the same number of rows, other rows."""
     shutil.rmtree(uri)
     lance.write_dataset(rows(first), uri, max_rows_per_file=500, **options)
 
 
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
-    """Version 1, in files of 500 rows."""
     path = str(tmp_path / "data.lance")
     lance.write_dataset(rows(0), path, max_rows_per_file=500)
     return path
 
 
 def chunked(uri: str, **options: Any) -> raylance.Dataset:
-    """Eight chunks of 500 rows."""
     return raylance.dataset(uri, order=raylance.Sequential(shard_rows=500, window_shards=1), **options)
 
 

@@ -101,12 +101,6 @@ def test_what_is_not_there_is_said(uri: str, version: int | str | None, filter: 
         select(pin(uri, version, None), filter)
 
 
-def test_missing_datasets(tmp_path: object) -> None:
-    for version in (None, 3, "tag"):
-        with pytest.raises(DatasetError, match="no Lance dataset can be opened at"):
-            pin(f"{tmp_path}/none.lance", version, None)
-
-
 def test_what_lance_says_comes_without_its_source_and_without_xml() -> None:
     path = "/home/runner/work/lance/rust/lance/src/dataset.rs:765:44"
     assert readable_text(OSError(f"Not found: x/_versions, {path}, {path}")) == "Not found: x/_versions"
@@ -158,7 +152,7 @@ def chains(count: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", chains(1))
 def test_a_filter_that_would_end_the_process_is_refused(uri: str, kind: str) -> None:
-    deep = chains(60_000)[kind]
+    deep = chains(20_000)[kind]
     with pytest.raises(DatasetError) as caught:
         raylance.dataset(uri, filter=deep)
     assert len(str(caught.value)) < 3000

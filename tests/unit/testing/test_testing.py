@@ -41,10 +41,7 @@ def test_orders_of_ones_own_that_keep_everything() -> None:
         (own.Eager(), r"completed_shards\(\) finds the shards all of whose rows are consumed"),
         (own.NeverResolved(), r'resolve\(\) fills every "auto"; but it leaves \[\'shard_rows\'\]'),
         (own.Tuples(), "comes back from JSON as it was.*numbers, strings or lists"),
-        (
-            own.OtherSizes(),
-            "an epoch of all rows unless it repeats some; but it has {'epoch_rows': 2} over 1 rows",
-        ),
+        (own.OtherSizes(), "an epoch of all rows unless it repeats some; but it has {'epoch_rows': 2} over 1 rows"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, raylance.Order) else "",
 )
