@@ -37,6 +37,10 @@ from raylance.source.packing import PackedRows
 Made = TypeVar("Made", bound=RankLoader)
 
 
+class _NoLoaderError(ConfigError, AttributeError):
+    """A handle was asked for what only loaders have. `hasattr` takes it for False."""
+
+
 class Dataset:
     """A pinned, filtered, ordered Lance dataset, or a mixture of several.
 
@@ -63,13 +67,12 @@ class Dataset:
         return loader
 
     def __getattr__(self, name: str) -> NoReturn:
-        why = ""
-        if not name.startswith("_") and hasattr(RankLoader, name):
-            why = (
-                ", because a handle is a value, which has no position. Loaders have it: "
-                "ray.train.get_dataset_shard(name) in a training function of Ray Train, handle.loader() elsewhere"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
+        if name.startswith("_") or not hasattr(RankLoader, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise _NoLoaderError(
+            f"{name!r} of a handle: a handle is a value, which has no position. Position, epoch and state belong to "
+            "loaders: ray.train.get_dataset_shard(name) in a training function of Ray Train, handle.loader() elsewhere."
+        )
 
     def __len__(self) -> int:
         """Number of selected rows; `dataset[i]` takes each i below it. An epoch of a mixture, or of an order that draws
