@@ -19,8 +19,6 @@ _FADE = 0.9  # factor for each item: the estimate rises at once and falls slowly
 _BLOCK_BYTES = 32 << 20  # most bytes of a block; enough for Lance to read and decode in parallel
 _BLOCKS = 16  # least number of blocks in the limit, so that a block larger than estimated exceeds it only a little
 _EVEN_BLOCK_BYTES = 64 << 20  # the same for rows of one size: each call costs a trainer 1 ms of CPU through Ray
-_EVEN_BLOCKS = 2  # least number of blocks of a chunk of such rows
-_LEAST_BLOCK_BYTES = 4 << 20  # a smaller block of such rows is not worth a call
 
 
 class Account:
@@ -95,8 +93,7 @@ class Account:
         row_bytes, least = max(self._loaded_bytes, self._likely_bytes), self._likely_bytes
         if self.is_even:  # the estimate is exact, so the first block can be large
             row_bytes = self._loaded_bytes
-            target = min(_EVEN_BLOCK_BYTES, max(_LEAST_BLOCK_BYTES, rows * row_bytes / _EVEN_BLOCKS))
-            return Pace(target, row_bytes, limit_rows=1 << 40, least_bytes=row_bytes)
+            return Pace(_EVEN_BLOCK_BYTES, row_bytes, limit_rows=1 << 40, least_bytes=row_bytes)
         return Pace(max(1, min(_BLOCK_BYTES, self.window_bytes // _BLOCKS)), row_bytes, least_bytes=least)
 
     def learn_chunk(self, rows: int, nbytes: int) -> None:
