@@ -72,9 +72,10 @@ class PixelDecoder:
         self.unturned = 0  # images decoded as stored, because their orientation cannot be read
         self._memory = np.empty(0, dtype=np.uint8)
 
-    def decode(self, encoded: bytes | memoryview, cut: Cut, *reduce_to: tuple[int, int]) -> Pixels:
+    def decode(self, encoded: bytes | memoryview, cut: Cut, reduce_to: tuple[int, int] | None = None) -> Pixels:
         """Decodes one box of an image; see `decode_parts`."""
-        return self.decode_parts(encoded, lambda height, width: [cut(height, width)], reduce_to)[0]
+        sizes = () if reduce_to is None else (reduce_to,)
+        return self.decode_parts(encoded, lambda height, width: [cut(height, width)], sizes)[0]
 
     def decode_parts(
         self, encoded: bytes | memoryview, cut: Cuts, reduce_to: Sequence[tuple[int, int]] = ()

@@ -88,8 +88,8 @@ class Account:
         """Whether rows may be read by themselves, beside the chunks that a reader holds."""
         return rows * self._loaded_bytes < self.window_bytes / 8
 
-    def pace(self, rows: int) -> Pace:
-        """Returns the pace at which to load a chunk of this number of rows."""
+    def pace(self) -> Pace:
+        """Returns the pace at which to load a chunk."""
         row_bytes, least = max(self._loaded_bytes, self._likely_bytes), self._likely_bytes
         if self.is_even:  # the estimate is exact, so the first block can be large
             row_bytes = self._loaded_bytes

@@ -169,7 +169,7 @@ class ChunkOrder:
     def _make(self, chunk: Chunk) -> HeldChunk:
         plan, dp_rank = self.planned
         rows, first = plan.chunk_size(chunk, dp_rank), plan.first_line(chunk, dp_rank)
-        pace = self._account.pace(rows)
+        pace = self._account.pace()
         return HeldChunk(number=self.number(), chunk=chunk, first=first, rows=rows, stored_rows=rows, pace=pace)
 
     def all(self) -> Iterator[HeldChunk]:

@@ -236,7 +236,7 @@ class ChunkTable:
     def _reset(self, held: HeldChunk) -> None:
         self._forget_loads(held)
         held.number, held.calls, held.gathers = self._order.number(), {}, set()
-        held.pace = self._account.pace(held.rows)
+        held.pace = self._account.pace()
         held.asked_rows = held.loaded_rows = held.nbytes = held.needs_bytes = held.given_rows = 0
         held.stored_rows, held.paced = held.rows, (0, 0)
 
