@@ -54,8 +54,8 @@ class Shared(Generic[T]):
 
     def get(self) -> T:
         """Returns the value; fetches it or makes it again if this process does not have it. Raises the errors of the
-        recipe. Without one, HelperError if the value's Ray session has ended, and RayError if Ray lost it, or needs 120
-        s.
+        recipe. Without a recipe, raises HelperError if the value's Ray session has ended, and RayError if Ray has lost
+        the value or does not return it in 120 s.
         """
         session = ray_session()
         held, reference = self._value, self._ref

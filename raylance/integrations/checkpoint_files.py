@@ -190,7 +190,8 @@ def list_files(
 @contextlib.contextmanager
 def only_listed(directory: str, steps: Mapping[str, Any]) -> Iterator[Path]:
     """Yields the directory of a checkpoint at these steps; or, if files of an earlier report lie there, another one
-    with links to the own files. These are all if rank 0 has no list for these steps, or a list is damaged.
+    with links to the files of this one. If rank 0 has no list for these steps, or a list is damaged, all files belong
+    to this one.
     """
     folder = Path(directory)
     lists = {path.name: _read_list(path) for path in folder.glob(_LISTS)}
@@ -329,8 +330,8 @@ def _save(state: dict[str, Any], path: Path) -> None:
 
 
 def _dump(state: dict[str, Any], file: Any) -> None:
-    """Writes a state to an open file; raises ConfigError if it cannot be saved, and the OSError behind torch's
-    RuntimeError.
+    """Writes a state to an open file. Raises ConfigError if the state cannot be saved; and OSError if the file cannot
+    be written, although torch raises RuntimeError then.
     """
     with _refusing():
         try:

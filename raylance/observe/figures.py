@@ -20,7 +20,7 @@ class RankFigures:
     """The figures of one rank in the period that is judged."""
 
     figures: Mapping[str, float]  # gauges, and the growth of counters, by the names of `Stats.sample`
-    facts: Mapping[str, Any]  # of its record: rank, world_size, row_bytes, order, options, …
+    facts: Mapping[str, Any]  # facts in its record: rank, world_size, row_bytes, order, options, …
     presence: float = 1.0  # share of the period in which it was there, in [0, 1]
     starts: int = 1  # how often it was started in this period
     # Number of ranks that got the same rows, by which each one's rows are divided in the run's figures. If it changed

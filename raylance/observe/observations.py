@@ -29,7 +29,7 @@ class Receipt:
     fallback_rows: int = 0  # rows that the fast codec left to the slow one
     unturned_rows: int = 0  # images whose orientation could not be read
     bad_rows: tuple[tuple[int, str, str], ...] = ()  # some masked rows: offset (see `reason_of`), column, reason
-    too_large_bytes: int = 0  # of rows that were not sent because they exceed the limit; else 0
+    too_large_bytes: int = 0  # bytes of the rows if they exceed the limit and were not sent; else 0
 
 
 class FaultSeen(NamedTuple):

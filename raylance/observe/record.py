@@ -84,7 +84,7 @@ def public_uri(uri: str) -> str:
 
 
 def holds_secret(uri: str) -> bool:
-    """Whether a URI holds a password, or a key in its query. A name alone, as in abfss:// URIs, is no secret."""
+    """Whether a URI has a password, or a key in its query. A name alone, as in abfss:// URIs, is not a secret."""
     return "://" in uri and bool(_PASSWORD.search(uri) or _SECRET.search(uri))
 
 

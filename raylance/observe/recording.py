@@ -74,9 +74,9 @@ class Recording:
             return self._answered < self._asked or 0 < self._failures <= _LAST_TRIES
 
     def flush(self, *, may_wait: bool = True) -> None:
-        """Samples now and has the writing thread write, because the process may end soon. Waits for a write at most 10
-        s, 1 s if the last one failed; not if the storage hangs. Without `may_wait`, it waits only for a local storage,
-        and asks for a write only while such calls took little time so far.
+        """Samples now and has the writing thread write, because the process may end soon. Waits for the write
+        at most 10 s, or 1 s if the write before failed; does not wait if the storage hangs. Without `may_wait`, asks
+        for the write only while such calls took little time so far, and waits only for a local storage.
         """
         if self._pid != os.getpid():  # a forked child: the record belongs to its parent
             return

@@ -124,7 +124,7 @@ class WaitClock:
         return [other for other in found if other is found[-1] or other.called in found[-1].shared_s]
 
     def _count_shared(self, begun: float, now: float) -> None:
-        """Counts seconds side by side: those that this ending step shares with steps that began later and go on."""
+        """Counts the seconds that this ending step shares with each step that began later and has not ended."""
         later = list(itertools.dropwhile(lambda other: other is not self, _thread.in_step))[1:]
         for other in later:
             if other.is_timed("user_s"):

@@ -172,7 +172,7 @@ class Resolved:
     """An order for one selection, with all sizes known."""
 
     settings: Order  # with every "auto" filled, as checkpoints record it
-    rows: int  # of the selection, n
+    rows: int  # number of rows of the selection, n
     seed: int  # seed of the run
     # What was looked up in the selection. No other field grows with n.
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)

@@ -28,7 +28,7 @@ class Digest:
     """
 
     rows: int = 0  # without padding. A masked row was delivered, so it counts
-    hash: int = 0  # of the rows without padding
+    hash: int = 0  # hash of the rows without padding
     padding: int = 0  # number of rows that only fill up a last step
 
     @classmethod

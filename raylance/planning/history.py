@@ -47,9 +47,9 @@ class EpochLine:
     epochs: int = 1  # number of epochs
     spans: tuple[Interval, ...] = ()  # what all ranks together were handed, ascending
     reach: int | None = None  # the furthest position of any rank if the run is in this epoch
-    besides: int = 0  # rows that were handed out in addition to the spans and not rolled back
-    came_again: bool = False  # whether positions were handed out once more; `besides` lacks rows without a record
-    doubt: str = ""  # why the epoch cannot be proven; "" if there is no such reason
+    besides: int = 0  # number of rows that were delivered in addition to the spans and not rolled back
+    came_again: bool = False  # whether positions were delivered once more; `besides` lacks rows without a record
+    doubt: str = ""  # a reason, other than gaps, why the epoch cannot be proven; "" if there is none
     plan: str = ""  # names the plan that the rows are compared with
 
     @property

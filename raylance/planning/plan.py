@@ -30,7 +30,7 @@ class Chunk:
     """Rows of one rank that are read and held together: those of its slices of consecutive steps, in this order."""
 
     epoch: int
-    position: int  # of the first step
+    position: int  # the position of the first step
     steps: int
     low: int = 0  # rows of the first step's slice that do not belong to the chunk
     high: int | None = None  # where the chunk ends in the last step's slice; None for the end of the slice
@@ -44,7 +44,7 @@ class WorkItem:
 
     dp_rank: int
     epoch: int
-    position: int  # of the first step
+    position: int  # the position of the first step
     steps: int  # more than one only if [low, high) is the whole slice
     low: int
     high: int

@@ -19,7 +19,7 @@ RankAndSize = tuple[int, int]
 class Assignment:
     """How Ray Train assigned a dataset to the workers of a run."""
 
-    name: str | None  # of the dataset in the run; None if Ray does not report it
+    name: str | None  # the dataset's name in the run; None if Ray does not report it
     is_split: bool  # if not, each rank sees the whole dataset
     datasets_to_split: tuple[str, ...] | None = None  # names that the user gave; None for all
 
@@ -42,7 +42,7 @@ class ShardContext:
     # Who said the rank and the world size: "somebody" gave them; or they were "found", and must stay as they are; or
     # "nobody" did, and the loader must be the only one.
     placed_by: PlacedBy = "somebody"
-    # Of the process that made or received the context; a fork keeps its parent's
+    # The ID of the process that made or received the context; a fork keeps its parent's
     pid: int = dataclasses.field(default_factory=os.getpid, compare=False, init=False)
 
     def __post_init__(self) -> None:

@@ -63,7 +63,7 @@ class State:
     codecs: Any  # by decoded column, the codec of its values, with versions
     order: Mapping[str, Any]  # its parameters; a size may be "auto" until the first iteration
     window_bytes: int  # from which the order computes its "auto" sizes
-    epoch: int  # of the next batch
+    epoch: int  # the epoch of the next batch
     position: int  # rows of the epoch's order that all ranks together consumed
     step: int  # steps of this epoch that were handed out
     global_step: int  # steps that were handed out since the run began
@@ -71,8 +71,8 @@ class State:
     components: Mapping[str, Any]  # in a mixture, the position of each dataset by name; for information
     global_batch_size: int | None  # for information; the next run may use another one
     dp_size: int  # for information; the next run may use another one
-    # Of `order` and `window_bytes`, to show changes of the state. A loader with "auto" sizes, which takes them from the
-    # state, could not notice these otherwise.
+    # Checksum of `order` and `window_bytes`. A loader with "auto" sizes takes both from the state, so it could not
+    # notice otherwise that somebody changed them.
     checksum: str = dataclasses.field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:

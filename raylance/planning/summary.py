@@ -64,7 +64,7 @@ def _sources(plan: Plan, end: int) -> "dict[str, SourceRows]":
 class SourceRows:
     """The rows of one dataset in an epoch of a mixture. The last three are None if the dataset's order draws rows."""
 
-    share: float  # of the positions, which follows from its weight
+    share: float  # the share of the positions, which follows from its weight
     rows: int  # selected
     delivered: int  # with repeats
     used: int | None  # different rows that are delivered

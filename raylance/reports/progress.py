@@ -23,7 +23,7 @@ class Progress:
 
     epoch: int  # the epoch, from 0
     rows: int  # handed out in this epoch, over all ranks
-    epoch_rows: int  # of a whole epoch
+    epoch_rows: int  # number of rows of an epoch
     rate: float  # recent rows a second over all ranks, like "delivered" in `Verdict.rates`
     pace: float  # rows a second in the last ten minutes, with saving and other datasets; 0 if unknown
     waiting: float  # recent share of the trainers' time, in [0, 1]

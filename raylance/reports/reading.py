@@ -50,14 +50,14 @@ class LoaderRecord:
     """The record of one loader, from its start to its end or to its last known sample."""
 
     name: str  # the file's name, without its extension
-    facts: Mapping[str, Any]  # of the loader: its run, its data, options and limits
+    facts: Mapping[str, Any]  # facts of the loader: its run, its data, options and limits
     events: Sequence[tuple[float, str, Any]]  # seconds since 1970, kind, content
     bad_rows: Sequence[tuple[int, str, str]]  # row offset (with the component of a mixture), column, reason
     ended: float | None  # when it was closed, in seconds since 1970; None if it is open, or its process was killed
     # By name, (samples,): counters since the loader was made, and `time_s`, seconds since 1970
     series: Mapping[str, FloatArray]
     written_s: float = 0.0  # when its file was last written, by the clock of the storage
-    digest: Mapping[str, Any] | None = None  # of `Ledger.to_dict`; None in records of an older raylance
+    digest: Mapping[str, Any] | None = None  # made by `Ledger.to_dict`; None in records of an older raylance
     # By the name of another dataset: seconds in which both were iterated side by side; empty in records of an older
     # raylance.
     shared_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -139,7 +139,7 @@ class Run:
     """The records of a run."""
 
     uri: str  # path or URI of the run's folder
-    records: Sequence[LoaderRecord]  # of all its loaders, later starts after earlier ones
+    records: Sequence[LoaderRecord]  # those of all its loaders, later starts after earlier ones
 
     @property
     def name(self) -> str:

@@ -23,7 +23,7 @@ _GAP_S = 20.0  # a longer time without any record: the run did not run
 class Timeline:
     """A run divided into bins of time. Times of 20 s or more without any record are left out."""
 
-    edges: FloatArray  # of the bins, in seconds since the run began, (bins + 1,)
+    edges: FloatArray  # edges of the bins, in seconds since the run began, (bins + 1,)
     times: FloatArray  # the same edges in seconds since 1970
     cuts: Sequence[float]  # where times were left out, in seconds since the run began
     shares: dict[int, dict[str, FloatArray]]  # by rank, then by `PARTS`: the share of each bin, (bins,), in [0, 1]

@@ -25,7 +25,7 @@ class Selected(HasOffsets, Protocol):
 class RowSource(abc.ABC):
     """Selected rows of pinned data; picklable."""
 
-    uri: Any  # of the data, JSON-able. In a mixture, this and the next three are dicts by name of a dataset
+    uri: Any  # where the data lie, JSON-able. In a mixture, this and the next three are dicts by name of a dataset
     branch: Any  # in which the version is counted; None for the branch that the URI opens
     version: Any  # the pinned version
     identity: Any  # hash of the version's files

@@ -113,7 +113,7 @@ class Steps(Positioned):
         self._whole_passes = WholePasses()
         self._start, self._writer = torch.zeros(4, dtype=torch.int64), os.getpid()
         self._workers_passed = torch.zeros(2, dtype=torch.int64)  # last whole epoch plus 1; whether it has warned
-        self.record: StepsRecord | None = None  # of a `Loader(record=…)`; None in workers
+        self.record: StepsRecord | None = None  # the record of a `Loader`; None without one, and in workers
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_dist_info": pack("dist_info=", self._dist_info), "record": None}

@@ -452,7 +452,7 @@ def test_a_format_of_a_plugin_is_decoded_where_its_setup_is_named(write_dataset:
         Image("image", setup=3)  # type: ignore[arg-type]
 
 
-LARGE = (1400, 1200)  # of more pixels than are converted at once
+LARGE = (1400, 1200)  # more pixels than are converted at once
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "CMYK", "turned"])
