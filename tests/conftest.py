@@ -15,6 +15,8 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
 # Each start of a Ray would start a process for each of its CPUs, used or not: a second of computing each.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+# Ray gives its workers the least share of a CPU (niceness 15): what computes beside them here would stop them nearly.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # Ray Train asks the Ray that it finds on this machine whether its controller lives; where that is another Ray, which
 # has never heard of it, it ends the run. Nobody answers here, so that two can be tested side by side.
 os.environ["RAY_API_SERVER_ADDRESS"] = "http://127.0.0.1:9"
