@@ -77,10 +77,10 @@ class ChunkTable:
         for reader in readers:
             mine = [each for each in self._order.held if each.reader == reader]
             for held, before in zip(mine[:_HELD], [None, *mine], strict=False):
-                while sum(len(each.calls) for each in mine) < _LOADS:
-                    if before is None and self._is_ready(held, now):
+                while self._is_ready(held, now) and sum(len(each.calls) for each in mine) < _LOADS:
+                    if before is None:
                         self._make_room(held, mine)
-                    block = self._next_block(held, before, sum(each.expected_bytes for each in mine), now)
+                    block = self._next_block(held, before, sum(each.expected_bytes for each in mine))
                     if block is None:
                         break
                     self._send(held, reader, *block, send)
@@ -117,14 +117,10 @@ class ChunkTable:
             if all(len(places) >= _HELD for places in given.values()):
                 return
 
-    def _next_block(
-        self, held: HeldChunk, before: HeldChunk | None, expected_bytes: float, now: float
-    ) -> tuple[int, float] | None:
-        """Returns the number of rows of the next block, and the bytes that it may have; None if it has to wait.
-        `before` is the chunk that the reader uses before this one, if any; the reader holds `expected_bytes`.
+    def _next_block(self, held: HeldChunk, before: HeldChunk | None, expected_bytes: float) -> tuple[int, float] | None:
+        """Returns the number of rows of a ready chunk's next block, and the bytes that it may have; None if it has to
+        wait. `before` is the chunk that the reader uses before this one, if any; the reader holds `expected_bytes`.
         """
-        if not self._is_ready(held, now):
-            return None
         room, left = self._account.window_bytes - expected_bytes, held.stored_rows - held.asked_rows
         rows, fitting = min(left, held.pace.next_rows()), max(0, int(room / held.pace.row_bytes))
         if before is None:

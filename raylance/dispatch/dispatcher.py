@@ -114,9 +114,10 @@ class Dispatcher:
 
     def deadline(self) -> float | None:
         """Returns the time at which to hand in None if no event comes first; None if only an event changes anything."""
-        entries = self._inflight.entries
-        times = [entry.not_before for entry in entries if entry.not_before > self._now]
-        times += [entry.since + self._work_timeout_s for entry in entries if entry.state is ItemState.FETCHING]
+        times = [entry.not_before for entry in self._inflight.entries if entry.not_before > self._now]
+        head = self._inflight.head
+        if head is not None and head.state is ItemState.FETCHING:
+            times.append(head.since + self._work_timeout_s)
         others = self._pool.deadline(self._now), self._chunks.deadline(self._now)
         return min([*times, *(time for time in others if time is not None)], default=None)
 
@@ -386,9 +387,9 @@ class Dispatcher:
             return
         self._inflight.take_on(len(self._pool.running("decoder")) if self._is_wanted else None)
         self._load()
-        self._out += self._chunks.take_commands()
         self._gather()
         self._send_decodes()
+        self._out += self._chunks.take_commands()  # behind items that are read by themselves, which are awaited
         head = self._inflight.head
         if head is None:
             if self._inflight.is_over:
@@ -409,7 +410,6 @@ class Dispatcher:
         self._chunks.load(readers, lambda reader: self._pool.send_load(reader, self._now), self._now)
 
     def _gather(self) -> None:
-        able, responsive = self._pool.running("reader"), self._pool.running("reader", responsive=True)
         head = self._inflight.head
         holds = head is not None and self._has_to_wait(head)  # its chunk, which may take the room of those after it
         for entry in self._inflight.entries:
@@ -417,7 +417,8 @@ class Dispatcher:
                 continue
             if not self._inflight.has_room(entry):
                 return
-            place = self._chunks.place_of(entry.item, responsive if entry.is_hit else able, at_once=holds)
+            readers = self._pool.running("reader", responsive=entry.is_hit)
+            place = self._chunks.place_of(entry.item, readers, at_once=holds)
             if place is None:
                 continue
             entry.change(ItemState.GATHERING)
@@ -467,25 +468,26 @@ def _may_be_decoded(entry: InFlightItem) -> bool:
 
 
 def _status(pool: HelperPool, inflight: InFlight, *, is_awaited: bool) -> Status:
+    readers, decoders = len(pool.running("reader")), len(pool.running("decoder"))
     return Status(
-        readers=len(pool.running("reader")),
+        readers=readers,
         readers_wanted=pool.wanted["reader"],
-        decoders=len(pool.running("decoder")),
+        decoders=decoders,
         decoders_wanted=pool.wanted["decoder"],
-        decoders_busy=pool.decoders_busy,
+        decoders_busy=pool.decoders_busy if decoders else 0,
         inflight_items=len(inflight.entries),
         inflight_bytes=int(inflight.used_bytes),
-        cause=_cause(pool, inflight) if is_awaited else None,
+        cause=_cause(inflight, readers, decoders) if is_awaited else None,
     )
 
 
-def _cause(pool: HelperPool, inflight: InFlight) -> Cause:
-    """Returns the cause of the trainer's wait for the next item to deliver."""
+def _cause(inflight: InFlight, readers: int, decoders: int) -> Cause:
+    """Returns the cause of the trainer's wait for the next item to deliver, by the number of running helpers."""
     head = inflight.head
-    if not pool.running("reader"):
+    if not readers:
         return "start"
     if inflight.has_ready or head is None or head.state in (ItemState.DONE, ItemState.FETCHING, ItemState.FAILED):
         return "finish"
     if head.state in (ItemState.GATHERED, ItemState.DECODING):
-        return "decode" if pool.running("decoder") else "start"
+        return "decode" if decoders else "start"
     return "there" if head.decodes_there else "read"

@@ -143,7 +143,7 @@ class HelperPool:
         return [
             number
             for number, helper in self._helpers.items()
-            if helper.kind == kind and helper.is_running and not (responsive and helper.pings)
+            if helper.kind == kind and helper.state is HelperState.RUNNING and not (responsive and helper.pings)
         ]
 
     def _count(self, kind: Kind) -> int:
@@ -187,7 +187,7 @@ class HelperPool:
 
     def deadline(self, now: float) -> float | None:
         """Returns the next time at which something changes without an event; None if nothing does."""
-        until = self._patient_until()
+        until = self._patient_until() if self.wanted["decoder"] else None
         times = [until] if until is not None and until > now else []
         for helper in self._helpers.values():
             if helper.state is HelperState.WANTED:

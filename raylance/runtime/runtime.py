@@ -96,8 +96,8 @@ class Runtime(abc.ABC):
                 self._place(helper, kind)
             case Load():
                 self._load(command)
-            case Drop(helper, number) if helper in self._helpers:
-                self._drop(helper, number)
+            case Drop(helper) if helper in self._helpers:
+                self._drop(command)
             case Gather():
                 self._gather(command)
             case Decode():
@@ -133,7 +133,7 @@ class Runtime(abc.ABC):
     def _load(self, command: Load) -> None: ...
 
     @abc.abstractmethod
-    def _drop(self, number: int, chunk: int) -> None: ...
+    def _drop(self, command: Drop) -> None: ...
 
     @abc.abstractmethod
     def _gather(self, command: Gather) -> None: ...

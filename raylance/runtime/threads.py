@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from raylance.decode.open_decoding import OpenDecoding
-from raylance.dispatch.messages import Alive, Decode, Done, Event, Failed, Fetch, Fetched, Gather, Kind, Load
+from raylance.dispatch.messages import Alive, Decode, Done, Drop, Event, Failed, Fetch, Fetched, Gather, Kind, Load
 from raylance.observe import Receipt
 from raylance.read_spec import ReadSpec
 from raylance.runtime.runtime import Runtime
@@ -82,8 +82,10 @@ class ThreadRuntime(Runtime):
         reader, (_, planned) = self._helpers[command.helper], self._plan  # next pass may have another plan
         reader.loads.start(_answer, self._inbox, command.call, lambda: reader.work.load(planned, command))
 
-    def _drop(self, number: int, chunk: int) -> None:
-        self._helpers[number].work.drop(chunk)  # at once, because the memory counts as free from now on
+    def _drop(self, command: Drop) -> None:
+        self._helpers[command.helper].work.drop(
+            command.number
+        )  # at once, because the memory counts as free from now on
 
     def _gather(self, command: Gather) -> None:
         reader, (_, planned) = self._helpers[command.helper], self._plan

@@ -88,7 +88,13 @@ class RowReader(abc.ABC):
                 that were read before have been passed to `add`.
         """
 
-    def read_pieces(self, offsets: Int64Array, prepare: Prepare[T], add: Callable[[T], bool]) -> None:
+    def read_pieces(
+        self,
+        offsets: Int64Array,
+        prepare: Prepare[T],
+        add: Callable[[T], bool],
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Reads rows like `read_into`, and passes the result of `prepare` for each table to `add`.
 
         Args:
@@ -97,15 +103,16 @@ class RowReader(abc.ABC):
                 in the table, int64, strictly ascending from 0, because it may also hold rows between them; None for all
                 of them. It may run in several threads at once, in any order, and again with the same rows.
             add: Takes the results of `prepare`, in order, in the calling thread; returns whether more may follow.
+            is_wanted: Whether the rows are still wanted. If not, no further read begins. Any thread may call it.
 
         Raises:
             DatasetError: See `read_into`.
         """
-        rows, is_wanted = 0, True
+        rows, has_room = 0, True
 
         def keep(table: pa.Table) -> None:
-            nonlocal rows, is_wanted
-            is_wanted = is_wanted and add(prepare(rows, table, None))
+            nonlocal rows, has_room
+            has_room = has_room and add(prepare(rows, table, None))
             rows += table.num_rows
 
         self.read_into(offsets, keep)
@@ -188,7 +195,13 @@ class Reader(RowReader):
 
         self.read_pieces(offsets, lambda _, table, places: wanted_rows(table, places), keep)
 
-    def read_pieces(self, offsets: Int64Array, prepare: Prepare[T], add: Callable[[T], bool]) -> None:
+    def read_pieces(
+        self,
+        offsets: Int64Array,
+        prepare: Prepare[T],
+        add: Callable[[T], bool],
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """See `RowReader.read_pieces`."""
         lasts = time.monotonic() - self._gave_up.until_s < self.retry_s  # whether a read gave up lately
         outage, retry_s = (self._gave_up, 0.0) if lasts else (Outage(), self.retry_s)
@@ -203,8 +216,9 @@ class Reader(RowReader):
                     limit_s = answer_limit_s(self.retry_s, again=lasts or failed)
                     failed = True  # unless a table comes
                     dataset = self._open_dataset(dataset, limit_s)
-                    for made in self._read_pieces(dataset, begun, pieces, prepare, limit_s):
-                        if not add(made):
+                    make = functools.partial(self._make, dataset, prepare, is_wanted)
+                    for made in self._read_pieces(dataset, begun, pieces, make, limit_s):
+                        if made is None or not add(made):
                             return
                         failed = False
                         if not lasts:
@@ -263,10 +277,10 @@ class Reader(RowReader):
         dataset: lance.LanceDataset,
         begun: deque[_Piece],
         pieces: Iterator[_Piece],
-        prepare: Prepare[T],
+        make: Callable[[_Piece], T],
         limit_s: float,
     ) -> Iterator[T]:
-        """Reads the pieces in `begun`, then further ones, several at once. Yields the results of `prepare` in order."""
+        """Makes tables of the pieces in `begun`, then of further ones, several at once. Yields them in order."""
         calls, progress = self._calls, functools.partial(requests_of, dataset)
         running: deque[Future[T]] = deque()
         again = iter(tuple(begun))
@@ -278,7 +292,7 @@ class Reader(RowReader):
                         if (piece := next(pieces, None)) is None:
                             break
                         begun.append(piece)
-                    running.append(calls.start(self._make, dataset, piece, prepare))
+                    running.append(calls.start(make, piece))
                 if not running:
                     return
                 yield result_of(running.popleft(), limit_s, progress)
@@ -308,7 +322,12 @@ class Reader(RowReader):
             for begin in range(first, max(last, first + 1), size):
                 yield _Piece(begin, offsets[begin : min(begin + size, last)], is_range)
 
-    def _make(self, dataset: lance.LanceDataset, piece: _Piece, prepare: Prepare[T]) -> T:
+    def _make(
+        self, dataset: lance.LanceDataset, prepare: Prepare[T], is_wanted: Callable[[], bool], piece: _Piece
+    ) -> T | None:
+        """Reads and prepares a piece; returns None if nobody wants it any more."""
+        if not is_wanted():
+            return None
         table, places = self._read_piece(dataset, piece.offsets, piece.is_range)
         offsets = piece.offsets if places is None else piece.offsets[0] + np.arange(table.num_rows)
         return prepare(piece.first, self._with_offsets(table, offsets), places)

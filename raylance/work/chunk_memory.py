@@ -119,6 +119,10 @@ class Load:
         self._gate = _Gate()
         self._added = self.read_bytes = self.needs_bytes = 0
 
+    def is_wanted(self) -> bool:
+        """Whether the chunk was not dropped."""
+        return not self._chunk.is_dropped
+
     def prepare(self, number: int, table: pa.Table, places: Int64Array | None) -> tuple[int, Placed]:
         """Copies rows to their lines, see `RowMemory.place`; `number` counts from the first row of the load."""
         with self._gate.enter() as is_open:
@@ -138,7 +142,7 @@ class Load:
             self._chunk.add(self._first + self._added, placed, nbytes)
         self._added += placed.rows
         self._left -= nbytes
-        return not (self.needs_bytes or self._chunk.is_dropped)
+        return self.is_wanted() and not self.needs_bytes
 
     def _fitting(self, nbytes: int, placed: Placed) -> tuple[int, Placed]:
         """Returns the first rows that fit, with their bytes."""

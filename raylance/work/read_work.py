@@ -76,7 +76,7 @@ class ReadWork:
         self._busy.begin()
         try:
             offsets = self._selection.offsets(chunk.stored(first, rows))
-            self._open_reader().read_pieces(offsets, block.prepare, block.add)
+            self._open_reader().read_pieces(offsets, block.prepare, block.add, block.is_wanted)
         finally:
             block.end()
             receipt.storage_s = self._busy.end()

@@ -16,6 +16,7 @@ from raylance.dispatch.messages import (
     Decode,
     Dismiss,
     Done,
+    Drop,
     Event,
     Failed,
     Fault,
@@ -268,9 +269,10 @@ class World(Runtime):
         elif helper.state == "up":
             self._load_next(helper)
 
-    def _drop(self, number: int, chunk: int) -> None:
-        self.helpers[number].chunks.pop(chunk, None)
-        self.helpers[number].dropped.add(chunk)
+    def _drop(self, command: Drop) -> None:
+        helper = self.helpers[command.helper]
+        helper.chunks.pop(command.number, None)
+        helper.dropped.add(command.number)
 
     def _decode(self, command: Decode) -> None:
         self._give(command.helper, command.call, command, self.table[command.source])

@@ -1,5 +1,7 @@
 """The actor that reads for one rank. It does not load torch before it decodes."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import ray
 
@@ -25,6 +27,7 @@ class ShardActor(Actor):
         keep_freed_memory()
         self._work = ReadWork(read_spec, options)
         self._planned: dict[str, PlannedRows] = {}
+        self._decodes = read_spec.in_helpers is not None
 
     def _of(self, key: str, plan: Plan | None) -> PlannedRows:
         """Returns the rows of the plan with this key; `plan` comes with the first call of a method that names it."""
@@ -36,8 +39,10 @@ class ShardActor(Actor):
         return found or self._planned[key]
 
     @ray.method(concurrency_group="load")
-    def load(self, key: str, plan: Plan | None, load: Load) -> Loaded:
-        """See `ReadWork.load`."""
+    def load(self, key: str, plan: Plan | None, load: Load, drops: Sequence[int]) -> Loaded:
+        """See `ReadWork.load`; first drops the chunks with the numbers `drops`."""
+        for number in drops:
+            self._work.drop(number)
         with errors_travel():
             return self._work.load(self._of(key, plan), load)
 
@@ -47,7 +52,10 @@ class ShardActor(Actor):
         self._work.drop(number)
 
     @ray.method(num_returns=3)
-    def gather(self, key: str, plan: Plan | None, command: Gather) -> tuple[pa.Table, pa.Table, Receipt]:
-        """See `ReadWork.gather`."""
+    def gather(
+        self, key: str, plan: Plan | None, command: Gather
+    ) -> tuple[Receipt, pa.Table] | tuple[Receipt, pa.Table, pa.Table]:
+        """See `ReadWork.gather`. Without decoding, the second table is empty, and does not travel."""
         with errors_travel():
-            return self._work.gather(self._of(key, plan), command)
+            plain, second, receipt = self._work.gather(self._of(key, plan), command)
+        return (receipt, plain, second) if self._decodes else (receipt, plain)

@@ -180,6 +180,23 @@ def test_threads_that_read_pieces_share_the_threads_that_read_them(write_dataset
     assert len({one for one in threading.enumerate() if one.name.startswith("read_")} - before) <= 4
 
 
+def test_nothing_is_read_that_nobody_wants_any_more(write_dataset: Callable[..., str]) -> None:
+    reader = Reader(pinned=pin(write_dataset(table(0, 400)), None, None), columns=["id"], row_bytes=1 << 20)
+    read: list[int] = []
+    added: list[int] = []
+
+    def prepare(first: int, piece: pa.Table, _: object) -> int:
+        read.append(first)
+        return piece.num_rows
+
+    def add(rows: int) -> bool:
+        added.append(rows)
+        return True
+
+    reader.read_pieces(np.arange(400), prepare, add, is_wanted=lambda: not read)
+    assert len(added) <= len(read) < 10
+
+
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("mode", ["range", "take"])
 def test_damage_is_told_from_a_storage_that_fails(write_dataset: Callable[..., str], mode: ReadMode) -> None:

@@ -209,12 +209,12 @@ class LateReader(InMemory):
         super().__init__(feed.table, feed.likely_row_bytes)
         self.late: list[Callable[[], object]] = []
 
-    def read_pieces(self, offsets: Any, prepare: Any, add: Any) -> None:
+    def read_pieces(self, offsets: Any, prepare: Any, add: Any, *wanted: Any) -> None:
         def prepare_twice(*arguments: Any) -> object:
             self.late.append(lambda: prepare(*arguments))
             return prepare(*arguments)
 
-        super().read_pieces(offsets, prepare_twice, add)
+        super().read_pieces(offsets, prepare_twice, add, *wanted)
 
 
 def test_a_read_that_comes_late_writes_to_nothing_that_was_handed_out() -> None:
