@@ -32,7 +32,6 @@ from raylance.batches.lookup import name_file
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.environment import agreement, process
 from raylance.errors import ConfigError, RaylanceError
-from raylance.observe.record import public_uri
 from raylance.observe.verdict import Verdict
 from raylance.orders.permutation import Int64Array
 from raylance.planning.digest import Digest, Ledger
@@ -44,6 +43,7 @@ from raylance.read_spec import DatasetSpec
 from raylance.runtime import notes
 from raylance.runtime.feeder import Feeder
 from raylance.runtime.session import Session
+from raylance.secrets import public_uri
 from raylance.settings import Options
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from raylance.observe import Stats, clock
 from raylance.observe.clock import now_s
 from raylance.observe.figures import RankFigures
 from raylance.observe.metrics import Publisher
-from raylance.observe.record import FOLDER, Record, RecordFolder, open_folder, public_uri
+from raylance.observe.record import FOLDER, Record, RecordFolder, open_folder
 from raylance.observe.recording import Recording
 from raylance.observe.verdict import Verdict, judge
 from raylance.observe.wait_clock import saving
@@ -35,6 +35,7 @@ from raylance.planning.shard_context import ShardContext
 from raylance.planning.state import State, subject_of
 from raylance.planning.summary import counted
 from raylance.read_spec import ReadSpec
+from raylance.secrets import public_uri
 from raylance.settings import Options
 
 

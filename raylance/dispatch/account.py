@@ -100,4 +100,4 @@ class Account:
         """Learns the mean bytes of a row from a chunk that is loaded. The mean rises at once and falls slowly: a chunk
         that is too small costs some speed, and one that is too large is loaded again in parts.
         """
-        self._loaded_bytes = nbytes / max(1, rows) if self.is_even else max(self._loaded_bytes / 2, nbytes / rows)
+        self._loaded_bytes = nbytes / rows if self.is_even else max(self._loaded_bytes / 2, nbytes / rows)

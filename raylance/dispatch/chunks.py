@@ -26,7 +26,7 @@ _HALF, _FEW = 0.5, 1 / 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class ItemPlace:
     """Where the rows of an item come from: the loaded chunk `number` of a reader; None to read them by themselves."""
 
     reader: int
@@ -53,10 +53,11 @@ class ChunkTable:
         self._by_call: dict[int, HeldChunk] = {}
         self._alone: dict[int, int] = {}  # readers of items that are being read by themselves, by call
         self._commands: list[Output] = []  # that were not taken
+        self._drops: list[Drop] = []  # the same; a load takes them along, because each call through Ray costs time
 
     def take_commands(self) -> list[Output]:
         """Returns the commands that follow from the calls so far."""
-        commands, self._commands = self._commands, []
+        commands, self._commands, self._drops = [*self._drops, *self._commands], [], []
         return commands
 
     def begin(self, plan: Plan, dp_rank: int, epoch: int, position: int) -> Iterator[Chunk]:
@@ -144,7 +145,9 @@ class ChunkTable:
         held.asked_rows += rows
         self._by_call[call] = held
         _, dp_rank = self._order.planned
-        self._commands.append(Load(call, reader, held.number, dp_rank, held.chunk, first, rows, int(allowed)))
+        drops = tuple(drop.number for drop in self._drops if drop.helper == reader)
+        self._drops = [drop for drop in self._drops if drop.helper != reader]
+        self._commands.append(Load(call, reader, held.number, dp_rank, held.chunk, first, rows, int(allowed), drops))
 
     # Answers.
 
@@ -171,6 +174,7 @@ class ChunkTable:
             account.learn_chunk(held.stored_rows, held.nbytes)
             held.state = change(held.state, ChunkState.LOADED)
         elif held.nbytes + held.needs_bytes > account.window_bytes and held.rows == 1:
+            self._free(held)
             held.state = change(held.state, ChunkState.FAILED)  # its item is read by itself, and refused
         elif held.nbytes + held.needs_bytes > account.window_bytes:
             self._order.halve(held)
@@ -185,7 +189,7 @@ class ChunkTable:
             self._free(held)
             held.state = change(held.state, ChunkState.FAILED)
             self._reset(held)
-            line = f"rows could not be read together ({error!r}). An item is read by itself."
+            line = f"rows could not be read together ({error!r}). Their items are read by themselves."
             self._commands.append(Log(logging.WARNING, line))
 
     def faulted(self, call: int, now: float) -> None:
@@ -238,7 +242,7 @@ class ChunkTable:
 
     # Items.
 
-    def place_of(self, item: WorkItem, readers: Sequence[int], *, at_once: bool = False) -> Place | None:
+    def place_of(self, item: WorkItem, readers: Sequence[int], *, at_once: bool = False) -> ItemPlace | None:
         """Returns where the rows of an item come from; None if they have to wait for their chunk, or for a reader that
         is able to take the item. `readers` are those that are able. With `at_once`, the item does not wait for its
         chunk, because no chunk before it will be dropped.
@@ -247,7 +251,7 @@ class ChunkTable:
             return None
         held = self._find(item) if item.rows else None
         if held is None:
-            return Place(readers[0], None)
+            return ItemPlace(readers[0], None)
         if held.reader is None and held.state is not ChunkState.FAILED and not at_once:
             return None
         reader = readers[0] if held.reader is None else held.reader
@@ -255,12 +259,12 @@ class ChunkTable:
             return None
         at = self._line(item) - held.first
         if held.state is ChunkState.LOADED and at >= held.given_rows:
-            return Place(reader, held.number)
+            return ItemPlace(reader, held.number)
         if held.state in (ChunkState.LOADED, ChunkState.FAILED):
-            return Place(reader, None)
+            return ItemPlace(reader, None)
         is_early = held.is_cold and at < self._early_share * held.rows and self._account.is_small(item.rows)
         is_free = Counter(self._alone.values())[reader] < _ALONE
-        return Place(reader, None) if at_once or (is_early and is_free) else None
+        return ItemPlace(reader, None) if at_once or (is_early and is_free) else None
 
     def _line(self, item: WorkItem) -> int:
         plan, _ = self._order.planned
@@ -280,7 +284,7 @@ class ChunkTable:
             None,
         )
 
-    def gathers(self, call: int, place: Place) -> None:
+    def gathers(self, call: int, place: ItemPlace) -> None:
         """Records that a reader gathers an item from a place."""
         if place.number is None:
             self._alone[call] = place.reader
@@ -323,7 +327,8 @@ class ChunkTable:
 
     def _free(self, held: HeldChunk) -> None:
         if held.reader is not None and held.state in (ChunkState.LOADING, ChunkState.LOADED):
-            self._commands.append(Drop(held.reader, held.number))
+            # Running loads of the chunk should end at once, so that others begin.
+            (self._commands if held.calls else self._drops).append(Drop(held.reader, held.number))
 
     # Queries.
 

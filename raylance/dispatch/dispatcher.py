@@ -262,8 +262,7 @@ class Dispatcher:
         """Searches an item for a row that ends its decoder's process, see `Suspects`."""
         item, known = entry.item, entry.suspicion
         waiting = sum(other.suspicion.waits for other in self._inflight.entries)
-        others = (other for other in self._inflight.entries if other is not entry)
-        has_others = any(map(_may_be_decoded, others))
+        has_others = self._has_others(entry)
         advice = self._suspects.after_death(
             known, steps=item.steps, rows=item.rows, waiting=waiting, has_others=has_others
         )
@@ -292,9 +291,9 @@ class Dispatcher:
                 self._out.append(Forget((head.call,)))
             self._fail_with(head, error)
 
-    def _has_others(self) -> bool:
+    def _has_others(self, than: InFlightItem | None = None) -> bool:
         """Returns whether rows are left with which decoders may show that they work; failed rows do not come again."""
-        return any(map(_may_be_decoded, self._inflight.entries))
+        return any(_may_be_decoded(entry) for entry in self._inflight.entries if entry is not than)
 
     def _check_fetch(self) -> None:
         """Repeats work whose results take too long to arrive."""
@@ -389,7 +388,7 @@ class Dispatcher:
         self._load()
         self._gather()
         self._send_decodes()
-        self._out += self._chunks.take_commands()  # behind items that are read by themselves, which are awaited
+        self._out += self._chunks.take_commands()  # items that are read by themselves come first: they are awaited
         head = self._inflight.head
         if head is None:
             if self._inflight.is_over:
@@ -474,7 +473,7 @@ def _status(pool: HelperPool, inflight: InFlight, *, is_awaited: bool) -> Status
         readers_wanted=pool.wanted["reader"],
         decoders=decoders,
         decoders_wanted=pool.wanted["decoder"],
-        decoders_busy=pool.decoders_busy if decoders else 0,
+        decoders_busy=pool.decoders_busy,
         inflight_items=len(inflight.entries),
         inflight_bytes=int(inflight.used_bytes),
         cause=_cause(inflight, readers, decoders) if is_awaited else None,

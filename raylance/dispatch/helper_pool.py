@@ -25,8 +25,8 @@ _PAUSE_S = 1.0  # before a helper that died during its start is replaced
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
-class Calls:
-    """What a helper owes of one kind of calls, which it answers in order: unanswered calls, with their times."""
+class OwedCalls:
+    """What a helper owes of one kind of calls, which it begins in order: unanswered calls, with their times."""
 
     sent: dict[int, float] = dataclasses.field(default_factory=dict)
     heard_at: float = 0.0  # time of the last answer
@@ -57,8 +57,8 @@ class Helper:
     has_worked: bool = False
     pings: int = 0
     pinged_at: float = 0.0
-    work: Calls = dataclasses.field(default_factory=Calls)
-    loads: Calls = dataclasses.field(default_factory=Calls)
+    work: OwedCalls = dataclasses.field(default_factory=OwedCalls)
+    loads: OwedCalls = dataclasses.field(default_factory=OwedCalls)
 
     @property
     def is_running(self) -> bool:

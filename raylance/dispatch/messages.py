@@ -53,10 +53,11 @@ class Ping:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Load:
     """Read stored rows of a chunk into the reader's memory: `rows` of them, from number `first` on in storage order, a
-    row that occurs several times counted once; fewer if the chunk has no more. Stop before a piece with which they
-    would have more than `allowed_bytes`. Answered by `Loaded`.
+    row that occurs several times counted once; fewer if the chunk has no more, or if they would have more than
+    `allowed_bytes`. Answered by `Loaded`.
 
-    Each loaded chunk has a `number` of its own. Loads of one reader may be done at the same time.
+    Each loaded chunk has a `number` of its own. Two loads of one reader may be done at the same time; they begin in
+    order. First of all, the reader frees the memory of the chunks `drops`, as by `Drop`.
     """
 
     call: int
@@ -67,6 +68,7 @@ class Load:
     first: int
     rows: int
     allowed_bytes: int
+    drops: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ CHANGES: Mapping[Enum, frozenset[Enum]] = {
     _ITEM.FAILED: frozenset(),
     _ITEM.GONE: frozenset(),
     _CHUNK.PLANNED: frozenset({_CHUNK.LOADING, _CHUNK.FAILED, _CHUNK.DROPPED}),
-    # PLANNED again: its reader was lost.
+    # PLANNED again: its reader was lost, a load has failed by a machine fault, or its room was needed.
     _CHUNK.LOADING: frozenset({_CHUNK.LOADED, _CHUNK.FAILED, _CHUNK.PLANNED, _CHUNK.DROPPED}),
     _CHUNK.LOADED: frozenset({_CHUNK.PLANNED, _CHUNK.DROPPED}),
     # PLANNED again: one of its items could be read.

@@ -21,8 +21,9 @@ from ray.train import CheckpointUploadMode
 
 from raylance.environment import process, temporary
 from raylance.errors import ConfigError, RaylanceError, StateError
-from raylance.observe.record import open_folder, public_uri
+from raylance.observe.record import open_folder
 from raylance.planning.state import FILE_NAME, parse_state, read_state, write_state
+from raylance.secrets import public_uri
 
 logger = logging.getLogger(__name__)
 

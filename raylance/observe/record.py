@@ -22,6 +22,7 @@ from raylance.errors import ConfigError
 from raylance.observe.clock import now_s
 from raylance.observe.events import Thinned
 from raylance.observe.stats import GAUGES, NUMBERS
+from raylance.secrets import public_uri
 
 FOLDER = "raylance"
 FORMAT = 1
@@ -71,21 +72,6 @@ class RecordFolder:
         except OSError:
             return None
         return written_ns / 1e9 if written_ns else None
-
-
-_USER = re.compile(r"(?<=://)(?:[^:/@\s]*:\S*|[^/@\s]*)@")
-_PASSWORD = re.compile(r"(?<=://)[^:/@\s]*:(?!\d+/)\S*@")  # but not a port before a path that has an @
-_SECRET = re.compile(r"(?i)([?&][^=&#\s]*(?:sig|credential|token|secret|password|key)[^=&#\s]*=)[^&#\s'\"]+")
-
-
-def public_uri(uri: str) -> str:
-    """Returns the URI without its user, its password and the secrets in its query, so that others may see it."""
-    return _SECRET.sub(r"\1…", _USER.sub("…@", uri))
-
-
-def holds_secret(uri: str) -> bool:
-    """Whether a URI has a password, or a key in its query. A name alone, as in abfss:// URIs, is not a secret."""
-    return "://" in uri and bool(_PASSWORD.search(uri) or _SECRET.search(uri))
 
 
 def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) -> tuple[Any, str]:

@@ -18,7 +18,7 @@ from raylance.audit.reopening import reopen
 from raylance.columns import ROW_OFFSET, TRANSFORM, dataset_of, split_offsets
 from raylance.errors import DatasetError
 from raylance.observe.figures import STAGES, RankFigures
-from raylance.observe.record import open_folder, public_uri
+from raylance.observe.record import open_folder
 from raylance.observe.verdict import Verdict, judge
 from raylance.observe.wait_clock import WAITS
 from raylance.planning.state import identity_of
@@ -27,6 +27,7 @@ from raylance.reports.progress import events
 from raylance.reports.proving import FEW_ROWS, RunProof, of_epochs, prove_records, storage_argument
 from raylance.reports.reading import LoaderRecord, Run, read_first_rows, read_run
 from raylance.reports.timeline import Timeline, timeline
+from raylance.secrets import public_uri
 from raylance.source.rows import TableRows
 from raylance.source.storage_options import StorageOptions
 

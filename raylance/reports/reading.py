@@ -22,9 +22,10 @@ import pyarrow.fs
 from raylance.errors import ConfigError
 from raylance.observe.diagnoses.starting import describe_late_start
 from raylance.observe.figures import RankFigures, RunFigures
-from raylance.observe.record import COLUMNS, FOLDER, FORMAT, STANDING, open_folder, public_uri
+from raylance.observe.record import COLUMNS, FOLDER, FORMAT, STANDING, open_folder
 from raylance.observe.stats import GAUGES, NUMBERS
 from raylance.observe.verdict import Verdict, judge_beside
+from raylance.secrets import public_uri
 
 logger = logging.getLogger(__name__)
 

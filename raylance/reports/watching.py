@@ -15,9 +15,9 @@ import numpy as np
 from tqdm.std import tqdm as text_bar
 
 from raylance.columns import describe_rows
-from raylance.observe.record import public_uri
 from raylance.reports.progress import Progress, describe_report, events, progress
 from raylance.reports.reading import LoaderRecord, Run, RunFolder, Version
+from raylance.secrets import public_uri
 
 _LOCAL_S, _REMOTE_S = 1.0, 10.0  # seconds between two looks at a local or a remote storage
 _PATIENCE_S = 30.0  # seconds to wait for the first look, and for the last one

@@ -11,10 +11,10 @@ from enum import Enum, auto
 from typing import Any
 
 from raylance.batches.assembly import Assembly, DeliveredStep, StepRows
+from raylance.batches.bad_rows import MaskedRows
 from raylance.batches.conversion import BatchSpec
 from raylance.batches.device import Sender
 from raylance.batches.device_columns import decode_step
-from raylance.batches.masking import MaskedRows
 from raylance.decode.on_device import DeviceDecoding
 from raylance.dispatch.dispatcher import Dispatcher
 from raylance.dispatch.messages import (

@@ -43,12 +43,13 @@ class Runtime(abc.ABC):
         end = weakref.finalize(self, notes.leave, _end_all, self._helpers)
         end.atexit = False  # running feeders must close first; at exit, Ray itself ends the actors of the process
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._results: dict[int, Any] = {}  # results of gathering calls and decodes, by call
+        self._results: dict[int, Any] = {}  # results of gathering calls and decodes, or of a fetch, by call
+        self._has_failed = False  # whether a command was not carried out, whose answer the dispatcher would await
 
     @property
     def is_usable(self) -> bool:
         """Whether the runtime can serve another pass; if not, a new one replaces it."""
-        return True
+        return not self._has_failed
 
     @property
     @abc.abstractmethod
@@ -91,6 +92,13 @@ class Runtime(abc.ABC):
 
     def do(self, command: Command) -> None:
         """Carries out a command, or begins to."""
+        try:
+            self._carry_out(command)
+        except BaseException:
+            self._has_failed = True
+            raise
+
+    def _carry_out(self, command: Command) -> None:
         match command:
             case Place(helper, kind):
                 self._place(helper, kind)

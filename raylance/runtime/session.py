@@ -8,8 +8,8 @@ import weakref
 import torch
 
 from raylance.batches.assembly import Assembly
+from raylance.batches.bad_rows import MaskedRows
 from raylance.batches.conversion import BatchSpec
-from raylance.batches.masking import MaskedRows
 from raylance.columns import dataset_names, describe_rows
 from raylance.decode.on_device import DeviceDecoding
 from raylance.dispatch.account import Account

@@ -17,7 +17,7 @@ from enum import Enum, auto
 import pyarrow as pa
 
 from raylance.errors import DatasetError
-from raylance.observe.record import public_uri
+from raylance.secrets import public_uri
 
 LANCE_ERRORS = (OSError, ValueError, pa.ArrowException)
 """The exceptions that Lance raises when the storage fails or an argument is wrong."""

@@ -10,7 +10,7 @@ import lance
 import pyarrow as pa
 
 from raylance.errors import DatasetError
-from raylance.observe.record import public_uri
+from raylance.secrets import public_uri
 from raylance.source.limits import within
 from raylance.source.storage_options import StorageOptions
 from raylance.source.version import Source, warn_once

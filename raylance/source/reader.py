@@ -103,7 +103,8 @@ class RowReader(abc.ABC):
                 in the table, int64, strictly ascending from 0, because it may also hold rows between them; None for all
                 of them. It may run in several threads at once, in any order, and again with the same rows.
             add: Takes the results of `prepare`, in order, in the calling thread; returns whether more may follow.
-            is_wanted: Whether the rows are still wanted. If not, no further read begins. Any thread may call it.
+            is_wanted: Whether the rows are still wanted. If not, no row is added, no failure is raised, and reads that
+                have not begun may never begin. Any thread may call it.
 
         Raises:
             DatasetError: See `read_into`.
@@ -112,7 +113,7 @@ class RowReader(abc.ABC):
 
         def keep(table: pa.Table) -> None:
             nonlocal rows, has_room
-            has_room = has_room and add(prepare(rows, table, None))
+            has_room = has_room and is_wanted() and add(prepare(rows, table, None))
             rows += table.num_rows
 
         self.read_into(offsets, keep)
@@ -210,7 +211,7 @@ class Reader(RowReader):
         begun = deque(itertools.islice(pieces, 1))  # pieces whose rows were not added yet
         try:
             for attempt in retrying(
-                retry_s, missing=self.missing, outage=outage, is_wanted=lambda: not self._is_closed
+                retry_s, missing=self.missing, outage=outage, is_wanted=lambda: not self._is_closed and is_wanted()
             ):
                 with attempt:
                     limit_s = answer_limit_s(self.retry_s, again=lasts or failed)
@@ -224,6 +225,8 @@ class Reader(RowReader):
                         if not lasts:
                             outage.since_s, outage.attempts = time.monotonic(), 1
         except (DatasetError, *LANCE_ERRORS) as error:
+            if not is_wanted():  # then a failure says nothing about rows that others want
+                return
             if self.dataset is dataset:
                 self.dataset = None  # the next read opens it again
             failure = failure_of(error)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import lance
 
 from raylance.errors import ConfigError
-from raylance.observe.record import holds_secret, public_uri
+from raylance.secrets import holds_secret, public_uri
 from raylance.source.limits import with_limits
 
 StorageOptions = Mapping[str, str] | Callable[[], Mapping[str, str]]

@@ -23,7 +23,7 @@ import numpy as np
 from lance.fragment import FragmentMetadata
 
 from raylance.errors import ConfigError, DatasetError
-from raylance.observe.record import holds_secret, public_uri
+from raylance.secrets import holds_secret, public_uri
 from raylance.source.lance_errors import (
     LANCE_ERRORS,
     Failure,

@@ -22,8 +22,9 @@ from lance.fragment import FragmentMetadata, LanceFragment
 
 from raylance.columns import ROW_OFFSET
 from raylance.errors import ConfigError, CoverageError, DatasetError
-from raylance.observe.record import RecordFolder, open_folder, public_uri
+from raylance.observe.record import RecordFolder, open_folder
 from raylance.orders.permutation import Int64Array
+from raylance.secrets import public_uri
 from raylance.source.pickled import refuse_pickled
 from raylance.source.storage_options import StorageOptions, current
 from raylance.source.version import Source, Version, pin

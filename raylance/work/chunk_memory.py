@@ -61,9 +61,9 @@ class ChunkMemory:
         """Returns up to `rows` selected rows, ascending, from number `first` on in storage order."""
         return self._stored[first : first + rows]
 
-    def load(self, first: int, allowed_bytes: float) -> "Load":
+    def load(self, first: int, allowed_bytes: float) -> "ChunkLoad":
         """Begins to load stored rows from number `first` on, which may have `allowed_bytes`."""
-        return Load(self, self._memory, first, allowed_bytes)
+        return ChunkLoad(self, self._memory, first, allowed_bytes)
 
     def add(self, first: int, placed: Placed, nbytes: int) -> None:
         """Adds the next rows, see `RowMemory.append`. Rows that come early wait until those before them are here."""
@@ -106,7 +106,7 @@ class ChunkMemory:
         return self._memory.size_of(table)
 
 
-class Load:
+class ChunkLoad:
     """One load of stored rows into the memory of a chunk. `prepare` and `add` are for `RowReader.read_pieces`.
 
     Attributes:

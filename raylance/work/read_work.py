@@ -62,6 +62,8 @@ class ReadWork:
         Raises:
             DatasetError: If rows cannot be read.
         """
+        for number in load.drops:
+            self.drop(number)
         with self._opening:
             chunk = self._open(planned, load)
         receipt = Receipt()

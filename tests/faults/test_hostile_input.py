@@ -24,11 +24,12 @@ import torch
 import raylance
 from raylance.audit.reopening import read_setting
 from raylance.integrations.checkpoint_files import load_state_file
-from raylance.observe.record import COLUMNS, public_uri
+from raylance.observe.record import COLUMNS
 from raylance.planning import state as states
 from raylance.planning.state import read_state
 from raylance.reports import reading
 from raylance.reports.reading import read_run
+from raylance.secrets import public_uri
 from raylance.source.data_files import DataFiles
 from raylance.source.lance_errors import readable_text
 

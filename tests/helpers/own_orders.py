@@ -4,6 +4,7 @@ They lie apart from tests because processes that they are sent to import this fi
 """
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -21,6 +22,14 @@ class Reversed(Order):
 
     def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
         return epoch.order.rows - 1 - positions
+
+
+class SlowToArrive(Reversed):
+    """Reversed, and slow to unpickle."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        time.sleep(0.2)
+        self.__dict__.update(state)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from raylance.api.loader import RankLoader
 from raylance.planning.digest import Digest
 from tests.helpers.cluster import CPUS, actors_of, held_mib, in_object_store, wait_for_free_cpus
 from tests.helpers.images import encode
+from tests.helpers.own_orders import SlowToArrive
 
 on_ray = pytest.mark.usefixtures("ray_session")
 
@@ -210,6 +211,20 @@ def damaged(write_dataset: Callable[..., str]) -> str:
             {"image": pa.array(values, pa.binary()), "id": np.arange(100), "file": [f"{row}.png" for row in range(100)]}
         )
     )
+
+
+@on_ray
+def test_loads_that_begin_together_have_the_plan(
+    write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second one came to a reader that still unpickled the plan of the first one."""
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(2000 * 256, np.float32)), 256)
+    handle = raylance.dataset(write_dataset(pa.table({"id": np.arange(2000), "x": vectors})), order=SlowToArrive())
+    with handle.loader(runtime="ray", max_window_bytes=1 << 20) as loader:
+        for size in (25, 50, 100, 40, 80, 125):
+            rows = [row for batch in loader.iter_torch_batches(global_batch_size=size) for row in batch["id"].tolist()]
+            assert rows == list(range(2000))[::-1]
+    assert not [record for record in caplog.records if record.name.startswith("raylance")]
 
 
 @on_ray

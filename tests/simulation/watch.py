@@ -232,6 +232,7 @@ class Watch:
                 self._helpers[number].is_pinged = True
             case Load(call, number):
                 self._check_runs(number, command)
+                self._dropped.update(command.drops)
                 self._check_load(command)
                 self._load_calls[call] = command
                 self._helpers[number].loads[call] = None

@@ -329,6 +329,8 @@ class World(Runtime):
         bits = self.draws.bits()
         wait_s = _WAITS_S[bits % 8]
         fault = self._fault(bits, ("dies", "hangs", "faulted", "twice", "late", "slow", "node"))
+        for number in command.drops:
+            self._drop(Drop(helper.number, number))
         self._finish_later(helper, fault, wait_s, bits, self._finish_load, helper, command, fault)
 
     def _finish_load(self, helper: Helper, command: Load, fault: str) -> None:

@@ -8,9 +8,9 @@ import torch
 import torch.utils.data
 
 from raylance.api.dataset import Dataset
+from raylance.batches.bad_rows import MaskedRows
 from raylance.batches.conversion import hidden_columns, to_torch
 from raylance.batches.lookup import Lookup
-from raylance.batches.masking import MaskedRows
 from raylance.columns import VALID
 from raylance.decode.arrays import to_numpy
 from raylance.environment import process

@@ -27,8 +27,8 @@ class DecodeActor(Actor):
     def decode(
         self, key: str, decoding: Decoding | None, epoch: int, encoded: pa.Table, given_up: str = ""
     ) -> tuple[pa.Table, Receipt]:
-        """Decodes an item of the loader with this key; `decoding` comes with its first call."""
+        """Decodes an item of the loader with this key; `decoding` comes until a call of the loader was done."""
         with errors_travel():
-            if decoding is not None:
+            if decoding is not None and key not in self._decodings:
                 self._decodings[key] = OpenDecoding(decoding)
             return self._decodings[key].apply(encoded, epoch, given_up=given_up)

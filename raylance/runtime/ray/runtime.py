@@ -46,6 +46,7 @@ from raylance.dispatch.messages import (
 from raylance.environment.connection import in_session, long_call, ray_session
 from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.memory.arrow import own_memory
+from raylance.observe import Receipt
 from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
 from raylance.runtime.ray import decoders
@@ -70,19 +71,21 @@ class _Helper:
 
     def __init__(self, number: int, actor: decoders.HeldActor, holder: str) -> None:
         self.number, self.actor, self._holder, self.handle = number, actor, holder, actor.handle
-        self._sent: set[tuple[str, str]] = set()
+        self._known: dict[str, str] = {}  # by method, the key of its last call that was done
 
     def with_value(self, method: str, key: str, value: Any) -> tuple[str, Any]:
-        """Returns the arguments by which a method gets the value of a key: the key; and the value, if calls of the
-        method have not sent it yet, else None. Calls of different methods may overtake each other.
+        """Returns the arguments by which a method gets the value of a key: the key; and the value, or None if a call of
+        the method with this key was done, so that the actor has it. Calls may overtake each other.
         """
-        is_new = (method, key) not in self._sent
-        self._sent.add((method, key))
-        return key, value if is_new else None
+        return key, None if self._known.get(method) == key else value
 
-    def forget_sent(self) -> None:
-        """Lets the next calls send values again."""
-        self._sent.clear()
+    def done(self, method: str, key: str) -> None:
+        """Records that a call of a method was done with the value of a key."""
+        self._known[method] = key
+
+    def forget(self, method: str) -> None:
+        """Has the next call of a method bring its value again, because a call has failed."""
+        self._known.pop(method, None)
 
     def lost(self, error: BaseException) -> Lost:
         """Returns the event that reports the end of the actor."""
@@ -102,14 +105,12 @@ class RayRuntime(Runtime):
             ray.get_runtime_context()
         self._world_size, self._session, self._key = world_size, ray_session(), uuid.uuid4().hex
         self._decoding = read_spec.in_helpers
-        self._drops: list[Drop] = []  # that no reader knows yet
-        self._loads: dict[int, tuple[Load, list[Drop]]] = {}  # unanswered ones by call, with the drops sent along
         super().__init__(read_spec, options)
 
     @property
     def is_usable(self) -> bool:
         """See `Runtime.is_usable`; False once the Ray session of the helpers has ended."""
-        return self._session == ray_session()
+        return super().is_usable and self._session == ray_session()
 
     gives_away = False  # sending rows through Ray copies them
 
@@ -129,10 +130,8 @@ class RayRuntime(Runtime):
         Raises:
             HelperError: If the session of the helpers has ended, because their calls would never be answered.
         """
-        if not isinstance(command, Drop | Load):
-            self._send_drops()
         # Commands that only end helpers or results check the session themselves.
-        is_call = isinstance(command, Place | Ping | Load | Gather | Decode | Fetch)
+        is_call = isinstance(command, Place | Ping | Load | Drop | Gather | Decode | Fetch)
         with in_session(self._session) if is_call else contextlib.nullcontext():
             super().do(command)
 
@@ -142,31 +141,18 @@ class RayRuntime(Runtime):
         Raises:
             HelperError: As `do`.
         """
-        self._send_drops()
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = until - time.monotonic()
             found: Any = super().next_event(max(0.0, min(left_s, _LOOK_S)))
             event: Event | Wake | None = self._take_fetched(found.call) if isinstance(found, _Arrived) else found
-            self._note(event)
+            if isinstance(event, Failed):
+                for result in self._results.get(event.call, ()):
+                    result.future()  # else Ray prints the error once more when the reference ends
             if event is not None or left_s <= _LOOK_S:
                 return event
             with in_session(self._session):
                 pass
-
-    def _note(self, event: Event | Wake | None) -> None:
-        """Takes out of the runtime's own lists what an event ends."""
-        match event:
-            case Loaded(call):
-                self._loads.pop(call, None)
-            case Failed(call) | Faulted(call):
-                _, drops = self._loads.pop(call, (None, []))
-                self._drops += drops  # the call may not have begun
-            case Lost(helper):
-                self._loads = {call: sent for call, sent in self._loads.items() if sent[0].helper != helper}
-        if isinstance(event, Failed):
-            for result in self._results.get(event.call, ()):
-                result.future()  # else Ray prints the error once more when the reference ends
 
     def count_decoders(self) -> tuple[int, int, int]:
         """See `Runtime.count_decoders`."""
@@ -217,24 +203,11 @@ class RayRuntime(Runtime):
 
     def _load(self, command: Load) -> None:
         helper = self._helpers[command.helper]
-        drops = [drop for drop in self._drops if drop.helper == command.helper]
-        self._drops = [drop for drop in self._drops if drop.helper != command.helper]
-        self._loads[command.call] = command, drops
-        arguments = helper.with_value("load", *self._plan)
-        loaded = helper.handle.load.remote(*arguments, command, [drop.number for drop in drops])
-        self._watch(loaded.future(), _on_loaded, helper, command.call)
+        loaded = helper.handle.load.remote(*helper.with_value("load", *self._plan), command)
+        self._watch(loaded.future(), _on_answered, helper, command.call, "load", self._plan[0])
 
     def _drop(self, command: Drop) -> None:
-        self._drops.append(command)  # a load that follows takes it along: each call costs this process 0.4 ms of CPU
-        if any(load.number == command.number for load, _ in self._loads.values()):
-            self._send_drops()  # loads of the chunk should end soon, so that others begin
-
-    def _send_drops(self) -> None:
-        while self._drops:
-            drop = self._drops.pop(0)
-            if drop.helper in self._helpers:
-                with in_session(self._session):
-                    self._helpers[drop.helper].handle.drop.remote(drop.number)
+        self._helpers[command.helper].handle.drop.remote(command.number)
 
     def _gather(self, command: Gather) -> None:
         helper = self._helpers[command.helper]
@@ -244,7 +217,7 @@ class RayRuntime(Runtime):
         else:
             receipt, *tables = helper.handle.gather.remote(*arguments, command)
         self._results[command.call] = tables
-        self._watch(receipt.future(), _on_done, helper, command.call)
+        self._watch(receipt.future(), _on_answered, helper, command.call, "gather", self._plan[0])
 
     def _decode(self, command: Decode) -> None:
         helper, encoded = self._helpers[command.helper], self._results[command.source][1]
@@ -253,7 +226,7 @@ class RayRuntime(Runtime):
         send = functools.partial(decode, *arguments, command.epoch, encoded, command.given_up)
         decoded, receipt = helper.actor.call(self._key, send)
         self._results[command.call] = (decoded, decoded)
-        self._watch(receipt, _on_done, helper, command.call)
+        self._watch(receipt, _on_answered, helper, command.call, "decode", self._key)
 
     def _fetch(self, command: Fetch) -> None:
         refs = list(self._results[command.gathered])
@@ -340,17 +313,14 @@ def _on_alive(error: BaseException | None, _: Any, helper: _Helper) -> Event:
     return Alive(helper.number) if error is None else helper.lost(error)
 
 
-def _on_loaded(error: BaseException | None, loaded: Any, helper: _Helper, call: int) -> Event:
-    return loaded if error is None else _lost_or_failed(error, helper, call)
-
-
-def _on_done(error: BaseException | None, receipt: Any, helper: _Helper, call: int) -> Event:
-    return Done(call, receipt) if error is None else _lost_or_failed(error, helper, call)
-
-
-def _lost_or_failed(error: BaseException, helper: _Helper, call: int) -> Event:
-    helper.forget_sent()  # the value that came with the call may not have arrived
-    return helper.lost(error) if is_helper_gone(error) else _failure(call, error)
+def _on_answered(
+    error: BaseException | None, answer: Loaded | Receipt, helper: _Helper, call: int, method: str, key: str
+) -> Event:
+    if error is not None:
+        helper.forget(method)
+        return helper.lost(error) if is_helper_gone(error) else _failure(call, error)
+    helper.done(method, key)
+    return answer if isinstance(answer, Loaded) else Done(call, answer)
 
 
 def _failure(call: int, error: BaseException) -> Event:

@@ -1,7 +1,5 @@
 """The actor that reads for one rank. It does not load torch before it decodes."""
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 import ray
 
@@ -30,23 +28,20 @@ class ShardActor(Actor):
         self._decodes = read_spec.in_helpers is not None
 
     def _of(self, key: str, plan: Plan | None) -> PlannedRows:
-        """Returns the rows of the plan with this key; `plan` comes with the first call of a method that names it."""
-        found = self._planned.get(key)
-        if found is None and plan is not None:
-            found = self._planned[key] = PlannedRows(plan)
+        """Returns the rows of the plan with this key; `plan` comes until a call that names it was done."""
+        if plan is not None and key not in self._planned:
+            self._planned.setdefault(key, PlannedRows(plan))
             for old in list(self._planned)[:-_PLANS]:
                 self._planned.pop(old, None)
-        return found or self._planned[key]
+        return self._planned[key]
 
     @ray.method(concurrency_group="load")
-    def load(self, key: str, plan: Plan | None, load: Load, drops: Sequence[int]) -> Loaded:
-        """See `ReadWork.load`; first drops the chunks with the numbers `drops`."""
-        for number in drops:
-            self._work.drop(number)
+    def load(self, key: str, plan: Plan | None, load: Load) -> Loaded:
+        """See `ReadWork.load`."""
         with errors_travel():
             return self._work.load(self._of(key, plan), load)
 
-    @ray.method(concurrency_group="drop")  # at once, because the memory counts as free from now on
+    @ray.method(concurrency_group="drop")  # while loads of the chunk run, which should end
     def drop(self, number: int) -> None:
         """See `ReadWork.drop`."""
         self._work.drop(number)

@@ -399,6 +399,22 @@ def test_the_next_epoch_is_prepared_while_the_last_batches_are_consumed(images_u
     assert not feeders()
 
 
+def test_a_helper_that_cannot_be_called_ends_one_pass_only(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one waited for the answer to a call that was never made."""
+    start = threading.Thread.start
+
+    def start_no_load(thread: threading.Thread) -> None:
+        if thread.name.startswith("raylance-load"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with loader_of(uri, filter="id < 40") as loader:
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="new thread"):
+            patch.setattr(threading.Thread, "start", start_no_load)
+            ids_of(loader.batches(global_batch_size=BATCH))
+        assert len(ids_of(loader.batches(global_batch_size=BATCH))) == 40
+
+
 def test_what_was_prepared_whole_is_handed_out_at_once(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows of a short epoch are here, so that no event follows: asking for them wakes the thread."""
     monkeypatch.setattr(feeder_module, "_LOOK_S", 1000.0)
