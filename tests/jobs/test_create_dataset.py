@@ -1,4 +1,4 @@
-"""Owns the checks of jobs/create_dataset.py on real files, Ray and Lance; it never mocks them."""
+"""Checks jobs/create_dataset.py on real files, Ray and Lance."""
 
 from __future__ import annotations
 

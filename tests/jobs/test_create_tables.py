@@ -1,4 +1,4 @@
-"""Owns the checks of jobs/create_dataset on tables, tars and datasets of others: a schema in, a dataset out."""
+"""Checks jobs/create_dataset on tables, tars and datasets of others."""
 
 import decimal
 import io

@@ -1,4 +1,4 @@
-"""Owns the checks that jobs and examples say what to install if a package is missing; never runs what they do."""
+"""Checks that jobs and examples say what to install if a package is missing."""
 
 import ast
 import re

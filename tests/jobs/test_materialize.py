@@ -1,4 +1,4 @@
-"""Owns the checks of jobs/materialize on real Ray and Lance; it never mocks them."""
+"""Checks jobs/materialize on real Ray and Lance."""
 
 from __future__ import annotations
 

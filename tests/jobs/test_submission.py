@@ -1,4 +1,4 @@
-"""Owns the check that the commands of docs/operations.md work as they stand, with a real Ray head; never mocks it."""
+"""Checks that the commands of docs/operations.md work as they stand, with a real Ray head."""
 
 from __future__ import annotations
 

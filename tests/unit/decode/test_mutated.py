@@ -1,4 +1,4 @@
-"""Owns the fuzz of mutated pictures: each is an array of its shape or a bad row, and costs neither a process, nor time,
+"""Checks by fuzzing that each mutated picture is an array of its shape or a bad row, and costs neither a process, nor time,
 nor memory that stays.
 """
 

@@ -1,4 +1,4 @@
-"""Owns the thread between helpers and consumer: what a consumer may do to it, and that nothing of it is left."""
+"""Checks the thread between helpers and consumer: what a consumer may do to it, and that nothing of it is left."""
 
 import concurrent.futures.thread
 import gc

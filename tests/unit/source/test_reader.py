@@ -1,4 +1,4 @@
-"""Owns the checks that a read gives the rows asked for, by range or by take, whatever the fragments look like."""
+"""Checks that a read gives the rows asked for, by range or by take, whatever the fragments look like."""
 
 import ast
 import shutil
