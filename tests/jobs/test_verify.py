@@ -1,4 +1,4 @@
-"""Checks that jobs/verify.py passes what is sound, and it finds what is not."""
+"""Checks that jobs/verify.py passes what is sound, and finds what is not."""
 
 import importlib.util
 import itertools
