@@ -55,6 +55,11 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
     return captured.err
 
 
+def check_said(wanted: str, said: str) -> None:
+    """A message has all these parts."""
+    assert all(part in said for part in wanted.split(" … ")), said
+
+
 def classes_of(dataset: lance.LanceDataset) -> list[str]:
     names: list[str] = json.loads(dataset.schema.metadata[b"classes"])
     return names

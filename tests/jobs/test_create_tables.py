@@ -36,7 +36,7 @@ from jobs.create_dataset.sources import Left, Span, cut
 from jobs.create_dataset.tables import LanceTable, Tables
 from jobs.create_dataset.tars import Tars
 from jobs.create_dataset.writing import Notes, begun, files_of
-from tests.helpers.created import classes_of, make, pack, plant, png, refusal
+from tests.helpers.created import check_said, classes_of, make, pack, plant, png, refusal
 
 ROWS = 50
 NAMES = ["owl", "auk", "tit"]
@@ -440,10 +440,6 @@ def plant_parts(folder: Path, files: dict[str, Any]) -> Path:
     return plant(folder, {name if "." in name else f"{name}.parquet": content for name, content in files.items()})
 
 
-def check_said(wanted: str, said: str) -> None:
-    assert all(part in said for part in wanted.split(" … ")), said
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_be_lost_is_refused_at_once(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A message that names file and column, from the driver: the words ask for a dry run, for which no Ray starts."""
@@ -640,27 +636,27 @@ def test_images_of_tables_as_the_datasets_library_stores_them(tmp_path: Path) ->
 def test_copies_keep_the_names_of_classes_with_their_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(pa.table({"label": [7, 8, 9], "species": ["owl", "auk", "owl"]}), tmp_path / "in.parquet")
     first = make("tables", tmp_path / "first.lance", "--input", tmp_path / "in.parquet", "--label-column", "species")
-    metadata = {b"classes": b'["auk", "owl"]', b"classes_of": b"species"}
+
+    def copied(name: str, uri: str, *options: object) -> lance.LanceDataset:
+        return make("lance", tmp_path / f"{name}.lance", "--input", uri, *options)
+
     for name, options in (("all", ()), ("label", ("--label-column", "label"))):
-        copy = make("lance", tmp_path / f"{name}.lance", "--input", first.uri, *options)
-        assert copy.schema.metadata == metadata
+        copy = copied(name, first.uri, *options)
+        assert copy.schema.metadata == {b"classes": b'["auk", "owl"]', b"classes_of": b"species"}
         assert copy.to_table().to_pydict() == first.to_table().to_pydict()
-    without = make("lance", tmp_path / "without.lance", "--input", first.uri, "--columns", "label,split")
-    assert without.schema.metadata is None
+    assert copied("without", first.uri, "--columns", "label,split").schema.metadata is None
     # Names of no column, which an earlier job may have left.
-    orphan = lance.write_dataset(
-        pa.table({"cid": [0, 1]}).replace_schema_metadata({"classes": '["a", "b"]'}), tmp_path / "orphan.lance"
-    )
-    kept = make("lance", tmp_path / "kept.lance", "--input", orphan.uri)
-    assert kept.schema.metadata == {b"classes": b'["a", "b"]'}
-    given = make("lance", tmp_path / "given.lance", "--input", orphan.uri, "--label-column", "cid")
-    assert given.schema.metadata == {b"classes": b'["a", "b"]', b"classes_of": b"cid"}
+    named = pa.table({"cid": [0, 1]}).replace_schema_metadata({"classes": '["a", "b"]'})
+    orphan = lance.write_dataset(named, tmp_path / "orphan.lance").uri
+    ours = {b"classes": b'["a", "b"]', b"classes_of": b"cid"}
+    assert copied("kept", orphan).schema.metadata == {b"classes": b'["a", "b"]'}
+    assert copied("given", orphan, "--label-column", "cid").schema.metadata == ours
     # Labels that are added beside strings, and named.
     lance.write_dataset(pa.table({"x": [1, 2], "name": ["b", "a"]}), tmp_path / "birds.lance")
     words = ["classes", "--data", tmp_path / "birds.lance", "--string-column", "name", "--label-column"]
     assert job.main([*map(str, words), "cid"]) == 0
-    named = make("lance", tmp_path / "named.lance", "--input", tmp_path / "birds.lance")
-    assert named.schema.metadata == {b"classes": b'["a", "b"]', b"classes_of": b"cid"}
+    named = copied("named", tmp_path / "birds.lance")
+    assert named.schema.metadata == ours
     assert named.to_table()["cid"].to_pylist() == [1, 0]
     capsys.readouterr()
     assert "names the classes of cid already, 2: a, b" in refusal(capsys, *words, "other")
