@@ -271,9 +271,7 @@ class Wrong(Speech):
 
 
 def test_wrong_ragged_decoders_are_named(uri: str) -> None:
-    with pytest.raises(
-        raylance.ConfigError, match=r"'sound' of row offset 0 was decoded to float64 \(\d+,\): decode\(\)"
-    ):
+    with pytest.raises(raylance.ConfigError, match=r"'sound' of row offset 0 was decoded to float64 \(\d+,\)"):
         raylance.dataset(uri, decode=Wrong("sound"), columns=["sound"])
     with pytest.raises(raylance.ConfigError, match="was decoded to float64"):
         check_decoder(Wrong("sound"), [wav(np.arange(5)), wav(np.arange(9))])
