@@ -220,10 +220,8 @@ def test_a_function_of_0_10_arranges_ranks_with_a_warning(data: raylance.Dataset
     with pytest.warns(FutureWarning, match="data_parallel will"):
         arranged = torch_data.IterableDataset(data, batch_size=BATCH, dist_info=(3, 4), data_parallel=strided)
     assert arranged.state_dict()["dp_size"] == 2
-    with (
-        pytest.warns(FutureWarning, match="data_parallel will"),
-        data.loader(rank=1, world_size=4, data_parallel=strided) as loader,
-    ):
-        assert (loader.dp_rank, loader.dp_size) == (1, 2)
+    with pytest.warns(FutureWarning, match="data_parallel will"):
+        loader = data.loader(rank=1, world_size=4, data_parallel=strided)
+    assert (loader.dp_rank, loader.dp_size) == (1, 2)
     with pytest.raises(raylance.ConfigError, match=r"\(0, 2\)"):
         raylance.DataConfig(data_parallel=(0, 2))
