@@ -32,10 +32,10 @@ import raylance
 from jobs import common, trackers
 from jobs import train_images as job
 from jobs.create_dataset import command as create_dataset
-from jobs.create_dataset.images import Digits
 from jobs.train_images import count_classes, open_data
 from raylance.api.dataset import spec_of
 from tests.helpers.cluster import free_ports
+from tests.helpers.created import write_digits
 from tests.helpers.images import encode
 from tests.helpers.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard, curves_of_wandb
 
@@ -149,12 +149,7 @@ def head() -> Iterator[Head]:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("digits") / "digits.lance"
-    source = Digits()
-    splits = pa.array(["val" if row % 10 == 0 else "train" for row in range(source.rows.num_rows)])
-    rows = source.rows.append_column("split", splits)
-    lance.write_dataset(rows.replace_schema_metadata({"classes": json.dumps(source.classes)}), out)
-    return out
+    return write_digits(tmp_path_factory.mktemp("digits") / "digits.lance")
 
 
 class Run(NamedTuple):
