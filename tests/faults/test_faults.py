@@ -173,6 +173,14 @@ class Fatal(raylance.Decoder):
             os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def open_fatal(
+    write_dataset: Callable[..., str], armed: Path, numbers: range = range(80), row_s: float = 0.0, **options: Any
+) -> raylance.Dataset:
+    cells = pa.array([number.to_bytes(2, "little") for number in numbers], pa.binary())
+    uri = write_dataset(pa.table({"id": np.array(numbers), "number": cells}))
+    return raylance.dataset(uri, decode=Fatal("number", str(armed), row_s), order="sequential", **options)
+
+
 @pytest.mark.promise("P6")
 @pytest.mark.parametrize(
     ("decoders", "how", "batch"),
@@ -187,10 +195,8 @@ def test_a_row_that_ends_its_decoder_is_a_bad_row(
     write_dataset: Callable[..., str], tmp_path: Path, decoders: int, how: str, batch: int
 ) -> None:
     """The epoch ended: "the work on the same 4 rows … was lost 4 times", without the row's number."""
-    numbers = pa.array([n.to_bytes(2, "little") for n in range(80)], pa.binary())
-    uri = write_dataset(pa.table({"id": np.arange(80), "number": numbers}))
     armed = tmp_path / "armed"
-    handle = raylance.dataset(uri, decode=Fatal("number", str(armed)), on_bad_row="mask", order="sequential")
+    handle = open_fatal(write_dataset, armed, on_bad_row="mask")
     armed.write_text(how)
     with handle.loader(num_decoders=decoders) as loader:
         batches = list(loader.iter_batches(global_batch_size=batch))
@@ -208,15 +214,9 @@ def test_a_row_that_ends_its_decoder_is_a_bad_row(
 @pytest.mark.slow
 def test_a_row_of_another_loader_ends_the_decoder_of_both(write_dataset: Callable[..., str], tmp_path: Path) -> None:
     """A good row of the training data was masked for what a row of the validation data did to their decoder."""
-    uris = [
-        write_dataset(pa.table({"number": pa.array([n.to_bytes(2, "little") for n in numbers], pa.binary())}))
-        for numbers in (range(100, 160), range(20, 32))
-    ]
     armed = tmp_path / "armed"
-    handles = [
-        raylance.dataset(uri, decode=Fatal("number", str(armed), 0.02), on_bad_row="mask", order="sequential")
-        for uri in uris
-    ]
+    both = range(100, 160), range(20, 32)
+    handles = [open_fatal(write_dataset, armed, numbers, 0.02, on_bad_row="mask") for numbers in both]
     armed.write_text("exit")
     with handles[0].loader(num_decoders=1) as train, handles[1].loader(num_decoders=1) as val:
         batches, of_val = [], val.iter_batches(global_batch_size=4)
@@ -232,10 +232,8 @@ def test_a_row_of_another_loader_ends_the_decoder_of_both(write_dataset: Callabl
 
 @pytest.mark.slow
 def test_a_row_that_ends_its_decoder_is_named(write_dataset: Callable[..., str], tmp_path: Path) -> None:
-    numbers = pa.array([n.to_bytes(2, "little") for n in range(80)], pa.binary())
     armed = tmp_path / "armed"
-    decode = Fatal("number", str(armed))
-    handle = raylance.dataset(write_dataset(pa.table({"number": numbers})), decode=decode, order="sequential")
+    handle = open_fatal(write_dataset, armed)
     armed.write_text("exit")
     with handle.loader(num_decoders=1) as loader:
         seen = 0
@@ -296,9 +294,8 @@ def test_storage_that_fails_for_too_long_is_an_error_and_the_loader_can_go_on(tw
     with halves(uri).loader(read_timeout_s=1) as loader:
         path.rename(away)
         ids = []
-        with pytest.raises(
-            raylance.DatasetError, match=r"rows 1000 to 1\d+ of .*version 2, cannot be read.*tried \d+ times"
-        ) as caught:
+        message = r"rows 1000 to 1\d+ of .*version 2, cannot be read.*tried \d+ times"
+        with pytest.raises(raylance.DatasetError, match=message) as caught:
             for batch in loader.iter_batches(global_batch_size=50):
                 ids += batch["id"].tolist()
         assert uri in str(caught.value)

@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import boto3
 import lance
 import numpy as np
 import psutil
@@ -23,7 +22,7 @@ import pyarrow as pa
 import pytest
 from jupyter_client.manager import KernelManager
 
-from tests.helpers.faulty_store import FaultyStore
+from tests.helpers.faulty_store import FaultyStore, bucket_of, store_options
 
 SLOW = pytest.mark.slow
 ROWS, BATCH = 600, 20
@@ -80,9 +79,16 @@ def read_to(run: subprocess.Popen[str], what: str) -> str:
     raise AssertionError(f"it ended without {what!r}: {read[-3000:]}")
 
 
-def end_of(run: subprocess.Popen[str], limit_s: float = ENDS_S) -> str:
+def end_of(run: subprocess.Popen[str], limit_s: float = ENDS_S, status: int | None = 0) -> str:
+    """The rest of a script's output; its exit status is checked, unless it may be any."""
     output, _ = run.communicate(timeout=limit_s)
+    assert status in (None, run.returncode), output[-3000:]
     return output
+
+
+def interrupts_of(output: str) -> int:
+    (times,) = re.findall(r"interrupted (\d+) times", output)
+    return int(times)
 
 
 # ---- the end of a script that reads ahead
@@ -168,8 +174,7 @@ def test_a_script_ends_with_its_own_status_and_leaves_nothing(
     path.write_text(ENDS)
     for _ in range(runs):
         with script(f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')", wide_uri, how) as run:
-            output = end_of(run)
-            assert run.returncode == (-signal.SIGINT if how == "interrupt" else 0), output[-3000:]
+            output = end_of(run, status=-signal.SIGINT if how == "interrupt" else 0)
             assert "done" in output or how in ("exit", "interrupt")
 
 
@@ -250,10 +255,7 @@ def test_batches_continue_after_an_interrupt_or_two(uri: str, runtime: str, tria
     """Some interrupts hung the next pass for ever, and one in some hundreds lost a batch."""
     for seed in seeds:
         with script(BATCHES, uri, ROWS, seed, trials, runtime) as run:
-            output = end_of(run, 60 + 20 * trials)
-            assert run.returncode == 0, output[-3000:]
-            (times,) = re.findall(r"interrupted (\d+) times", output)
-            assert int(times) > trials, output
+            assert interrupts_of(end_of(run, 60 + 20 * trials)) > trials
 
 
 PLANS = (
@@ -289,10 +291,7 @@ print(f"interrupted {count[0]} times")
 @pytest.mark.parametrize("trials", [15, pytest.param(400, marks=SLOW)])
 def test_opening_and_planning_continue_after_an_interrupt(uri: str, trials: int) -> None:
     with script(PLANS, uri, trials) as run:
-        output = end_of(run, 60 + trials)
-        assert run.returncode == 0, output[-3000:]
-        (times,) = re.findall(r"interrupted (\d+) times", output)
-        assert int(times) > trials / 5, output
+        assert interrupts_of(end_of(run, 60 + trials)) > trials / 5
 
 
 # ---- fit()
@@ -346,13 +345,11 @@ def test_the_same_script_continues_a_fit_that_was_interrupted(uri: str, tmp_path
         for pause_s in pauses_s:
             time.sleep(pause_s)
             os.killpg(run.pid, signal.SIGINT)
-        output = end_of(run, 120)
+        assert "finished" not in end_of(run, 120, status=None)
         assert run.returncode, "it was interrupted"
-        assert "finished" not in output
     before = {path: path.read_text() for path in log.iterdir()}
     with script(FIT, uri, tmp_path / "storage", log, 0) as run:
-        output = end_of(run, 240)
-        assert run.returncode == 0, output[-3000:]
+        end_of(run, 240)
     first = [json.loads(line) for text in before.values() for line in text.splitlines()]
     later = [json.loads(line) for path in {*log.iterdir()} - {*before} for line in path.read_text().splitlines()]
     begun = min(position for position, _ in later) - BATCH
@@ -422,9 +419,7 @@ print("all continue", flush=True)
 @SLOW
 def test_a_pass_whose_ray_session_ends_is_an_error_and_the_next_pass_continues(uri: str) -> None:
     with script(SESSIONS, uri) as run:
-        output = end_of(run, 240)
-        assert run.returncode == 0, output[-3000:]
-        assert "all continue" in output
+        assert "all continue" in end_of(run, 240)
 
 
 # ---- storage that hangs
@@ -442,16 +437,9 @@ with data.loader(runtime="threads", max_window_bytes=1 << 17, max_inflight_bytes
 @SLOW
 def test_an_interrupt_ends_a_process_whose_storage_hangs(s3_port: int) -> None:
     """Its threads that read were waited for until their last try had failed: for a minute."""
-    keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
-    client = boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{s3_port}", region_name="us-east-1", **keys)
-    client.Bucket("interrupted").create()
+    bucket_of(s3_port, "interrupted")
     store, rng = FaultyStore(s3_port), np.random.default_rng(0)
-    options = {
-        "aws_endpoint": f"http://127.0.0.1:{store.port}",
-        "allow_http": "true",
-        "aws_region": "us-east-1",
-        **keys,
-    }
+    options = store_options(store.port)
     table = pa.table({"id": np.arange(1500), "bulk": [rng.bytes(100) for _ in range(1500)]})
     lance.write_dataset(table, "s3://interrupted/data.lance", max_rows_per_file=500, storage_options=options)
     try:
@@ -461,8 +449,7 @@ def test_an_interrupt_ends_a_process_whose_storage_hangs(s3_port: int) -> None:
             time.sleep(2)
             begun = time.monotonic()
             os.killpg(run.pid, signal.SIGINT)
-            assert "KeyboardInterrupt" in end_of(run)
-            assert run.returncode == -signal.SIGINT
+            assert "KeyboardInterrupt" in end_of(run, status=-signal.SIGINT)
             assert time.monotonic() - begun < 30
     finally:
         store.close()
@@ -539,12 +526,10 @@ INITIALISE = 'import ray; ray.init(address="local", num_cpus=2, include_dashboar
 
 @pytest.mark.parametrize(
     ("runtime", "times", "pause_s"),
-    [
-        ("threads", 1, 0.0),
-        pytest.param("threads", 2, 0.0, marks=SLOW),
-        pytest.param("threads", 2, 0.3, marks=SLOW),
-        pytest.param("ray", 1, 0.0, marks=SLOW),
-        pytest.param("ray", 2, 0.0, marks=SLOW),
+    [("threads", 1, 0.0)]
+    + [
+        pytest.param(*each, marks=SLOW)
+        for each in [("threads", 2, 0.0), ("threads", 2, 0.3), ("ray", 1, 0.0), ("ray", 2, 0.0)]
     ],
 )
 def test_the_same_cell_continues_after_an_interrupt(

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import lance
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,7 @@ from ray.train.torch import TorchTrainer
 
 import raylance
 from raylance.reports.reading import read_run
-from tests.helpers.faulty_store import FaultyStore
+from tests.helpers.faulty_store import FaultyStore, bucket_of, store_options
 
 ROWS = 400
 OPTION, TOKEN, ENVIRONMENT = "pl4nted-option", "pl4nted-token", "pl4nted-environment"
@@ -33,8 +32,7 @@ URI = "s3://secrets/data.lance"
 
 @pytest.fixture(scope="module")
 def store(s3_port: int) -> Iterator[FaultyStore]:
-    keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "us-east-1"}
-    boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{s3_port}", **keys).Bucket("secrets").create()
+    bucket_of(s3_port, "secrets")
     proxy = FaultyStore(s3_port)
     yield proxy
     proxy.close()
@@ -62,14 +60,7 @@ def test_a_run_leaves_no_secret(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", ENVIRONMENT)
-    options = {
-        "aws_endpoint": f"http://127.0.0.1:{store.port}",
-        "allow_http": "true",
-        "aws_region": "us-east-1",
-        "aws_access_key_id": "none",
-        "aws_secret_access_key": OPTION,
-        "aws_session_token": TOKEN,
-    }
+    options = store_options(store.port) | {"aws_secret_access_key": OPTION, "aws_session_token": TOKEN}
     rows = pa.table({"id": np.arange(ROWS), "bulk": [b"x" * 100] * ROWS})
     lance.write_dataset(rows, URI, max_rows_per_file=100, storage_options=options)
     data = raylance.dataset(URI, storage_options=options)

@@ -2,6 +2,7 @@
 with its true cause; by a real S3 API on this machine, and by local folders that go away.
 """
 
+import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from raylance.source import retrying
 from raylance.source.lance_errors import Failure, failure_of
 from tests.helpers.faulty_store import Fault, FaultyStore, bucket_of, store_options
 
+SLOW = pytest.mark.slow
 ROWS = 1500
 URI = "s3://faulty/data.lance"
 PASSING: list[Fault] = ["reset", "truncate", "500", "503", "hang"]
@@ -101,11 +103,7 @@ QUICK |= {("truncate", "rows")}
 @pytest.mark.promise("P6")
 @pytest.mark.parametrize(
     ("fault", "what"),
-    [
-        pytest.param(fault, what, marks=[] if (fault, what) in QUICK else pytest.mark.slow)
-        for fault in PASSING
-        for what in OPENINGS
-    ],
+    [pytest.param(*each, marks=[] if each in QUICK else SLOW) for each in itertools.product(PASSING, OPENINGS)],
 )
 def test_an_opening_outlasts_a_storage_that_fails(
     store: FaultyStore, healer: Callable[..., Healer], fault: Fault, what: str
@@ -119,15 +117,7 @@ def test_an_opening_outlasts_a_storage_that_fails(
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [
-        "truncate",
-        pytest.param("reset", marks=pytest.mark.slow),
-        "500",
-        pytest.param("503", marks=pytest.mark.slow),
-        pytest.param("hang", marks=pytest.mark.slow),
-        "404",
-    ],
+    "fault", ["truncate", "500", "404", *(pytest.param(fault, marks=SLOW) for fault in ("reset", "503", "hang"))]
 )
 def test_a_loader_outlasts_a_storage_that_fails(
     store: FaultyStore, healer: Callable[..., Healer], fault: Fault
@@ -139,7 +129,7 @@ def test_a_loader_outlasts_a_storage_that_fails(
     assert healed.warnings >= 1
 
 
-@pytest.mark.parametrize("fault", ["500", pytest.param("hang", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", ["500", pytest.param("hang", marks=SLOW)])
 def test_a_storage_that_fails_for_too_long_is_an_error_that_says_so(
     store: FaultyStore, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:

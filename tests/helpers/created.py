@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.create_dataset import command as job
+from jobs.create_dataset.images import Digits
 from tests.helpers.images import encode
 
 
@@ -53,6 +54,21 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
     assert "Traceback" not in captured.err
     assert "wrote" not in captured.out
     return captured.err
+
+
+def write_digits(out: Path, rows: int | None = None) -> Path:
+    """The handwritten digits, or the first of them, with a split and their classes."""
+    source = Digits()
+    table = source.rows.slice(0, rows)
+    splits = pa.array(["val" if row % 10 == 0 else "train" for row in range(table.num_rows)])
+    table = table.append_column("split", splits)
+    lance.write_dataset(table.replace_schema_metadata({"classes": json.dumps(source.classes)}), out)
+    return out
+
+
+def check_said(wanted: str, said: str) -> None:
+    """A message has all these parts."""
+    assert all(part in said for part in wanted.split(" … ")), said
 
 
 def classes_of(dataset: lance.LanceDataset) -> list[str]:

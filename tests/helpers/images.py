@@ -1,8 +1,9 @@
-"""Small encoded images that tests make their datasets of."""
+"""Small encoded images and sounds that tests make their datasets of."""
 
 import functools
 import io
 import struct
+import wave
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -26,6 +27,13 @@ def encode(image: np.ndarray | PIL.Image.Image, kind: str = "PNG", *, orientatio
         options["exif"][0x0112] = orientation
     picture = image if isinstance(image, PIL.Image.Image) else PIL.Image.fromarray(image)
     picture.save(buffer := io.BytesIO(), kind, **options)
+    return buffer.getvalue()
+
+
+def wav(frames: np.ndarray) -> bytes:
+    with wave.open(buffer := io.BytesIO(), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", "NONE"))
+        file.writeframes(frames.astype("<i2").tobytes())
     return buffer.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Owns mutated pictures, and a process that decodes them as raylance does.
+"""Mutated pictures, and a process that decodes them as raylance does.
 
 `python -m tests.helpers.mutated seed first count` prints the number of each picture before it decodes it, so that the
 last one is known if the process ends; and at its end a line of JSON: how many were good and bad, why, and its resident

@@ -1,4 +1,4 @@
-"""Owns datasets of a storage that takes a while for each read, as an object store does; never a storage itself."""
+"""Datasets of a storage that takes a while for each read, as an object store does."""
 
 import dataclasses
 import functools

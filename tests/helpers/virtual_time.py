@@ -1,4 +1,4 @@
-"""Owns virtual time for real threads: a loader's own threads run as they are, and only their waits and sleeps are of a
+"""Virtual time for real threads: a loader's own threads run as they are, and only their waits and sleeps are of a
 clock that moves when all of them wait. Never measures anything, and never knows what a loader counts.
 """
 

@@ -54,38 +54,30 @@ class Watch:
             self._until[cause] = max(end, self._until.get(cause, end))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SlowDecoder(raylance.Decoder):
-    """A number, which takes a while; so does opening."""
+@dataclasses.dataclass(frozen=True)
+class Slow:
+    """What decodes takes a while; so does opening."""
 
+    column: str
     watch: Any = None
     row_s: float = 0.0
     open_s: float = 0.0
 
     shape, dtype = (), np.float32
 
-    def open(self) -> "SlowDecoder":
+    def open(self) -> Any:
         self.watch.sleep("opening", self.open_s)
         return self
 
+
+class SlowDecoder(Slow, raylance.Decoder):
     def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
         self.watch.sleep("decoding", self.row_s)
         out[...] = len(encoded)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SlowDevice(raylance.BatchDecoder):
-    """As `SlowDecoder`, on the device of the batches."""
-
-    watch: Any = None
-    row_s: float = 0.0
-    open_s: float = 0.0
-
-    shape, dtype, on_device = (), np.float32, True
-
-    def open(self) -> "SlowDevice":
-        self.watch.sleep("opening", self.open_s)
-        return self
+class SlowDevice(Slow, raylance.BatchDecoder):
+    on_device = True
 
     def decode_batch(self, encoded: Sequence[Any], draws: np.ndarray, out: Any) -> None:
         self.watch.sleep("decoding", self.row_s * len(encoded))

@@ -28,13 +28,9 @@ BATCH = 48
 
 
 def open_train(uri: str, **changes: Any) -> raylance.Dataset:
-    arguments = {
-        "columns": ["image", "id"],
-        "decode": raylance.Image("image", size=(16, 16), augment=raylance.RandomResizedCrop(), hflip=0.5),
-        "order": raylance.WindowShuffle(shard_rows=20, window_shards=2, lanes=12),
-        "seed": 11,
-        "remainder": "ragged",
-    }
+    image = raylance.Image("image", size=(16, 16), augment=raylance.RandomResizedCrop(), hflip=0.5)
+    order = raylance.WindowShuffle(shard_rows=20, window_shards=2, lanes=12)
+    arguments = {"columns": ["image", "id"], "decode": image, "order": order, "seed": 11, "remainder": "ragged"}
     return raylance.dataset(uri, **(arguments | changes))
 
 

@@ -1,4 +1,4 @@
-"""Owns the checks of jobs/benchmark.py: it sees what readers deliver, and pairs checkouts; never how fast they are."""
+"""Checks that jobs/benchmark.py sees what readers deliver, and pairs checkouts; no speed is checked."""
 
 from contextlib import ExitStack
 from pathlib import Path

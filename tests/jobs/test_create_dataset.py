@@ -1,4 +1,4 @@
-"""Owns the checks of jobs/create_dataset.py on real files, Ray and Lance; it never mocks them."""
+"""Checks jobs/create_dataset.py on real files, Ray and Lance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobs.create_dataset import command as job
 from jobs.create_dataset.sources import Left, Piece
 from jobs.create_dataset.writing import _named as named_of
 from tests.helpers import created
-from tests.helpers.created import classes_of, png, refusal
+from tests.helpers.created import check_said, classes_of, png, refusal
 from tests.helpers.images import make_images
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -145,10 +145,8 @@ def test_huggingface_of_plain_columns_without_splits_or_class_names(tmp_path):
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
 def test_huggingface_numbers_labels_that_are_strings(tmp_path, kind):
-    root = tmp_path / "in"
-    root.mkdir()
+    root = created.plant(tmp_path / "in", {"test-0.parquet": with_names(hub_table(range(8, 9)), kind)})  # cats alone
     pq.write_table(with_names(hub_table(range(8)), kind), root / "train-0.parquet", row_group_size=3)
-    pq.write_table(with_names(hub_table(range(8, 9)), kind), root / "test-0.parquet")  # of the cats alone
     dataset, rows, classes = make("huggingface", tmp_path / "out.lance", "--input", root)
     assert classes == ["ant", "bee", "cat"]
     assert dataset.schema.field("label").type == pa.int64()
@@ -213,15 +211,13 @@ def test_strings_of_a_lance_dataset_get_integers_beside_them(tmp_path, capsys):
 
 def test_strings_of_a_lance_dataset_without_clear_classes_are_refused(tmp_path, capsys):
     uri = write_birds(tmp_path / "birds.lance", ["owl", None, "auk", None])
-    assert "can be opened at --data" in refusal(
-        capsys, "classes", "--data", tmp_path / "nowhere.lance", "--string-column", "species"
-    )
+    words = ("classes", "--data", tmp_path / "nowhere.lance", "--string-column", "species")
+    assert "can be opened at --data" in refusal(capsys, *words)
     command = ("classes", "--data", uri, "--string-column")
     assert "2 rows of --data" in refusal(capsys, *command, "species")
     assert "lacks a column image of strings, it has image (binary)" in refusal(capsys, *command, "image")
     said = refusal(capsys, *command, "species", "--label-column", "species")
-    assert "has a column species (string) already" in said
-    assert "--label-column" in said
+    check_said("has a column species (string) already … --label-column", said)
     assert lance.dataset(uri).version == 1
     dataset = lance.dataset(write_birds(tmp_path / "named.lance", ["owl", "auk"]))
     dataset.update_schema_metadata({"classes": json.dumps(["dog", "cat"])})
@@ -235,9 +231,8 @@ def test_files_that_give_no_row_are_named(photos, tmp_path, capsys):
         (photos / "bee" / f"{number:02}.txt").write_text("notes")
     make("imagefolder", tmp_path / "out.lance", "--input", photos, "--left-out", tmp_path / "left.tsv")
     printed = capsys.readouterr().out
-    assert "left out   14 files, 2 hidden, 12 ends with none of .jpg" in printed
+    check_said("left out   14 files, 2 hidden, 12 ends with none of .jpg … bee/07.txt", printed)
     assert "             .cache/a.png\n             ant/._0.png\n             bee/00.txt\n" in printed
-    assert "bee/07.txt" in printed
     assert "bee/08.txt" not in printed
     assert f"and 4 more; all of them are in {tmp_path / 'left.tsv'}" in printed
     lines = (tmp_path / "left.tsv").read_text().splitlines()
@@ -261,9 +256,8 @@ def test_files_that_hold_no_image_are_named_and_kept_with_the_way_back_to_them(p
         ("ant/03.png", "empty"),
         ("bee/04.png", "UnidentifiedImageError: cannot identify image file"),
     ]
-    assert "is the name of another column" in refusal(
-        capsys, "imagefolder", "--out", tmp_path / "o.lance", "--input", photos, "--file-column", "label"
-    )
+    words = ("imagefolder", "--out", tmp_path / "o.lance", "--input", photos, "--file-column", "label")
+    assert "is the name of another column" in refusal(capsys, *words)
 
 
 def test_images_that_were_cut_short_are_found_where_all_are_decoded(photos, tmp_path, capsys):
@@ -297,16 +291,11 @@ def test_names_of_splits_have_any_case_and_are_named(tmp_path, capsys):
     tree = plant(tmp_path / "in", names)
     _, table, classes = make("imagefolder", tmp_path / "out.lance", "--input", tmp_path / "in")
     assert classes == ["ant", "bee", "cat"]
-    assert [(row["image"], row["label"], row["split"]) for row in table.to_pylist()] == [
-        (tree["TEST/ant/x/1.png"], 0, "test"),
-        (tree["Train/bee/1.png"], 1, "train"),
-        (tree["Validation/bee/1.png"], 1, "val"),
-        (tree["train/ant/1.png"], 0, "train"),
-        (tree["val/cat/1.png"], 2, "val"),
-    ]
-    said = capsys.readouterr().out
-    assert "split train is what is called Train, train" in said
-    assert "split val is what is called Validation, val" in said
+    assert table["image"].to_pylist() == [tree[name] for name in sorted(names)]
+    assert table["label"].to_pylist() == [0, 1, 1, 0, 2]
+    assert table["split"].to_pylist() == ["test", "train", "val", "train", "val"]
+    called = "split train is what is called Train, train … split val is what is called Validation, val"
+    check_said(called, capsys.readouterr().out)
     plant(tmp_path / "in", ["dev/ant/1.png"])
     said = refusal(capsys, "imagefolder", "--out", tmp_path / "other.lance", "--input", tmp_path / "in")
     assert "has Validation and dev and val, and each may be the split val" in said
@@ -342,9 +331,8 @@ def test_existing_output_is_refused_or_given_a_version(photos, tmp_path, capsys)
     make("imagefolder", out, "--input", photos)
     capsys.readouterr()
     (photos / "ant" / "00.png").unlink()
-    message = refusal(capsys, "imagefolder", "--out", out, "--input", photos)
-    assert "already is a Lance dataset" in message
-    assert "--overwrite" in message
+    said = refusal(capsys, "imagefolder", "--out", out, "--input", photos)
+    check_said("already is a Lance dataset … --overwrite", said)
     dataset, table, _ = make("imagefolder", out, "--input", photos, "--overwrite")
     assert (dataset.version, table.num_rows) == (2, 29)
     assert dataset.checkout_version(1).count_rows() == 30
@@ -366,32 +354,32 @@ def test_values_out_of_range_are_refused(tmp_path, option, values):
 
 
 @pytest.mark.parametrize(
-    ("names", "cause", "fix"),
+    ("names", "said"),
     [
-        (["ant/notes.txt"], "(1 left out, such as ant/notes.txt)", "Give the directory that holds them"),
-        (["1.png", "2.png"], "2 of 2 images lie in no class directory, such as 1.png", "<class>/<image>"),
-        (["ant/1.png", "2.png"], "1 of 2 images lie in no class directory, such as 2.png", "<class>/<image>"),
-        (["train/1.png", "test/2.png"], "2 of 2 images lie in no class directory", "<split>/<class>/<image>"),
-        (["train/ant/1.png", "more/ant/2.png"], "has train beside directories that are no splits", "or none"),
+        (["ant/notes.txt"], "(1 left out, such as ant/notes.txt)"),
+        (["1.png", "2.png"], "2 of 2 images lie in no class directory, such as 1.png … <class>/<image>"),
+        (["ant/1.png", "2.png"], "1 of 2 images lie in no class directory, such as 2.png … <class>/<image>"),
+        (["train/1.png", "test/2.png"], "2 of 2 images lie in no class directory … <split>/<class>/<image>"),
+        (["train/ant/1.png", "more/ant/2.png"], "has train beside directories that are no splits"),
     ],
 )
-def test_trees_without_clear_classes_are_refused(tmp_path, capsys, names, cause, fix):
+def test_trees_without_clear_classes_are_refused(tmp_path, capsys, names, said):
     plant(tmp_path / "in", names)
-    message = refusal(capsys, "imagefolder", "--out", tmp_path / "out.lance", "--input", tmp_path / "in")
-    assert cause in message
-    assert fix in message
+    words = "--out", tmp_path / "out.lance", "--input", tmp_path / "in"
+    check_said(said, refusal(capsys, "imagefolder", *words))
     assert not (tmp_path / "out.lance").exists()
 
 
 @pytest.mark.parametrize("source", ["imagefolder", "huggingface"])
 def test_missing_and_empty_inputs_are_refused(tmp_path, capsys, source):
-    for name, fix in (("nowhere", "Give a directory or a file that exists"), ("*.png", "Give the directory itself")):
-        message = refusal(capsys, source, "--out", tmp_path / "out.lance", "--input", tmp_path / name)
-        assert "can't be listed" in message
-        assert fix in message
     (tmp_path / "empty").mkdir()
-    message = refusal(capsys, source, "--out", tmp_path / "out.lance", "--input", tmp_path / "empty")
-    assert f"files found under --input {tmp_path / 'empty'}" in message
+    for name, said in (
+        ("nowhere", "can't be listed … Give a directory or a file that exists"),
+        ("*.png", "can't be listed … Give the directory itself"),
+        ("empty", f"files found under --input {tmp_path / 'empty'}"),
+    ):
+        words = "--out", tmp_path / "out.lance", "--input", tmp_path / name
+        check_said(said, refusal(capsys, source, *words))
 
 
 def test_bad_parquet_is_refused(tmp_path, capsys):
@@ -400,43 +388,29 @@ def test_bad_parquet_is_refused(tmp_path, capsys):
         return refusal(capsys, "huggingface", "--out", root / "out.lance", "--input", root, *options)
 
     good = hub_table(range(6), names=["a", "b", "c"])
-    said = message({"train-0.parquet": good, "train-1.parquet": b"PAR1 cut short"})
-    assert "train-1.parquet in --input" in said
-    assert "can't be read (" in said
-    assert "Write or download it again" in said
-
-    said = message({"train-0.parquet": good}, "--image-column", "photo", "--label-column", "class")
-    assert "lacks a column photo of encoded images or a column class of integers" in said
-    assert "it has image (struct" in said
-    assert "--image-column and --label-column" in said
-    assert "lacks a column" in message({"a.parquet": good.set_column(1, "label", [[0.5] * 6])})
-
-    said = message({"train-0.parquet": hub_table(range(6)), "test-0.parquet": with_names(hub_table(range(3)))})
-    assert "labels are strings in test-0.parquet, integers in train-0.parquet" in said
-
-    said = message({"train-0.parquet": good, "unsupervised-0.parquet": good})
-    assert "unsupervised-0.parquet in --input" in said
-    assert "names no split" in said
-
-    said = message({"train-0.parquet": good, "test-0.parquet": hub_table(range(3), names=["c", "b", "a"])})
-    assert "name different classes for label" in said
-
-    assert "the source has no rows" in message({"train-0.parquet": good.slice(0, 0)})
-
+    columns = "--image-column", "photo", "--label-column", "class"
+    said = message({"train-0.parquet": good}, *columns)
+    check_said("lacks a column photo of encoded images or a column class of integers … it has image (struct", said)
     whole = io.BytesIO()
     pq.write_table(good, whole, use_dictionary=False)
     damaged = whole.getvalue()[:4] + b"\xff" * 100 + whole.getvalue()[104:]
-    assert "train-0.parquet is damaged" in message({"train-0.parquet": damaged})
-
-    # Found while the cluster reads: Ray's own report goes to the log, the message says what it was.
-    said = message({"train-0.parquet": good.set_column(0, "image", pa.array([b"x", None] * 3))})
-    assert "train-0.parquet has rows without image bytes or without a label" in said
-    assert "Nothing was committed" in said
+    for said, other in {
+        "train-1.parquet in --input … can't be read (": {"train-1.parquet": b"PAR1 cut short"},
+        "lacks a column": {"train-0.parquet": good.set_column(1, "label", [[0.5] * 6])},
+        "strings in test-0.parquet, integers in train-0": {"test-0.parquet": with_names(hub_table(range(3)))},
+        "unsupervised-0.parquet in --input … names no split": {"unsupervised-0.parquet": good},
+        "name different classes for label": {"test-0.parquet": hub_table(range(3), names=["c", "b", "a"])},
+        "the source has no rows": {"train-0.parquet": good.slice(0, 0)},
+        "train-0.parquet is damaged": {"train-0.parquet": damaged},
+        # Found while the cluster reads: Ray's own report goes to the log, the message says what it was.
+        "train-0.parquet has rows without image bytes or without a label … Nothing was committed": {
+            "train-0.parquet": good.set_column(0, "image", pa.array([b"x", None] * 3))
+        },
+    }.items():
+        check_said(said, message({"train-0.parquet": good} | other))
 
 
 def test_an_output_that_cannot_be_written_is_refused(photos, capsys):
     """Where nobody can make a directory; below a file, Lance would try for seconds."""
-    message = refusal(capsys, "imagefolder", "--out", "/proc/out.lance", "--input", photos)
-    assert "making /proc/out.lance failed" in message
-    assert "No such file or directory" in message
-    assert "run it again" in message
+    said = refusal(capsys, "imagefolder", "--out", "/proc/out.lance", "--input", photos)
+    check_said("making /proc/out.lance failed … No such file or directory", said)

@@ -1,6 +1,7 @@
-"""Owns the checks of jobs/create_dataset on tables, tars and datasets of others: a schema in, a dataset out."""
+"""Checks jobs/create_dataset on tables, tars and datasets of others."""
 
 import decimal
+import functools
 import io
 import itertools
 import json
@@ -35,7 +36,7 @@ from jobs.create_dataset.sources import Left, Span, cut
 from jobs.create_dataset.tables import LanceTable, Tables
 from jobs.create_dataset.tars import Tars
 from jobs.create_dataset.writing import Notes, begun, files_of
-from tests.helpers.created import classes_of, make, pack, plant, png, refusal
+from tests.helpers.created import check_said, classes_of, make, pack, plant, png, refusal
 
 ROWS = 50
 NAMES = ["owl", "auk", "tit"]
@@ -68,16 +69,12 @@ SHAPED = pa.schema(
 )
 
 
-def write_stream(made: pa.Table, path: Path) -> None:
-    with pa.ipc.new_stream(path, made.schema) as stream:
-        stream.write_table(made, max_chunksize=9)
-
-
-def write_file(made: pa.Table, path: Path) -> None:
-    with pa.ipc.new_file(path, made.schema) as file:
+def write_file(made: pa.Table, path: Path, opened: Any = pa.ipc.new_file) -> None:
+    with opened(path, made.schema) as file:
         file.write_table(made, max_chunksize=9)
 
 
+write_stream = functools.partial(write_file, opened=pa.ipc.new_stream)
 WRITERS: dict[str, Any] = {
     "a.parquet": lambda made, path: pq.write_table(made, path, row_group_size=11),
     "a.arrow": write_file,
@@ -168,18 +165,10 @@ def test_lists_of_other_lengths_are_refused_or_kept(tmp_path: Path, capsys: pyte
     lists = pa.array([[1.0, 2.0]] * 20 + [[1.0]], pa.list_(pa.float32()))
     pq.write_table(pa.table({"vector": lists}), tmp_path / "in.parquet", row_group_size=10)
     command = "tables", "--input", tmp_path / "in.parquet", "--out", tmp_path / "out.lance"
-    said = refusal(capsys, *command)
-    assert "column vector has a list of 1 values" in said
-    assert "and 2 in the first rows" in said
-    assert "--keep-lists vector" in said
-    mixed = pa.table({"vector": pa.array([[1.0, 2.0], [1.0]], pa.list_(pa.float32()))})
-    pq.write_table(mixed, tmp_path / "mixed.parquet")
-    assert (
-        job.main(
-            ["tables", "--input", str(tmp_path / "mixed.parquet"), "--out", str(tmp_path / "m.lance"), "--dry-run"]
-        )
-        == 0
-    )
+    check_said("column vector has a list of 1 values … --keep-lists vector", refusal(capsys, *command))
+    pq.write_table(pa.table({"vector": lists[-2:]}), tmp_path / "mixed.parquet")
+    words = "tables", "--input", tmp_path / "mixed.parquet", "--out", tmp_path / "m.lance", "--dry-run"
+    assert job.main([*map(str, words)]) == 0
     assert "list<element: float>, of 1 to 2 values" in capsys.readouterr().out
     dataset = make("tables", tmp_path / "out.lance", *command[1:3], "--keep-lists", "vector")
     assert dataset.schema.field("vector").type == pa.list_(pa.float32())
@@ -246,13 +235,11 @@ def test_files_of_a_tar_become_columns_of_their_own(tmp_path: Path) -> None:
     ],
 )
 def test_rows_of_a_tar_that_would_lose_something_are_refused(
-    files: dict[str, bytes], cause: str, fix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    files: dict[str, bytes], cause: str, fix: str, tmp_path: Path
 ) -> None:
     pack(tmp_path / "in.tar", files)
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=f"in.tar: {cause}.*{fix}"):
         rows_of(tmp_path / "in.tar")
-    assert f"in.tar: {cause}" in str(refused.value)
-    assert fix in str(refused.value)
 
 
 def test_columns_of_a_tar_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,20 +297,16 @@ def test_a_stream_that_was_cut_short_is_damaged(
 ) -> None:
     """Cut between two batches, it gave the rows until there, and no error: pyarrow takes the cut for the end."""
     folder = tmp_path / "in"
-    folder.mkdir()
-    write_stream(table(), folder / "data.arrow")
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
-    (folder / "dataset_info.json").write_text("{}")
-    whole = (folder / "data.arrow").read_bytes()
-    with pa.ipc.open_stream(folder / "data.arrow") as stream, pa.BufferReader(whole) as read:
-        batches = len(list(stream))
+    write_saved(folder, table())
+    data = folder / "data-0.arrow"
+    whole = data.read_bytes()
+    with pa.BufferReader(whole) as read:
         ends = [read.tell() for _ in pa.ipc.open_stream(read)]
-    assert batches == len(ends) == 6
+    assert len(ends) == 6
     for length in (ends[2], len(whole) - 8):
-        (folder / "data.arrow").write_bytes(whole[:length])
-        message = refusal(capsys, source, "--input", folder, "--out", tmp_path / "out.lance")
-        assert "data.arrow is damaged: it ends without the mark that ends a stream" in message, message
-    (folder / "data.arrow").write_bytes(whole)
+        data.write_bytes(whole[:length])
+        assert "data-0.arrow is damaged" in refusal(capsys, source, "--input", folder, "--out", tmp_path / "out.lance")
+    data.write_bytes(whole)
     assert make(source, tmp_path / "out.lance", "--input", folder).count_rows() == ROWS
 
 
@@ -389,20 +372,14 @@ def test_blobs_and_filters_of_a_lance_dataset_are_refused(tmp_path: Path, capsys
     schema = pa.schema([blob, pa.field("id", pa.int64())])
     lance.write_dataset(pa.Table.from_arrays(columns, schema=schema), tmp_path / "in.lance")
     command = "lance", "--input", tmp_path / "in.lance", "--out", tmp_path / "out.lance", "--dry-run"
-    said = refusal(capsys, *command)
-    assert "column video of --input" in said
-    assert "is blob-encoded" in said
-    assert "Leave it out by --columns" in said
+    check_said("column video of --input … is blob-encoded … --columns", refusal(capsys, *command))
     assert job.main([*map(str, command), "--columns", "id"]) == 0
     capsys.readouterr()
     said = refusal(capsys, *command, "--columns", "id", "--filter", "nonsense > 3")
-    assert "--filter can't be used" in said
-    assert "nonsense > 3" in said
-    assert "of the columns video, id" in said
+    check_said("--filter can't be used … nonsense > 3 … of the columns video, id", said)
     deep = " OR ".join(f"id = {number}" for number in range(60_000))
     said = refusal(capsys, *command, "--columns", "id", "--filter", deep)
-    assert "deeper than Lance" in said
-    assert len(said) < 2000
+    assert "deeper than Lance" in said[:2000] == said
     wanted = ", ".join(str(number) for number in range(2, 60_000))
     assert job.main([*map(str, command), "--columns", "id", "--filter", f"id IN ({wanted})"]) == 0
     assert "1 row" in capsys.readouterr().out
@@ -410,115 +387,93 @@ def test_blobs_and_filters_of_a_lance_dataset_are_refused(tmp_path: Path, capsys
 
 @pytest.mark.usefixtures("ray_session")
 def test_images_are_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("ant", "bee"):
-        (tmp_path / "in" / name).mkdir(parents=True)
-        for number in range(3):
-            (tmp_path / "in" / name / f"{number}.png").write_bytes(png(number, (40 + 40 * number, 100)))
-    options = "--input", tmp_path / "in", "--shorter-side", 50, "--jpeg-quality", 80
+    sized = {f"{name}/{n}.png": png(n, (40 + 40 * n, 100)) for name in ("ant", "bee") for n in range(3)}
+    options = "--input", plant(tmp_path / "in", sized), "--shorter-side", 50, "--jpeg-quality", 80
     images = make("imagefolder", tmp_path / "out.lance", *options).to_table()["image"].to_pylist()
     opened = [Image.open(io.BytesIO(encoded)) for encoded in images]
     assert [image.format for image in opened] == ["JPEG"] * 6
     assert [image.size for image in opened[:3]] == [(100, 40), (62, 50), (50, 60)]
-    printed = capsys.readouterr().out
-    assert "--image-size 50 --global-batch-size 6\n" in printed, "which training needs where sizes differ"
+    assert "--image-size 50 --global-batch-size 6\n" in capsys.readouterr().out, "which training needs here"
 
 
+ENCODED = pa.struct({"bytes": pa.binary(), "path": pa.string()})  # an image, as the datasets library stores it
 ONE, TWO = {"x": [1]}, {"x": [1, 2]}
 ZONE, NO_ZONE = pa.array([0], pa.timestamp("us", "UTC")), pa.array([0], pa.timestamp("us"))
-REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "integers, then strings for labels": (
-        {"a.parquet": TWO | {"label": [0, 1]}, "b.parquet": ONE | {"label": ["cat"]}},
-        ["column label is string in b.parquet, and int64 in the first rows"],
+Refusals = dict[str, tuple[dict[str, Any], str]]  # files (Parquet, if the name has no ending), what is said of them
+REFUSED: Refusals = {
+    "text after integers": (
+        {"a": TWO | {"label": [0, 1]}, "b": ONE | {"label": ["c"]}},
+        "label is string in b.parquet",
     ),
-    "a further column": (
-        {"a.parquet": ONE, "b.parquet": ONE | {"y": [5]}},
-        ["b.parquet has the column y", "It would be dropped", "--columns"],
-    ),
-    "a missing column": ({"a.parquet": ONE | {"y": [5]}, "b.parquet": ONE}, ["b.parquet lacks the column y"]),
-    "a zone": (
-        {"a.parquet": {"t": NO_ZONE}, "b.parquet": {"t": ZONE}},
-        ["column t is timestamp[us, tz=UTC] in b.parquet, and timestamp[us] in the first rows"],
-    ),
-    "fractions": ({"a.parquet": ONE, "b.parquet": {"x": [2.5]}}, ["column x is double in b.parquet, and int64"]),
-    "nulls, then values": (
-        {"a.parquet": {"x": pa.nulls(1)}, "b.parquet": ONE},
-        ["column x is int64 in b.parquet, and null in the first rows"],
-    ),
-    "two columns of a name": (
-        {"a.parquet": pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])},
-        ["a.parquet has several columns x", "other names"],
-    ),
-    "semicolons": ({"a.csv": "x;label\n1;cat\n"}, ["a.csv has one column, 'x;label'", "separated by ';'", "commas"]),
-    "Latin-1": ({"a.csv": "x,label\n1,caf\xe9\n2,dog\n".encode("latin1")}, ["a.csv is not encoded as UTF-8", "iconv"]),
+    "a further column": ({"a": ONE, "b": ONE | {"y": [5]}}, "b.parquet has the column y … --columns"),
+    "a missing column": ({"a": ONE | {"y": [5]}, "b": ONE}, "b.parquet lacks the column y"),
+    "a zone": ({"a": {"t": NO_ZONE}, "b": {"t": ZONE}}, "t is timestamp[us, tz=UTC] in b.parquet, and timestamp[us]"),
+    "fractions": ({"a": ONE, "b": {"x": [2.5]}}, "column x is double in b.parquet, and int64"),
+    "nulls, then values": ({"a": {"x": pa.nulls(1)}, "b": ONE}, "column x is int64 in b.parquet, and null"),
+    "two columns of a name": ({"a": pa.table([pa.array([1])] * 2, ["x", "x"])}, "a.parquet has several columns x"),
+    "semicolons": ({"a.csv": "x;label\n1;cat\n"}, "a.csv has one column, 'x;label' … separated by ';' … commas"),
+    "Latin-1": ({"a.csv": "x,label\n1,caf\xe9\n2,dog\n".encode("latin1")}, "a.csv is not encoded as UTF-8 … iconv"),
     "Latin-1 far from the header": (
         {"a.csv": ("x,label\n" + "1,dog\n" * 99_999 + "2,caf\xe9\n").encode("latin1")},
-        ["a.csv is not encoded as UTF-8 (column label)", "iconv"],
+        "a.csv is not encoded as UTF-8 (column label) … iconv",
     ),
     "a split of its own, and names that say another": (
-        {"train.parquet": ONE | {"split": ["val"]}, "test.parquet": ONE | {"split": ["val"]}},
-        ["test.parquet has a column split", "--columns"],
+        {f"{name}.parquet": ONE | {"split": ["val"]} for name in ("train", "test")},
+        "test.parquet has a column split … --columns",
     ),
-    "splits that are numbers": (
-        {"a.parquet": TWO | {"split": [0, 1]}},
-        ["column split is int64 in a.parquet", "Call it otherwise, or leave it out"],
-    ),
+    "splits that are numbers": ({"a": TWO | {"split": [0, 1]}}, "column split is int64 in a.parquet"),
     "splits that are none": (
-        {"a.parquet": {"x": [1, 2, 3], "split": ["train", None, "holdout"]}},
-        ["column split is None in 1 rows of a.parquet", "in no split"],
+        {"a": {"x": [1, 2, 3], "split": ["train", None, "holdout"]}},
+        "column split is None in 1 rows of a.parquet",
     ),
-    "labels that are no classes": (
-        {"a.parquet": ONE | {"label": [0.5]}},
-        ["--label-column label holds double", "Leave the option out"],
-    ),
+    "labels that are no classes": ({"a": ONE | {"label": [0.5]}}, "--label-column label holds double"),
     "no label": (
-        {"a.parquet": {"x": [1, 2, 3], "label": [0, None, None]}},
-        ["2 of 3 rows of a.parquet have no label", "--filter"],
+        {"a": {"x": [1, 2, 3], "label": [0, None, None]}},
+        "2 of 3 rows of a.parquet have no label … --filter",
     ),
-    "a file of two splits": ({"train/test-0.parquet": ONE}, ["train/test-0.parquet", "the splits train and test"]),
-    "a file of no split": ({"train/0.parquet": ONE, "more/0.parquet": ONE}, ["more/0.parquet", "names no split"]),
+    "a file of two splits": ({"train/test-0": ONE}, "train/test-0.parquet … the splits train and test"),
+    "a file of no split": ({"train/0": ONE, "more/0": ONE}, "more/0.parquet … names no split"),
 }
+
+
+def plant_parts(folder: Path, files: dict[str, Any]) -> Path:
+    return plant(folder, {name if "." in name else f"{name}.parquet": content for name, content in files.items()})
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_be_lost_is_refused_at_once(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A message that names file and column, from the driver: the words ask for a dry run, for which no Ray starts."""
-    files, said = REFUSED[name]
-    plant(tmp_path / "in", files)
-    words = ["--input", tmp_path / "in", "--out", tmp_path / "out.lance", "--dry-run"]
+    words = ["--input", plant_parts(tmp_path / "in", REFUSED[name][0]), "--out", tmp_path / "out.lance", "--dry-run"]
     words += ["--label-column", "label"] if name == "labels that are no classes" else []
-    message = refusal(capsys, "tables", *words)
-    assert all(part in message for part in said), message
+    check_said(REFUSED[name][1], refusal(capsys, "tables", *words))
 
 
 VECTORS = pa.list_(pa.float32())
-FOUND_LATER: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "integers, then strings for labels": (
+FOUND_LATER: Refusals = {
+    "text after integers": (
         {"a.csv": "x,label\n1,0\n2,1\n", "b.csv": "x,label\n3,cat\n"},
-        ["column label is int64 in the first rows of all, and not in b.csv", "'cat'", "Parquet"],
+        "column label is int64 in the first rows of all, and not in b.csv … 'cat' … Parquet",
     ),
     "codes that seemed to be numbers": (
         {"a.csv": "code\n7\n", "b.csv": "code\nA1\n"},
-        ["column code is int64 in the first rows of all, and not in b.csv", "--text-columns code"],
+        "column code is int64 in the first rows of all, and not in b.csv … --text-columns code",
     ),
-    "a later code": (
-        {"a.csv": "code\n7\n", "b.csv": "code\n007\n"},
-        ["column code is int64 in the first rows of all, and not in b.csv ('007' would become 7)"],
-    ),
+    "a later code": ({"a.csv": "code\n7\n", "b.csv": "code\n007\n"}, "code is int64 … b.csv ('007' would become 7)"),
     "a later integer that a float rounds": (
         {"a.csv": "x\n7.5\n", "b.csv": "x\n9007199254740993\n"},
-        ["'9007199254740993' would become 9007199254740992"],
+        "'9007199254740993' would become 9007199254740992",
     ),
     "floats that lose digits": (
-        {"a.parquet": {"x": pa.array([0.5], pa.float32())}, "b.parquet": {"x": [0.1]}},
-        ["column x is double in b.parquet, and float in the first rows", "differ"],
+        {"a": {"x": pa.array([0.5], pa.float32())}, "b": {"x": [0.1]}},
+        "column x is double in b.parquet, and float",
     ),
     "integers that are too large": (
-        {"a.parquet": {"x": pa.array([1], pa.int32())}, "b.parquet": {"x": [1 << 40]}},
-        ["column x is int64 in b.parquet, and int32 in the first rows", str(1 << 40)],
+        {"a": {"x": pa.array([1], pa.int32())}, "b": {"x": [1 << 40]}},
+        f"column x is int64 in b.parquet, and int32 … {1 << 40}",
     ),
     "a vector that is null": (
-        {"a.parquet": {"v": pa.array([[1, 2]], VECTORS)}, "b.parquet": {"v": pa.array([[1, 2], None], VECTORS)}},
-        ["column v is null in 1 rows of b.parquet, and has 2 values in the first rows", "--keep-lists v"],
+        {"a": {"v": pa.array([[1, 2]], VECTORS)}, "b": {"v": pa.array([[1, 2], None], VECTORS)}},
+        "column v is null in 1 rows of b.parquet, and has 2 values … --keep-lists v",
     ),
 }
 
@@ -527,10 +482,8 @@ FOUND_LATER: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("name", FOUND_LATER)
 def test_what_would_be_lost_later_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Only reading shows it; nothing is committed."""
-    files, said = FOUND_LATER[name]
-    plant(tmp_path / "in", files)
-    message = refusal(capsys, "tables", "--input", tmp_path / "in", "--out", tmp_path / "out.lance")
-    assert all(part in message for part in [*said, "Nothing was committed"]), message
+    words = "--input", plant_parts(tmp_path / "in", FOUND_LATER[name][0]), "--out", tmp_path / "out.lance"
+    check_said(f"{FOUND_LATER[name][1]} … Nothing was committed", refusal(capsys, "tables", *words))
 
 
 CODES = {
@@ -563,8 +516,7 @@ def test_text_that_numbers_would_change_stays_what_it_is(name: str, tmp_path: Pa
     texts, kind, why = CODES[name]
     read, column = read_column(texts, tmp_path)
     [remark] = read.remarks
-    assert remark.startswith(f"code is {kind}: as ")
-    assert why in remark
+    check_said(f"code is {kind}: as … {why}", remark)
     assert column.type == kind
     assert [str(value) for value in column.to_pylist()] == texts
 
@@ -580,13 +532,10 @@ def test_text_that_is_the_same_as_numbers_becomes_numbers(name: str, tmp_path: P
 
 @pytest.mark.usefixtures("ray_session")
 def test_columns_that_stay_text_are_named_or_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = {"a.csv": "code,zip,x\n7,01067,1\n", "b.csv": "code,zip,x\n007,10115,2\n"}
-    folder = plant(tmp_path / "in", files)
+    folder = plant(tmp_path / "in", {"a.csv": "code,zip,x\n7,01067,1\n", "b.csv": "code,zip,x\n007,10115,2\n"})
     made = make("tables", tmp_path / "out.lance", "--input", folder, "--text-columns", "code")
-    assert made.to_table(columns=["code", "zip", "x"]).to_pylist() == [
-        {"code": "7", "zip": "01067", "x": 1},
-        {"code": "007", "zip": "10115", "x": 2},
-    ]
+    columns = {"code": ["7", "007"], "zip": ["01067", "10115"], "x": [1, 2]}
+    assert made.to_table(columns=list(columns)).to_pydict() == columns
     assert "note       zip is string: as int64, '01067' would become 1067" in capsys.readouterr().out
     arguments = ["tables", "--out", tmp_path / "o.lance", "--input", folder, "--text-columns", "code,none"]
     assert "--text-columns none is no column of text files, which have code, zip, x" in refusal(capsys, *arguments)
@@ -674,8 +623,7 @@ def test_equal_rows_draw_alike_in_any_chunk(kind: pa.DataType) -> None:
 @pytest.mark.usefixtures("ray_session")
 def test_images_of_tables_as_the_datasets_library_stores_them(tmp_path: Path) -> None:
     """The bytes of the column of images; other columns of that type stay what they are."""
-    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-    images = pa.array([{"bytes": png(row), "path": f"{row}.png"} for row in range(3)], kind)
+    images = pa.array([{"bytes": png(row), "path": f"{row}.png"} for row in range(3)], ENCODED)
     pq.write_table(pa.table({"image": images, "other": images, "label": [0, 1, 0]}), tmp_path / "in.parquet")
     found = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in.parquet", "--shorter-side", 50).to_table()
     assert found["image"].to_pylist() == [png(row) for row in range(3)]
@@ -686,27 +634,27 @@ def test_images_of_tables_as_the_datasets_library_stores_them(tmp_path: Path) ->
 def test_copies_keep_the_names_of_classes_with_their_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(pa.table({"label": [7, 8, 9], "species": ["owl", "auk", "owl"]}), tmp_path / "in.parquet")
     first = make("tables", tmp_path / "first.lance", "--input", tmp_path / "in.parquet", "--label-column", "species")
-    metadata = {b"classes": b'["auk", "owl"]', b"classes_of": b"species"}
+
+    def copied(name: str, uri: str, *options: object) -> lance.LanceDataset:
+        return make("lance", tmp_path / f"{name}.lance", "--input", uri, *options)
+
     for name, options in (("all", ()), ("label", ("--label-column", "label"))):
-        copy = make("lance", tmp_path / f"{name}.lance", "--input", first.uri, *options)
-        assert copy.schema.metadata == metadata
+        copy = copied(name, first.uri, *options)
+        assert copy.schema.metadata == {b"classes": b'["auk", "owl"]', b"classes_of": b"species"}
         assert copy.to_table().to_pydict() == first.to_table().to_pydict()
-    without = make("lance", tmp_path / "without.lance", "--input", first.uri, "--columns", "label,split")
-    assert without.schema.metadata is None
+    assert copied("without", first.uri, "--columns", "label,split").schema.metadata is None
     # Names of no column, which an earlier job may have left.
-    orphan = lance.write_dataset(
-        pa.table({"cid": [0, 1]}).replace_schema_metadata({"classes": '["a", "b"]'}), tmp_path / "orphan.lance"
-    )
-    kept = make("lance", tmp_path / "kept.lance", "--input", orphan.uri)
-    assert kept.schema.metadata == {b"classes": b'["a", "b"]'}
-    given = make("lance", tmp_path / "given.lance", "--input", orphan.uri, "--label-column", "cid")
-    assert given.schema.metadata == {b"classes": b'["a", "b"]', b"classes_of": b"cid"}
+    named = pa.table({"cid": [0, 1]}).replace_schema_metadata({"classes": '["a", "b"]'})
+    orphan = lance.write_dataset(named, tmp_path / "orphan.lance").uri
+    ours = {b"classes": b'["a", "b"]', b"classes_of": b"cid"}
+    assert copied("kept", orphan).schema.metadata == {b"classes": b'["a", "b"]'}
+    assert copied("given", orphan, "--label-column", "cid").schema.metadata == ours
     # Labels that are added beside strings, and named.
     lance.write_dataset(pa.table({"x": [1, 2], "name": ["b", "a"]}), tmp_path / "birds.lance")
     words = ["classes", "--data", tmp_path / "birds.lance", "--string-column", "name", "--label-column"]
     assert job.main([*map(str, words), "cid"]) == 0
-    named = make("lance", tmp_path / "named.lance", "--input", tmp_path / "birds.lance")
-    assert named.schema.metadata == {b"classes": b'["a", "b"]', b"classes_of": b"cid"}
+    named = copied("named", tmp_path / "birds.lance")
+    assert named.schema.metadata == ours
     assert named.to_table()["cid"].to_pylist() == [1, 0]
     capsys.readouterr()
     assert "names the classes of cid already, 2: a, b" in refusal(capsys, *words, "other")
@@ -724,10 +672,9 @@ def write_saved(folder: Path, made: pa.Table, features: dict[str, Any] | None = 
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("features", [{"image": {"_type": "Image"}, "net": {}, "audio": {"_type": "Audio"}}, None])
 def test_only_images_of_saved_datasets_become_bytes(features: dict[str, Any] | None, tmp_path: Path) -> None:
-    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-    image = pa.array([{"bytes": b"a", "path": "a.png"}], kind)
+    image = pa.array([{"bytes": b"a", "path": "a.png"}], ENCODED)
     net = pa.array([{"bytes": 5, "packets": 2}])
-    audio = pa.array([{"bytes": b"b", "path": "b.wav"}], kind) if features else net
+    audio = pa.array([{"bytes": b"b", "path": "b.wav"}], ENCODED) if features else net
     write_saved(tmp_path / "in", pa.table({"image": image, "net": net, "audio": audio}), features)
     found = make("saved", tmp_path / "out.lance", "--input", tmp_path / "in").to_table()
     assert found["image"].to_pylist() == [b"a"]
@@ -743,19 +690,18 @@ def test_saved_datasets_of_nothing_but_train_are_split(tmp_path: Path) -> None:
 
 
 def test_saved_datasets_that_nobody_can_read_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     labels = {"label": {"_type": "ClassLabel", "names": ["n", "p"]}}
     write_saved(tmp_path / "whole", pa.table({"x": [1]}))
     (tmp_path / "whole" / "state.json").write_text("{}")
-    write_saved(tmp_path / "paths", pa.table({"image": pa.array([{"bytes": None, "path": "a.png"}], kind)}))
+    write_saved(tmp_path / "paths", pa.table({"image": pa.array([{"bytes": None, "path": "a.png"}], ENCODED)}))
     write_saved(tmp_path / "odd", pa.table({"label": [0, 1, -1, 2]}), labels)
     for name, said in (
         ("whole", "state.json in --input"),
         ("paths", "1 images that are paths without bytes in data-0.arrow"),
         ("odd", "label is -1 in 2 of 4 rows of data-0.arrow, and there are 2 classes"),
     ):
-        message = refusal(capsys, "saved", "--input", tmp_path / name, "--out", tmp_path / "out.lance", "--dry-run")
-        assert said in message
+        words = "--input", tmp_path / name, "--out", tmp_path / "out.lance", "--dry-run"
+        assert said in refusal(capsys, "saved", *words)
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -771,10 +717,9 @@ def test_saved_splits_of_any_name_are_kept(tmp_path: Path, capsys: pytest.Captur
 def test_a_bad_image_is_named_by_its_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file of a directory, the key of a tar, a row of a table: each its own, and no option that is not here."""
     images = [png(number) for number in range(5)] + [b"no image"]
-    (tmp_path / "tree" / "ant").mkdir(parents=True)
-    for number, encoded in enumerate(images):
-        (tmp_path / "tree" / "ant" / f"{number}.png").write_bytes(encoded)
-    pack(tmp_path / "in.tar", {f"{number}.png": encoded for number, encoded in enumerate(images)})
+    named = {f"{number}.png": encoded for number, encoded in enumerate(images)}
+    plant(tmp_path / "tree" / "ant", named)
+    pack(tmp_path / "in.tar", named)
     made = pa.table({"image": images, "label": [0] * 6})
     pq.write_table(made, tmp_path / "in.parquet", row_group_size=4)
     lance.write_dataset(made, tmp_path / "in.lance")
@@ -787,10 +732,8 @@ def test_a_bad_image_is_named_by_its_source(tmp_path: Path, capsys: pytest.Captu
     ):
         words = "--input", tmp_path / name, "--out", tmp_path / "out.lance", "--shorter-side", 20
         said = refusal(capsys, source, *words)
-        assert f"{where} has no image in image that can be decoded" in said
-        assert "neither --shorter-side nor --jpeg-quality" in said
+        check_said(f"{where} has no image in image … neither --shorter-side nor --jpeg-quality", said)
         assert "--on-bad-image" not in said
-        assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("option", ["--label-column", "--split-by", "--keep-lists"])
@@ -857,8 +800,7 @@ def test_a_dataset_that_appears_before_the_commit_is_not_replaced(
     monkeypatch.setattr(writing, "commit", late)
     pq.write_table(table(), tmp_path / "in.parquet")
     said = refusal(capsys, "tables", "--input", tmp_path / "in.parquet", "--out", tmp_path / "out.lance")
-    assert "out.lance became a Lance dataset while this ran" in said
-    assert "--overwrite" in said
+    check_said("out.lance became a Lance dataset while this ran … --overwrite", said)
     dataset = lance.dataset(tmp_path / "out.lance")
     assert (dataset.version, dataset.schema.names) == (1, ["precious"])
 
@@ -886,8 +828,7 @@ def test_notes_are_removed_after_the_commit_or_by_the_next_run(
         assert begun(str(out), {}), "a dry run removes nothing"
         capsys.readouterr()
         said = refusal(capsys, *command)
-        assert f"removed {notes.folder}: it is of a run that was killed after its commit" in said
-        assert "already is a Lance dataset" in said
+        check_said(f"removed {notes.folder}: it is of a run that was killed … already is a Lance dataset", said)
         assert not Path(notes.folder).exists()
 
 
@@ -941,7 +882,6 @@ def test_pieces_are_equal_and_keep_the_order(sizes: list[int | None], rows: int)
     spans: list[Span] = [span for piece in pieces for span in piece.parts]
     seen = [(span.what, row) for span in spans if span.high is not None for row in range(span.low, span.high)]
     assert seen == [(what, row) for what, size in enumerate(sizes) for row in range(size or 0)]
-    assert [span.what for span in spans if span.high is None] == [
-        what for what, size in enumerate(sizes) if size is None
-    ]
+    whole = [what for what, size in enumerate(sizes) if size is None]
+    assert [span.what for span in spans if span.high is None] == whole
     assert all(piece.rows == rows for piece, after in itertools.pairwise(pieces) if piece.rows and after.rows)

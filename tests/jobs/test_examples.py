@@ -1,4 +1,4 @@
-"""Owns the examples: each runs for real, is killed in mid-epoch where it can be, and has each row once all the same."""
+"""Checks that each example, killed in mid-epoch where it can be, has each row once all the same."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""Owns the checks of jobs/gpu.py where there is no GPU: the same code on the CPU; never a rate."""
+"""Checks jobs/gpu.py where there is no GPU: the same code runs on the CPU, and no rate is checked."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Owns the checks of the jobs against a real S3 API on this machine: data, runs and the commands that they print."""
+"""Checks the jobs against a real S3 API on this machine: data, runs and the commands that they print."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Owns the checks that k8s/ fits KubeRay's CRDs, the image, the jobs and itself; never starts a cluster."""
+"""Checks that k8s/ fits KubeRay's CRDs, the image, the jobs and itself; starts no cluster."""
 
 import copy
 import functools

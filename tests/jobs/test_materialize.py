@@ -1,4 +1,4 @@
-"""Owns the checks of jobs/materialize on real Ray and Lance; it never mocks them."""
+"""Checks jobs/materialize on real Ray and Lance."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from jobs.materialize.survey import Chunk, Groups, Places, survey
 from raylance.orders.permutation import derive_key, subkeys
 from raylance.source import provenance
 from tests.helpers.cluster import CPUS, wait_for_free_cpus
+from tests.helpers.faulty_store import store_options
 from tests.helpers.images import encode, make_images
 
 SCRIPT = Path(__file__).parents[2] / "jobs" / "materialize.py"
@@ -89,10 +90,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 2) 
     return captured.err
 
 
-def fragment_rows(dataset: lance.LanceDataset) -> list[int]:
-    return [fragment.count_rows() for fragment in dataset.get_fragments()]
-
-
 @pytest.mark.usefixtures("ray_session")
 def test_every_selected_row_comes_once_and_the_copy_says_what_it_was_made_from(
     source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -104,9 +101,8 @@ def test_every_selected_row_comes_once_and_the_copy_says_what_it_was_made_from(
     found = made.to_table()
     assert found["id"].to_pylist() != wanted["id"].to_pylist()
     assert found.sort_by("id").equals(wanted)
-    counts = fragment_rows(made)
-    assert max(counts) - min(counts) <= 1
-    assert max(counts) <= 110
+    counts = [fragment.count_rows() for fragment in made.get_fragments()]
+    assert max(counts) - 1 <= min(counts) <= 110
     assert len(counts) == -(-len(wanted) // 110)
     assert made.schema.metadata[b"classes"] == b'["a", "b", "c"]'
     said = raylance.Provenance.read(raylance.dataset(str(made.uri)).schema)
@@ -183,18 +179,13 @@ def test_buckets_hold_every_place_once_and_fit(
         runs.append(Run(first=first, part=0, fragment="", slot_rows=np.diff(edges), slot_bytes=np.diff(weighed[edges])))
     assert sorted(scratch) == list(range(rows)), "places are a permutation, whatever the chunks"
     buckets = plan_buckets(fragments, bounds, runs, bucket_bytes)
-    assert [part for bucket in buckets for part in bucket.fragments] == list(
-        zip(fragments.tolist(), fragments[1:].tolist(), strict=False)
-    )
+    assert [part for bucket in buckets for part in bucket.fragments] == list(itertools.pairwise(fragments.tolist()))
     slots = {int(start): int(weights[start:stop].sum()) for start, stop in itertools.pairwise(bounds)}
     for bucket in buckets:
         held = []
         for stretch in bucket.stretches:
-            found = [
-                scratch[offset + step]
-                for offset, count in zip(stretch.offsets.tolist(), stretch.lengths.tolist(), strict=True)
-                for step in range(count)
-            ]
+            parts = zip(stretch.offsets.tolist(), stretch.lengths.tolist(), strict=True)
+            found = [row for offset, count in parts for row in scratch[offset : offset + count]]
             assert sorted(found) == list(range(stretch.start, stretch.stop))
             held += sorted(found)
             inside = [size for start, size in slots.items() if stretch.start <= start < stretch.stop]
@@ -224,21 +215,6 @@ def test_places_of_groups_do_not_depend_on_chunks(source: str, filter: str | Non
     assert len(sums) == 1
 
 
-ALL_TYPES = {
-    "number": pa.field("number", pa.int64(), nullable=False, metadata={"unit": "rows"}),
-    "text": pa.field("text", pa.string()),
-    "large": pa.field("large", pa.large_binary()),
-    "classes": pa.field("classes", pa.dictionary(pa.int32(), pa.string())),
-    "vector": pa.field("vector", pa.list_(pa.float32(), 4)),
-    "nested": pa.field("nested", pa.list_(pa.list_(pa.int32()))),
-    "record": pa.field("record", pa.struct([pa.field("x", pa.float64()), pa.field("y", pa.list_(pa.string()))])),
-    "tensor": pa.field("tensor", pa.fixed_shape_tensor(pa.uint8(), (2, 3))),
-    "time": pa.field("time", pa.timestamp("us", "UTC")),
-    "half": pa.field("half", pa.float16()),
-    "empty": pa.field("empty", pa.string()),
-}
-
-
 @pytest.mark.usefixtures("ray_session")
 def test_types_nulls_and_metadata_survive(write_dataset: Callable[..., str], tmp_path: Path) -> None:
     rows = 500
@@ -247,27 +223,30 @@ def test_types_nulls_and_metadata_survive(write_dataset: Callable[..., str], tmp
     def sometimes(values: list, step: int) -> list:
         return [None if i % step == 0 else value for i, value in enumerate(values)]
 
-    tensors = pa.array(rng.integers(0, 255, 6 * rows), pa.uint8())
-    values = {
-        "number": list(range(rows)),
-        "text": sometimes([f"é{i}" for i in range(rows)], 5),
-        "large": sometimes([rng.bytes(i % 300) for i in range(rows)], 7),
-        "classes": sometimes([f"class {i % 3}" for i in range(rows)], 6),
-        "vector": sometimes([[i, 1.0, 2.0, 3.0] for i in range(rows)], 11),
-        "nested": sometimes([[[j, None] for j in range(i % 4)] + [None] for i in range(rows)], 6),
-        "record": sometimes([{"x": i / 2, "y": ["a"] * (i % 3)} for i in range(rows)], 8),
-        "time": sometimes([1_600_000_000_000_000 + i for i in range(rows)], 9),
-        "half": np.arange(rows).astype(np.float16),
-        "empty": [None] * rows,
+    tensors = pa.FixedSizeListArray.from_arrays(pa.array(rng.integers(0, 255, 6 * rows), pa.uint8()), 6)
+    tensor, record = (
+        pa.fixed_shape_tensor(pa.uint8(), (2, 3)),
+        pa.struct({"x": pa.float64(), "y": pa.list_(pa.string())}),
+    )
+    columns = {
+        "text": (pa.string(), sometimes([f"é{i}" for i in range(rows)], 5)),
+        "large": (pa.large_binary(), sometimes([rng.bytes(i % 300) for i in range(rows)], 7)),
+        "classes": (pa.dictionary(pa.int32(), pa.string()), sometimes([f"class {i % 3}" for i in range(rows)], 6)),
+        "vector": (pa.list_(pa.float32(), 4), sometimes([[i, 1.0, 2.0, 3.0] for i in range(rows)], 11)),
+        "nested": (
+            pa.list_(pa.list_(pa.int32())),
+            sometimes([[[j, None] for j in range(i % 4)] + [None] for i in range(rows)], 6),
+        ),
+        "record": (record, sometimes([{"x": i / 2, "y": ["a"] * (i % 3)} for i in range(rows)], 8)),
+        "time": (pa.timestamp("us", "UTC"), sometimes([1_600_000_000_000_000 + i for i in range(rows)], 9)),
+        "half": (pa.float16(), np.arange(rows).astype(np.float16)),
+        "empty": (pa.string(), [None] * rows),
     }
-    columns = [
-        pa.ExtensionArray.from_storage(field.type, pa.FixedSizeListArray.from_arrays(tensors, 6))
-        if name == "tensor"
-        else pa.array(values[name], field.type)
-        for name, field in ALL_TYPES.items()
-    ]
-    schema = pa.schema(ALL_TYPES.values(), metadata={"classes": "[1]"})
-    uri = write_dataset(pa.Table.from_arrays(columns, schema=schema), max_rows_per_file=70)
+    table = pa.table({name: pa.array(values, kind) for name, (kind, values) in columns.items()})
+    table = table.append_column("tensor", pa.ExtensionArray.from_storage(tensor, tensors))
+    number = pa.field("number", pa.int64(), nullable=False, metadata={"unit": "rows"})
+    table = table.append_column(number, pa.array(range(rows))).replace_schema_metadata({"classes": "[1]"})
+    schema, uri = table.schema, write_dataset(table, max_rows_per_file=70)
     made, stored = make(uri, tmp_path / "out", "--rows-per-fragment", 60, *SMALL), lance.dataset(uri)
     assert [made.schema.field(n) for n in schema.names] == [stored.schema.field(n) for n in schema.names]
     assert made.schema.field("number").metadata == {b"unit": b"rows"}
@@ -359,14 +338,12 @@ def test_a_branch_is_compared_with_its_own_newest_version(
 def test_a_source_out_of_reach_stops_nobody(copied: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
     source, copy = copied
     shutil.rmtree(source)
-    with caplog.at_level(logging.DEBUG, logger="raylance"):
-        assert len(raylance.dataset(copy)) == 60
-    assert [record.levelno for record in caplog.records] == [logging.DEBUG]
-    assert f"'{source}' cannot be opened (no Lance dataset" in caplog.text
-    caplog.clear()
-    with caplog.at_level(logging.DEBUG, logger="raylance"):
-        assert len(raylance.dataset(copy, stale="refuse")) == 60
-    assert [record.levelno for record in caplog.records] == [logging.WARNING], "who refuses must know"
+    for stale, level in (("warn", logging.DEBUG), ("refuse", logging.WARNING)):  # who refuses must know
+        caplog.clear()
+        with caplog.at_level(logging.DEBUG, logger="raylance"):
+            assert len(raylance.dataset(copy, stale=stale)) == 60
+        assert [record.levelno for record in caplog.records] == [level]
+        assert f"'{source}' cannot be opened (no Lance dataset" in caplog.text
 
 
 def test_a_store_that_never_answers_is_not_waited_for(
@@ -376,10 +353,7 @@ def test_a_store_that_never_answers_is_not_waited_for(
     table = lance.dataset(copied[1]).to_table()
     said = dataclasses.replace(raylance.Provenance.read(table.schema), uri="s3://bucket/gone.lance")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        options = {
-            "endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "allow_http": "true", "region": "here",
-            "aws_access_key_id": "a", "aws_secret_access_key": "b",
-        }  # fmt: skip
+        options = store_options(silent.getsockname()[1])
         lance.write_dataset(table.replace_schema_metadata(said.add_to(table.schema).metadata), str(tmp_path / "far"))
         with caplog.at_level(logging.DEBUG, logger="raylance"):
             assert len(raylance.dataset(str(tmp_path / "far"), storage_options=options)) == 60

@@ -1,4 +1,4 @@
-"""Owns the runs of jobs/notebooks/, cell by cell, and what a notebook shows of datasets, plans and batches."""
+"""Runs jobs/notebooks/ cell by cell, and checks what a notebook shows of datasets, plans and batches."""
 
 import shutil
 from collections.abc import Callable

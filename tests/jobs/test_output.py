@@ -1,4 +1,4 @@
-"""Owns the checks of what jobs show while Ray works for them: nothing that a user needs is lost; never starts Ray."""
+"""Checks that what jobs show while Ray works for them has all that a user needs; starts no Ray."""
 
 import contextlib
 import io

@@ -1,9 +1,8 @@
-"""Owns the check that the commands of docs/operations.md work as they stand, with a real Ray head; never mocks it."""
+"""Checks that the commands of docs/operations.md work as they stand, with a real Ray head."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 import subprocess
@@ -16,13 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import lance
 import psutil
-import pyarrow as pa
 import pytest
 
-from jobs.create_dataset.images import Digits
 from tests.helpers.cluster import free_ports
+from tests.helpers.created import write_digits
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "operations.md"
@@ -82,12 +79,7 @@ class Submitted(NamedTuple):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("digits") / "digits.lance"
-    source = Digits()
-    rows = source.rows.slice(0, 320)
-    rows = rows.append_column("split", pa.array(["val" if row % 10 == 0 else "train" for row in range(rows.num_rows)]))
-    lance.write_dataset(rows.replace_schema_metadata({"classes": json.dumps(source.classes)}), out)
-    return out
+    return write_digits(tmp_path_factory.mktemp("digits") / "digits.lance", rows=320)
 
 
 @contextlib.contextmanager

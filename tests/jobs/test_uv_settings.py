@@ -1,4 +1,4 @@
-"""Owns the checks of how pip's settings reach uv: from files and variables, in pip's order; installs nothing."""
+"""Checks that pip's settings reach uv, from files and variables, in pip's order; installs nothing."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Owns the checks of jobs/verify.py: it passes what is sound, and it finds what is not."""
+"""Checks that jobs/verify.py passes what is sound, and finds what is not."""
 
 import importlib.util
 import itertools
@@ -297,10 +297,8 @@ def test_a_step_of_all_ranks_shows_values_briefly(
     status, text = run(capsys, uri, *options, "--step", 6, "--columns", "id,raw,text")
     assert status == 0, text
     rows = [line.split("\t") for line in text.splitlines()[1:]]
-    assert [(row[0], row[2], row[3]) for row in rows] == [
-        ("36", "36", "False"), ("37", "37", "False"), ("38", "38", "False"), ("39", "39", "False"),
-        ("40", "0", "True"), ("41", "1", "True"),
-    ]  # fmt: skip
+    wanted = [(str(place), str(place % 40), str(place >= 40)) for place in range(36, 42)]
+    assert [(row[0], row[2], row[3]) for row in rows] == wanted
     assert [row[1] for row in rows] == ["0", "1", "1", "2", "3", "3"]
     assert {row[5] for row in rows} == {"<2,000 bytes>"}
     assert {len(row[6]) for row in rows} == {80}
@@ -346,10 +344,7 @@ def test_quality(images_uri: str, capsys: pytest.CaptureFixture[str], tmp_path: 
         (["--global-batch-size", 8, "--world-size", 2, "--rank", 2, "--step", 0], "a rank lies in"),
         (["--global-batch-size", 8, "--position", 953], "the epoch has 953 rows"),
         (["--global-batch-size", 8, "--step", 119], "there are 119 steps"),
-        (
-            ["--global-batch-size", 8, "--columns", "nope"],
-            "no column 'nope'; nothing was started. Its columns are image, label, id",
-        ),
+        (["--global-batch-size", 8, "--columns", "nope"], "no column 'nope'; nothing was started"),
         (["--global-batch-size", 8, "--quality", "--label-column", "nope"], "no column 'nope'"),
         (["--global-batch-size", 8, "--filter", "nope = 1"], "cannot be applied"),
         (["--global-batch-size", 8, "--version", 99], "99"),

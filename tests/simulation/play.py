@@ -1,4 +1,4 @@
-"""Owns how a schedule is played: a consumer in virtual time, who drives the loader's own session and the feeder's own
+"""How a schedule is played: a consumer in virtual time, who drives the loader's own session and the feeder's own
 loop over a simulated runtime; never decides what goes wrong.
 
 Only threads are replaced: the feeder's loop runs in the one thread there is, and while it waits, time passes and the

@@ -1,4 +1,4 @@
-"""Owns what a schedule is: a list of integers that says all that chance decides; never runs one.
+"""What a schedule is: a list of integers that says all that chance decides.
 
 Zero is always the harmless choice (the first of several, no fault, the shortest wait), so that a schedule is made
 simpler by zeroing and shortening it.

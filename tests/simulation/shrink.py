@@ -1,4 +1,4 @@
-"""Owns making a failing schedule shorter and tamer while it fails in the same way; never judges it."""
+"""Makes a failing schedule shorter and tamer while it fails in the same way."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Owns what else must hold where nothing is lost: that no fault costs more than it has to. Knows a dispatcher by its
+"""What else must hold where nothing is lost: that no fault costs more than it has to. Knows a dispatcher by its
 events and outputs alone. What can be broken, besides what `watch` says:
 
     again     a decoder that dies costs no read of the items that waited for it

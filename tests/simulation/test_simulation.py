@@ -1,7 +1,7 @@
 """The schedules that run by default, and runtimes that lie: each lie is caught."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -41,37 +41,23 @@ def test_a_schedule_is_repeatable() -> None:
     assert play(draws) == play(Draws(given=draws.taken))
 
 
-class Reordering(World):
-    """Gives the rows of an item in another order."""
+def changing(change: Callable[[list[Any]], Any]) -> type[World]:
+    """A world that changes the rows of an item."""
 
-    def _outcome(self, *about: Any) -> Event:
-        event = super()._outcome(*about)
-        result = self.table.get(getattr(event, "call", -1))
-        if isinstance(event, Done) and result is not None:
-            result.rows.reverse()
-        return event
+    class Changing(World):
+        def _outcome(self, *about: Any) -> Event:
+            event = super()._outcome(*about)
+            result = self.table.get(getattr(event, "call", -1))
+            if isinstance(event, Done) and result is not None:
+                change(result.rows)
+            return event
 
-
-class Losing(World):
-    """Gives one row of an item less."""
-
-    def _outcome(self, *about: Any) -> Event:
-        event = super()._outcome(*about)
-        result = self.table.get(getattr(event, "call", -1))
-        if isinstance(event, Done) and result is not None:
-            del result.rows[:1]
-        return event
+    return Changing
 
 
-class Duplicating(World):
-    """Gives an item's first row twice."""
-
-    def _outcome(self, *about: Any) -> Event:
-        event = super()._outcome(*about)
-        result = self.table.get(getattr(event, "call", -1))
-        if isinstance(event, Done) and result is not None:
-            result.rows[1:1] = result.rows[:1]
-        return event
+REORDERING = changing(lambda rows: rows.reverse())
+LOSING = changing(lambda rows: rows.pop(0))
+DUPLICATING = changing(lambda rows: rows.insert(1, rows[0]))
 
 
 class Mute(World):
@@ -96,14 +82,14 @@ class Keeping(World):
 
 @pytest.mark.parametrize(
     ("world", "what"),
-    [(Reordering, "order"), (Losing, "order"), (Duplicating, "order"), (Mute, "deadlock"), (Keeping, "left")],
+    [(REORDERING, "order"), (LOSING, "order"), (DUPLICATING, "order"), (Mute, "deadlock"), (Keeping, "left")],
 )
 def test_wrong_runtimes_are_caught(world: type[World], what: str) -> None:
     assert any(fails(Draws(seed), world)[0] == what for seed in range(20))
 
 
 def test_a_failure_is_made_simpler() -> None:
-    what, taken = next(found for seed in range(20) if (found := fails(Draws(seed), Reordering))[0])
-    simple = shrink(taken, Reordering, most_s=5.0)
-    assert fails(Draws(given=simple), Reordering)[0] == what == "order"
+    what, taken = next(found for seed in range(20) if (found := fails(Draws(seed), REORDERING))[0])
+    simple = shrink(taken, REORDERING, most_s=5.0)
+    assert fails(Draws(given=simple), REORDERING)[0] == what == "order"
     assert sum(map(bool, simple)) < sum(map(bool, taken)) / 2

@@ -143,9 +143,8 @@ def test_records_name_ranks_and_count_the_rows_of_peers_once(data: raylance.Data
                 saved = loader.state_dict()
         state = saved
     run = read_run(folder)
-    assert {(one.rank, one.peers) for one in run.records} == {(rank, 2) for rank in range(4)} | {
-        (rank, 3) for rank in range(3)
-    }
+    wanted = {(rank, 2) for rank in range(4)} | {(rank, 3) for rank in range(3)}
+    assert {(one.rank, one.peers) for one in run.records} == wanted
     ranks = run.ranks(run.main)
     assert sum(rank.figures["rows"] / rank.peers for rank in ranks) == pytest.approx(2 * 953)
     (proof,) = raylance.prove_run(folder).datasets
@@ -200,14 +199,11 @@ def test_a_run_of_ray_train_gives_peers_the_same_share(data: raylance.Dataset) -
     config = raylance.DataConfig(["train"], ranks_per_replica=2, num_decoders=0)
     shards = config.configure({"train": data, "val": data}, 4, None, None)
     trains, vals = ([shard[name] for shard in shards] for name in ("train", "val"))
-    assert [(one.rank, one.world_size, one.dp_rank, one.dp_size) for one in trains] == [
-        (0, 4, 0, 2), (1, 4, 0, 2), (2, 4, 1, 2), (3, 4, 1, 2),
-    ]  # fmt: skip
+    places = [(one.rank, one.world_size, one.dp_rank, one.dp_size) for one in trains]
+    assert places == [(rank, 4, rank // 2, 2) for rank in range(4)]
     assert [(one.rank, one.world_size, one.dp_rank, one.dp_size) for one in vals] == [(0, 1, 0, 1)] * 4
     for world_size in (3, 5):
-        with pytest.raises(
-            raylance.ConfigError, match=f"ranks_per_replica=2 does not divide the world size, {world_size}"
-        ):
+        with pytest.raises(raylance.ConfigError, match=f"=2 does not divide the world size, {world_size}"):
             config.configure({"train": data}, world_size, None, None)
     with pytest.raises(raylance.ConfigError, match=r"did you mean ranks_per_replica=\?"):
         raylance.DataConfig(rank_per_replica=2)
@@ -224,10 +220,8 @@ def test_a_function_of_0_10_arranges_ranks_with_a_warning(data: raylance.Dataset
     with pytest.warns(FutureWarning, match="data_parallel will"):
         arranged = torch_data.IterableDataset(data, batch_size=BATCH, dist_info=(3, 4), data_parallel=strided)
     assert arranged.state_dict()["dp_size"] == 2
-    with (
-        pytest.warns(FutureWarning, match="data_parallel will"),
-        data.loader(rank=1, world_size=4, data_parallel=strided) as loader,
-    ):
-        assert (loader.dp_rank, loader.dp_size) == (1, 2)
+    with pytest.warns(FutureWarning, match="data_parallel will"):
+        loader = data.loader(rank=1, world_size=4, data_parallel=strided)
+    assert (loader.dp_rank, loader.dp_size) == (1, 2)
     with pytest.raises(raylance.ConfigError, match=r"\(0, 2\)"):
         raylance.DataConfig(data_parallel=(0, 2))

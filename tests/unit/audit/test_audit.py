@@ -274,16 +274,14 @@ def test_bad_arguments(options: dict[str, Any], error: type[Exception], message:
 
 
 def test_bad_steps_and_columns(uris: tuple[str, ...]) -> None:
-    epoch = EpochAudit(opened(uris, "window"), global_batch_size=8)
-    with pytest.raises(ConfigError, match="there are 24 steps"):
-        epoch.rows_of_step(24)
-    with pytest.raises(ConfigError, match=r"a rank lies in \[0, 1\)"):
-        epoch.rows_of_step(0, rank=1)
-    with pytest.raises(DatasetError, match="'nope'"):
-        epoch.rows_of_step(0, columns=["nope"])
-    packed = EpochAudit(opened(uris, "packed"), global_batch_size=8)
-    with pytest.raises(ConfigError, match="sequences are stored nowhere"):
-        packed.rows_of_step(0, columns=["tokens"])
+    for kind, step, options, error, message in (
+        ("window", 24, {}, ConfigError, "there are 24 steps"),
+        ("window", 0, {"rank": 1}, ConfigError, r"a rank lies in \[0, 1\)"),
+        ("window", 0, {"columns": ["nope"]}, DatasetError, "'nope'"),
+        ("packed", 0, {"columns": ["tokens"]}, ConfigError, "sequences are stored nowhere"),
+    ):
+        with pytest.raises(error, match=message):
+            EpochAudit(opened(uris, kind), global_batch_size=8).rows_of_step(step, **options)
 
 
 @pytest.mark.parametrize(
@@ -300,17 +298,11 @@ def test_settings_are_read_from_their_repr(setting: Any) -> None:
     assert repr(read_setting(repr(setting))) == repr(setting)
 
 
+VALUES = ["column=x, value=1", "'x', np.load('y')", "'x', np.int64(y)", "'x', np.pi"]
+
+
 @pytest.mark.parametrize(
-    "text",
-    [
-        "__import__('os').remove('x')",
-        "ValueSplit(column=x, value=1)",
-        "ValueSplit('x', np.load('y'))",
-        "ValueSplit('x', np.int64(y))",
-        "ValueSplit('x', np.pi)",
-        "ValueSplit(",
-        "7",
-    ],
+    "text", ["__import__('os').remove('x')", "7", "ValueSplit(", *(f"ValueSplit({value})" for value in VALUES)]
 )
 def test_nothing_else_is_read(text: str) -> None:
     with pytest.raises(ConfigError, match="write one of WindowShuffle"):

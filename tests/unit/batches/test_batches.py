@@ -131,9 +131,8 @@ def test_two_passes_over_a_handle_at_once(uri: str) -> None:
     with open_ids(uri) as handle:
         batches = handle.iter_batches(batch_size=10)
         left, right = iter(batches), iter(batches)
-        assert ids_of(batch for pair in zip(left, right, strict=True) for batch in pair) == [
-            found for one in ids_of(batches) for found in (one, one)
-        ]
+        found = ids_of(itertools.chain(*zip(left, right, strict=True)))
+        assert found[::2] == found[1::2] == ids_of(batches)
 
 
 def test_a_handle_that_is_closed_ends_the_passes_that_run(uri: str) -> None:
@@ -219,9 +218,7 @@ def lists_uri(write_dataset: Callable[..., str]) -> str:
     columns["bool"] = pa.array([[True], [False, True], []])
     columns["half"] = pa.array([[np.float16(one) for one in some] for some in lists], pa.list_(pa.float16()))
     columns["date"] = pa.array([[datetime.date(2020, 1, one + 1) for one in some] for some in lists])
-    columns["when"] = pa.array(
-        [[np.datetime64(one, "us") for one in some] for some in lists], pa.list_(pa.timestamp("us"))
-    )
+    columns["when"] = pa.array(lists).cast(pa.list_(pa.timestamp("us")))
     columns["time"] = pa.array([[datetime.time(one) for one in some] for some in lists])
     return write_dataset(pa.table(columns))
 
@@ -327,12 +324,9 @@ def test_dtypes_leave_offsets_alone(uri: str) -> None:
     with raylance.dataset(uri, columns=["x", "id"], order="sequential", remainder="pad") as handle:
         arguments = {"batch_size": 8, "with_row_offset": True}
         batch = next(iter(handle.iter_torch_batches(dtypes=torch.float16, **arguments)))
-        assert {name: tensor.dtype for name, tensor in batch.items()} == {
-            "x": torch.float16,
-            "id": torch.float16,
-            "_rowoffset": torch.int64,
-            "_valid": torch.bool,
-        }
+        dtypes = [torch.float16, torch.float16, torch.int64, torch.bool]
+        assert [batch[name].dtype for name in ("x", "id", "_rowoffset", "_valid")] == dtypes
+        assert len(batch) == 4
         batch = next(iter(handle.iter_torch_batches(dtypes={"x": torch.float32}, **arguments)))
         assert (batch["x"].dtype, batch["id"].dtype) == (torch.float32, torch.int64)
 
@@ -346,10 +340,9 @@ def test_dtypes_take_the_lengths_that_padding_adds(uri: str) -> None:
             assert batch["tokens_length"].dtype == lengths
             assert batch["tokens_length"].tolist() == [0, 1, 2, 3] * 2
         for how in (0, "jagged", raylance.Pad(0, lengths=False)):
+            arguments = {"batch_size": 8, "pad_lists": {"tokens": how}, "dtypes": {"tokens_length": torch.int32}}
             with pytest.raises(raylance.ConfigError, match="'tokens_length'"):
-                handle.iter_torch_batches(
-                    batch_size=8, pad_lists={"tokens": how}, dtypes={"tokens_length": torch.int32}
-                )
+                handle.iter_torch_batches(**arguments)
 
 
 @pytest.mark.parametrize(

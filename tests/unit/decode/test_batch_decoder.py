@@ -120,10 +120,7 @@ def test_wrong_batch_decoders_are_refused(uri: str) -> None:
     with pytest.raises(AssertionError, match=r"cannot decode samples \(ValueError: one at a time\)"):
         check_decoder(AloneOnly("values"), good, bad=[b"short"])
     for decoder, message in (
-        (
-            Returning("values"),
-            "'values' of row offset 0 was returned as ndarray: decode_batch must write it into `out`",
-        ),
+        (Returning("values"), "'values' of row offset 0 was returned as ndarray: decode_batch must write"),
         (NoMethod("values"), r"NoMethod\('values'\) cannot be opened \(AttributeError.*with decode_batch\(encoded"),
     ):
         with pytest.raises(raylance.ConfigError, match=message):
@@ -209,19 +206,10 @@ def test_draws_of_a_device_are_those_of_the_row(uri: str) -> None:
     data = open_on_device(uri, filter="id > 8", order="window", seed=3, remainder="pad")
     whole = [batch["values"] for batch in IterableDataset(data, global_batch_size=16, dist_info=(0, 1))]
     for workers in (0, 1):
-        halves = [
-            [
-                batch["values"]
-                for batch in Loader(
-                    IterableDataset(data, global_batch_size=16, dist_info=(rank, 2)),
-                    num_workers=workers,
-                    multiprocessing_context=FORKED if workers else None,
-                )
-            ]
-            for rank in range(2)
-        ]
-        for one, *two in zip(whole, *halves, strict=True):
-            assert torch.equal(one, torch.cat(two))
+        options = {"num_workers": workers, "multiprocessing_context": FORKED if workers else None}
+        shares = [IterableDataset(data, global_batch_size=16, dist_info=(rank, 2)) for rank in range(2)]
+        for one, *two in zip(whole, *(Loader(share, **options) for share in shares), strict=True):
+            assert torch.equal(one, torch.cat([batch["values"] for batch in two]))
     weighted = raylance.Weighted(weights="id", rows_per_epoch=200)
     drawn = open_on_device(uri, filter="id > 8", order=weighted)
     copies: dict[int, set[bytes]] = {}

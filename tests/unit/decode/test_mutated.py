@@ -1,5 +1,5 @@
-"""Owns the fuzz of mutated pictures: each is an array of its shape or a bad row, and costs neither a process, nor time,
-nor memory that stays.
+"""Checks by fuzzing that each mutated picture is an array of its shape or a bad row, and costs no process, no time,
+and no memory that stays.
 """
 
 import json

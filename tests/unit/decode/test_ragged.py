@@ -19,6 +19,7 @@ from raylance.api.loader import recorder_of
 from raylance.decode.arrays import to_arrow, to_numpy
 from raylance.testing import check_decoder
 from raylance.torch_data import IterableDataset, Loader, MapDataset
+from tests.helpers.images import wav
 from tests.helpers.scripts import FORKED
 
 ROWS = 60
@@ -58,16 +59,6 @@ class Boxes(raylance.RaggedDecoder):
         return np.frombuffer(encoded, np.float32).reshape(-1, 4)
 
 
-def wav(length: int) -> bytes:
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(8000)
-        file.writeframes(np.arange(length).astype("<i2").tobytes())
-    return buffer.getvalue()
-
-
 def sound(row: int) -> np.ndarray:
     return np.arange(0 if row in BAD else LENGTHS[row]) / np.float32(32768)
 
@@ -78,7 +69,7 @@ def boxes(row: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def uri(write_dataset: Callable[..., str]) -> str:
-    sounds: list[bytes | None] = [wav(length) for length in LENGTHS]
+    sounds: list[bytes | None] = [wav(np.arange(length)) for length in LENGTHS]
     sounds[BAD[0]], sounds[BAD[1]] = b"damaged", None
     packed: list[bytes | None] = [np.full((row % 4, 4), row, np.float32).tobytes() for row in range(ROWS)]
     packed[BAD[0]], packed[BAD[1]] = b"bad", None
@@ -280,11 +271,9 @@ class Wrong(Speech):
 
 
 def test_wrong_ragged_decoders_are_named(uri: str) -> None:
-    with pytest.raises(
-        raylance.ConfigError, match=r"'sound' of row offset 0 was decoded to float64 \(\d+,\): decode\(\)"
-    ):
+    with pytest.raises(raylance.ConfigError, match=r"'sound' of row offset 0 was decoded to float64 \(\d+,\)"):
         raylance.dataset(uri, decode=Wrong("sound"), columns=["sound"])
     with pytest.raises(raylance.ConfigError, match="was decoded to float64"):
-        check_decoder(Wrong("sound"), [wav(5), wav(9)])
-    check_decoder(Speech("sound", volume=1.0), [wav(5), wav(9), wav(50)])
+        check_decoder(Wrong("sound"), [wav(np.arange(5)), wav(np.arange(9))])
+    check_decoder(Speech("sound", volume=1.0), [wav(np.arange(length)) for length in (5, 9, 50)])
     check_decoder(Boxes("boxes"), [boxes(1).tobytes(), boxes(2).tobytes()], bad=[b"bad"])

@@ -184,11 +184,14 @@ def test_a_decoder_that_cannot_start_is_done_without_while_another_is_on_its_way
     assert driver.handle(Close()) == []
 
 
+def account(**changes: float) -> Account:
+    sizes = {"raw_bytes": RAW_BYTES, "decoded_bytes": 0, "inflight_bytes": 1 << 30, "items": 5, "window_bytes": 1 << 30}
+    return Account(**(sizes | changes))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("raw", [100, 500_000])
 def test_sizes_fade_each_by_itself(raw: int) -> None:
-    sizes = Account(
-        raw_bytes=RAW_BYTES, decoded_bytes=DECODED_BYTES, inflight_bytes=1 << 30, items=5, window_bytes=1 << 30
-    )
+    sizes = account(decoded_bytes=DECODED_BYTES)
     item = next(make_plan(0, 4, 1, 1, "drop", 1000).items(0, EPOCH, 0, 1))
     for _ in range(100):
         sizes.learn(item, [Receipt(nbytes=raw, raw_bytes=raw), DECODED])
@@ -327,12 +330,10 @@ def test_an_error_of_placement_says_how_many_of_how_many() -> None:
 
 def test_what_is_done_without_is_logged() -> None:
     pool = open_pool(1, needs_decoder=False)
-    line = (
-        "a decoder did not start in 20 s, which placement_timeout_s allows. The loader works with 0 of 1 decoders, "
-        "with the same batches, maybe later. Give the cluster CPUs, or ask for fewer."
-    )
-    assert pool.late(20.0) == [Log(logging.WARNING, line), Dismiss(1)]
-    assert pool.failure is None
+    log, dismissed = pool.late(20.0)
+    assert isinstance(log, Log)
+    assert "placement_timeout_s allows. The loader works with 0 of 1 decoders" in log.line
+    assert (log.level, dismissed, pool.failure) == (logging.WARNING, Dismiss(1), None)
 
 
 def test_a_start_that_is_tried_again_has_what_is_left_of_its_time() -> None:
@@ -367,9 +368,7 @@ def test_a_wait_ends_when_a_batch_is_taken() -> None:
 
 
 def test_sizes_cut_what_is_larger_than_thought() -> None:
-    sizes = Account(
-        raw_bytes=RAW_BYTES, decoded_bytes=0, inflight_bytes=30_000_000, items=5, window_bytes=1 << 30
-    )  # 6 MB: ten rows an item
+    sizes = account(inflight_bytes=30_000_000)  # 6 MB: ten rows an item
     assert sizes.item_rows() == 10
     assert sizes.reserved_bytes(4) == sizes.allowed_bytes(4) == 4 * 600_000
     plan = make_plan(0, 60, 1, 1, "drop", 1000)
@@ -384,11 +383,11 @@ def test_sizes_cut_what_is_larger_than_thought() -> None:
     assert sizes.parts(single) == 1
     assert sizes.parts(pair) == 15
     assert sizes.allowed_bytes(1) == 45_000_000
-    assert Account(raw_bytes=0, decoded_bytes=0, inflight_bytes=100, items=1, window_bytes=1 << 30).item_rows() == 100
-    assert Account(raw_bytes=1e9, decoded_bytes=0, inflight_bytes=100, items=1, window_bytes=1 << 30).item_rows() == 1
+    assert account(raw_bytes=0, inflight_bytes=100, items=1).item_rows() == 100
+    assert account(raw_bytes=1e9, inflight_bytes=100, items=1).item_rows() == 1
     sizes.learn(item, [Receipt(nbytes=24_000_000, raw_bytes=24_000_000)])
     assert sizes.allowed_bytes(1) == pytest.approx(40_500_000)
-    many = Account(raw_bytes=RAW_BYTES, decoded_bytes=0, inflight_bytes=30_000_000, items=5, window_bytes=1 << 30)
+    many = account(inflight_bytes=30_000_000)
     many.learn(item, [Receipt(nbytes=24_000_000, raw_bytes=24_000_000), Receipt(nbytes=48_000_000)])
     assert many.reserved_bytes(1) == pytest.approx(1_500_000 + 2_000_000)
 
@@ -396,9 +395,7 @@ def test_sizes_cut_what_is_larger_than_thought() -> None:
 def make_inflight(prefetch_batches: int, inflight_bytes: int = 1 << 30, items: int = 5) -> InFlight:
     """Steps of four rows, of which each is an item."""
     plan = make_plan(0, 60, 4, 1, "drop", 1000)
-    sizes = Account(
-        raw_bytes=100_000, decoded_bytes=0, inflight_bytes=inflight_bytes, items=items, window_bytes=1 << 30
-    )
+    sizes = account(raw_bytes=100_000, inflight_bytes=inflight_bytes, items=items)
     return InFlight(plan, 0, plan.items(0, EPOCH, 0, 1), 0, sizes, prefetch_batches)
 
 
@@ -441,8 +438,7 @@ def test_bytes_that_wait_for_the_consumer_count_too() -> None:
 def test_items_are_made_as_they_are_wanted() -> None:
     plan = make_plan(0, 60, 1, 1, "drop", 1000)
     items = plan.items(0, EPOCH, 0, 1)
-    sizes = Account(raw_bytes=RAW_BYTES, decoded_bytes=0, inflight_bytes=1 << 30, items=5, window_bytes=1 << 30)
-    inflight = InFlight(plan, 0, items, 0, sizes, 1)
+    inflight = InFlight(plan, 0, items, 0, account(), 1)
     inflight.take_on(decoders=1)
     assert len(list(items)) == 60 - len(inflight.entries) - 1  # the next one, which is known and not wanted yet
 
@@ -460,8 +456,7 @@ def test_what_is_sent_fills_the_limit_and_no_more() -> None:
 
 def test_smaller_pieces_may_have_their_share_of_what_is_known() -> None:
     plan = make_plan(0, 60, 1, 1, "drop", 1000)
-    sizes = Account(raw_bytes=100_000, decoded_bytes=0, inflight_bytes=1 << 30, items=5, window_bytes=1 << 30)
-    inflight = InFlight(plan, 0, plan.items(0, EPOCH, 0, 4), 0, sizes, 1)
+    inflight = InFlight(plan, 0, plan.items(0, EPOCH, 0, 4), 0, account(raw_bytes=100_000), 1)
     inflight.take_on(decoders=1)
     whole, following = inflight.entries[0], inflight.entries[1]
     whole.faults, whole.not_before = 2, 7.0
@@ -471,10 +466,8 @@ def test_smaller_pieces_may_have_their_share_of_what_is_known() -> None:
     inflight.replace(inflight.entries[1], 1, 9_000_000)
     pieces = list(itertools.takewhile(lambda piece: piece is not following, inflight.entries))
     assert [(piece.item.position, piece.item.rows) for piece in pieces] == [(0, 2), (2, 1), (3, 1)]
-    assert [piece.allowed_bytes for piece in pieces] == [4_000_000, 9_000_000, 2_000_000]
-    assert [piece.reserved_bytes for piece in pieces] == [4_000_000, 9_000_000, 2_000_000], (
-        "what it may have, it counts for"
-    )
+    allowed = [4_000_000, 9_000_000, 2_000_000]  # what it may have, it counts for
+    assert [(piece.allowed_bytes, piece.reserved_bytes) for piece in pieces] == [(each, each) for each in allowed]
     assert all((piece.faults, piece.not_before) == (2, 7.0) for piece in pieces)
 
 
@@ -498,10 +491,8 @@ def test_what_a_lost_decoder_had_is_decoded_again_and_not_read_again() -> None:
     lost = driver.last(Decode).helper
     driver.handle(Lost(lost, FAULT))
     (other,) = {1, 2} - {lost}
-    commands = driver.handle(Alive(other))
-    assert [(command.helper, command.source) for command in commands if isinstance(command, Decode)] == [
-        (other, read.call)
-    ]
+    again = of_kind(driver.handle(Alive(other)), Decode)
+    assert [(command.helper, command.source) for command in again] == [(other, read.call)]
     assert driver.last(Gather) is read
 
 
@@ -605,7 +596,7 @@ def test_a_row_that_ends_its_decoder_is_found_and_given_up(rows: int) -> None:
     driver, given_up = play_with_fatal(rows, {fatal})
     if rows == 1:  # nothing shows that decoders work here
         assert "ended the process of its decoder 4 times" in str(driver.last(GiveUp).error)
-        assert "no other row was decoded so far" in str(driver.last(GiveUp).error)
+        check_ended(driver)
         return
     assert given_up == {fatal: "it ended the process of its decoder 4 times (its process ended)"}
     assert len(driver.given(Dismiss)) == DEATHS[rows]
@@ -636,17 +627,20 @@ def test_the_first_rows_of_a_pass_may_end_their_decoders(fatal: set[int]) -> Non
     assert GiveUp not in kinds(driver.commands)
 
 
+def check_ended(driver: Driver) -> None:
+    """No row showed that decoders work; and nothing stays anywhere."""
+    assert "no other row was decoded so far" in str(driver.last(GiveUp).error)
+    forgotten = {call for each in driver.given(Forget) for call in each.calls}
+    assert {each.call for kind in (Gather, Decode) for each in driver.given(kind)} <= forgotten
+
+
 @pytest.mark.parametrize("item_rows", [64, 8, 3])
 @pytest.mark.parametrize("decoders", [1, 2, 3])
 def test_a_decoder_that_can_decode_nothing_ends_the_pass(decoders: int, item_rows: int) -> None:
     """The item that ends it may have waited at the decoder that was lost: it was put back, and its error forgotten."""
     driver, given_up = play_with_fatal(64, {*range(64)}, decoders=decoders, item_rows=item_rows)
     assert not given_up
-    assert "no other row was decoded so far" in str(driver.last(GiveUp).error)
-    forgotten = {call for each in driver.given(Forget) for call in each.calls}
-    assert {each.call for kind in (Gather, Decode) for each in driver.given(kind)} <= forgotten, (
-        "nothing stays anywhere"
-    )
+    check_ended(driver)
     assert len(driver.given(Place)) < (40 if decoders < 3 else 50)
 
 
@@ -663,13 +657,9 @@ def test_a_row_that_waits_for_others_leaves_the_limit_to_them() -> None:
     inflight = driver.dispatcher._inflight
     driver.start()
     head, second, third, fourth = inflight.entries
-    head.suspicion.waits, head.state, third.state, fourth.state = (
-        True,
-        ItemState.WAITING,
-        ItemState.GATHERED,
-        ItemState.WAITING,
-    )
-    second.state, second.reserved_bytes = ItemState.WAITING, 1e12
+    head.suspicion.waits, second.reserved_bytes = True, 1e12
+    head.state = second.state = fourth.state = ItemState.WAITING
+    third.state = ItemState.GATHERED
     assert not inflight.has_room(second)
     third.state = ItemState.WAITING
     assert inflight.has_room(second)
@@ -728,7 +718,5 @@ def test_the_pass_ends_with_its_head_wherever_that_is(is_queued: bool) -> None:
     for entry in held:
         entry.suspicion.waits = True
     driver.handle(Lost(driver.last(Decode).helper, ENDED))
-    assert "no other row was decoded so far" in str(driver.last(GiveUp).error)
-    forgotten = {call for each in driver.given(Forget) for call in each.calls}
-    assert {each.call for kind in (Gather, Decode) for each in driver.given(kind)} <= forgotten
+    check_ended(driver)
     assert len(others) == 4

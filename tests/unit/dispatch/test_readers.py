@@ -30,12 +30,8 @@ def driver_of(readers: int, decoders: int = 1, **options: Any) -> Driver:
 
 def test_items_of_a_chunk_go_to_its_reader_and_the_next_chunk_to_the_next() -> None:
     driver = driver_of(2, rows=8)
-    assert sorted((each.item.position, each.helper) for each in driver.given(Gather)[:4]) == [
-        (0, 0),
-        (1, 0),
-        (2, 2),
-        (3, 2),
-    ]
+    items = sorted((each.item.position, each.helper) for each in driver.given(Gather)[:4])
+    assert items == [(0, 0), (1, 0), (2, 2), (3, 2)]
     loads = [(load.helper, load.chunk.position) for load in driver.given(Load)]
     assert {(0, 0), (2, 2), (0, 4), (2, 6)} <= set(loads), "each has one to use, and one ahead"
 
@@ -110,9 +106,8 @@ SMALL = {"max_window_bytes": 90_000, "max_inflight_bytes": 40_000}  # many chunk
 @pytest.fixture(scope="module")
 def uri(write_dataset: Callable[..., str]) -> str:
     rows = np.arange(ROWS)
-    return write_dataset(
-        pa.table({"id": rows, "text": ["x" * 400] * ROWS, "class": rows % 5, "weight": 1.0 + rows % 3})
-    )
+    columns = {"id": rows, "text": ["x" * 400] * ROWS, "class": rows % 5, "weight": 1.0 + rows % 3}
+    return write_dataset(pa.table(columns))
 
 
 def test_readers_come_while_the_trainer_waits_for_reading(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,12 +173,8 @@ def test_the_same_batches_whatever_the_readers(uri: str, order: Any) -> None:
     dataset = raylance.dataset(uri, columns=["id", "text"], order=order, transform=double, remainder="pad")
     alone = deliver(dataset, num_decoders=1)
     assert len(alone) == 2 * (ROWS // 24)
-    for options in (
-        {"num_readers": 2, "num_decoders": 2},
-        {"num_readers": 3, "num_decoders": 0},
-        {"num_readers": "auto"},
-    ):
-        assert deliver(dataset, **options) == alone
+    for readers, decoders in ((2, 2), (3, 0), ("auto", "auto")):
+        assert deliver(dataset, num_readers=readers, num_decoders=decoders) == alone
     assert deliver(dataset, 3, num_readers=2) == deliver(dataset, 3)
 
 
@@ -195,9 +186,7 @@ def test_the_same_batches_of_a_mixture_and_of_less_than_a_chunk(uri: str) -> Non
         passes = []
         for readers in (1, 2):
             with dataset.loader(num_readers=readers, runtime="threads", max_window_bytes=20_000) as loader:
-                passes.append(
-                    [batch["id"].tolist() for _ in range(2) for batch in loader.iter_batches(global_batch_size=8)]
-                )
+                passes.append([ids_of(batch) for _ in range(2) for batch in loader.iter_batches(global_batch_size=8)])
                 assert loader.stats()["readers"] == readers
         assert passes[0] == passes[1]
 

@@ -1,4 +1,4 @@
-"""Owns the promises of the number of decoders: as many as the trainer needs, reached soon and never left again."""
+"""Checks that there are as many decoders as the trainer needs, soon and from then on."""
 
 import dataclasses
 import itertools

@@ -78,10 +78,6 @@ def planned(handle: raylance.Dataset, epoch: int, size: int, rank: int = 0, worl
     return [plan.select(epoch, plan.positions(at, *plan.rank_slice(at, rank))).tolist() for at in starts]
 
 
-def rows(batches: list[list[int]]) -> list[int]:
-    return sorted(row for batch in batches for row in batch)
-
-
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("order", ["window", "row"])
 def test_batches_are_the_plans(uri: str, style: str, order: str) -> None:
@@ -161,8 +157,9 @@ def from_rows(collate_fn: Any, rows: Any) -> Any:
     return collate_fn({"id": [row["id"] for row in rows]})
 
 
-@pytest.mark.parametrize("value", [threading.Lock()], ids=["a lock"])
-def test_a_function_that_cannot_be_sent_is_named(uri: str, value: Any) -> None:
+def test_a_function_that_cannot_be_sent_is_named(uri: str) -> None:
+    value = threading.Lock()
+
     def keeps(batch: Any) -> Any:
         return batch, value
 
@@ -316,11 +313,8 @@ def test_a_framework_that_counts_epochs_does_not_give_up_a_position(uri: str) ->
 def test_whole_iterations_begin_at_the_start_also_after_one_that_was_left(uri: str, style: str, workers: int) -> None:
     options = {"persistent_workers": True} if workers else {}
     loader = make_loader(open_dataset(uri, order="sequential"), style, 100, workers, whole=True, **options)
-    for _ in range(2):
-        left = [batch["id"].tolist() for batch, _ in zip(loader, range(2), strict=False)]
-        assert list(itertools.chain(*left)) == list(range(200))
-    for _ in range(2):
-        assert list(itertools.chain(*ids(iter(loader)))) == list(range(1003))
+    for steps, rows in ((2, 200), (2, 200), (None, 1003), (None, 1003)):
+        assert list(itertools.chain(*ids(itertools.islice(loader, steps)))) == list(range(rows))
 
 
 @pytest.mark.parametrize(("style", "workers"), [("iterable", 2), ("map", 0)])
@@ -344,22 +338,19 @@ def test_ranks_that_change_between_passes_share_each_step(uri: str, style: str, 
 
 
 def test_spawned_workers_and_images(images_uri: str) -> None:
-    """`Loader`'s own workers give the very bytes of this process, in both styles, augmented by epoch and row."""
+    """`Loader`'s own workers give the very bytes of this process, augmented by epoch and row."""
     image = raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(), hflip=0.5)
     handle = open_dataset(images_uri, columns=["image", "id"], decode=image, filter="id < 300")
-    here, sampled = make_loader(handle, "iterable", 50), make_loader(handle, "map", 50)
+    here = make_loader(handle, "iterable", 50)
     spawned = Loader(IterableDataset(handle, global_batch_size=50), num_workers=1, persistent_workers=True)
     starting = iter(spawned)  # its worker takes a second to start
     first = [batch["image"] for batch in here]
     assert torch.equal(next(starting)["image"], first[0])
-    for loader in (here, sampled, spawned):
+    for loader in (here, spawned):
         loader.set_epoch(1)
-    for one, two, three in zip(here, sampled, spawned, strict=True):
-        assert one["image"].shape == (50, 3, 16, 16)
-        assert one["image"].dtype == torch.uint8
-        assert torch.equal(one["image"], two["image"])
-        assert torch.equal(one["image"], three["image"])
-        assert torch.equal(one["id"], two["id"])
+    for one, other in zip(here, spawned, strict=True):
+        assert (one["image"].shape, one["image"].dtype) == ((50, 3, 16, 16), torch.uint8)
+        assert all(torch.equal(one[name], other[name]) for name in ("image", "id"))
     assert not torch.equal(first[0], one["image"])
 
 
@@ -374,11 +365,7 @@ def test_workers_that_start_again_each_epoch_are_named_once(
         loader = make_loader(handle, style, 20, workers, **options)
         for wanted in warnings:
             assert len(list(loader)) == 2
-            assert (
-                caplog.text.count("num_workers=1 starts its workers again for each epoch")
-                == caplog.text.count(fix)
-                == wanted
-            )
+            assert caplog.text.count(fix) == wanted
 
 
 @pytest.mark.parametrize("order", ["window", raylance.ClassBalanced(column="label")], ids=["window", "balanced"])
@@ -431,11 +418,9 @@ def check_ranks(uri: str, folder: Path, world_size: int, phases: list[tuple[str,
     results = [json.loads((folder / f"{world_size}-{rank}.json").read_text()) for rank in range(world_size)]
     handle = open_dataset(uri)
     for phase in range(len(phases)):
-        for rank, result in enumerate(results):
-            whole = [batch for part in result[phase] for batch in part]
-            assert whole == planned(handle, 0, 60, rank, world_size), (phases[phase], rank)
-        union = [batch for result in results for part in result[phase] for batch in part]
-        assert rows(union) == list(range(1003))
+        ranks = [[batch for part in result[phase] for batch in part] for result in results]
+        assert ranks == [planned(handle, 0, 60, rank, world_size) for rank in range(world_size)], phases[phase]
+        assert sorted(itertools.chain(*itertools.chain(*ranks))) == list(range(1003))
 
 
 def test_two_ranks_resume_with_other_workers(uri: str, tmp_path: Path) -> None:
@@ -565,10 +550,7 @@ def test_options_of_the_rank_loader(uri: str) -> None:
     handle = open_dataset(uri)
     arguments: dict[str, Any] = {"global_batch_size": 100, "drop_last": True, "max_window_bytes": 4000}
     batches = list(IterableDataset(handle, dtypes=torch.float32, with_row_offset=True, **arguments))
-    assert {name: tensor.dtype for name, tensor in batches[0].items()} == {
-        "id": torch.float32,
-        "_rowoffset": torch.int64,
-    }
+    assert (batches[0]["id"].dtype, batches[0]["_rowoffset"].dtype) == (torch.float32, torch.int64)
     with handle.loader(max_window_bytes=4000) as loader:
         assert ids(iter(batches)) == ids(loader.iter_batches(global_batch_size=100, drop_last=True))
     sums = list(IterableDataset(handle, collate_fn=lambda batch: int(batch["id"].sum()), **arguments))
@@ -668,15 +650,6 @@ def test_a_place_is_never_guessed(dist_info: Any, message: str) -> None:
         find_place(dist_info)
 
 
-def test_a_place_that_nobody_gave_is_named(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    handle = raylance.dataset(uri)
-    with pytest.raises(raylance.ConfigError, match="WORLD_SIZE has rank 1 of 2"):
-        iter(IterableDataset(handle, global_batch_size=8))
-    assert IterableDataset(handle, global_batch_size=8, dist_info="auto").state_dict()["dp_size"] == 2
-
-
 @pytest.mark.skipif(importlib.util.find_spec("jax") is not None, reason="jax is installed")
 def test_without_jax_it_is_not_asked() -> None:
     with pytest.raises(raylance.ConfigError, match="No module named 'jax'"):
@@ -731,6 +704,9 @@ def test_a_launcher_of_more_processes_is_believed(uri: str, monkeypatch: pytest.
     with pytest.raises(raylance.ConfigError, match="rank unknown of 4"):
         next(iter(pickle.loads(sent)))
     assert find_place((0, 1)) == (0, 1)
+    monkeypatch.setenv("RANK", "1")
+    assert find_place("auto") == (1, 4)
+    assert IterableDataset(open_dataset(uri), global_batch_size=8, dist_info="auto").state_dict()["dp_size"] == 4
 
 
 @pytest.mark.parametrize(

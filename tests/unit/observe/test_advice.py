@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -66,9 +67,7 @@ def texts() -> list[tuple[str, str]]:
             found += [(str(path.relative_to(ROOT)), text) for text in literals(path)]
         for kind in ("*.jinja", "*.sh"):
             found += [(str(path.relative_to(ROOT)), path.read_text()) for path in sorted((ROOT / folder).rglob(kind))]
-    manifests = [
-        path for path in sorted((ROOT / "k8s").rglob("*.y*ml")) if path.name != "redis.yaml"
-    ]  # Redis' own flags
+    manifests = sorted({*(ROOT / "k8s").rglob("*.y*ml")} - {ROOT / "k8s" / "redis.yaml"})  # which has flags of Redis
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *manifests]:
         found.append((str(path.relative_to(ROOT)), path.read_text()))
     for path in (*(ROOT / "k8s").rglob("*.json"), *(ROOT / "jobs").rglob("*.ipynb")):
@@ -126,9 +125,8 @@ def jobs() -> dict[str, str]:
             script = f"{name.parts[1]}.py" if path.name == "command.py" else path.name
             folder = ".".join(name.parts[:-1]) if path.name == "command.py" else module
             is_script = (ROOT / "jobs" / script).exists()
-            found |= (
-                {script: module, f"jobs.{name.parts[1].removesuffix('.py')}": module} if is_script else {folder: module}
-            )
+            titles = [script, f"jobs.{name.parts[1].removesuffix('.py')}"] if is_script else [folder]
+            found |= dict.fromkeys(titles, module)
     return found
 
 
@@ -178,12 +176,7 @@ def test_flags_that_are_advised_are_parsed_by_their_job() -> None:
     assert {"train_images.py", "materialize.py", "create_dataset.py", "verify.py", "benchmark.py"} <= jobs().keys()
     modules = {"docs.source", "raylance.top"}
     assert modules | {"elastic.py"} <= jobs().keys()
-    of_others = {
-        "--object-store-memory",
-        "--working-dir",
-        "--detail",
-        "--quiet",
-    }  # Ray's and MkDocs', where none is named
+    of_others = {"--object-store-memory", "--working-dir", "--detail", "--quiet"}  # Ray's, MkDocs': none is named
     wrong, seen = [], 0
     for file, text in texts():
         for who, flag in () if text.startswith("-") and " " not in text else advised_flags(text):
@@ -203,10 +196,8 @@ def parameters() -> set[str]:
     public = [getattr(module, name) for module in modules for name in dir(module) if not name.startswith("_")]
     found = {field.name for field in dataclasses.fields(raylance.Options)}
     for thing in (*public, RankLoader, PlanSummary):
-        methods = (
-            [getattr(thing, name) for name in dir(thing) if not name.startswith("_")] if inspect.isclass(thing) else []
-        )
-        for each in (thing, *methods):
+        public_names = [name for name in dir(thing) if not name.startswith("_")] if inspect.isclass(thing) else []
+        for each in (thing, *(getattr(thing, name) for name in public_names)):
             if callable(each):
                 try:
                     found |= set(inspect.signature(each).parameters)
@@ -251,17 +242,11 @@ def advice_of(diagnosis: Diagnosis) -> list[str]:
         {"draft": [False], "row_bytes": 1e5, "sources": ["s3://bucket/a.lance"]},
         *({"order": order} for order in BY_ROW),
     ]
+    changes = [{}, {"collate_s": 9.0, "collate_fn_s": 8.0}, {"decoders": 0.0}, {"decoders": 8.0}, {"readers": 8.0}]
     found = []
-    for facts in kinds:
-        for figures in (
-            {},
-            {"collate_s": 9.0, "collate_fn_s": 8.0},
-            {"decoders": 0.0},
-            {"decoders": 8.0},
-            {"readers": 8.0},
-        ):
-            run = RunFigures([part(facts=facts, **(base | figures))])
-            found += [diagnosis.evidence(run), *diagnosis.advice(run)]
+    for facts, figures in itertools.product(kinds, changes):
+        run = RunFigures([part(facts=facts, **(base | figures))])
+        found += [diagnosis.evidence(run), *diagnosis.advice(run)]
     return found
 
 

@@ -295,11 +295,8 @@ def test_of_peers_each_publishes_an_equal_part_of_the_rows(monkeypatch: pytest.M
         publisher = metrics.Publisher("run", "train", rank, {"rows": 3.0}, peers=3)
         for rows in (9.0, 15.0):
             publisher.publish({"rows": rows, "decoded_rows": 2 * rows, "read_bytes": 10 * rows})
-    assert seen == {
-        "raylance_rows_total": 12.0,
-        "raylance_decoded_rows_total": 30.0,
-        "raylance_read_bytes_total": 450.0,
-    }
+    wanted = {"rows": 12.0, "decoded_rows": 30.0, "read_bytes": 450.0}
+    assert seen == {f"raylance_{name}_total": value for name, value in wanted.items()}
 
 
 def test_rates_of_a_run_count_the_rows_of_peers_once() -> None:
@@ -342,8 +339,7 @@ def test_the_verdict_names_the_limit_and_what_to_change(changes: dict[str, float
 
 
 def test_shard_actors_that_decode_do_so_all_at_once() -> None:
-    assert part(decoders=0.0, readers=4.0).decode_rate == 4000
-    assert part(decoders=0.0, readers=1.0).decode_rate == 1000
+    assert [part(decoders=0.0, readers=count).decode_rate for count in (4.0, 1.0)] == [4000, 1000]
 
 
 def test_the_rank_that_trains_slowest_is_named_and_counts_for_all() -> None:

@@ -247,21 +247,10 @@ def test_a_run_that_began_with_other_epochs_of_draws_keeps_them(stop: str) -> No
 def test_a_mixture_takes_saved_sizes_over() -> None:
     auto = mix_of("all_exhausted", (WindowShuffle(shard_rows=4), 100, 3), (RowShuffle(), 50, 1))
     resolved = auto.resolve(Facts(rows=150, seed=0, row_bytes=1e6, global_batch_size=8)).settings
-    saved = resolved.params()
-    assert saved == {
-        "name": "mix",
-        "stop": "all_exhausted",
-        "chunk_positions": 128,
-        "components": {
-            "a": {
-                "quota": 3,
-                "rows": 100,
-                "seed": 1,
-                "order": {"name": "window", "shard_rows": 4, "window_shards": 3, "lanes": 8},
-            },
-            "b": {"quota": 1, "rows": 50, "seed": 2, "order": {"name": "row", "shard_rows": 4}},
-        },
-    }
+    window, row = {"name": "window", "shard_rows": 4, "window_shards": 3, "lanes": 8}, {"name": "row", "shard_rows": 4}
+    a, b = {"quota": 3, "rows": 100, "seed": 1, "order": window}, {"quota": 1, "rows": 50, "seed": 2, "order": row}
+    saved = {"name": "mix", "stop": "all_exhausted", "chunk_positions": 128, "components": {"a": a, "b": b}}
+    assert resolved.params() == saved
     assert not auto.is_resolved
     assert auto.adopt(saved) == resolved
     assert dataclasses.replace(auto, chunk_positions=7).adopt(saved) == dataclasses.replace(resolved, chunk_positions=7)
@@ -392,5 +381,4 @@ def test_transforms_in_mixtures_see_the_offsets_of_the_dataset(write_dataset: Ca
     # Frozen, as test_order.GOLDEN is: seeds are made of the offset and the component.
     assert seeds[order[[0, 39, 40, 79]]].tolist() == GOLDEN_SEEDS
     head = mixed.head(80)
-    for name in ("seen", "_rowoffset"):
-        np.testing.assert_array_equal(head[name], np.tile(np.arange(40), 2))
+    assert head["seen"].tolist() == head["_rowoffset"].tolist() == [*range(40)] * 2

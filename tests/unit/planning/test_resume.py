@@ -47,13 +47,8 @@ def test_a_tag_into_a_branch_reads_the_branch(write_dataset: Callable[..., str])
     for handle in (tagged, raylance.dataset(uri, version=("exp", None)), raylance.dataset(branch.uri)):
         assert handle[:]["id"].tolist() == wanted
     main.tags.create("trunk", 2)
-    trunk = (
-        raylance.dataset(uri),
-        raylance.dataset(uri, version=(None, 2)),
-        raylance.dataset(branch.uri, version="trunk"),
-    )
-    for handle in trunk:
-        assert handle[:]["id"].tolist()[10:] == [*range(900, 905)]
+    for place, version in ((uri, None), (uri, (None, 2)), (branch.uri, "trunk")):
+        assert raylance.dataset(place, version=version)[:]["id"].tolist()[10:] == [*range(900, 905)]
     state = position_of(tagged)
     assert (state["branch"], state["version"]) == ("exp", 2)
     raylance.dataset(uri, version=("exp", 2), order="sequential").loader().load_state_dict(state)
@@ -83,12 +78,13 @@ def test_mixtures_that_differ_are_noticed(write_dataset: Callable[..., str]) -> 
     left, right = (raylance.dataset(write_dataset(numbers(start, 60))) for start in (0, 1000))
     state = position_of(raylance.mix({"a": (left, 1), "b": (right, 1)}))
     raylance.mix({"a": (left, 1), "b": (right, 1)}).loader().load_state_dict(state)
-    with pytest.raises(raylance.StateError, match=r"order.components: saved \['a', 'b'\], now \['b', 'a'\]"):
-        raylance.mix({"b": (right, 1), "a": (left, 1)}).loader().load_state_dict(state)
-    with pytest.raises(raylance.StateError, match="uri.a: saved"):
-        raylance.mix({"a": (right, 1), "b": (left, 1)}).loader().load_state_dict(state)
-    with pytest.raises(raylance.StateError, match="order.components.a.quota: saved 1, now 3"):
-        raylance.mix({"a": (left, 0.75), "b": (right, 0.25)}).loader().load_state_dict(state)
+    for parts, message in (
+        ({"b": (right, 1), "a": (left, 1)}, r"order.components: saved \['a', 'b'\], now \['b', 'a'\]"),
+        ({"a": (right, 1), "b": (left, 1)}, "uri.a: saved"),
+        ({"a": (left, 0.75), "b": (right, 0.25)}, "order.components.a.quota: saved 1, now 3"),
+    ):
+        with pytest.raises(raylance.StateError, match=message):
+            raylance.mix(parts).loader().load_state_dict(state)
 
 
 def double(batch: dict[str, Any]) -> dict[str, Any]:
@@ -104,12 +100,7 @@ def test_another_decoding_is_named_in_one_warning(images_uri: str, caplog: pytes
         other = raylance.Image("image", size=16, augment=raylance.RandomResizedCrop())
         raylance.dataset(images_uri, decode=other, columns=["image", "label"]).loader().load_state_dict(saved)
     assert len(caplog.records) == 1
-    for part in (
-        "'scale': [0.5, 1]",
-        "'size': [16, 16]",
-        "tests.unit.planning.test_resume.double', now None",
-        "columns: saved",
-    ):
+    for part in ("'scale': [0.5, 1]", "'size': [16, 16]", f"{__name__}.double', now None", "columns: saved"):
         assert part in caplog.text
     assert "0x" not in json.dumps(saved), "no address, which another process would not have"
 
@@ -154,26 +145,21 @@ def old_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_old(path: Path, kind: str) -> raylance.Dataset:
     """The handle that a state in tests/data was saved of."""
-    uri = path / "a.lance"
-    if kind == "images":
-        image = raylance.Image("image", size=(4, 4), augment=raylance.RandomResizedCrop(), hflip=0.5)
-        return raylance.dataset(path / "c.lance", decode=image, seed=7)
     if kind == "mix":
         order = raylance.Weighted(weights="weight", rows_per_epoch=150)
         other = raylance.dataset(path / "b.lance", seed=8, order=order)
-        return raylance.mix({"a": (raylance.dataset(uri, seed=7), 0.7), "b": (other, 0.3)})
-    if kind == "window":
-        return raylance.dataset(uri, filter="label != 3", seed=7, order=raylance.WindowShuffle(shard_rows=10))
-    if kind == "balanced":
-        split = raylance.FractionSplit(fractions={"train": 0.8, "val": 0.2}, part="train", by="id")
-        return raylance.dataset(
-            uri, seed=7, split=split, order=raylance.ClassBalanced(column="label", classes_per_batch=3)
-        )
-    if kind == "weighted":
-        return raylance.dataset(uri, seed=7, order=raylance.Weighted(weights="weight"))
-    if kind == "small_windows":
-        return raylance.dataset(uri, seed=7)
-    return raylance.dataset(uri, seed=7, order=raylance.RowShuffle(shard_rows=3), remainder="ragged")
+        return raylance.mix({"a": (open_old(path, "small_windows"), 0.7), "b": (other, 0.3)})
+    image = raylance.Image("image", size=(4, 4), augment=raylance.RandomResizedCrop(), hflip=0.5)
+    split = raylance.FractionSplit(fractions={"train": 0.8, "val": 0.2}, part="train", by="id")
+    arguments: dict[str, Any] = {
+        "images": {"decode": image},
+        "window": {"filter": "label != 3", "order": raylance.WindowShuffle(shard_rows=10)},
+        "balanced": {"split": split, "order": raylance.ClassBalanced(column="label", classes_per_batch=3)},
+        "weighted": {"order": raylance.Weighted(weights="weight")},
+        "small_windows": {},
+        "row": {"order": raylance.RowShuffle(shard_rows=3), "remainder": "ragged"},
+    }[kind]
+    return raylance.dataset(path / ("c.lance" if kind == "images" else "a.lance"), seed=7, **arguments)
 
 
 def saved_old(path: Path, kind: str) -> dict[str, Any]:

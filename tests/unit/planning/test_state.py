@@ -197,17 +197,13 @@ class Crop:
     def apply(self) -> None: ...
 
 
+SORTED = {"partial": "builtins.sorted", "args": [[1]], "keywords": {"key": "builtins.len"}}
+
+
 @pytest.mark.parametrize(
     ("value", "described"),
     [
-        (
-            Crop((2, 3), functools.partial(sorted, [1], key=len)),
-            {
-                "class": "Crop",
-                "size": [2, 3],
-                "scorer": {"partial": "builtins.sorted", "args": [[1]], "keywords": {"key": "builtins.len"}},
-            },
-        ),
+        (Crop((2, 3), functools.partial(sorted, [1], key=len)), {"class": "Crop", "size": [2, 3], "scorer": SORTED}),
         ({1: (2.5, None, True), "of": [Crop]}, {"1": [2.5, None, True], "of": ["tests.unit.planning.test_state.Crop"]}),
         (Crop.apply, "tests.unit.planning.test_state.Crop.apply"),
         (np.float32(1), "numpy.float32"),

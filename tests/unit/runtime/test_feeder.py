@@ -1,4 +1,4 @@
-"""Owns the thread between helpers and consumer: what a consumer may do to it, and that nothing of it is left."""
+"""Checks the thread between helpers and consumer: what a consumer may do to it, and that nothing of it is left."""
 
 import concurrent.futures.thread
 import gc
@@ -142,18 +142,23 @@ def test_an_error_comes_after_the_last_good_batch(uri: str, prefetch_batches: in
     loader.close()
 
 
-@pytest.mark.parametrize("error", [KeyError("no such thing"), EOFError(""), StopIteration()], ids=repr)
-def test_an_error_of_collate_fn_comes_after_the_last_good_batch_and_names_its_rows(uri: str, error: Exception) -> None:
-    """StopIteration was "generator raised StopIteration", and other errors said nothing of rows or the dataset."""
+def raises_late(error: Exception) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A collate_fn that raises an error at the sixth batch."""
 
     def collate(batch: dict[str, Any]) -> dict[str, Any]:
         if batch["id"][0] == 5 * BATCH:
             raise error
         return batch
 
+    return collate
+
+
+@pytest.mark.parametrize("error", [KeyError("no such thing"), EOFError(""), StopIteration()], ids=repr)
+def test_an_error_of_collate_fn_comes_after_the_last_good_batch_and_names_its_rows(uri: str, error: Exception) -> None:
+    """StopIteration was "generator raised StopIteration", and other errors said nothing of rows or the dataset."""
     loader, seen = loader_of(uri), []
     with pytest.raises(HelperError if isinstance(error, StopIteration) else type(error)) as caught:
-        for batch in loader.batches(global_batch_size=BATCH, collate_fn=collate):
+        for batch in loader.batches(global_batch_size=BATCH, collate_fn=raises_late(error)):
             seen += batch["id"].tolist()
     assert seen == list(range(5 * BATCH))
     assert loader.state_dict()["position"] == len(seen)
@@ -164,13 +169,7 @@ def test_an_error_of_collate_fn_comes_after_the_last_good_batch_and_names_its_ro
 
 def test_an_epoch_that_fails_prepares_no_other(uri: str) -> None:
     """Its error waits while good batches are handed out: the next epoch was begun, and kept what it had brought."""
-
-    def collate(batch: dict[str, Any]) -> dict[str, Any]:
-        if batch["id"][0] == 5 * BATCH:
-            raise KeyError("no such thing")
-        return batch
-
-    loader = loader_of(uri)
+    loader, collate = loader_of(uri), raises_late(KeyError("no such thing"))
     batches = iter(loader.batches(global_batch_size=BATCH, collate_fn=collate, prefetch_batches=30))
     next(batches)
     wait_until(lambda: not feeders())
@@ -384,18 +383,17 @@ def test_the_next_epoch_is_prepared_while_the_last_batches_are_consumed(images_u
         for epoch in range(3):
             fresh.set_epoch(epoch + 7)  # never what is expected
             fresh.set_epoch(epoch)
-            wanted.append([batch["_rowoffset"].tolist() for batch in batches_of(fresh)])
+            wanted.append(offsets_of(fresh))
     with dataset.loader(runtime="threads", num_decoders=2) as loader:
         for epoch in range(3):
-            found = [batch["_rowoffset"].tolist() for batch in batches_of(loader)]
-            assert found == wanted[epoch]
+            assert offsets_of(loader) == wanted[epoch]
             wait_until(lambda: prepared_rows(loader) >= 16)
             assert prepared_rows(loader) == 16, "two steps, though nobody has asked"
         loader.set_epoch(1)
-        assert [batch["_rowoffset"].tolist() for batch in batches_of(loader)] == wanted[1]
+        assert offsets_of(loader) == wanted[1]
         assert len(feeders()) == 1
         loader.load_state_dict(loader.state_dict() | {"epoch": 2, "position": 8})
-        assert [batch["_rowoffset"].tolist() for batch in batches_of(loader)] == wanted[2][1:]
+        assert offsets_of(loader) == wanted[2][1:]
     assert not feeders()
 
 
@@ -419,9 +417,8 @@ def test_what_was_prepared_whole_is_handed_out_at_once(uri: str, monkeypatch: py
     """All rows of a short epoch are here, so that no event follows: asking for them wakes the thread."""
     monkeypatch.setattr(feeder_module, "_LOOK_S", 1000.0)
     with loader_of(uri, filter="id < 40") as loader:
-        batches, deadline = loader.prepare(global_batch_size=BATCH), time.monotonic() + 30
-        while loader._session._prepared.feeder._phase is not feeder_module.Phase.OVER and time.monotonic() < deadline:
-            time.sleep(0.01)
+        batches = loader.prepare(global_batch_size=BATCH)
+        wait_until(lambda: loader._session._prepared.feeder._phase is feeder_module.Phase.OVER)
         time.sleep(0.1)  # it waits for its consumer
         taking = threading.Thread(target=lambda: ids_of(batches), daemon=True)
         taking.start()
@@ -429,8 +426,9 @@ def test_what_was_prepared_whole_is_handed_out_at_once(uri: str, monkeypatch: py
         assert not taking.is_alive()
 
 
-def batches_of(loader: raylance.RankLoader) -> raylance.Batches:
-    return loader.iter_torch_batches(global_batch_size=8, with_row_offset=True)
+def offsets_of(loader: raylance.RankLoader) -> list[list[int]]:
+    batches = loader.iter_torch_batches(global_batch_size=8, with_row_offset=True)
+    return [batch["_rowoffset"].tolist() for batch in batches]
 
 
 def prepared_rows(loader: raylance.RankLoader) -> int:

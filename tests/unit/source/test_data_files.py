@@ -1,4 +1,4 @@
-"""Owns the promise of reading data files directly: it gives the rows, values and types of a scan, or leaves it to a
+"""Checks that reading data files directly gives the rows, values and types of a scan, or leaves it to a
 scan, whatever was done to the dataset before.
 """
 

@@ -1,4 +1,4 @@
-"""Owns the checks that a read gives the rows asked for, by range or by take, whatever the fragments look like."""
+"""Checks that a read gives the rows asked for, by range or by take, whatever the fragments look like."""
 
 import ast
 import shutil
@@ -208,14 +208,8 @@ def test_damage_is_told_from_a_storage_that_fails(write_dataset: Callable[..., s
         body, footer = len(whole) - 2000, len(whole) - int(rng.integers(50, 2000))
         damaged = rng.bytes(body) + whole[body:] if seed % 2 else whole[:footer] + rng.bytes(20) + whole[footer + 20 :]
         path.write_bytes(damaged)
-        reader = Reader(
-            pinned=Source(uri=uri, version=1),
-            columns=["id", "text"],
-            row_bytes=508,
-            mode=mode,
-            retry_s=1000,
-            missing=True,
-        )
+        options = {"columns": ["id", "text"], "row_bytes": 508, "mode": mode, "retry_s": 1000, "missing": True}
+        reader = Reader(pinned=Source(uri=uri, version=1), **options)
         try:
             reader.read(np.arange(1000))
         except DatasetError as error:

@@ -1,4 +1,4 @@
-"""Owns the promises of memory that is used again: what was copied in comes out, whatever the memory held before."""
+"""Checks memory that is used again: what was copied in comes out, whatever the memory held before."""
 
 from typing import Any
 from unittest.mock import patch
