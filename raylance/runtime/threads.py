@@ -83,9 +83,7 @@ class ThreadRuntime(Runtime):
         reader.loads.start(_answer, self._inbox, command.call, lambda: reader.work.load(planned, command))
 
     def _drop(self, command: Drop) -> None:
-        self._helpers[command.helper].work.drop(
-            command.number
-        )  # at once, because the memory counts as free from now on
+        self._helpers[command.helper].work.drop(command.number)
 
     def _gather(self, command: Gather) -> None:
         reader, (_, planned) = self._helpers[command.helper], self._plan

@@ -1,9 +1,11 @@
 """Checks that a read gives the rows asked for, by range or by take, whatever the fragments look like."""
 
 import ast
+import gc
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -195,6 +197,31 @@ def test_nothing_is_read_that_nobody_wants_any_more(write_dataset: Callable[...,
 
     reader.read_pieces(np.arange(400), prepare, add, is_wanted=lambda: not read)
     assert len(added) <= len(read) < 10
+
+
+def test_a_read_that_is_done_refers_to_nothing(write_dataset: Callable[..., str]) -> None:
+    """Else the memory of a chunk lives on until the garbage collector runs, and another one is made beside it."""
+    reader = Reader(pinned=pin(write_dataset(table(0, 40)), None, None), columns=["id"], row_bytes=8)
+    rows = Rows()
+    gc.disable()
+    try:
+        reader.read_pieces(np.arange(40), rows.prepare, rows.add, rows.is_wanted)
+        reference = weakref.ref(rows)
+        del rows
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+class Rows:
+    def prepare(self, _: int, piece: pa.Table, places: object) -> pa.Table:
+        return piece
+
+    def add(self, _: pa.Table) -> bool:
+        return True
+
+    def is_wanted(self) -> bool:
+        return True
 
 
 @pytest.mark.timeout(100)
