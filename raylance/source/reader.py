@@ -120,7 +120,7 @@ class RowReader(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Lets reads in other threads fail at their next failure: nobody waits for their rows any more."""
+        """Lets reads in other threads raise their next failure, and try nothing again: nobody waits for their rows."""
 
     def read(self, offsets: Int64Array) -> pa.Table:
         """Reads rows into one table; see `read_into`."""
