@@ -461,8 +461,11 @@ def test_rows_that_were_not_planned_end_the_epoch(images_uri: str, monkeypatch: 
     dataset = raylance.dataset(images_uri, columns=["id"], order="row")
     with dataset.loader() as loader:
         put = ray.put
-        other = lambda plan: dataclasses.replace(plan, order=dataclasses.replace(plan.order, seed=99))  # noqa: E731
-        monkeypatch.setattr(ray, "put", lambda plan: put(other(plan)))
+
+        def put_other(plan: Any) -> Any:
+            return put(dataclasses.replace(plan, order=dataclasses.replace(plan.order, seed=99)))
+
+        monkeypatch.setattr(ray, "put", put_other)
         with pytest.raises(raylance.CoverageError, match="position 0 of epoch 0, data-parallel rank 0"):
             next(loader.iter_batches(global_batch_size=100))
 

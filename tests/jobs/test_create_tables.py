@@ -399,7 +399,7 @@ def test_images_are_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[s
 ENCODED = pa.struct({"bytes": pa.binary(), "path": pa.string()})  # an image, as the datasets library stores it
 ONE, TWO = {"x": [1]}, {"x": [1, 2]}
 ZONE, NO_ZONE = pa.array([0], pa.timestamp("us", "UTC")), pa.array([0], pa.timestamp("us"))
-Refusals = dict[str, tuple[dict[str, Any], str]]  # files (Parquet, if the name has no ending), what is said of them
+Refusals = dict[str, tuple[dict[str, Any], str]]  # files (Parquet, if the name has no ending); parts of the message
 REFUSED: Refusals = {
     "text after integers": (
         {"a": TWO | {"label": [0, 1]}, "b": ONE | {"label": ["c"]}},

@@ -211,11 +211,8 @@ class RayRuntime(Runtime):
 
     def _gather(self, command: Gather) -> None:
         helper = self._helpers[command.helper]
-        arguments = helper.with_value("gather", *self._plan)
-        if self._decoding is None:  # each object costs time
-            receipt, *tables = helper.handle.gather.options(num_returns=2).remote(*arguments, command)
-        else:
-            receipt, *tables = helper.handle.gather.remote(*arguments, command)
+        gather = helper.handle.gather.options(num_returns=2 if self._decoding is None else 3)  # each object costs time
+        receipt, *tables = gather.remote(*helper.with_value("gather", *self._plan), command)
         self._results[command.call] = tables
         self._watch(receipt.future(), _on_answered, helper, command.call, "gather", self._plan[0])
 

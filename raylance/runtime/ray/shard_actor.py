@@ -46,7 +46,6 @@ class ShardActor(Actor):
         """See `ReadWork.drop`."""
         self._work.drop(number)
 
-    @ray.method(num_returns=3)
     def gather(
         self, key: str, plan: Plan | None, command: Gather
     ) -> tuple[Receipt, pa.Table] | tuple[Receipt, pa.Table, pa.Table]:
