@@ -94,7 +94,7 @@ class Dispatcher:
         self._inflight = InFlight(plan, dp_rank, items, position, self._account, prefetch_batches)
         self._scalers, self._decodes, self._work_timeout_s, self._describe = scalers, decodes, work_timeout_s, describe
         self._by_call: dict[int, InFlightItem] = {}
-        self._now = 0.0
+        self._now = self._loaded_at = 0.0  # of the last event, and of the last decision about loads
         self._is_over = self._is_wanted = self._is_awaited = False
 
     def handle(self, event: Event | None, now: float) -> list[Output]:
@@ -108,7 +108,7 @@ class Dispatcher:
             self._close()
         else:
             self._take(event)
-            self._decide()
+            self._decide(loads=not isinstance(event, Awaited | Taken))  # no load depends on these
         out, self._out = [*self._out, *self._chunks.take_commands()], []
         return sorted(out, key=lambda output: not isinstance(output, Observation))
 
@@ -118,8 +118,11 @@ class Dispatcher:
         head = self._inflight.head
         if head is not None and head.state is ItemState.FETCHING:
             times.append(head.since + self._work_timeout_s)
-        others = self._pool.deadline(self._now), self._chunks.deadline(self._now)
-        return min([*times, *(time for time in others if time is not None)], default=None)
+        if (helpers := self._pool.deadline(self._now)) is not None:
+            times.append(helpers)
+        if (loads := self._chunks.deadline(self._loaded_at)) is not None:
+            times.append(loads)
+        return min(times, default=None)
 
     # Events.
 
@@ -366,13 +369,17 @@ class Dispatcher:
 
     # Decisions.
 
-    def _decide(self) -> None:
-        """Has helpers placed, and sends and delivers all items that can be sent and delivered now."""
-        for scaler in self._scalers:
-            self._out += scaler.resize(self._pool, self._now)
+    def _decide(self, *, loads: bool) -> None:
+        """Has helpers placed, and sends and delivers all items that can be sent and delivered now. Unless `loads`,
+        begins loads only if the number of helpers changes.
+        """
+        resized = [output for scaler in self._scalers for output in scaler.resize(self._pool, self._now)]
+        self._out += resized
         self._out += self._pool.due(self._now)
+        loads = loads or bool(resized)
+        self._loaded_at = self._now if loads else self._loaded_at
         if not self._is_over:
-            self._advance()
+            self._advance(loads=loads)
         is_awaited = self._is_wanted and self._is_awaited
         self._out.append(_status(self._pool, self._inflight, is_awaited=is_awaited))
         head = self._inflight.head
@@ -380,12 +387,13 @@ class Dispatcher:
         for scaler in self._scalers if self._is_wanted else ():
             scaler.look(self._pool, self._now, is_awaited=is_awaited, is_read=is_read)
 
-    def _advance(self) -> None:
+    def _advance(self, *, loads: bool) -> None:
         if self._pool.failure is not None:
             self._give_up(self._pool.failure)
             return
         self._inflight.take_on(len(self._pool.running("decoder")) if self._is_wanted else None)
-        self._load()
+        if loads:
+            self._load()
         self._gather()
         self._send_decodes()
         self._out += self._chunks.take_commands()  # items that are read by themselves come first: they are awaited

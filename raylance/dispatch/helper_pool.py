@@ -31,10 +31,9 @@ class OwedCalls:
     sent: dict[int, float] = dataclasses.field(default_factory=dict)
     heard_at: float = 0.0  # time of the last answer
 
-    def owed_since(self, pinged_at: float = math.inf) -> float | None:
-        """Returns the time since which an answer is owed; None if none is."""
-        first = min(next(iter(self.sent.values()), math.inf), pinged_at)
-        return None if first == math.inf else max(self.heard_at, first)
+    def owed_since(self, pinged_at: float = math.inf) -> float:
+        """Returns the time since which an answer is owed; infinity if none is."""
+        return max(self.heard_at, min(next(iter(self.sent.values()), math.inf), pinged_at))
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -69,10 +68,9 @@ class Helper:
         """Changes the state, see `raylance.dispatch.states`."""
         self.state = change(self.state, state)
 
-    def silent_since(self) -> float | None:
-        """Returns the time since which the helper owes an answer; None if it owes none."""
-        owed = self.work.owed_since(self.pinged_at if self.pings else math.inf), self.loads.owed_since()
-        return min((since for since in owed if since is not None), default=None)
+    def silent_since(self) -> float:
+        """Returns the time since which the helper owes an answer; infinity if it owes none."""
+        return min(self.work.owed_since(self.pinged_at if self.pings else math.inf), self.loads.owed_since())
 
 
 class HelperPool:
@@ -192,11 +190,9 @@ class HelperPool:
         for helper in self._helpers.values():
             if helper.state is HelperState.WANTED:
                 times.append(helper.place_at)
-            if not helper.is_running:
-                times.append(helper.deadline)
-            elif (since := helper.silent_since()) is not None:
-                times.append(since + self._work_timeout_s)
-        return min(times, default=None)
+            times.append(helper.silent_since() + self._work_timeout_s if helper.is_running else helper.deadline)
+        first = min(times, default=math.inf)
+        return None if first == math.inf else first
 
     # Events and commands.
 
@@ -289,7 +285,7 @@ class HelperPool:
         found = []
         for number, helper in self._helpers.items():
             since = helper.silent_since()
-            if helper.is_running and since is not None and now >= since + self._work_timeout_s:
+            if helper.is_running and now >= since + self._work_timeout_s:
                 what = f"{helper.kind} {number} has not answered for {now - since:.0f} s, which work_timeout_s allows"
                 advice = "Look for what hangs in it (storage, a decoder, a transform), or raise work_timeout_s."
                 found.append((number, Fault(what=what, advice=advice)))
