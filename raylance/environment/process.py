@@ -1,5 +1,5 @@
-"""Owns the facts of this process: its rank and device, the Ray Train run that it belongs to, and whether it is a worker
-of torch's DataLoader; never starts a run.
+"""The facts of this process: its rank and device, the Ray Train run that it belongs to, and whether it is a worker of
+torch's DataLoader.
 """
 
 import importlib

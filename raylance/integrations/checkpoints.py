@@ -1,4 +1,4 @@
-"""Owns raylance's part of Ray Train's checkpoints: loader positions and a run's state; never runs the training loop."""
+"""Raylance's part of Ray Train's checkpoints: the loaders' positions and the run's state."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""Owns the DataConfig that gives Ray Train's workers their loaders; never runs the training loop or checkpoints it."""
+"""The DataConfig that gives Ray Train's workers their loaders."""
 
 from typing import Any, Literal
 

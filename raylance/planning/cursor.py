@@ -1,6 +1,4 @@
-"""Owns the position of one rank in its training, which it saves and loads as a state; never makes a batch, and never
-touches files or tensors.
-"""
+"""The position of one rank in its training, and the state by which it is saved and loaded."""
 
 import dataclasses
 import logging

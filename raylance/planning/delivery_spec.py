@@ -1,6 +1,4 @@
-"""Owns the description of the rows that a loader delivers and of their order, and makes the plan from it; never reads
-data, and never holds a position.
-"""
+"""The description of the rows that a loader delivers and of their order, from which it makes the plan."""
 
 import dataclasses
 import functools

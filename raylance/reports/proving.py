@@ -1,5 +1,5 @@
-"""Owns the proof of a run from its records: it compares the rows that its ranks were handed with the rows that its
-dataset selects; never records, and never adds up digests (`raylance.planning.history` does).
+"""The proof of a run from its records: compares the rows that its ranks were handed with the rows that its dataset
+selects.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Owns reading rows by their offsets into Arrow tables, by range or by take; never chooses rows, and never decodes."""
+"""Reads rows by their offsets into Arrow tables, by range or by take."""
 
 import abc
 import dataclasses
