@@ -44,7 +44,7 @@ class WholeLoader(RankLoader):
         """Makes loaders for n ranks, which share the dataset in equal steps. `locality_hints` are the nodes of the
         ranks; `equal` is ignored.
         """
-        from raylance.runtime.ray.decoders import options_of_ranks  # loads Ray
+        from raylance.runtime.ray.num_decoders import options_of_ranks  # loads Ray
 
         assignment = Assignment(name=self.name, is_split=True)
         options = options_of_ranks(Options(), n, locality_hints)

@@ -1,8 +1,6 @@
 """The conversion of tables to batches, and the checked arguments of iterators."""
 
 import dataclasses
-import functools
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -12,26 +10,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from raylance.arguments import MOST_LISTED, check_flag, check_integer, listed
+from raylance.arguments import check_flag, check_integer
 from raylance.batches.assembly import StepRows
 from raylance.batches.device import JaggedParts
 from raylance.batches.joining import Joiner
+from raylance.batches.list_padding import adds_lengths, cannot_pad, list_conversion
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID
 from raylance.decode.arrays import (
     AS_LISTS,
     LENGTH,
     OFFSETS,
-    Jagged,
     Lists,
     NumpyBatch,
     Pad,
     Paddings,
-    as_padding,
     holds_bfloat16,
     is_dense,
     is_dense_list,
     is_kept,
-    numpy_bfloat16,
     to_arrow,
 )
 from raylance.errors import ConfigError, DatasetError
@@ -39,8 +35,6 @@ from raylance.orders.mixture import MixOrder
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import Remainder
 from raylance.read_spec import ReadSpec
-
-logger = logging.getLogger(__name__)
 
 BatchFormat = Literal["numpy", "pyarrow", "pandas"]
 Dtypes = torch.dtype | Mapping[str, torch.dtype] | None
@@ -131,7 +125,7 @@ def torch_converter(
     Raises:
         ConfigError: If an argument cannot be honoured.
     """
-    lists, join = _lists(read_spec, pad_lists, tensors=collate_fn is None), Joiner(pins=pins)
+    lists, join = list_conversion(read_spec, pad_lists, tensors=collate_fn is None), Joiner(pins=pins)
     if collate_fn is not None:
         if not callable(collate_fn):
             raise ConfigError(f"collate_fn={collate_fn!r}: give a function that makes the batch of a dict of arrays.")
@@ -144,7 +138,7 @@ def torch_converter(
             given = _tensor(value, of_bits=read_spec.list_dtypes[name].metadata is not None)
             made = given.to(by_column[name])  # a tensor cannot hold dates
             if not is_kept(given.item(), made.item()) or _is_cut_off(given.item(), made):
-                raise _cannot_pad(name, given.item(), f"dtypes= converts them to {by_column[name]}")
+                raise cannot_pad(name, given.item(), f"dtypes= converts them to {by_column[name]}")
     channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()
 
     def convert(rows: StepRows, names: Sequence[str], decoded: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -171,7 +165,7 @@ def host_converter(read_spec: ReadSpec, batch_format: str, pad_lists: Paddings |
         ConfigError: If an argument cannot be honoured.
     """
     if batch_format == "numpy":
-        lists, join = _lists(read_spec, pad_lists, tensors=False), Joiner()
+        lists, join = list_conversion(read_spec, pad_lists, tensors=False), Joiner()
         return lambda rows, names, decoded: in_order(
             read_spec, rows.to_numpy(names, lists, join), {name: tensor.numpy() for name, tensor in decoded.items()}
         )
@@ -206,7 +200,7 @@ def _dtypes(read_spec: ReadSpec, dtypes: Any, lists: Lists) -> Mapping[str, torc
     if dtypes is None:
         return {}
     by_column = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(read_spec.delivers, dtypes)
-    columns = [*read_spec.delivers, *(name + LENGTH for name, how in lists.items() if _adds_lengths(how))]
+    columns = [*read_spec.delivers, *(name + LENGTH for name, how in lists.items() if adds_lengths(how))]
     for name, dtype in by_column.items():
         if name not in (*columns, *_ADDED):
             raise ConfigError(f"dtypes names {name!r}, which no batch has; its columns are {', '.join(columns)}.")
@@ -238,81 +232,6 @@ def _makes_tensors(kind: pa.DataType) -> bool:
     while pa.types.is_list(leaf) or pa.types.is_large_list(leaf) or pa.types.is_fixed_size_list(leaf):
         leaf = leaf.value_type
     return (is_dense(kind) or is_dense_list(kind)) and is_dense(leaf) and not pa.types.is_temporal(leaf)
-
-
-def _adds_lengths(how: Pad | int | Jagged | None) -> bool:
-    return isinstance(how, Pad) and how.lengths
-
-
-def _lists(read_spec: ReadSpec, pad_lists: Any, tensors: bool) -> Lists:
-    """Returns how lists are converted. `tensors` is whether batches are tensors, which cannot hold dates."""
-    if not isinstance(pad_lists, Mapping | None):
-        raise ConfigError(f"pad_lists={pad_lists!r}: say which column to pad with what, as {{'tokens': 0}}.")
-    if not tensors:
-        for field in read_spec.schema or ():
-            if holds_bfloat16(field.type):
-                numpy_bfloat16(field.name)
-    chosen = {name: _how(read_spec, name, how) for name, how in (pad_lists or {}).items()}
-    for name, how in chosen.items():
-        added = name + (OFFSETS if how == "jagged" else LENGTH)
-        if added in read_spec.delivers and (how == "jagged" or _adds_lengths(how)):
-            raise ConfigError(
-                f"pad_lists={{{name!r}: …}} adds a column {added!r}, and batches have another one of this name. Leave "
-                "that out of columns=, or use Pad(…, lengths=False)."
-            )
-    ragged = [
-        name
-        for name, dtype in read_spec.list_dtypes.items()
-        if read_spec.list_lengths[name] is None and name not in chosen and not (tensors and dtype.kind in "mM")
-    ]
-    if ragged:
-        _warn_of_ragged(str(read_spec.source.uri), tuple(ragged))
-    return {**read_spec.list_lengths, **chosen}
-
-
-def _how(read_spec: ReadSpec, name: str, how: Any) -> Pad | Jagged | None:
-    """Returns how to convert a column's lists; the value of a `Pad` has the dtype of the lists, and shape ()."""
-    if name not in read_spec.delivers:
-        raise ConfigError(
-            f"pad_lists names {name!r}, which no batch has; its columns are {', '.join(read_spec.delivers)}."
-        )
-    dtype = read_spec.list_dtypes.get(name)
-    if name not in read_spec.list_lengths or (dtype is None and how is not None):
-        raise ConfigError(f"pad_lists names {name!r}, which holds no lists of numbers: leave it out.")
-    if how is None or dtype is None:
-        return None
-    if isinstance(how, str) and how == "jagged":
-        return "jagged"
-    pad = how if isinstance(how, Pad) else Pad(how, lengths=False)
-    value: Any = pad.value
-    if isinstance(value, str) or not hasattr(value, "__float__"):
-        raise ConfigError(
-            f"pad_lists={{{name!r}: {how!r}}}: pad {name!r} with a number or a raylance.Pad, take values and offsets "
-            'with "jagged", or None to leave lists as they are.'
-        )
-    if (held := as_padding(value, dtype)) is None:
-        raise _cannot_pad(name, value, f"the lists hold {dtype}")
-    return dataclasses.replace(pad, value=held)
-
-
-def _cannot_pad(name: str, value: Any, why: str) -> ConfigError:
-    return ConfigError(
-        f"pad_lists={{{name!r}: {value!r}}}: {why}, which cannot hold {value!r}, so batches would hold another value. "
-        f"Pad with a number that it holds, or take the lists as they are, pad_lists={{{name!r}: None}}, and pad them "
-        "yourself."
-    )
-
-
-@functools.cache
-def _warn_of_ragged(uri: str, names: tuple[str, ...]) -> None:
-    """Warns that batches hold Python lists; because of the cache, once per process and not once per pass."""
-    logger.warning(
-        "%s of %s: the lists have different lengths, so batches hold Python lists. For tensors, pad them: "
-        "pad_lists=%s; None in place of the number keeps lists, without this warning.",
-        listed(names),
-        uri,
-        dict.fromkeys(names, 0) if len(names) <= MOST_LISTED else "dict.fromkeys(names, 0)",
-    )
 
 
 def to_torch(

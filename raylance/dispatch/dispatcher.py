@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from raylance.dispatch.account import Account
-from raylance.dispatch.chunks import MAX_FAULTS, PAUSES_S, ChunkTable
 from raylance.dispatch.helper_pool import HelperPool
 from raylance.dispatch.in_flight import InFlight, InFlightItem
+from raylance.dispatch.load_ahead import MAX_FAULTS, PAUSES_S, ChunkTable
 from raylance.dispatch.messages import (
     Alive,
     Awaited,
@@ -276,7 +276,7 @@ class Dispatcher:
             case Advice.HALVES:
                 self._replace(entry, 2, entry.allowed_bytes)
             case Advice.BAD:
-                entry.given_up = f"it {why}"
+                known.given_up = f"it {why}"
             case Advice.WAIT:
                 self._again(entry)
             case Advice.END:
@@ -414,7 +414,7 @@ class Dispatcher:
 
     def _load(self) -> None:
         readers = self._pool.running("reader")
-        self._chunks.load(readers, lambda reader: self._pool.send_load(reader, self._now), self._now)
+        self._chunks.load(readers, lambda reader: self._pool.send(reader, self._now, loads=True), self._now)
 
     def _gather(self) -> None:
         head = self._inflight.head
@@ -433,9 +433,9 @@ class Dispatcher:
             entry.decodes_there = self._decodes and self._pool.reader_decodes(self._now)
             call = self._await(entry, self._pool.send(place.reader, self._now))
             self._chunks.gathers(call, place)
-            allowed = max(1, int(entry.allowed_bytes))
+            allowed, given_up = max(1, int(entry.allowed_bytes)), entry.suspicion.given_up
             self._out.append(
-                Gather(call, place.reader, entry.item, place.number, entry.decodes_there, allowed, entry.given_up)
+                Gather(call, place.reader, entry.item, place.number, entry.decodes_there, allowed, given_up)
             )
 
     def _has_to_wait(self, entry: InFlightItem) -> bool:
@@ -456,7 +456,7 @@ class Dispatcher:
             if decoder is not None:
                 entry.change(ItemState.DECODING)
                 call = self._await(entry, self._pool.send(decoder, self._now))
-                self._out.append(Decode(call, decoder, entry.gathered, entry.item.epoch, entry.given_up))
+                self._out.append(Decode(call, decoder, entry.gathered, entry.item.epoch, entry.suspicion.given_up))
         if gathers_again:
             self._gather()
 

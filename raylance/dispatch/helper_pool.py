@@ -196,16 +196,10 @@ class HelperPool:
 
     # Events and commands.
 
-    def send(self, helper: int, now: float) -> int:
-        """Gives a helper a call, not a load; returns the number of the call."""
-        call = self.new_call()
-        self._helpers[helper].work.sent[call] = now
-        return call
-
-    def send_load(self, reader: int, now: float) -> int:
-        """Gives a reader a load; returns the number of the call."""
-        call = self.new_call()
-        self._helpers[reader].loads.sent[call] = now
+    def send(self, helper: int, now: float, *, loads: bool = False) -> int:
+        """Gives a helper a call, which is a load if `loads`; returns the number of the call."""
+        call, found = self.new_call(), self._helpers[helper]
+        (found.loads if loads else found.work).sent[call] = now
         return call
 
     def new_call(self) -> int:

@@ -21,7 +21,6 @@ class InFlightItem:
         allowed_bytes: Most bytes of its raw rows.
         faults: Number of machine faults that have hit it.
         suspicion: What is known against its rows.
-        given_up: Why its only row is not decoded any more; else "".
         not_before: When it may be sent again.
         call: The awaited call, and `since` when it was sent.
         gathered: The call that gathered it.
@@ -37,7 +36,6 @@ class InFlightItem:
     allowed_bytes: float
     faults: int = 0
     suspicion: Suspicion = dataclasses.field(default_factory=Suspicion)
-    given_up: str = ""
     state: ItemState = ItemState.WAITING
     not_before: float = 0.0
     call: int | None = None

@@ -13,7 +13,7 @@ class Advice(Enum):
     AGAIN = auto()  # give it to another decoder; if it is suspect, to a fresh one
     STEPS = auto()  # replace it by its single steps
     HALVES = auto()  # replace it by two halves
-    BAD = auto()  # its only row is the cause
+    BAD = auto()  # its only row is the cause: give that row up
     WAIT = auto()  # its only row is the cause, or decoders always die: decode another row first
     END = auto()  # end the pass: decoders die with any row
 
@@ -24,12 +24,12 @@ class Suspicion:
 
     Attributes:
         deaths: Number of helpers whose process ended by itself while it decoded these rows.
-        is_bad: Whether the item's only row is the cause.
+        given_up: Why the item's only row is not decoded any more; else "".
         waits: Whether it waits until another row was decoded.
     """
 
     deaths: int = 0
-    is_bad: bool = False
+    given_up: str = ""
     waits: bool = False
 
     def of_part(self) -> "Suspicion":
@@ -38,7 +38,7 @@ class Suspicion:
 
     def needs_fresh(self, rows: int) -> bool:
         """Whether a fresh decoder must try the item: one row that may have ended two or more helpers."""
-        return rows == 1 and self.deaths >= SUSPECT_DEATHS and not self.is_bad
+        return rows == 1 and self.deaths >= SUSPECT_DEATHS and not self.given_up
 
 
 class Suspects:
@@ -73,7 +73,7 @@ class Suspects:
         if not was_fresh or known.deaths <= MAX_DEATHS:
             return Advice.AGAIN
         waiting += not known.waits
-        known.waits, known.is_bad = not self.has_decoded, self.has_decoded
-        if known.is_bad:
+        known.waits = not self.has_decoded
+        if self.has_decoded:
             return Advice.BAD
         return Advice.WAIT if waiting <= MAX_DEATHS and has_others else Advice.END

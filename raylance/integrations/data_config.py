@@ -9,7 +9,7 @@ from raylance.api.whole_loader import WholeLoader
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
 from raylance.planning.shard_context import Assignment, arrange_replicas, take_function
-from raylance.runtime.ray.decoders import options_of_ranks
+from raylance.runtime.ray.num_decoders import options_of_ranks
 from raylance.settings import make_options, takes_options
 
 

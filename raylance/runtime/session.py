@@ -13,9 +13,9 @@ from raylance.batches.conversion import BatchSpec
 from raylance.columns import dataset_names, describe_rows
 from raylance.decode.on_device import DeviceDecoding
 from raylance.dispatch.account import Account
-from raylance.dispatch.chunks import ChunkTable
 from raylance.dispatch.dispatcher import Dispatcher, Kept
 from raylance.dispatch.helper_pool import HelperPool
+from raylance.dispatch.load_ahead import ChunkTable
 from raylance.dispatch.messages import Kind
 from raylance.dispatch.scaling import Scaler
 from raylance.dispatch.suspects import Suspects

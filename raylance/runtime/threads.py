@@ -87,12 +87,7 @@ class ThreadRuntime(Runtime):
 
     def _gather(self, command: Gather) -> None:
         reader, (_, planned) = self._helpers[command.helper], self._plan
-
-        def gather() -> tuple[tuple[pa.Table, ...], Receipt]:
-            plain, second, receipt = reader.work.gather(planned, command)
-            return (plain, second), receipt
-
-        self._submit(command, gather)
+        self._submit(command, lambda: reader.work.gather(planned, command))
 
     def _decode(self, command: Decode) -> None:
         decoder, (_, encoded) = self._helpers[command.helper], self._results[command.source]
@@ -119,10 +114,10 @@ class ThreadRuntime(Runtime):
         self._helpers[command.helper].thread.start(_answer, self._inbox, call, run)
 
     def _fetch(self, command: Fetch) -> None:
-        plain, decoded = self._results[command.gathered]
+        plain, *decoded = self._results[command.gathered]
         if command.decode is not None:
-            (decoded,) = self._results[command.decode]
-        self.post(Fetched(command.call, plain, None if self._decoding is None else decoded))
+            decoded = self._results[command.decode]
+        self.post(Fetched(command.call, plain, *(decoded or [None])))
 
     def _forget(self, calls: Iterable[int]) -> None:
         with self._lock:

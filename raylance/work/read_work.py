@@ -127,13 +127,13 @@ class ReadWork:
 
     # Gathering.
 
-    def gather(self, planned: PlannedRows, command: Gather) -> tuple[pa.Table, pa.Table, Receipt]:
+    def gather(self, planned: PlannedRows, command: Gather) -> tuple[tuple[pa.Table, ...], Receipt]:
         """Gathers an item; see the message.
 
-        Returns the columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
-        `_valid`, or, if a decoder follows, the encoded columns and `_rowoffset`; and the receipt. If nothing is
-        decoded, the second table is empty. If the raw rows have more bytes than allowed, returns no rows; the receipt
-        has the number of bytes.
+        Returns tables in the order of delivery, and the receipt. The first table has the columns that need no decoding,
+        and `_rowoffset`. If the loader decodes in helpers, a second one has the decoded columns and `_valid`, or, if a
+        decoder follows, the encoded columns and `_rowoffset`. If the raw rows have more bytes than allowed, the tables
+        have no rows; the receipt has the number of bytes.
 
         Raises:
             DatasetError: If rows cannot be read, or one row has more bytes than a reader may hold.
@@ -149,24 +149,24 @@ class ReadWork:
         receipt.read_s = clock.now() - begin
         self._note_held(receipt)
         if decoding is None or self._opened is None:
-            return table, table.select([]), receipt
+            return (table,), receipt
         if decoding.transform is None:
             encoded, plain = table.select([*decoding.columns, ROW_OFFSET]), table.drop_columns(decoding.columns)
         else:
             encoded, plain = table, table.select([ROW_OFFSET])
         if receipt.too_large_bytes:
-            return plain, encoded, receipt
+            return (plain, encoded), receipt
         if plan.order.repeats:
             encoded = encoded.append_column(DRAW, pa.array(plan.item_positions(item)))
         if not command.decodes:
-            return plain, encoded, receipt
+            return (plain, encoded), receipt
         decoded, done = self._opened.apply(
             encoded, item.epoch, self._threads, own_memory=self._own_memory, given_up=command.given_up
         )
         receipt.decode_s, receipt.bad_rows = done.decode_s, done.bad_rows
         receipt.fallback_rows, receipt.unturned_rows = done.fallback_rows, done.unturned_rows
         receipt.nbytes = plain.nbytes + done.nbytes
-        return plain, decoded, receipt
+        return (plain, decoded), receipt
 
     def _from_chunk(
         self, planned: PlannedRows, item: WorkItem, number: int, allowed_bytes: int, receipt: Receipt

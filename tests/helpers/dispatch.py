@@ -3,9 +3,9 @@
 from typing import Any
 
 from raylance.dispatch.account import Account
-from raylance.dispatch.chunks import ChunkTable
 from raylance.dispatch.dispatcher import Dispatcher, Kept
 from raylance.dispatch.helper_pool import HelperPool
+from raylance.dispatch.load_ahead import ChunkTable
 from raylance.dispatch.messages import (
     Alive,
     Begin,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from raylance.dispatch.account import Account
-from raylance.dispatch.chunks import ChunkTable
+from raylance.dispatch.load_ahead import ChunkTable
 from raylance.dispatch.messages import Drop, Fault, Gather, Load
 from raylance.errors import DatasetError
 from raylance.observe import Receipt
@@ -87,7 +87,7 @@ class Reading:
         self.table.gathers(call, place)
         self.alone += place.number is None
         try:
-            table, _, receipt = self.work[place.reader].gather(
+            (table, *_), receipt = self.work[place.reader].gather(
                 self.planned, Gather(call, place.reader, item, place.number, False, allowed_bytes)
             )
             self.receipts.append(receipt)

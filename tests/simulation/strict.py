@@ -12,7 +12,7 @@ events and outputs alone. What can be broken, besides what `watch` says:
 from collections import Counter
 from typing import Any
 
-from raylance.dispatch.chunks import PAUSES_S
+from raylance.dispatch.load_ahead import PAUSES_S
 from raylance.dispatch.messages import Decode, Event, Faulted, Gather, GiveUp, GiveUpPlacing, Lost, NotPlaced, Place
 from tests.simulation.schedule import Scenario
 from tests.simulation.watch import PAUSE_S, Broken, Watch

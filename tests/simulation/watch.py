@@ -21,7 +21,7 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
-from raylance.dispatch.chunks import MAX_FAULTS
+from raylance.dispatch.load_ahead import MAX_FAULTS
 from raylance.dispatch.messages import (
     Alive,
     Command,

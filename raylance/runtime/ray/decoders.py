@@ -1,15 +1,12 @@
-"""The decode actors of this process, which all its loaders share, and the count of free CPUs.
+"""The decode actors of this process, which all its loaders share.
 
 A loader holds as many actors as it wants. It first takes actors that another loader holds, so that validation does not
 need a second set of actors. An actor ends when the last loader that holds it lets it go.
 """
 
-import dataclasses
-import importlib
-import logging
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -18,12 +15,10 @@ import ray
 from raylance.environment.connection import current_session, ray_session
 from raylance.runtime.ray.decode_actor import DecodeActor
 from raylance.runtime.ray.faults import is_helper_gone
-from raylance.settings import Options
 
 # Work that is lost with a helper can be repeated from the plan, so Ray's own restarts are not used. One mechanism
 # handles a killed process, a lost node and an explicit ray.kill, with a deadline for placing the new helper.
 NO_RESTARTS = {"max_restarts": 0, "max_task_retries": 0}
-_MAX_AUTO_DECODERS = 32
 
 
 class HeldActor:
@@ -58,8 +53,6 @@ def _is_answered(future: "Future[Any]") -> bool:
     error = future.exception() if future.done() else None
     return future.done() and (error is None or not is_helper_gone(error))
 
-
-logger = logging.getLogger(__name__)
 
 _actors: list[HeldActor] = []
 _lock = threading.RLock()  # reentrant: a finaliser of the user's may close a loader during hold
@@ -99,47 +92,3 @@ def let_go(holder: str, actor: HeldActor, *, is_dead: bool) -> None:
 def count_here(cpus: float) -> int:
     """Returns the number of decode actors with this number of CPUs that this process has."""
     return sum(actor.place == (ray_session(), cpus) for actor in _actors)
-
-
-def auto_decoders(world_size: int, decoder_cpus: float, ours: int = 0) -> int:
-    """Returns the number of decode actors for each rank that fit into the CPUs that are free now, or held by `ours`,
-    the number of actors that this process already has; at most 32.
-    """
-    free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
-    return min(int((free / max(decoder_cpus, 1e-9) + ours) / world_size), _MAX_AUTO_DECODERS)
-
-
-def supply(cpus: float) -> tuple[float, float, int | None]:
-    """Returns the CPUs of the cluster; the free CPUs; and the number of actors and tasks, of any owner, that ask for
-    `cpus` CPUs and wait for a node that has them, None if Ray does not say. An actor that neither runs nor waits has
-    its CPUs and is starting.
-    """
-    total = float(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
-    free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
-    if not cpus:
-        return total, free, 0
-    try:
-        # `ray status` prints this, too. Ray's public interfaces need a dashboard, which not every cluster has.
-        sdk: Any = importlib.import_module("ray.autoscaler.v2.sdk")
-        with current_session():
-            address = ray.get_runtime_context().gcs_address
-        demands = sdk.get_cluster_status(address).resource_demands.ray_task_actor_demand
-        found = [bundle for demand in demands for bundle in demand.bundles_by_count]
-        return total, free, sum(int(each.count) for each in found if each.bundle.get("CPU") == cpus)
-    except Exception:  # any error: this only helps to explain another failure
-        logger.debug("Ray does not say what waits for CPUs", exc_info=True)
-        return total, free, None
-
-
-def options_of_ranks(options: Options, world_size: int, node_ids: Sequence[str] | None) -> list[Options]:
-    """Returns the options of each rank, with "auto" values resolved for the cluster, which is asked only once.
-    `node_ids` are the nodes of the ranks, None if unknown.
-    """
-    if options.num_decoders == "auto":  # counted at each start: a restarted run may find other CPUs free
-        options = dataclasses.replace(options, auto_decoders=auto_decoders(world_size, options.decoder_cpus))
-    if not node_ids or options.decode_threads != "auto":
-        return [options] * world_size
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    ranks, cpus = Counter(node_ids), {node["NodeID"]: float(node["Resources"].get("CPU", 1)) for node in nodes}
-    threads = [max(1, int(cpus.get(node, 1) / ranks[node])) for node in node_ids]
-    return [dataclasses.replace(options, decode_threads=count) for count in threads]

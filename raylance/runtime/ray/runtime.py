@@ -51,6 +51,7 @@ from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
 from raylance.runtime.ray import decoders
 from raylance.runtime.ray.faults import as_raised, fault_of, is_helper_gone, is_machine_fault
+from raylance.runtime.ray.num_decoders import auto_decoders, supply
 from raylance.runtime.ray.shard_actor import ShardActor
 from raylance.runtime.runtime import Runtime
 from raylance.settings import Options
@@ -162,7 +163,7 @@ class RayRuntime(Runtime):
             return least, least, most
         ours, fitting = decoders.count_here(options.decoder_cpus), options.auto_decoders
         if fitting is None:
-            ask = functools.partial(decoders.auto_decoders, self._world_size, options.decoder_cpus, ours)
+            ask = functools.partial(auto_decoders, self._world_size, options.decoder_cpus, ours)
             fitting = long_call(self._session, ask)
         most = max(ours, fitting)
         return min(1, most), most, most
@@ -222,13 +223,13 @@ class RayRuntime(Runtime):
         decode = helper.handle.decode.remote
         send = functools.partial(decode, *arguments, command.epoch, encoded, command.given_up)
         decoded, receipt = helper.actor.call(self._key, send)
-        self._results[command.call] = (decoded, decoded)
+        self._results[command.call] = (decoded,)
         self._watch(receipt, _on_answered, helper, command.call, "decode", self._key)
 
     def _fetch(self, command: Fetch) -> None:
         refs = list(self._results[command.gathered])
         if command.decode is not None:
-            refs[1] = self._results[command.decode][0]
+            refs[1:] = self._results[command.decode]
         self._results[command.call] = futures = [ref.future() for ref in refs]
         arrived = functools.partial(_on_arrived, self._inbox, command.call, itertools.count(1), len(refs))
         for future in futures:
@@ -251,7 +252,7 @@ class RayRuntime(Runtime):
         """See `Runtime.explain_placing`."""
         options = self._options
         what, cpus = ("decode actors", options.decoder_cpus) if kind == "decoder" else ("shard actors", 0.0)
-        total, free, known = long_call(ray_session(), functools.partial(decoders.supply, cpus))
+        total, free, known = long_call(ray_session(), functools.partial(supply, cpus))
         pending = max(1, pending)
         waiting = min(pending, known if known is not None else pending if free < cpus else 0)
         fewer = "num_decoders=…; 0 decodes in threads of the shard actors" if kind == "decoder" else "num_readers=…"

@@ -25,7 +25,6 @@ class ShardActor(Actor):
         keep_freed_memory()
         self._work = ReadWork(read_spec, options)
         self._planned: dict[str, PlannedRows] = {}
-        self._decodes = read_spec.in_helpers is not None
 
     def _of(self, key: str, plan: Plan | None) -> PlannedRows:
         """Returns the rows of the plan with this key; `plan` comes until a call that names it was done."""
@@ -46,10 +45,8 @@ class ShardActor(Actor):
         """See `ReadWork.drop`."""
         self._work.drop(number)
 
-    def gather(
-        self, key: str, plan: Plan | None, command: Gather
-    ) -> tuple[Receipt, pa.Table] | tuple[Receipt, pa.Table, pa.Table]:
-        """See `ReadWork.gather`. Without decoding, the second table is empty, and does not travel."""
+    def gather(self, key: str, plan: Plan | None, command: Gather) -> tuple[Receipt | pa.Table, ...]:
+        """See `ReadWork.gather`; the receipt comes first."""
         with errors_travel():
-            plain, second, receipt = self._work.gather(self._of(key, plan), command)
-        return (receipt, plain, second) if self._decodes else (receipt, plain)
+            tables, receipt = self._work.gather(self._of(key, plan), command)
+            return receipt, *tables

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 
 from raylance.dispatch.account import Account
-from raylance.dispatch.chunks import MAX_FAULTS, PAUSES_S
 from raylance.dispatch.in_flight import InFlight
+from raylance.dispatch.load_ahead import MAX_FAULTS, PAUSES_S
 from raylance.dispatch.messages import (
     Alive,
     Awaited,

@@ -1,0 +1,95 @@
+"""How the lists of a column become arrays: the checked argument `pad_lists`."""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from raylance.arguments import MOST_LISTED, listed
+from raylance.decode.arrays import LENGTH, OFFSETS, Jagged, Lists, Pad, as_padding, holds_bfloat16, numpy_bfloat16
+from raylance.errors import ConfigError
+from raylance.read_spec import ReadSpec
+
+logger = logging.getLogger(__name__)
+
+
+def adds_lengths(how: Pad | int | Jagged | None) -> bool:
+    """Returns whether a padded column comes with a column of its lengths."""
+    return isinstance(how, Pad) and how.lengths
+
+
+def list_conversion(read_spec: ReadSpec, pad_lists: Any, tensors: bool) -> Lists:
+    """Returns how lists are converted. `tensors` is whether batches are tensors, which cannot hold dates.
+
+    Raises:
+        ConfigError: If `pad_lists` cannot be honoured.
+    """
+    if not isinstance(pad_lists, Mapping | None):
+        raise ConfigError(f"pad_lists={pad_lists!r}: say which column to pad with what, as {{'tokens': 0}}.")
+    if not tensors:
+        for field in read_spec.schema or ():
+            if holds_bfloat16(field.type):
+                numpy_bfloat16(field.name)
+    chosen = {name: _how(read_spec, name, how) for name, how in (pad_lists or {}).items()}
+    for name, how in chosen.items():
+        added = name + (OFFSETS if how == "jagged" else LENGTH)
+        if added in read_spec.delivers and (how == "jagged" or adds_lengths(how)):
+            raise ConfigError(
+                f"pad_lists={{{name!r}: …}} adds a column {added!r}, and batches have another one of this name. Leave "
+                "that out of columns=, or use Pad(…, lengths=False)."
+            )
+    ragged = [
+        name
+        for name, dtype in read_spec.list_dtypes.items()
+        if read_spec.list_lengths[name] is None and name not in chosen and not (tensors and dtype.kind in "mM")
+    ]
+    if ragged:
+        _warn_of_ragged(str(read_spec.source.uri), tuple(ragged))
+    return {**read_spec.list_lengths, **chosen}
+
+
+def _how(read_spec: ReadSpec, name: str, how: Any) -> Pad | Jagged | None:
+    """Returns how to convert a column's lists; the value of a `Pad` has the dtype of the lists, and shape ()."""
+    if name not in read_spec.delivers:
+        raise ConfigError(
+            f"pad_lists names {name!r}, which no batch has; its columns are {', '.join(read_spec.delivers)}."
+        )
+    dtype = read_spec.list_dtypes.get(name)
+    if name not in read_spec.list_lengths or (dtype is None and how is not None):
+        raise ConfigError(f"pad_lists names {name!r}, which holds no lists of numbers: leave it out.")
+    if how is None or dtype is None:
+        return None
+    if isinstance(how, str) and how == "jagged":
+        return "jagged"
+    pad = how if isinstance(how, Pad) else Pad(how, lengths=False)
+    value: Any = pad.value
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise ConfigError(
+            f"pad_lists={{{name!r}: {how!r}}}: pad {name!r} with a number or a raylance.Pad, take values and offsets "
+            'with "jagged", or None to leave lists as they are.'
+        )
+    if (held := as_padding(value, dtype)) is None:
+        raise cannot_pad(name, value, f"the lists hold {dtype}")
+    return dataclasses.replace(pad, value=held)
+
+
+def cannot_pad(name: str, value: Any, why: str) -> ConfigError:
+    """Returns the error for a column whose batches would hold another value than the one to pad with."""
+    return ConfigError(
+        f"pad_lists={{{name!r}: {value!r}}}: {why}, which cannot hold {value!r}, so batches would hold another value. "
+        f"Pad with a number that it holds, or take the lists as they are, pad_lists={{{name!r}: None}}, and pad them "
+        "yourself."
+    )
+
+
+@functools.cache
+def _warn_of_ragged(uri: str, names: tuple[str, ...]) -> None:
+    """Warns that batches hold Python lists; because of the cache, once per process and not once per pass."""
+    logger.warning(
+        "%s of %s: the lists have different lengths, so batches hold Python lists. For tensors, pad them: "
+        "pad_lists=%s; None in place of the number keeps lists, without this warning.",
+        listed(names),
+        uri,
+        dict.fromkeys(names, 0) if len(names) <= MOST_LISTED else "dict.fromkeys(names, 0)",
+    )
