@@ -365,8 +365,8 @@ class RankLoader(Positioned):
 
     def prepare(self, **arguments: Any) -> Batches:
         """Returns the same as `batches`, and begins at once to start helpers, open the dataset and make the first
-        batches, for example while the model is built. If you later iterate with other arguments, the same helpers work
-        for that pass.
+        batches, for example while the model is built. Does nothing during a pass of this loader. If you later iterate
+        with other arguments, the same helpers work for that pass.
 
         Args:
             **arguments: Arguments of `iter_torch_batches`.
@@ -504,6 +504,13 @@ class RankLoader(Positioned):
             plan.check_order(epoch)
             where = {"epoch": epoch, "position": position, "prefetch_batches": spec.prefetch_batches}
             self._session.prepare(plan, self.dp_rank, **where, observer=self._recorder.stats)
+
+    def _prepare_ahead(self, spec: BatchSpec, epoch: int) -> None:
+        """Prepares an epoch for which nobody has asked yet, so an error is raised when somebody does."""
+        try:
+            self._prepare(spec, epoch, 0)
+        except Exception:
+            logger.info("epoch %d could not be prepared ahead; it is begun when it is iterated", epoch, exc_info=True)
 
     def _begin_pass(self, spec: BatchSpec) -> int:
         """Checks what can be checked at the begin of a pass only; returns the number of moves so far."""
@@ -653,7 +660,7 @@ class _LoaderPass(Iterator[Any]):
                     loader._count(stretch, step)
                     if self._prepares and stretch.feeder.has_ended:
                         self._prepares = False
-                        loader._prepare(self._spec, stretch.epoch + 1, 0)
+                        loader._prepare_ahead(self._spec, stretch.epoch + 1)
             if found is not None:
                 del found
                 self._handed_out, self._last = self._recorder.hand_out(), step

@@ -108,7 +108,9 @@ class Dispatcher:
             self._close()
         else:
             self._take(event)
-            self._decide(loads=not isinstance(event, Awaited | Taken))  # no load depends on these
+            # No load depends on what the consumer takes: the last decision about loads has given each reader all the
+            # chunks that it may hold.
+            self._decide(loads=not isinstance(event, Awaited | Taken))
         out, self._out = [*self._out, *self._chunks.take_commands()], []
         return sorted(out, key=lambda output: not isinstance(output, Observation))
 
@@ -371,7 +373,7 @@ class Dispatcher:
 
     def _decide(self, *, loads: bool) -> None:
         """Has helpers placed, and sends and delivers all items that can be sent and delivered now. Unless `loads`,
-        begins loads only if the number of helpers changes.
+        begins loads only if helpers are dismissed, because others load their chunks.
         """
         resized = [output for scaler in self._scalers for output in scaler.resize(self._pool, self._now)]
         self._out += resized

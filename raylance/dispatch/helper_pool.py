@@ -98,6 +98,7 @@ class HelperPool:
         self._helpers: dict[int, Helper] = {}
         self._numbers, self._calls = itertools.count(), itertools.count()
         self.replaced = 0
+        self._is_patient = True  # whether items wait for decoders that start: not after none has found a place
         self.failure: GiveUp | GiveUpPlacing | None = None
 
     def open(self, now: float) -> None:
@@ -158,14 +159,18 @@ class HelperPool:
         return sum(bool(self._helpers[number].work.sent) for number in self.running("decoder"))
 
     def resize(self, kind: Kind, wanted: int, now: float) -> list[Output]:
-        """Changes the number of helpers: adds missing ones; dismisses surplus ones if they are idle, else later."""
+        """Changes the number of helpers: adds missing ones; dismisses surplus ones, first those that do not run yet,
+        then idle ones, others later.
+        """
         self.wanted[kind] = self._asked[kind] = wanted
         self._want_missing(kind, now)
+        coming = [n for n, helper in self._helpers.items() if helper.kind == kind and not helper.is_running]
         idle = [n for n in self.running(kind) if not self._helpers[n].work.sent and not self._helpers[n].loads.sent]
-        gone = idle[: max(0, self._count(kind) - wanted)]
-        for number in gone:
-            self._helpers.pop(number).change(HelperState.GONE)
-        return [Dismiss(number, is_lost=False) for number in gone]
+        gone = {n: self._helpers.pop(n) for n in [*reversed(coming), *idle][: max(0, self._count(kind) - wanted)]}
+        placed = [number for number, helper in gone.items() if helper.state is not HelperState.WANTED]
+        for helper in gone.values():
+            helper.change(HelperState.GONE)
+        return [Dismiss(number, is_lost=False) for number in placed]
 
     def reader_decodes(self, now: float) -> bool:
         """Returns whether a reader has to decode the item that it reads now."""
@@ -180,6 +185,8 @@ class HelperPool:
         """
         if self.needs_decoder or self.running("decoder"):
             return None
+        if not self._is_patient:
+            return -math.inf
         asked = [h.deadline - self._placement_timeout_s for h in self._helpers.values() if h.kind == "decoder"]
         return max(asked, default=-math.inf) + min(_PATIENCE_S, self._placement_timeout_s)
 
@@ -227,6 +234,7 @@ class HelperPool:
 
     def _runs(self, number: int) -> None:
         helper = self._helpers[number]
+        self._is_patient |= helper.kind == "decoder"
         if not helper.is_running:
             helper.change(HelperState.RUNNING)
 
@@ -313,6 +321,7 @@ class HelperPool:
     def _work_without(self, kind: Kind, why: str) -> str:
         """Reduces the wanted number to the helpers that are left; returns a line for the log."""
         self.wanted[kind] = min(self.wanted[kind], self._count(kind))  # fewer may be wanted by now
+        self._is_patient &= kind != "decoder" or self.wanted[kind] > 0
         return (
             f"a {kind} {why}. The loader works with {self._count(kind)} of {self._asked[kind]} {kind}s, with the same "
             "batches, maybe later. Give the cluster CPUs, or ask for fewer."

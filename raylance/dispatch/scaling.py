@@ -89,9 +89,11 @@ class Scaler:
         self._asked = self.wanted
         return pool.resize(self.kind, self.wanted, now)
 
-    def refused(self, running: int) -> None:
-        """Records that only `running` helpers found a place."""
-        self.wanted = self._most = max(running, 1)
+    def refused(self, placed: int) -> None:
+        """Records that only `placed` helpers found a place, or may still find one. If none did, one is asked for
+        again: CPUs may be free by then.
+        """
+        self.wanted = self._most = max(placed, 1)
         self._floor = min(self._floor, self._most)
 
     def _decide(self, waits: float, busy: float, running: float) -> str:

@@ -257,17 +257,20 @@ class Feeder:
                     try:
                         self._assembly.add(item, plain, decoded)
                     except Exception as error:  # the other outputs must be carried out, because the pool counts on them
-                        self._error, self._phase = error, Phase.OVER
+                        self._fail(error)
                     del plain, decoded
                 case Complete():
                     self._phase = Phase.OVER
                 case GiveUp(error):
-                    self._error, self._phase = error, Phase.OVER
+                    self._fail(error)
                 case GiveUpPlacing(kind, pending, asked):
-                    self._error = PlacementError(self._runtime.explain_placing(kind, pending, asked))
-                    self._phase = Phase.OVER
+                    self._fail(PlacementError(self._runtime.explain_placing(kind, pending, asked)))
                 case command:
                     self._runtime.do(command)
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends the pass with an error, unless an earlier one has ended it."""
+        self._error, self._phase = self._error or error, Phase.OVER
 
     def _observe(self, observation: Observation) -> None:
         self._observer.observe(observation, self._runtime.now())

@@ -1,8 +1,8 @@
 """The thread that ends what the garbage collector found.
 
 The garbage collector runs in any thread, at any line: also while a lock is held, or in the thread of Ray's callbacks,
-in which a call of Ray would wait for itself. So finalisers and the ends of generators only leave a note, which takes no
-lock.
+in which a call of Ray would wait for itself. So finalisers and the ends of generators only leave a note, which waits
+for no lock.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class Ending:
         self._finalize = weakref.finalize(owner, _end, end, threading.get_ident())
 
     def end(self) -> None:
-        """Calls the function, if it was not called yet."""
+        """Calls the function, or leaves a note, unless that was done."""
         self._finalize()
 
 

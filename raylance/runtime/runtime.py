@@ -1,6 +1,7 @@
 """The interface of runtimes, which carry out the dispatcher's commands, and the code that all of them share."""
 
 import abc
+import dataclasses
 import queue
 import weakref
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from raylance.dispatch.messages import (
     Drop,
     Event,
     Fetch,
+    Fetched,
     Forget,
     Gather,
     Kind,
@@ -26,6 +28,15 @@ from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
 from raylance.runtime import notes
 from raylance.settings import Options
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arrived:
+    """The results of a fetch are in this process. Never leaves the runtime, which keeps them, so that `Forget` drops
+    them although nobody takes events.
+    """
+
+    call: int
 
 
 class Runtime(abc.ABC):
@@ -85,10 +96,20 @@ class Runtime(abc.ABC):
     def next_event(self, timeout_s: float | None) -> Event | Wake | None:
         """Waits at most `timeout_s` for an event, without limit if None; returns None if no event came."""
         try:
-            found: Event | Wake = self._inbox.get(timeout=timeout_s)
+            found = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        return found
+        event: Event | Wake = self._take_fetched(found.call) if isinstance(found, Arrived) else found
+        return event
+
+    def _take_fetched(self, call: int) -> Event | Wake:
+        """Returns the event for a fetch whose results are all here; `Wake` if they were dropped."""
+        tables = self._results.pop(call, None)
+        return Wake() if tables is None else self._fetched(call, tables)
+
+    def _fetched(self, call: int, results: Any) -> Event:
+        plain, *decoded = results
+        return Fetched(call, plain, *(decoded or [None]))
 
     def do(self, command: Command) -> None:
         """Carries out a command, or begins to."""

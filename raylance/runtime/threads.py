@@ -16,15 +16,13 @@ from typing import Any
 import pyarrow as pa
 
 from raylance.decode.open_decoding import OpenDecoding
-from raylance.dispatch.messages import Alive, Decode, Done, Drop, Event, Failed, Fetch, Fetched, Gather, Kind, Load
+from raylance.dispatch.messages import Alive, Decode, Done, Drop, Event, Failed, Fetch, Gather, Kind, Load
 from raylance.observe import Receipt
 from raylance.read_spec import ReadSpec
-from raylance.runtime.runtime import Runtime
-from raylance.settings import Options
+from raylance.runtime.runtime import Arrived, Runtime
+from raylance.settings import MAX_AUTO_DECODERS, Options
 from raylance.source.limits import Calls
 from raylance.work.read_work import ReadWork
-
-_MAX_AUTO_DECODERS = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class ThreadRuntime(Runtime):
         least, most = self._options.decoder_range
         if self._options.num_decoders == "auto":  # idle threads cost nothing
             cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            least = most = min(cpus, _MAX_AUTO_DECODERS)
+            least = most = min(cpus, MAX_AUTO_DECODERS)
         return least, least, most
 
     def explain_placing(self, kind: Kind, pending: int, asked: int) -> str:
@@ -117,7 +115,8 @@ class ThreadRuntime(Runtime):
         plain, *decoded = self._results[command.gathered]
         if command.decode is not None:
             decoded = self._results[command.decode]
-        self.post(Fetched(command.call, plain, *(decoded or [None])))
+        self._results[command.call] = plain, *decoded
+        self._inbox.put(Arrived(command.call))
 
     def _forget(self, calls: Iterable[int]) -> None:
         with self._lock:

@@ -78,6 +78,13 @@ class Calls:
         Raises:
             RuntimeError: If no thread runs, and the process cannot start one.
         """
+        if self._started < self._at_once:  # once all threads run, no lock is taken
+            self._start_thread()
+        future: Future[T] = Future()
+        self._waiting.put((future, functools.partial(call, *args)))
+        return future
+
+    def _start_thread(self) -> None:
         with self._starting:
             if self._started < self._at_once:
                 name = f"{self._name}_{self._started}"
@@ -87,9 +94,6 @@ class Calls:
                 except RuntimeError:  # too many threads in this process now: those that run do the call
                     if not self._started:
                         raise
-        future: Future[T] = Future()
-        self._waiting.put((future, functools.partial(call, *args)))
-        return future
 
 
 def _end_threads(waiting: "SimpleQueue[Any]", threads: int) -> None:

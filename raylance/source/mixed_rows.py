@@ -45,13 +45,18 @@ class _MixReader(RowReader):
 
     readers: tuple[RowReader, ...]
 
-    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
+    def read_into(
+        self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         which, own = split_offsets(offsets)
         tables = []
         for index, reader in enumerate(self.readers):
             mine = own[which == index]
             if len(mine) or not len(offsets):
-                tables.append(reader.read(mine))
+                found = reader.read_wanted(mine, is_wanted)
+                if found is None:
+                    return
+                tables.append(found)
         table = pa.concat_tables(tables, promote_options="permissive")
         add(table.set_column(table.column_names.index(ROW_OFFSET), ROW_OFFSET, pa.array(offsets)))
 

@@ -130,7 +130,9 @@ class _PackReader(RowReader):
     documents: Selected
     table: Documents
 
-    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
+    def read_into(
+        self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         pack, ends = self.table.pack, self.table.ends
         length = pack.length
         begin = offsets * length
@@ -145,7 +147,10 @@ class _PackReader(RowReader):
         # Documents are read whole, even if a sequence needs little of them. So each read has few documents.
         filled = np.cumsum(8 * (closes - opens)) // _BLOCK_BYTES
         for group in np.split(np.arange(len(needed)), np.flatnonzero(np.diff(filled)) + 1) if len(needed) else []:
-            found = self.reader.read(rows[group])[pack.column].combine_chunks()
+            table = self.reader.read_wanted(rows[group], is_wanted)
+            if table is None:
+                return
+            found = table[pack.column].combine_chunks()
             for place, here in enumerate(group):
                 text, opening = found[place].values.to_numpy(), int(opens[here])
                 lowest = np.searchsorted(last, needed[here])

@@ -78,10 +78,13 @@ class RowReader(abc.ABC):
     """Reads rows by their offsets. Several threads may use one reader at once."""
 
     @abc.abstractmethod
-    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
+    def read_into(
+        self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         """Reads the rows at `offsets`, strictly ascending, and passes them to `add` in order, in one or more tables.
 
-        The tables have the columns of the reader, and `_rowoffset` (int64). Blob columns hold their bytes.
+        The tables have the columns of the reader, and `_rowoffset` (int64). Blob columns hold their bytes. Once
+        `is_wanted`, which any thread may call, returns False, rows may be missing, and no failure is raised.
 
         Raises:
             DatasetError: If the dataset no longer has these rows, or its storage failed for too long. The tables
@@ -116,7 +119,7 @@ class RowReader(abc.ABC):
             has_room = has_room and is_wanted() and add(prepare(rows, table, None))
             rows += table.num_rows
 
-        self.read_into(offsets, keep)
+        self.read_into(offsets, keep, is_wanted)
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -127,6 +130,12 @@ class RowReader(abc.ABC):
         pieces: list[pa.Table] = []
         self.read_into(offsets, pieces.append)
         return pa.concat_tables(pieces)
+
+    def read_wanted(self, offsets: Int64Array, is_wanted: Callable[[], bool]) -> pa.Table | None:
+        """Reads rows into one table; returns None if they are not wanted any more; see `read_into`."""
+        pieces: list[pa.Table] = []
+        self.read_into(offsets, pieces.append, is_wanted)
+        return pa.concat_tables(pieces) if is_wanted() else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,14 +196,16 @@ class Reader(RowReader):
                 "another name."
             )
 
-    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
+    def read_into(
+        self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         """See `RowReader.read_into`."""
 
         def keep(table: pa.Table) -> bool:
             add(table)
             return True
 
-        self.read_pieces(offsets, lambda _, table, places: wanted_rows(table, places), keep)
+        self.read_pieces(offsets, lambda _, table, places: wanted_rows(table, places), keep, is_wanted)
 
     def read_pieces(
         self,

@@ -34,7 +34,7 @@ class InMemory(RowReader):
     def close(self) -> None:
         """It never waits."""
 
-    def read_into(self, offsets: np.ndarray, add: Callable[[pa.Table], None]) -> None:
+    def read_into(self, offsets: np.ndarray, add: Callable[[pa.Table], None], *_: Callable[[], bool]) -> None:
         half = len(offsets) // 2  # some mebibytes at a time
         for part in (offsets[:half], offsets[half:]) if half else (offsets,):
             add(self.read(part))

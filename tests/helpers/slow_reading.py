@@ -29,9 +29,9 @@ class SlowReader(RowReader):
     def __init__(self, reader: Any, pause: Callable[[int], None]) -> None:
         self._reader, self._pause = reader, pause
 
-    def read_into(self, offsets: np.ndarray, add: Callable[[pa.Table], None]) -> None:
+    def read_into(self, offsets: np.ndarray, add: Callable[[pa.Table], None], *wanted: Callable[[], bool]) -> None:
         self._pause(len(offsets))
-        self._reader.read_into(offsets, add)
+        self._reader.read_into(offsets, add, *wanted)
 
     def close(self) -> None:
         self._reader.close()

@@ -10,11 +10,9 @@ from typing import Any
 import ray
 
 from raylance.environment.connection import current_session
-from raylance.settings import Options
+from raylance.settings import MAX_AUTO_DECODERS, Options
 
 logger = logging.getLogger(__name__)
-
-_MAX_AUTO_DECODERS = 32
 
 
 def auto_decoders(world_size: int, decoder_cpus: float, ours: int = 0) -> int:
@@ -22,7 +20,7 @@ def auto_decoders(world_size: int, decoder_cpus: float, ours: int = 0) -> int:
     the number of actors that this process already has; at most 32.
     """
     free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
-    return min(int((free / max(decoder_cpus, 1e-9) + ours) / world_size), _MAX_AUTO_DECODERS)
+    return min(int((free / max(decoder_cpus, 1e-9) + ours) / world_size), MAX_AUTO_DECODERS)
 
 
 def supply(cpus: float) -> tuple[float, float, int | None]:

@@ -53,18 +53,11 @@ from raylance.runtime.ray import decoders
 from raylance.runtime.ray.faults import as_raised, fault_of, is_helper_gone, is_machine_fault
 from raylance.runtime.ray.num_decoders import auto_decoders, supply
 from raylance.runtime.ray.shard_actor import ShardActor
-from raylance.runtime.runtime import Runtime
+from raylance.runtime.runtime import Arrived, Runtime
 from raylance.settings import Options
 
 _SMALL = 16  # a column with 16 times fewer bytes than another one is small beside it
 _LOOK_S = 1.0  # seconds between checks that the Ray session exists, because Ray does not report its end
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Arrived:
-    """All results of a fetch are in this process, or a fetch of one has failed. Never leaves the runtime."""
-
-    call: int
 
 
 class _Helper:
@@ -145,8 +138,7 @@ class RayRuntime(Runtime):
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = until - time.monotonic()
-            found: Any = super().next_event(max(0.0, min(left_s, _LOOK_S)))
-            event: Event | Wake | None = self._take_fetched(found.call) if isinstance(found, _Arrived) else found
+            event = super().next_event(max(0.0, min(left_s, _LOOK_S)))
             if isinstance(event, Failed):
                 for result in self._results.get(event.call, ()):
                     result.future()  # else Ray prints the error once more when the reference ends
@@ -235,17 +227,11 @@ class RayRuntime(Runtime):
         for future in futures:
             future.add_done_callback(arrived)
 
-    def _take_fetched(self, call: int) -> Event | Wake:
-        """Returns the event for a fetch whose results are all here. They were kept with the runtime, so that `Forget`
-        drops them although nobody takes events.
-        """
-        futures = self._results.pop(call, None)
-        if futures is None:
-            return Wake()
-        for future in futures:
+    def _fetched(self, call: int, results: Any) -> Event:
+        for future in results:
             if (error := future.exception()) is not None:
                 return _failure(call, error)
-        plain, *others = (_apart(future.result()) for future in futures)
+        plain, *others = (_apart(future.result()) for future in results)
         return Fetched(call, plain, *(others or [None]))
 
     def explain_placing(self, kind: Kind, pending: int, asked: int) -> str:
@@ -285,7 +271,7 @@ def _report(
 
 def _on_arrived(inbox: queue.SimpleQueue[Any], call: int, count: Iterator[int], wanted: int, _: "Future[Any]") -> None:
     if next(count) == wanted:
-        inbox.put(_Arrived(call))
+        inbox.put(Arrived(call))
 
 
 def _apart(table: pa.Table) -> pa.Table:

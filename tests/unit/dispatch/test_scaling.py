@@ -134,6 +134,30 @@ def test_a_pool_grows_at_once_and_shrinks_by_those_that_have_no_work() -> None:
     assert reader_of(pool) == [0]
 
 
+def test_a_pool_shrinks_first_by_those_that_do_not_run() -> None:
+    """Else those that run would go, and the others would have to start, load what they need, and find a place."""
+    pool = open_pool(3, decoders=4)
+    assert pool.resize("decoder", 2, 1.0) == [Dismiss(4, is_lost=False), Dismiss(3, is_lost=False)]
+    assert pool.running("decoder") == [1, 2]
+    pool.resize("decoder", 3, 2.0)
+    assert pool.resize("decoder", 2, 2.0) == [], "its place was not requested yet"
+    assert pool.due(3.0) == []
+
+
+def test_items_do_not_wait_for_decoders_once_none_has_found_a_place() -> None:
+    pool = open_pool(1, decoders=2, needs_decoder=False)
+    assert not pool.reader_decodes(4.0)
+    pool.late(20.0)
+    pool.resize("decoder", 1, 30.0)
+    assert pool.due(30.0) == [Place(3, "decoder")], "CPUs may be free by now"
+    assert pool.reader_decodes(30.0)
+    pool.alive(3, 31.0)
+    assert not pool.reader_decodes(31.0)
+    pool.lost(3, 32.0)
+    assert not pool.reader_decodes(32.0), "its successor is waited for as usual"
+    assert pool.reader_decodes(37.0)
+
+
 def test_what_grows_and_finds_no_place_is_done_without() -> None:
     pool = open_pool(2)
     pool.resize("decoder", 3, 1.0)

@@ -1,6 +1,7 @@
 """Checks the thread between helpers and consumer: what a consumer may do to it, and that nothing of it is left."""
 
 import concurrent.futures.thread
+import dataclasses
 import gc
 import itertools
 import os
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,8 @@ import torch
 
 import raylance
 from raylance.errors import ConfigError, HelperError
+from raylance.orders.order import Epoch, Order
+from raylance.orders.permutation import Int64Array
 from raylance.planning.cursor import Cursor
 from raylance.runtime import feeder as feeder_module
 from tests.helpers.images import make_images
@@ -177,6 +180,26 @@ def test_an_epoch_that_fails_prepares_no_other(uri: str) -> None:
     assert not feeders()
     with pytest.raises(KeyError):
         list(batches)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneEpoch(Order):
+    """An order whose table ends with the first epoch."""
+
+    name: ClassVar[str] = "one-epoch"
+
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return np.array([np.arange(ROWS)])[epoch.number][positions]
+
+
+def test_an_epoch_that_cannot_begin_costs_no_batch_of_the_one_before(uri: str) -> None:
+    """It is begun ahead while the last batches wait to be taken, and nobody has asked for it."""
+    loader = raylance.dataset(uri, columns=["id"], order=OneEpoch()).loader(runtime="threads")
+    whole = loader.batches(global_batch_size=BATCH, prefetch_batches=4)
+    assert ids_of(whole) == list(range(ROWS))
+    with pytest.raises(ConfigError, match="OneEpoch.*index 1 is out of bounds"):
+        next(iter(whole))
+    assert loader.state_dict()["epoch"] == 1
 
 
 def test_a_break_an_exception_and_another_pass(uri: str) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from raylance.api.dataset import spec_of
 from raylance.errors import DatasetError
 from raylance.source.data_files import DataFiles
 from raylance.source.reader import READ_MODES, Reader, ReadMode
@@ -197,6 +198,23 @@ def test_nothing_is_read_that_nobody_wants_any_more(write_dataset: Callable[...,
 
     reader.read_pieces(np.arange(400), prepare, add, is_wanted=lambda: not read)
     assert len(added) <= len(read) < 10
+
+
+@pytest.mark.parametrize("kind", ["rows", "mixture", "sequences"])
+def test_storage_that_fails_is_not_waited_for_if_nobody_wants_the_rows(tmp_path: Path, kind: str) -> None:
+    uri, add = str(tmp_path / "data.lance"), list[pa.Table]().append
+    lance.write_dataset(pa.table({"tokens": [[token] * 8 for token in range(40)]}), uri)
+    pack = raylance.PackTokens("tokens", 16) if kind == "sequences" else None
+    data = raylance.dataset(uri, columns=None if pack else ["tokens"], pack=pack)
+    mixed = raylance.mix({"a": (data, 1.0), "b": (data, 1.0)}, stop=60) if kind == "mixture" else data
+    reader = spec_of(mixed).read.source.open_reader(30.0)
+    shutil.rmtree(Path(uri, "data"))
+    begin = time.monotonic()
+    reader.read_into(np.arange(10), add, lambda: False)
+    reader.read_pieces(np.arange(10), lambda *rows: rows, lambda _: True, lambda: False)
+    assert time.monotonic() - begin < 20
+    with pytest.raises(DatasetError):
+        spec_of(mixed).read.source.open_reader(0.1).read_into(np.arange(10), add)
 
 
 def test_a_read_that_is_done_refers_to_nothing(write_dataset: Callable[..., str]) -> None:
