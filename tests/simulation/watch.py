@@ -303,9 +303,9 @@ class Watch:
             raise Broken("pool", f"{held} {kind}s at {now:.2f} s")
 
     def _check_leave(self, number: int) -> None:
-        """One that is not needed goes only when it runs and has no work."""
+        """One that is not needed goes only when it has no work."""
         known = self._helpers[number]
-        if not known.is_running or known.calls or known.loads or known.ended_by:
+        if known.calls or known.loads or known.ended_by:
             raise Broken("pool", f"helper {number} is let go, and has calls {list(known.calls)}")
         self._recover("one not needed let go")
         self._gone(number, "dismissed")
