@@ -234,7 +234,8 @@ class HelperPool:
 
     def _runs(self, number: int) -> None:
         helper = self._helpers[number]
-        self._is_patient |= helper.kind == "decoder"
+        if helper.kind == "decoder":
+            self._is_patient = True
         if not helper.is_running:
             helper.change(HelperState.RUNNING)
 
@@ -321,7 +322,8 @@ class HelperPool:
     def _work_without(self, kind: Kind, why: str) -> str:
         """Reduces the wanted number to the helpers that are left; returns a line for the log."""
         self.wanted[kind] = min(self.wanted[kind], self._count(kind))  # fewer may be wanted by now
-        self._is_patient &= kind != "decoder" or self.wanted[kind] > 0
+        if kind == "decoder" and not self.wanted[kind]:
+            self._is_patient = False
         return (
             f"a {kind} {why}. The loader works with {self._count(kind)} of {self._asked[kind]} {kind}s, with the same "
             "batches, maybe later. Give the cluster CPUs, or ask for fewer."

@@ -203,8 +203,8 @@ class Feeder:
         try:
             while self._phase is Phase.RUNNING and not self._is_closed:
                 self.step()
-        except BaseException as raised:  # the consumer gets any error
-            self._error = raised
+        except BaseException as raised:  # the consumer gets any error, and the first one if there are several
+            self._error = self._error or raised
         finally:
             self._end()
 

@@ -247,9 +247,6 @@ class Reader(RowReader):
                 raise DatasetError(f"{what} ({readable_text(error)}; {outage}). {self._give_up(outage)}") from error
             cause = self._why_missing(error) if failure is Failure.MISSING else error
             raise DatasetError(f"{what} ({readable_text(cause)}). The epoch stops here.") from cause
-        finally:
-            # The retrier refers to itself, and so lives on, with all that its functions refer to: a chunk's memory.
-            is_wanted = bool
 
     def close(self) -> None:
         """See `RowReader.close`."""

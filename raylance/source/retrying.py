@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import tenacity
@@ -51,8 +51,9 @@ def retrying(
     attempts: int = 1,
     outage: Outage | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
-) -> tenacity.Retrying:
-    """Returns a retrier, which repeats a call after failures that may pass, with random pauses that grow.
+) -> Iterator[tenacity.AttemptManager]:
+    """Yields attempts, each for a `with`, after failures that may pass, with random pauses that grow; the last attempt
+    raises its failure.
 
     Args:
         retry_s: Seconds from the begin of the outage, after which no further attempt begins.
@@ -87,7 +88,7 @@ def retrying(
         failure = None if error is None else failure_of(error)
         return pauses[failure or Failure.PASSING](state)
 
-    return tenacity.Retrying(
+    retrier = tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda error: failure_of(error) in waited_for),
         wait=pause,
         stop=is_over,
@@ -95,6 +96,10 @@ def retrying(
         before_sleep=warn,
         reraise=True,
     )
+    try:
+        yield from retrier
+    finally:
+        retrier.iter_state.reset()  # it refers to itself, and would keep all that the functions refer to
 
 
 def _error_of(state: tenacity.RetryCallState) -> BaseException | None:
@@ -106,8 +111,7 @@ def patiently(ask: Callable[[], T], progress: Callable[[], object] = lambda: Non
     a file is missing. Raises TimeoutError if the storage did not answer in time, and `progress` did not change.
     """
     outage = Outage()
-
-    def ask_in_time() -> T:
-        return within(answer_limit_s(OPENING_S, again=outage.attempts > 1), ask, progress=progress)
-
-    return retrying(OPENING_S, missing=False, attempts=_OPENING_ATTEMPTS, outage=outage)(ask_in_time)
+    for attempt in retrying(OPENING_S, missing=False, attempts=_OPENING_ATTEMPTS, outage=outage):
+        with attempt:
+            return within(answer_limit_s(OPENING_S, again=outage.attempts > 1), ask, progress=progress)
+    raise RuntimeError("the attempts ended without a result and without a failure")
