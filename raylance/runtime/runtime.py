@@ -32,8 +32,8 @@ from raylance.settings import Options
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Arrived:
-    """The results of a fetch are in this process. Never leaves the runtime, which keeps them, so that `Forget` drops
-    them although nobody takes events.
+    """The results of a fetch, or its failures, are in this process. Never leaves the runtime, which keeps them, so that
+    `Forget` drops them although nobody takes events.
     """
 
     call: int
