@@ -5,8 +5,10 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -63,7 +65,8 @@ class Machines:
         node = self.nodes[place % len(self.nodes)]
         notice = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
         deadline = ["--deadline-remaining-seconds", str(round(remaining_s))]
-        command = ["ray", "drain-node", "--address", self.address, "--node-id", node.node_id, *notice, *deadline]
+        ray_command = str(Path(sys.executable).with_name("ray"))  # also if the environment is not activated
+        command = [ray_command, "drain-node", "--address", self.address, "--node-id", node.node_id, *notice, *deadline]
         subprocess.run(command, check=True, capture_output=True)
         return str(node.node_id)
 
