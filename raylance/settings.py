@@ -13,7 +13,7 @@ from raylance.errors import ConfigError
 from raylance.orders.order import Auto
 
 _LONGEST_S = 1_000_000_000  # about 30 years; clocks of the system may not support a longer wait
-MAX_AUTO_DECODERS = 32  # of each rank, by "auto"
+MAX_AUTO_DECODERS = 32  # most decoders of a rank with num_decoders="auto"
 _MAX_AUTO_READERS = 4  # each of them holds max_window_bytes
 
 

@@ -506,7 +506,7 @@ class RankLoader(Positioned):
             self._session.prepare(plan, self.dp_rank, **where, observer=self._recorder.stats)
 
     def _prepare_ahead(self, spec: BatchSpec, epoch: int) -> None:
-        """Prepares an epoch for which nobody has asked yet, so an error is raised when somebody does."""
+        """Prepares an epoch for which nobody has asked yet. An error is raised only when the epoch is iterated."""
         try:
             self._prepare(spec, epoch, 0)
         except Exception:

@@ -7,6 +7,7 @@ plan. Helpers may finish in any order, die, hang, or answer calls of an earlier 
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 from raylance.dispatch.account import Account
@@ -94,7 +95,8 @@ class Dispatcher:
         self._inflight = InFlight(plan, dp_rank, items, position, self._account, prefetch_batches)
         self._scalers, self._decodes, self._work_timeout_s, self._describe = scalers, decodes, work_timeout_s, describe
         self._by_call: dict[int, InFlightItem] = {}
-        self._now = self._loaded_at = 0.0  # of the last event, and of the last decision about loads
+        self._now = 0.0  # time of the last event
+        self._loaded_at = 0.0  # time of the last event after which loads could begin
         self._is_over = self._is_wanted = self._is_awaited = False
 
     def handle(self, event: Event | None, now: float) -> list[Output]:
@@ -116,15 +118,13 @@ class Dispatcher:
 
     def deadline(self) -> float | None:
         """Returns the time at which to hand in None if no event comes first; None if only an event changes anything."""
-        times = [entry.not_before for entry in self._inflight.entries if entry.not_before > self._now]
+        times = [self._pool.deadline(self._now), self._chunks.deadline(self._loaded_at)]
+        times += [entry.not_before for entry in self._inflight.entries if entry.not_before > self._now]
         head = self._inflight.head
         if head is not None and head.state is ItemState.FETCHING:
             times.append(head.since + self._work_timeout_s)
-        if (helpers := self._pool.deadline(self._now)) is not None:
-            times.append(helpers)
-        if (loads := self._chunks.deadline(self._loaded_at)) is not None:
-            times.append(loads)
-        return min(times, default=None)
+        first = min(times)
+        return None if first == math.inf else first
 
     # Events.
 

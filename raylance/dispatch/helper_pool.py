@@ -164,13 +164,18 @@ class HelperPool:
         """
         self.wanted[kind] = self._asked[kind] = wanted
         self._want_missing(kind, now)
+        surplus = self._count(kind) - wanted
+        if surplus <= 0:
+            return []
         coming = [n for n, helper in self._helpers.items() if helper.kind == kind and not helper.is_running]
         idle = [n for n in self.running(kind) if not self._helpers[n].work.sent and not self._helpers[n].loads.sent]
-        gone = {n: self._helpers.pop(n) for n in [*reversed(coming), *idle][: max(0, self._count(kind) - wanted)]}
-        placed = [number for number, helper in gone.items() if helper.state is not HelperState.WANTED]
-        for helper in gone.values():
+        commands: list[Output] = []
+        for number in [*reversed(coming), *idle][:surplus]:
+            helper = self._helpers.pop(number)
+            if helper.state is not HelperState.WANTED:  # else the runtime does not know it
+                commands.append(Dismiss(number, is_lost=False))
             helper.change(HelperState.GONE)
-        return [Dismiss(number, is_lost=False) for number in placed]
+        return commands
 
     def reader_decodes(self, now: float) -> bool:
         """Returns whether a reader has to decode the item that it reads now."""
@@ -190,16 +195,15 @@ class HelperPool:
         asked = [h.deadline - self._placement_timeout_s for h in self._helpers.values() if h.kind == "decoder"]
         return max(asked, default=-math.inf) + min(_PATIENCE_S, self._placement_timeout_s)
 
-    def deadline(self, now: float) -> float | None:
-        """Returns the next time at which something changes without an event; None if nothing does."""
+    def deadline(self, now: float) -> float:
+        """Returns the next time at which something changes without an event; infinity if nothing does."""
         until = self._patient_until() if self.wanted["decoder"] else None
         times = [until] if until is not None and until > now else []
         for helper in self._helpers.values():
             if helper.state is HelperState.WANTED:
                 times.append(helper.place_at)
             times.append(helper.silent_since() + self._work_timeout_s if helper.is_running else helper.deadline)
-        first = min(times, default=math.inf)
-        return None if first == math.inf else first
+        return min(times, default=math.inf)
 
     # Events and commands.
 
@@ -234,10 +238,9 @@ class HelperPool:
 
     def _runs(self, number: int) -> None:
         helper = self._helpers[number]
-        if helper.kind == "decoder":
-            self._is_patient = True
         if not helper.is_running:
             helper.change(HelperState.RUNNING)
+            self._is_patient = self._is_patient or helper.kind == "decoder"
 
     def not_placed(self, helper: int, fault: Fault, permanent: bool, now: float) -> list[Output]:
         """Replaces a helper that died during its start, unless another would die, too (`permanent`), or time is up."""

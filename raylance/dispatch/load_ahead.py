@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -336,6 +337,6 @@ class ChunkTable:
         """Whether a call is an unanswered load of a chunk in the table."""
         return call in self._by_call
 
-    def deadline(self, now: float) -> float | None:
-        """Returns the time at which a pause before a load ends; None if there is none."""
-        return min((each.not_before for each in self._order.held if each.not_before > now), default=None)
+    def deadline(self, now: float) -> float:
+        """Returns the time at which a pause before a load ends; infinity if there is none."""
+        return min((each.not_before for each in self._order.held if each.not_before > now), default=math.inf)

@@ -99,15 +99,14 @@ class Runtime(abc.ABC):
             found = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        event: Event | Wake = self._take_fetched(found.call) if isinstance(found, Arrived) else found
+        if isinstance(found, Arrived):
+            results = self._results.pop(found.call, None)
+            return Wake() if results is None else self._fetched(found.call, results)
+        event: Event | Wake = found
         return event
 
-    def _take_fetched(self, call: int) -> Event | Wake:
-        """Returns the event for a fetch whose results are all here; `Wake` if they were dropped."""
-        tables = self._results.pop(call, None)
-        return Wake() if tables is None else self._fetched(call, tables)
-
     def _fetched(self, call: int, results: Any) -> Event:
+        """Returns the event for a fetch whose results are all here."""
         plain, *decoded = results
         return Fetched(call, plain, *(decoded or [None]))
 

@@ -36,7 +36,7 @@ class Session:
 
     Attributes:
         runtime: Runs the helpers; None before the first pass, and after `close`.
-        kept: What the dispatchers of all passes share; made anew with each runtime.
+        kept: State that the dispatchers of all passes share. Each new runtime gets a new one.
     """
 
     def __init__(self, read_spec: ReadSpec, options: Options, world_size: int = 1) -> None:

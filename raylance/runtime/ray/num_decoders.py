@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 def auto_decoders(world_size: int, decoder_cpus: float, ours: int = 0) -> int:
     """Returns the number of decode actors for each rank that fit into the CPUs that are free now, or held by `ours`,
-    the number of actors that this process already has; at most 32.
+    the number of actors that this process already has; at most `MAX_AUTO_DECODERS`.
     """
     free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
     return min(int((free / max(decoder_cpus, 1e-9) + ours) / world_size), MAX_AUTO_DECODERS)
