@@ -12,6 +12,7 @@ from raylance.columns import ROW_OFFSET, join_offsets, split_offsets
 from raylance.environment.shared import Shared
 from raylance.orders.permutation import Int64Array
 from raylance.source.reader import RowReader
+from raylance.source.retrying import Wanted, always
 from raylance.source.rows import RowSource, Selected
 
 
@@ -45,9 +46,7 @@ class _MixReader(RowReader):
 
     readers: tuple[RowReader, ...]
 
-    def read_into(
-        self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Callable[[], bool] = lambda: True
-    ) -> None:
+    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Wanted = always) -> None:
         which, own = split_offsets(offsets)
         tables = []
         for index, reader in enumerate(self.readers):

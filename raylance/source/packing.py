@@ -23,6 +23,7 @@ from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.orders.permutation import Int64Array
 from raylance.planning.pace import Pace
 from raylance.source.reader import RowReader
+from raylance.source.retrying import Wanted, always
 from raylance.source.rows import RowSource, Selected
 
 _BLOCK_BYTES = 16 << 20  # bytes of documents to read at once
@@ -130,9 +131,7 @@ class _PackReader(RowReader):
     documents: Selected
     table: Documents
 
-    def read_into(
-        self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Callable[[], bool] = lambda: True
-    ) -> None:
+    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Wanted = always) -> None:
         pack, ends = self.table.pack, self.table.ends
         length = pack.length
         begin = offsets * length

@@ -25,7 +25,7 @@ from raylance.source.data_files import DataFiles
 from raylance.source.fields import find_field, is_blob, select_fields
 from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, readable_text
 from raylance.source.limits import Calls, requests_of, result_of, within
-from raylance.source.retrying import OPENING_S, Outage, answer_limit_s, patiently, retrying
+from raylance.source.retrying import OPENING_S, Outage, Wanted, always, answer_limit_s, patiently, retrying
 from raylance.source.version import Source, VersionCheck
 
 T = TypeVar("T")
@@ -78,9 +78,7 @@ class RowReader(abc.ABC):
     """Reads rows by their offsets. Several threads may use one reader at once."""
 
     @abc.abstractmethod
-    def read_into(
-        self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Callable[[], bool] = lambda: True
-    ) -> None:
+    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Wanted = always) -> None:
         """Reads the rows at `offsets`, strictly ascending, and passes them to `add` in order, in one or more tables.
 
         The tables have the columns of the reader, and `_rowoffset` (int64). Blob columns hold their bytes. Once
@@ -96,7 +94,7 @@ class RowReader(abc.ABC):
         offsets: Int64Array,
         prepare: Prepare[T],
         add: Callable[[T], bool],
-        is_wanted: Callable[[], bool] = lambda: True,
+        is_wanted: Wanted = always,
     ) -> None:
         """Reads rows like `read_into`, and passes the result of `prepare` for each table to `add`.
 
@@ -131,7 +129,7 @@ class RowReader(abc.ABC):
         self.read_into(offsets, pieces.append)
         return pa.concat_tables(pieces)
 
-    def read_wanted(self, offsets: Int64Array, is_wanted: Callable[[], bool]) -> pa.Table | None:
+    def read_wanted(self, offsets: Int64Array, is_wanted: Wanted) -> pa.Table | None:
         """Reads rows into one table; returns None if they are not wanted any more; see `read_into`."""
         pieces: list[pa.Table] = []
         self.read_into(offsets, pieces.append, is_wanted)
@@ -196,9 +194,7 @@ class Reader(RowReader):
                 "another name."
             )
 
-    def read_into(
-        self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Callable[[], bool] = lambda: True
-    ) -> None:
+    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Wanted = always) -> None:
         """See `RowReader.read_into`."""
 
         def keep(table: pa.Table) -> bool:
@@ -212,7 +208,7 @@ class Reader(RowReader):
         offsets: Int64Array,
         prepare: Prepare[T],
         add: Callable[[T], bool],
-        is_wanted: Callable[[], bool] = lambda: True,
+        is_wanted: Wanted = always,
     ) -> None:
         """See `RowReader.read_pieces`."""
         lasts = time.monotonic() - self._gave_up.until_s < self.retry_s  # whether a read gave up lately
@@ -336,9 +332,7 @@ class Reader(RowReader):
             for begin in range(first, max(last, first + 1), size):
                 yield _Piece(begin, offsets[begin : min(begin + size, last)], is_range)
 
-    def _make(
-        self, dataset: lance.LanceDataset, prepare: Prepare[T], is_wanted: Callable[[], bool], piece: _Piece
-    ) -> T | None:
+    def _make(self, dataset: lance.LanceDataset, prepare: Prepare[T], is_wanted: Wanted, piece: _Piece) -> T | None:
         """Reads and prepares a piece; returns None if nobody wants it any more."""
         if not is_wanted():
             return None

@@ -14,6 +14,7 @@ from raylance.source.limits import within
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Wanted = Callable[[], bool]  # whether somebody still waits for the result; once False, it stays False
 
 OPENING_S = 60.0  # for opening a dataset, which has no option; equal to the default of `Options.read_timeout_s`
 _LONGEST_PAUSE_S = 10.0
@@ -37,6 +38,11 @@ class Outage:
         return f"tried {times} in {time.monotonic() - self.since_s:.0f} s"
 
 
+def always() -> bool:
+    """Returns True: the result is wanted however long it takes."""
+    return True
+
+
 def answer_limit_s(patience_s: float, *, again: bool) -> float:
     """Returns the seconds within which the storage must answer one attempt: `patience_s`, which the caller waits in
     all, or a quarter of it after a failure (`again`); at least 5 s, or 3 s after a failure.
@@ -50,7 +56,7 @@ def retrying(
     missing: bool,
     attempts: int = 1,
     outage: Outage | None = None,
-    is_wanted: Callable[[], bool] = lambda: True,
+    is_wanted: Wanted = always,
 ) -> Iterator[tenacity.AttemptManager]:
     """Yields attempts, each for a `with`, after failures that may pass, with random pauses that grow; the last attempt
     raises its failure.
