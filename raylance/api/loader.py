@@ -81,7 +81,6 @@ class RankLoader(Positioned):
         self._is_placed = False  # whether a state was loaded, or the training function chose the place
         self._agreement: agreement.Agreement | None = None  # between the ranks, since the first pass
         self._session = session or Session(spec.read, options, self._context.world_size)
-        self._prepares = session is None  # whether to prepare the next epoch; else the owner of `session` decides
 
     @property
     def rank(self) -> int:
@@ -619,7 +618,7 @@ class RankLoader(Positioned):
     def _move_back(self, place: tuple[int, int, int, int], moves: int) -> None:
         """Moves back to a place, because the batch there was not handed out, as after an interrupt."""
         if moves == self._cursor.moves:
-            self._cursor.place = place
+            self._cursor.return_to(place)
             self._ledger.load(self._cursor.epoch, self._cursor.position)
 
 
@@ -645,7 +644,7 @@ class _LoaderPass(Iterator[Any]):
         self._ending: notes.Ending | None = None  # ends the feeder of the stretch
         self._last: DeliveredStep | None = None  # the step that was handed out last
         self._handed_out: float | None = None
-        self._is_over, self._prepares = False, loader._prepares
+        self._is_over, self._prepares = False, loader._session.epochs_follow
 
     def __next__(self) -> Any:
         loader, place = self._loader, None

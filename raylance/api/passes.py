@@ -47,7 +47,7 @@ class HandlePasses:
 
     def whole_epoch(self, method: str, epoch: int, arguments: dict[str, Any]) -> Iterator[Any]:
         """Yields the batches of one pass over an epoch, with a new loader."""
-        session = self._take_idle() or Session(self._spec.read, Options())
+        session = self._take_idle() or Session(self._spec.read, Options(), epochs_follow=False)
         loader = RankLoader(self._spec, Options(), self._context, session=session, is_recorded=False)
         loader.set_epoch(epoch)
         self.running.add(loader)
@@ -58,6 +58,7 @@ class HandlePasses:
                         what = f"a handle of {self._spec.read.source.uri!r}, which has no position,"
                         self._whole_passes.add(epoch, self._spec.delivery, what, _MOVES)
                     yield batch
+                    del batch  # else it would stay until the next one is here
         finally:
             if loader in self.running:  # else close() ended it
                 self.running.remove(loader)

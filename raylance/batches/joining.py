@@ -11,7 +11,7 @@ from raylance.memory.lending import Lender
 Array = npt.NDArray[Any]
 
 _LEAST_BYTES = 1 << 20  # the allocator itself reuses smaller memory
-_BATCHES = 4  # number of batches whose memory is kept, in use or not
+_ARRAYS = 4  # number of arrays of the last size whose memory is kept at least, in use or not
 _FADE = 0.9  # factor for each call, so that the memory of larger batches is released when these no longer come
 
 
@@ -34,6 +34,7 @@ class Joiner:
         if self._pins:
             memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
         else:
-            self._lender.most_bytes = max(_FADE * self._lender.most_bytes, _BATCHES * nbytes)
-            memory = self._lender.lend(nbytes)[:nbytes]
+            lender = self._lender  # batches may have several columns: what is in use now will be so again
+            lender.most_bytes = max(_FADE * lender.most_bytes, _ARRAYS * nbytes, lender.lent_bytes + nbytes)
+            memory = lender.lend(nbytes)[:nbytes]
         return np.concatenate(pieces, out=memory.view(dtype).reshape(shape))

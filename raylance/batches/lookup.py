@@ -1,6 +1,6 @@
 """The reading of single rows on demand, decoded in the calling thread."""
 
-import contextlib
+import logging
 
 import numpy as np
 import pyarrow as pa
@@ -11,28 +11,41 @@ from raylance.errors import BadRowError, DatasetError
 from raylance.memory.arrow import take_rows
 from raylance.orders.permutation import Int64Array
 from raylance.read_spec import ReadSpec
-from raylance.source.lance_errors import LANCE_ERRORS, readable_text
+from raylance.source.lance_errors import readable_text
+from raylance.source.limits import within
 from raylance.source.mixed_rows import MixedRows
 from raylance.source.reader import Reader, RowReader
 from raylance.source.rows import RowSource, TableRows
 
+logger = logging.getLogger(__name__)
+
+_FILE_S = 5.0  # most seconds that an error waits for the name of its file
+
 
 def name_file(error: BaseException, source: RowSource) -> None:
-    """Adds the row's `file` to a `BadRowError`, if the dataset has such a column and can be read."""
+    """Adds the row's `file` to a `BadRowError`, if the dataset has such a column and can be read soon."""
     if not isinstance(error, BadRowError) or error.file is not None:
         return
     parts = source.parts if isinstance(source, MixedRows) else (source,)
     for name, part in zip(dataset_names(source.uri), parts, strict=True):
         if not isinstance(part, TableRows) or name != error.dataset:
             continue
-        with contextlib.suppress(DatasetError, *LANCE_ERRORS):  # the row is named without it
-            opened = part.pinned.open_once()
-            if "file" not in opened.schema.names:
-                return
-            reader = Reader(pinned=part.pinned, dataset=opened, columns=["file"], row_bytes=100, retry_s=1.0)
-            found = reader.read(np.array([error.row_offset]))["file"][0].as_py()
-            error.file = found if isinstance(found, str) else None
+        try:
+            error.file = within(_FILE_S, _file_of, part, error.row_offset)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic in Lance's Rust code is not an Exception, and must not hide the bad row
+            logger.info("the file of a bad row could not be found", exc_info=True)
         return
+
+
+def _file_of(rows: TableRows, row_offset: int) -> str | None:
+    opened = rows.pinned.open_once(_FILE_S)
+    if "file" not in opened.schema.names:
+        return None
+    reader = Reader(pinned=rows.pinned, dataset=opened, columns=["file"], row_bytes=100, retry_s=1.0)
+    found = reader.read(np.array([row_offset]))["file"][0].as_py()
+    return found if isinstance(found, str) else None
 
 
 class Lookup:

@@ -69,9 +69,9 @@ class ChunkOrder:
         held: The chunks.
     """
 
-    def __init__(self, account: Account) -> None:
-        """Begins with no chunk; `account` says how many rows a chunk may have."""
-        self._account = account
+    def __init__(self, account: Account, *, epochs_follow: bool) -> None:
+        """Begins with no chunk; `account` says how many rows a chunk may have. See `ChunkTable` for `epochs_follow`."""
+        self._account, self._epochs_follow = account, epochs_follow
         self._of: tuple[Plan, int] | None = None  # the plan, and the data-parallel rank
         self.held: deque[HeldChunk] = deque()
         self._last: Chunk | None = None  # the last one in the order of delivery that was ever added
@@ -179,7 +179,9 @@ class ChunkOrder:
         while True:
             if at == len(self.held):
                 chunk = plan.likely_next_chunk(self._last, dp_rank) if self._last is not None else None
-                if chunk is None or not plan.chunk_size(chunk, dp_rank):
+                if self._last is None or chunk is None or not plan.chunk_size(chunk, dp_rank):
+                    return
+                if chunk.epoch != self._last.epoch and not self._epochs_follow:
                     return
                 self._add(chunk)
             yield self.held[at]

@@ -39,7 +39,7 @@ class ChunkTable:
     turns: while items are gathered from the chunk of one reader, the others load theirs.
     """
 
-    def __init__(self, account: Account, *, decodes: bool, gives_away: bool) -> None:
+    def __init__(self, account: Account, *, decodes: bool, gives_away: bool, epochs_follow: bool = True) -> None:
         """Begins with no chunk.
 
         Args:
@@ -47,10 +47,11 @@ class ChunkTable:
             decodes: Whether items are decoded, so that loading should leave cores to the decoders.
             gives_away: Whether the consumer may change gathered rows in the reader's own memory. Then a row can be
                 gathered only once from a loaded chunk.
+            epochs_follow: Whether the next pass is likely over the next epoch, whose first chunk is then loaded ahead.
         """
         self._account, self._gives_away = account, gives_away
         self._first_share, self._early_share = (_FIRST_SHARE, _HALF) if decodes else (1.0, _FEW)
-        self._order = ChunkOrder(account)
+        self._order = ChunkOrder(account, epochs_follow=epochs_follow)
         self._by_call: dict[int, HeldChunk] = {}
         self._alone: dict[int, int] = {}  # readers of items that are being read by themselves, by call
         self._commands: list[Output] = []  # that were not taken
@@ -172,6 +173,8 @@ class ChunkTable:
             held.asked_rows, held.paced = held.loaded_rows, (held.loaded_rows, held.nbytes)
             held.needs_bytes = event.needs_bytes
         if held.loaded_rows == held.stored_rows:
+            if held.calls:
+                return  # a read that was repeated may still copy rows to places of its load, until this is answered
             account.learn_chunk(held.stored_rows, held.nbytes)
             held.state = change(held.state, ChunkState.LOADED)
         elif held.nbytes + held.needs_bytes > account.window_bytes and held.rows == 1:

@@ -22,16 +22,10 @@ def own_memory(table: pa.Table) -> pa.Table:
     return pa.concat_tables([table, table.slice(0, 0)]).combine_chunks()
 
 
-def long_runs(places: Int64Array) -> Int64Array | None:
-    """Returns the indices, int64, at which runs of consecutive `places` begin; None if runs are too short to slice."""
-    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
-    return starts if len(places) >= len(starts) * _LONG_RUN else None
-
-
 def slice_runs(table: pa.Table, places: Int64Array) -> list[pa.Table] | None:
     """Returns the rows at the indices `places`, int64, shape (k,), as slices of a table; None if runs are too short."""
-    starts = long_runs(places)
-    if starts is None:
+    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+    if len(places) < len(starts) * _LONG_RUN:
         return None
     lengths = np.diff(starts, append=len(places))
     return [table.slice(at, rows) for at, rows in zip(places[starts].tolist(), lengths.tolist(), strict=True)]

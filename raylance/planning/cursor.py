@@ -112,6 +112,10 @@ class Cursor:
             self.place = epoch, step * size, step, global_step
         return True
 
+    def return_to(self, place: tuple[int, int, int, int]) -> None:
+        """Goes to a place, where a step was not handed out. The step before it cannot be taken back any more."""
+        self.place, self._before = place, None
+
     def take_back(self) -> bool:
         """Moves back to the place before the last step. Returns False if this place is unknown, as after a jump."""
         if self._before is None:

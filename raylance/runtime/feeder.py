@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import logging
+import os
 import threading
 import weakref
 from collections import deque
@@ -142,14 +143,17 @@ class Feeder:
                 self._changed.notify_all()
                 return found
             error, self._error = self._error, None
-        if isinstance(error, StopIteration):  # a generator cannot raise it: Python raises RuntimeError instead
+        if isinstance(error, StopIteration):
             where = "".join(f" {note}" for note in getattr(error, "__notes__", []))
             raise HelperError(
                 f"StopIteration was raised{where}. A loop over batches would take it for the end of the epoch, which "
                 "stops here. Mend what raised it: a next() without a default, say."
             ) from error
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # else it would refer to this frame, and this frame to it, with the rows of the step
         return None
 
     def _is_ready(self) -> bool:
@@ -219,7 +223,7 @@ class Feeder:
             del event  # it may hold tables, and the outputs may take long
             self._do(outputs, now)
         while self._assembly and self._has_room():
-            if self._spec is not None:
+            if self._spec is not None:  # there is no room without it
                 self._finish(self._spec)
 
     def _end(self) -> None:
@@ -244,29 +248,37 @@ class Feeder:
 
     def _do(self, outputs: list[Output], now: float) -> None:
         """Carries out outputs, and keeps no reference to them, because some hold tables."""
-        while outputs:
-            match outputs.pop(0):
-                case Log(level, line):
-                    logger.log(level, "%s", line)
-                case FaultSeen(line) as fault:
-                    logger.warning("%s", line)
-                    self._observer.observe(fault, now)
-                case WorkDone() | Status() as observation:
-                    self._observer.observe(observation, now)
-                case Deliver(item, plain, decoded):
-                    try:
-                        self._assembly.add(item, plain, decoded)
-                    except Exception as error:  # the other outputs must be carried out, because the pool counts on them
-                        self._fail(error)
-                    del plain, decoded
-                case Complete():
-                    self._phase = Phase.OVER
-                case GiveUp(error):
+        try:
+            while outputs:
+                self._carry_out(outputs, now)
+        except BaseException:
+            self._runtime.has_failed = True  # the other outputs are not carried out
+            raise
+
+    def _carry_out(self, outputs: list[Output], now: float) -> None:
+        """Carries out the first output, and removes it."""
+        match outputs.pop(0):
+            case Log(level, line):
+                logger.log(level, "%s", line)
+            case FaultSeen(line) as fault:
+                logger.warning("%s", line)
+                self._observer.observe(fault, now)
+            case WorkDone() | Status() as observation:
+                self._observer.observe(observation, now)
+            case Deliver(item, plain, decoded):
+                try:
+                    self._assembly.add(item, plain, decoded)
+                except Exception as error:  # the other outputs must be carried out, because the pool counts on them
                     self._fail(error)
-                case GiveUpPlacing(kind, pending, asked):
-                    self._fail(PlacementError(self._runtime.explain_placing(kind, pending, asked)))
-                case command:
-                    self._runtime.do(command)
+                del plain, decoded
+            case Complete():
+                self._phase = Phase.OVER
+            case GiveUp(error):
+                self._fail(error)
+            case GiveUpPlacing(kind, pending, asked):
+                self._fail(PlacementError(self._runtime.explain_placing(kind, pending, asked)))
+            case command:
+                self._runtime.do(command)
 
     def _fail(self, error: BaseException) -> None:
         """Ends the pass with an error, unless an earlier one has ended it."""
@@ -329,6 +341,10 @@ class Feeder:
             self._work = "finish"
         self._observe(WorkDone(made.receipt, 0 if self._assembly.is_decoded else step.rows))
         return StepRows.of(table), step, made.columns
+
+
+if hasattr(os, "register_at_fork"):  # else a child could wait at its end for locks of threads that it does not have
+    os.register_at_fork(after_in_child=_alive.clear)
 
 
 @atexit.register

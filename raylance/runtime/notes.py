@@ -39,7 +39,7 @@ def start_thread() -> None:
     global _thread
     if _thread is None:
         thread = Calls(1, "raylance-notes")
-        thread.start(int)  # the first call starts the thread
+        thread.submit(int)  # the first call starts the thread
         if _see_collector not in gc.callbacks:
             gc.callbacks.append(_see_collector)
         _thread = thread
@@ -50,7 +50,7 @@ def leave(end: Callable[..., object], *args: object) -> None:
     belongs to its parent. At the end of the process, notes are dropped.
     """
     if _thread is not None:
-        _thread.start(_call, end, *args)
+        _thread.submit(_call, end, *args)
 
 
 @contextlib.contextmanager

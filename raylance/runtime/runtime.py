@@ -44,6 +44,10 @@ class Runtime(abc.ABC):
 
     `do` never waits for a helper. Any thread may call `post`, `now` and `is_usable`; calls of other methods must not
     overlap.
+
+    Attributes:
+        has_failed: Whether a command was not carried out. The dispatcher would await its answer, so the runtime cannot
+            serve another pass. Set by the feeder.
     """
 
     def __init__(self, read_spec: ReadSpec, options: Options) -> None:
@@ -55,12 +59,12 @@ class Runtime(abc.ABC):
         end.atexit = False  # running feeders must close first; at exit, Ray itself ends the actors of the process
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._results: dict[int, Any] = {}  # results of gathering calls and decodes, or of a fetch, by call
-        self._has_failed = False  # whether a command was not carried out, whose answer the dispatcher would await
+        self.has_failed = False
 
     @property
     def is_usable(self) -> bool:
         """Whether the runtime can serve another pass; if not, a new one replaces it."""
-        return not self._has_failed
+        return not self.has_failed
 
     @property
     @abc.abstractmethod
@@ -112,13 +116,6 @@ class Runtime(abc.ABC):
 
     def do(self, command: Command) -> None:
         """Carries out a command, or begins to."""
-        try:
-            self._carry_out(command)
-        except BaseException:
-            self._has_failed = True
-            raise
-
-    def _carry_out(self, command: Command) -> None:
         match command:
             case Place(helper, kind):
                 self._place(helper, kind)

@@ -37,10 +37,14 @@ class Session:
     Attributes:
         runtime: Runs the helpers; None before the first pass, and after `close`.
         kept: State that the dispatchers of all passes share. Each new runtime gets a new one.
+        epochs_follow: Whether the next pass is likely over the next epoch, whose begin is then made ahead.
     """
 
-    def __init__(self, read_spec: ReadSpec, options: Options, world_size: int = 1) -> None:
+    def __init__(
+        self, read_spec: ReadSpec, options: Options, world_size: int = 1, *, epochs_follow: bool = True
+    ) -> None:
         self._read_spec, self._options, self._world_size = read_spec, options, world_size
+        self.epochs_follow = epochs_follow
         self._named: tuple[PlannedRows, str] | None = None
         self._feeder: Feeder | None = None
         self._started: Feeder | None = None  # the last one started; an interrupt may come before it becomes `_feeder`
@@ -152,7 +156,12 @@ class Session:
             inflight_bytes=options.max_inflight_bytes,
             window_bytes=options.max_window_bytes,
         )
-        chunks = ChunkTable(account, decodes=decoding is not None, gives_away=runtime.gives_away)
+        chunks = ChunkTable(
+            account,
+            decodes=decoding is not None,
+            gives_away=runtime.gives_away,
+            epochs_follow=self.epochs_follow,
+        )
         return Kept(pool, chunks, account, Suspects())
 
     def _make_scaler(self, kind: Kind, least: int, most: int, first: int) -> Scaler:

@@ -74,11 +74,11 @@ class ThreadRuntime(Runtime):
         self.post(Alive(number))
 
     def _ping(self, number: int) -> None:
-        self._helpers[number].thread.start(self._inbox.put, Alive(number))
+        self._helpers[number].thread.submit(self._inbox.put, Alive(number))
 
     def _load(self, command: Load) -> None:
         reader, (_, planned) = self._helpers[command.helper], self._plan  # next pass may have another plan
-        reader.loads.start(_answer, self._inbox, command.call, lambda: reader.work.load(planned, command))
+        reader.loads.submit(_answer, self._inbox, command.call, lambda: reader.work.load(planned, command))
 
     def _drop(self, command: Drop) -> None:
         self._helpers[command.helper].work.drop(command.number)
@@ -109,7 +109,7 @@ class ThreadRuntime(Runtime):
                         results[call] = tables
             return Done(call, receipt)
 
-        self._helpers[command.helper].thread.start(_answer, self._inbox, call, run)
+        self._helpers[command.helper].thread.submit(_answer, self._inbox, call, run)
 
     def _fetch(self, command: Fetch) -> None:
         plain, *decoded = self._results[command.gathered]

@@ -15,12 +15,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Executor, Future, wait
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import lance
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # URI schemes of stores that take the options below. Other stores may refuse unknown options.
@@ -61,9 +62,9 @@ def _bare(name: str) -> str:
     return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
 
 
-class Calls:
+class Calls(Executor):
     """Runs calls in up to `at_once` daemon threads, which end when this object is deleted. A process would wait at its
-    end for any other thread, even if its call hangs.
+    end for the threads of a `ThreadPoolExecutor`, even if a call hangs.
     """
 
     def __init__(self, at_once: int, name: str) -> None:
@@ -72,7 +73,7 @@ class Calls:
         self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         weakref.finalize(self, _end_threads, self._waiting, at_once).atexit = False
 
-    def start(self, call: Callable[..., T], *args: Any) -> Future[T]:
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Runs a call as soon as a thread is free; returns its future result.
 
         Raises:
@@ -81,7 +82,7 @@ class Calls:
         if self._started < self._at_once:  # once all threads run, no lock is taken
             self._start_thread()
         future: Future[T] = Future()
-        self._waiting.put((future, functools.partial(call, *args)))
+        self._waiting.put((future, functools.partial(fn, *args, **kwargs)))
         return future
 
     def _start_thread(self) -> None:
@@ -152,7 +153,7 @@ def within(limit_s: float, call: Callable[..., T], *args: Any, progress: Callabl
         calls = _spare.pop()
     except IndexError:
         calls = Calls(1, "lance")
-    result = result_of(calls.start(call, *args), limit_s, progress)
+    result = result_of(calls.submit(call, *args), limit_s, progress)
     _spare.append(calls)  # its thread is free again; a thread whose call failed or hangs is not kept
     return result
 

@@ -302,7 +302,7 @@ class Reader(RowReader):
                         if (piece := next(pieces, None)) is None:
                             break
                         begun.append(piece)
-                    running.append(calls.start(make, piece))
+                    running.append(calls.submit(make, piece))
                 if not running:
                     return
                 yield result_of(running.popleft(), limit_s, progress)

@@ -2,7 +2,6 @@
 
 import threading
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
 from raylance.settings import Options
+from raylance.source.limits import Calls
 from raylance.source.reader import RowReader
 from raylance.work.chunk_memory import ChunkMemory
 
@@ -37,7 +37,7 @@ class ReadWork:
         self._decoding, self._own_memory = read_spec.in_helpers, own_memory
         self._opened = OpenDecoding(self._decoding) if self._decoding else None
         threads = 1 if options.decode_threads == "auto" else options.decode_threads
-        self._threads = ThreadPoolExecutor(threads) if self._decoding else None
+        self._threads = Calls(threads, "raylance-decode") if self._decoding else None
         self._source, self._limit, self._read_timeout_s = (
             read_spec.source,
             options.max_window_bytes,
@@ -52,7 +52,7 @@ class ReadWork:
         self._opening, self._lock = threading.Lock(), threading.Lock()
         self._reader: RowReader | None = None
         self._busy = _BusyTime()
-        self._peak_bytes = 0
+        self._peak_bytes, self._is_closed = 0, False
 
     # Loading.
 
@@ -93,7 +93,7 @@ class ReadWork:
         return Loaded(load.call, receipt, rows, stored, nbytes, needs_bytes, is_even)
 
     def _open(self, planned: PlannedRows, load: Load) -> ChunkMemory | None:
-        """Returns the memory of a chunk, which its first load makes; None if the chunk was dropped."""
+        """Returns the memory of a chunk, which its first load makes; None if nobody waits for the chunk any more."""
         found = self._chunks.get(load.number)
         if found is None and load.number not in self._dropped:
             rows = planned.of_chunk(load.chunk, load.dp_rank)
@@ -101,7 +101,7 @@ class ReadWork:
             # Half of the limit, so that two chunks fit.
             found = ChunkMemory(rows, self._limit // 2, self._lender.lend), first
             with self._lock:
-                if load.number in self._dropped:  # meanwhile
+                if self._is_closed or load.number in self._dropped:  # meanwhile
                     return None
                 self._chunks[load.number] = found
         return None if found is None else found[0]
@@ -229,8 +229,11 @@ class ReadWork:
         return self._lender.lent_bytes - held > self._limit // 2
 
     def close(self) -> None:
-        """Ends loads soon, and waits for no storage that fails. Decoding threads end when this object is collected."""
+        """Ends loads soon, begins no other, and waits for no storage that fails. Decoding threads end when this object
+        is collected.
+        """
         with self._lock:
+            self._is_closed = True
             for chunk, _ in self._chunks.values():
                 chunk.is_dropped = True
             if self._reader is not None:

@@ -87,8 +87,8 @@ class VirtualTime:
         patch.setattr("raylance.observe.clock.now", self.now)
         patch.setattr("raylance.runtime.feeder.threading", threads)
         patch.setattr("raylance.runtime.runtime.queue", queues)
-        for module, name in (("work.read_work", "ThreadPoolExecutor"), ("runtime.threads", "Calls")):
-            patch.setattr(f"raylance.{module}.{name}", functools.partial(_Executor, self))
+        for module in ("work.read_work", "runtime.threads"):
+            patch.setattr(f"raylance.{module}.Calls", functools.partial(_Executor, self))
 
 
 class _Condition:
@@ -147,8 +147,6 @@ class _Executor(concurrent.futures.Executor):
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._todo.append((future, lambda: function(*args, **kwargs)))
         return future
-
-    start = submit  # as `limits.Calls` has it
 
     def map(self, function: Callable[..., Any], *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
         futures = [self.submit(function, *args) for args in zip(*iterables, strict=False)]

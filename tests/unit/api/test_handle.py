@@ -10,6 +10,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+from lance.file import LanceFileReader
 
 import raylance
 from jobs import common
@@ -376,3 +377,21 @@ def test_a_place_that_was_found_too_early_is_refused(images_uri: str, monkeypatc
             next(iter(batches))
         loader.reshard(0, 1)  # on purpose
         assert len(next(iter(batches))["id"]) == 8
+
+
+def test_passes_over_a_handle_read_each_row_once_a_pass(
+    write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are of one epoch: with each, the begin of the next epoch was read, too."""
+    read_range, read = LanceFileReader.read_range, []
+
+    def count(reader: Any, start: int, rows: int, **options: Any) -> Any:
+        read.append(rows)
+        return read_range(reader, start, rows, **options)
+
+    vectors = pa.FixedSizeListArray.from_arrays(np.zeros(400 * 512, np.float32), 512)
+    with raylance.dataset(write_dataset(pa.table({"x": vectors}))) as handle:
+        monkeypatch.setattr(LanceFileReader, "read_range", count)
+        for _ in range(3):
+            assert sum(len(batch["x"]) for batch in handle.iter_batches(batch_size=20)) == 400
+    assert sum(read) == 3 * 400

@@ -20,10 +20,13 @@ import torch
 
 import raylance
 from raylance.errors import ConfigError, HelperError
+from raylance.observe import Stats
+from raylance.observe.observations import Status
 from raylance.orders.order import Epoch, Order
 from raylance.orders.permutation import Int64Array
 from raylance.planning.cursor import Cursor
 from raylance.runtime import feeder as feeder_module
+from raylance.source.version import Source
 from tests.helpers.images import make_images
 
 ROWS, BATCH = 400, 20
@@ -71,16 +74,38 @@ os.kept = batches, sys.modules["raylance.api.loader"]  # modules are cleared in 
 assert "ray" not in sys.modules
 print("done")
 """
-OUTLIVES_THE_MAIN_THREAD = """
+DECODER = """
 import raylance, threading
+class Hangs(raylance.Decoder):
+    shape, dtype, at = (), "int64", -1
+    def open(self):
+        return self
+    def decode_into(self, encoded, draws, out):
+        if int.from_bytes(encoded, "little") == self.at:
+            began.set()
+            threading.Event().wait()
+began = threading.Event()
 order = raylance.WindowShuffle(shard_rows=100, window_shards=1, lanes=2)
-loader = raylance.dataset(URI, columns=["id"], order=order).loader()
+loader = raylance.dataset(URI, decode=Hangs("cell"), order=order).loader(num_decoders=0)
+"""
+OUTLIVES_THE_MAIN_THREAD = f"""{DECODER}
 def train():
     threading.main_thread().join()
     print(sum(len(batch["id"]) for _ in range(2) for batch in loader.iter_batches(batch_size=20)))
 threading.Thread(target=train).start()
 """
-SAID = {ENDS_IN_MID_PASS: "done\n", OUTLIVES_THE_MAIN_THREAD: f"{2 * ROWS}\n"}
+DECODES_WITHOUT_END = f"""{DECODER}
+Hangs.at = 60
+def train():
+    try:
+        list(loader.iter_batches(batch_size=20))
+    except raylance.RaylanceError:
+        print("ended")
+threading.Thread(target=train, daemon=True).start()
+began.wait(60)
+print("done")
+"""
+SAID = {ENDS_IN_MID_PASS: "done\n", OUTLIVES_THE_MAIN_THREAD: f"{2 * ROWS}\n", DECODES_WITHOUT_END: "done\nended\n"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -356,6 +381,9 @@ def test_an_interrupt_at_any_place_costs_no_row(
         except KeyboardInterrupt:
             interrupts += 1
             assert loader.state_dict()["position"] == len(seen)
+            if owner is Cursor:  # the last step was not handed out, so that there is none to repeat
+                with pytest.raises(ConfigError):
+                    loader.repeat()
     assert interrupts >= times
     assert seen == list(range(ROWS))
     monkeypatch.undo()
@@ -436,6 +464,55 @@ def test_a_helper_that_cannot_be_called_ends_one_pass_only(uri: str, monkeypatch
         assert len(ids_of(loader.batches(global_batch_size=BATCH))) == 40
 
 
+def test_an_observer_that_fails_ends_one_pass_only(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one waited for the answer to a call that was never made."""
+
+    def fail(*_: Any) -> None:
+        raise OSError("no log")
+
+    with loader_of(uri, filter="id < 40") as loader:
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no log"):
+            patch.setitem(Stats._TAKE, Status, fail)
+            ids_of(loader.batches(global_batch_size=BATCH))
+        assert len(ids_of(loader.batches(global_batch_size=BATCH))) == 40
+
+
+class PanicError(BaseException):
+    """What Lance's Rust code raises."""
+
+
+class FirstByte(raylance.Decoder):
+    shape, dtype = (), "uint8"
+
+    def open(self) -> "FirstByte":
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        out[...] = encoded[0]
+
+
+def test_a_bad_row_is_named_also_if_its_file_cannot_be_found(
+    write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = pa.array([b"" if row == 53 else b"1" for row in range(60)], pa.binary())
+    uri = write_dataset(pa.table({"cell": cells, "file": [f"{row}.png" for row in range(60)]}))
+
+    def panic(*_: Any) -> None:
+        raise PanicError
+
+    dataset = raylance.dataset(uri, decode=FirstByte("cell"), order="sequential")
+    with dataset.loader(runtime="threads") as loader:
+        for found, patches in ((None, [(Source, "open_once", panic)]), ("53.png", [])):
+            batches = iter(loader.batches(global_batch_size=BATCH))
+            next(batches)
+            with monkeypatch.context() as patch, pytest.raises(raylance.BadRowError) as caught:
+                for each in patches:
+                    patch.setattr(*each)
+                list(batches)
+            assert (caught.value.row_offset, caught.value.file) == (53, found)
+            loader.set_epoch(1)
+
+
 def test_what_was_prepared_whole_is_handed_out_at_once(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows of a short epoch are here, so that no event follows: asking for them wakes the thread."""
     monkeypatch.setattr(feeder_module, "_LOOK_S", 1000.0)
@@ -497,7 +574,7 @@ def test_an_interpreter_that_ends_in_mid_pass_ends_and_a_thread_that_outlives_th
     interpreters: list[subprocess.Popen[str]],
 ) -> None:
     """The iterator outlives the modules that it needs, and Ray was never loaded; `concurrent.futures` starts nothing
-    more.
+    more, and would wait for a decoder that hangs.
     """
     for process, said in zip(interpreters, SAID.values(), strict=True):
         assert (*process.communicate(timeout=60), process.returncode) == (said, "", 0)

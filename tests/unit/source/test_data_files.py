@@ -49,7 +49,7 @@ def some_of_all_types(rows: int) -> pa.Table:
 
 
 def read(files: DataFiles, first: int, rows: int) -> pa.Table | None:
-    return Calls(1, "test").start(files.read, first, rows).result()
+    return Calls(1, "test").submit(files.read, first, rows).result()
 
 
 def check(dataset: lance.LanceDataset, columns: list[str], seed: int = 0) -> int:

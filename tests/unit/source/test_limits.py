@@ -21,9 +21,9 @@ def test_each_call_has_its_own_error_and_the_others_end() -> None:
         return "done"
 
     calls, gate = Calls(1, "test"), Future[None]()
-    calls.start(gate.result)  # the others wait together
-    futures = [calls.start(call, fails) for fails in (False, True, False)]
-    cancelled = calls.start(call, False)
+    calls.submit(gate.result)  # the others wait together
+    futures = [calls.submit(call, fails) for fails in (False, True, False)]
+    cancelled = calls.submit(call, False)
     assert cancelled.cancel()
     gate.set_result(None)
     assert [futures[at].result(10) for at in (0, 2)] == ["done"] * 2
@@ -33,7 +33,7 @@ def test_each_call_has_its_own_error_and_the_others_end() -> None:
 
 def test_a_call_that_was_begun_ends_although_nobody_keeps_the_threads() -> None:
     gate = Future[str]()
-    future = Calls(1, "test").start(gate.result)
+    future = Calls(1, "test").submit(gate.result)
     gate.set_result("done")
     assert future.result(10) == "done"
 
@@ -46,12 +46,12 @@ def test_a_thread_that_cannot_start_is_started_later(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as refused:
         refused.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start"):
-            calls.start(str)
-    calls.start(gate.result)
+            calls.submit(str)
+    calls.submit(gate.result)
     with monkeypatch.context() as refused:
         refused.setattr(threading.Thread, "start", refuse)
-        waits = calls.start(str, 1)
-    assert calls.start(str, 2).result(10) == "2", "by the second thread"
+        waits = calls.submit(str, 1)
+    assert calls.submit(str, 2).result(10) == "2", "by the second thread"
     assert waits.result(10) == "1"
     gate.set_result(None)
 
@@ -76,9 +76,9 @@ from raylance.source.limits import Calls
 dataset, calls = lance.dataset(sys.argv[1]), Calls(8, "test")
 kept = [{number: [number]} for number in range(300_000)]  # the interpreter takes a while to end
 for _ in range(8):
-    calls.start(time.sleep, 0.3)
+    calls.submit(time.sleep, 0.3)
 for _ in range(4000):
-    calls.start(lambda: dataset.take(np.random.randint(0, 1000, 500)))
+    calls.submit(lambda: dataset.take(np.random.randint(0, 1000, 500)))
 print("done", flush=True)
 """
 

@@ -16,10 +16,13 @@ from raylance.errors import DatasetError
 from raylance.orders.order import Resolved
 from raylance.orders.shuffles import Sequential, WindowShuffle
 from raylance.planning.plan import REMAINDERS, Remainder
+from raylance.planning.planned_rows import PlannedRows
+from raylance.settings import Options
+from raylance.work.read_work import ReadWork
 from tests.helpers.in_memory import InMemory, table_of
 from tests.helpers.orders import cases, resolve
 from tests.helpers.plans import make_plan
-from tests.helpers.reading import Reading
+from tests.helpers.reading import Reading, Spec
 
 
 @settings(max_examples=25)
@@ -259,3 +262,11 @@ def test_loads_of_one_chunk_may_run_at_once_and_end_in_any_order() -> None:
     gathered = work._from_chunk(reading.planned, item, 7, 1 << 20, found.receipt)
     assert gathered["id"].to_pylist() == plan.select(0, plan.item_positions(item)).tolist()
     assert gathered["text"].to_pylist() == [str(row) for row in gathered["id"].to_pylist()]
+
+
+def test_a_closed_reader_begins_no_load() -> None:
+    plan, memory = make_plan(resolve(Sequential(), 8), 4, 1, "drop"), InMemory(table_of([1] * 8))
+    work = ReadWork(Spec(memory), Options())  # type: ignore[arg-type]
+    work.close()
+    assert work.load(PlannedRows(plan), Load(1, 0, 0, 0, next(plan.chunks(0, 0)), 0, 8, 1 << 20, ())).rows == 0
+    assert not memory.reads
