@@ -94,8 +94,7 @@ class ChunkOrder:
         dropped: list[HeldChunk] = []
         while self.held and not (is_same and self._is_needed(self.held[0], plan, epoch, position, line)):
             dropped.append(self.held.popleft())
-        self._of = plan, dp_rank
-        self._last = self._last if self.held else None
+        self._of, self._last = (plan, dp_rank), None
         if not self.held:
             return dropped
         first = self.held[0]
@@ -107,6 +106,7 @@ class ChunkOrder:
             dropped.append(self.held.popleft())
             self.held.appendleft(self._make(self._rest(first.chunk, position)))
         self._fill_gaps()
+        self._last = self.held[-1].chunk
         for held in self.held:
             held.taken_rows = max(0, line - held.first) if held is self.held[0] else 0
         return dropped
@@ -195,7 +195,6 @@ class ChunkOrder:
         head = plan.head(held.chunk, dp_rank, held.rows // 2)
         after = plan.next_chunk(head)
         rest = after and self._rest(held.chunk, after.position, after.low)
-        self._last = rest or head if self._last == held.chunk else self._last
         for chunk in (head, rest):
             part = None if chunk is None else self._make(chunk)
             taken = 0 if part is None else held.first + held.taken_rows - part.first

@@ -1,0 +1,87 @@
+"""Which chunks are held, and what becomes of one whose loads fail, without a dispatcher."""
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raylance.dispatch.account import Account
+from raylance.dispatch.chunk_order import ChunkOrder
+from raylance.dispatch.load_ahead import ChunkTable
+from raylance.dispatch.messages import Load
+from raylance.orders.order import Resolved
+from raylance.orders.shuffles import Sequential
+from raylance.planning.plan import REMAINDERS, Chunk, Remainder
+from tests.helpers.orders import cases, resolve
+from tests.helpers.plans import make_plan
+
+
+def account_of(window_bytes: int) -> Account:
+    return Account(raw_bytes=1, decoded_bytes=0, inflight_bytes=1 << 20, window_bytes=window_bytes)
+
+
+def check_that_none_is_missing(order: ChunkOrder) -> None:
+    """Each chunk begins where the one before ends, or with the next epoch."""
+    plan, rank = order.planned
+    for before, after in itertools.pairwise(order.held):
+        if before.chunk.epoch == after.chunk.epoch:
+            assert after.first == before.first + before.rows
+        else:
+            rest = plan.next_chunk(before.chunk)
+            assert rest is None or not plan.chunk_size(rest, rank)
+            assert (after.chunk.epoch, after.first) == (before.chunk.epoch + 1, 0)
+
+
+@settings(max_examples=300)
+@given(
+    order=cases(),
+    batch=st.integers(1, 40),
+    world=st.integers(1, 4),
+    remainder=st.sampled_from(REMAINDERS),
+    window_bytes=st.integers(4, 300),
+    data=st.data(),
+)
+def test_chunks_follow_one_another_whatever_was_left_taken_or_halved(
+    order: Resolved, batch: int, world: int, remainder: Remainder, window_bytes: int, data: st.DataObject
+) -> None:
+    plan = make_plan(order, min(batch, order.epoch_rows), world, remainder)
+    rank = data.draw(st.integers(0, world - 1))
+    chunks = ChunkOrder(account_of(window_bytes), epochs_follow=True)
+    for _ in range(6):
+        near = data.draw(st.sampled_from([held.chunk for held in chunks.held] or [Chunk(epoch=0, position=0, steps=1)]))
+        step = near.position // plan.global_batch_size + data.draw(st.integers(-4, 4))
+        epoch, position = near.epoch, min(max(0, step), max(0, plan.steps() - 1)) * plan.global_batch_size
+        chunks.begin(plan, rank, epoch, position)
+        check_that_none_is_missing(chunks)
+        if chunks.held:
+            assert chunks.held[0].has(epoch, plan.line(position, rank)), "the first one has the first row"
+        for chunk in itertools.islice(chunks.chunks(epoch, position), data.draw(st.integers(1, 6))):
+            line = plan.first_line(chunk, rank)
+            assert not plan.chunk_size(chunk, rank) or any(each.has(epoch, line) for each in chunks.held)
+        for held in list(itertools.islice(chunks.all(), data.draw(st.integers(0, 5)))):
+            what = data.draw(st.sampled_from(["halved", "given away", ""]))
+            if what == "halved" and held.rows > 1:
+                chunks.halve(held)
+            elif what == "given away":
+                held.given_rows = data.draw(st.integers(0, held.rows))
+            check_that_none_is_missing(chunks)
+        of_pass = [held for held in chunks.held if held.chunk.epoch == epoch]
+        for held in data.draw(st.lists(st.sampled_from(of_pass), unique_by=id)) if of_pass else ():
+            chunks.held.remove(held)  # it was used, maybe before the chunk of another reader that comes first
+
+
+def test_a_chunk_whose_loads_fail_is_loaded_after_pauses_and_at_last_its_items_are_read_by_themselves() -> None:
+    plan = make_plan(resolve(Sequential(), 8), 4, 1, "drop")
+    table, calls, now = ChunkTable(account_of(1 << 20), decodes=False, gives_away=False), itertools.count(), 0.0
+    items = plan.items(0, 0, 0, 4, chunks=table.begin(plan, 0, 0, 0))
+    (_, item), pauses = items, []  # the first one would not wait for its chunk
+    while (place := table.place_of(item, [0])) is None:
+        table.load([0], lambda _: next(calls), now)
+        loads = [each for each in table.take_commands() if isinstance(each, Load) and each.chunk.epoch == 0]
+        assert len(loads) == 1
+        table.faulted(loads[0].call, now)
+        pauses.append(table.deadline(now) - now)
+        now += pauses[-1]
+    assert place.number is None, "by itself"
+    assert pauses[:3] == [0.2, 1.0, 5.0]
+    assert len(pauses) == 4
