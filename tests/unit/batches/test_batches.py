@@ -135,21 +135,6 @@ def test_two_passes_over_a_handle_at_once(uri: str) -> None:
         assert found[::2] == found[1::2] == ids_of(batches)
 
 
-def test_a_handle_that_is_closed_ends_the_passes_that_run(uri: str) -> None:
-    dataset = open_ids(uri, transform=twice)
-    with dataset:
-        batches = [dataset.iter_batches(batch_size=10) for _ in range(2)]
-        for found in batches:
-            next(found)
-    for found in batches:
-        with pytest.raises(raylance.RaylanceError, match="superseded"):
-            next(found)
-
-
-def twice(batch: dict[str, Any]) -> dict[str, Any]:
-    return {"id": batch["id"] * 2}
-
-
 def test_a_handle_gives_rows_by_offset_and_by_place(images_uri: str, write_dataset: Callable[..., str]) -> None:
     handle = raylance.dataset(images_uri, filter="label = 3", decode=raylance.Image("image", size=(8, 6)))
     with handle.loader() as loader:

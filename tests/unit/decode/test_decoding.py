@@ -344,15 +344,6 @@ def test_blob_columns_come_as_bytes_of_the_planned_rows(tmp_path: Any, storage: 
     assert found == {row: values[row] for row in range(4, 60) if row != 7}
 
 
-def test_row_rng_is_the_same_for_a_row_and_differs_otherwise() -> None:
-    draws = {
-        key: tuple(raylance.row_rng(*key).integers(0, 2**60, 3).tolist())
-        for key in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 0, 2**40)]
-    }
-    assert len(set(draws.values())) == len(draws)
-    assert tuple(raylance.row_rng(0, 1, 0).integers(0, 2**60, 3).tolist()) == draws[0, 1, 0]
-
-
 def test_global_generators_are_never_touched(images_uri: str) -> None:
     import random
 

@@ -187,16 +187,17 @@ def bomb() -> bytes:
 
 
 def test_a_damaged_first_row_is_left_to_on_bad_row(write_dataset: Callable[..., str]) -> None:
-    values = [bomb(), *make_images(5)]
+    values = [bomb(), b"bad", *make_images(5)]
     uri = write_dataset(pa.table({"image": pa.array(values, pa.binary())}))
     dataset = raylance.dataset(uri, decode=Image("image"), on_bad_row="mask")
     assert dataset.schema.field("image").type.shape == [24, 32, 3]
-    assert dataset.head(6)["image"].any(axis=(1, 2, 3)).tolist() == [False, *[True] * 5]
+    assert dataset.head(7)["image"].any(axis=(1, 2, 3)).tolist() == [False, False, *[True] * 5]
     with pytest.raises(BadRowError, match=f"row offset 0 of {uri} cannot be decoded .DecompressionBomb") as caught:
         raylance.dataset(uri, decode=Image("image")).head(1)
     assert caught.value.dataset == uri
-    with pytest.raises(raylance.DatasetError, match="3 sampled rows"):
-        raylance.dataset(write_dataset(pa.table({"image": [bomb()] * 3})), decode=Image("image"))
+    for other in (bomb(), b"text"):
+        with pytest.raises(raylance.DatasetError, match="'image' .*3 sampled rows"):
+            raylance.dataset(write_dataset(pa.table({"image": [other] * 3})), decode=Image("image"))
 
 
 def test_decode_fn_replaces_decoding() -> None:

@@ -205,13 +205,6 @@ def cells(write_dataset: Callable[..., str]) -> str:
 
 
 @pytest.mark.slow
-def test_threads_come_while_the_trainer_waits(cells: str) -> None:
-    dataset = raylance.dataset(cells, decode=Slow("cell"), order="window")
-    with dataset.loader(num_decoders=(1, 3), runtime="threads") as loader:
-        check_growth(loader)
-
-
-@pytest.mark.slow
 def test_actors_come_while_the_trainer_waits(ray_session: None, cells: str) -> None:
     with raylance.dataset(cells, decode=Slow("cell")).loader(num_decoders=(1, 3), decoder_cpus=0.1) as loader:
         check_growth(loader)

@@ -67,13 +67,3 @@ def test_a_local_uri_with_one_slash_is_found_and_one_with_a_host_is_refused(tmp_
     assert raylance.open_folder(f"file://localhost{tmp_path}/a")[1] == f"{tmp_path}/a"
     with pytest.raises(raylance.ConfigError, match="'runs'"):
         raylance.open_folder("file://runs/a")
-
-
-@pytest.mark.parametrize("uri", ["s3://b/run#2/d.lance", "file:///tmp/a?b/d.lance", "file:/tmp/a#b.lance"])
-def test_a_dataset_that_lance_would_look_for_elsewhere_is_refused(uri: str) -> None:
-    """Lance opened s3://b/run."""
-    for call in (lambda: raylance.dataset(uri), lambda: raylance.add_column(uri, "x", pyarrow.int64())):
-        with pytest.raises(raylance.ConfigError, match="# nor") as caught:
-            call()
-        assert repr(uri) in str(caught.value)
-        assert repr(re.split("[#?]", uri)[0]) in str(caught.value)

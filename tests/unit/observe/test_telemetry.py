@@ -235,16 +235,6 @@ def test_counters_of_a_record_never_fall() -> None:
     assert table["position"].to_pylist() == [30, 10, 20]
 
 
-def test_a_storage_that_failed_for_a_while_has_the_record_in_the_end(tmp_path: Path) -> None:
-    storage = Storage(tmp_path, fails=True)
-    recording = begin(storage, Stats(rows=7))
-    recording.flush()
-    assert not list(tmp_path.iterdir())
-    storage.fails = False
-    recording.end()
-    assert last_rows(tmp_path) == 7
-
-
 def test_rows_that_cannot_be_shown_and_metrics_that_fail_leave_the_record(tmp_path: Path) -> None:
     class Broken(metrics.Publisher):
         def publish(self, figures: Any) -> None:

@@ -13,6 +13,7 @@ import raylance
 from raylance import torch_data
 from raylance.orders.order import Epoch, Facts, Order, Resolved
 from raylance.orders.permutation import Int64Array, permute
+from tests.helpers import own_orders as own
 
 ROWS = 1000  # that the filter selects, of 1,200
 
@@ -28,10 +29,6 @@ class Custom(Order):
 
     def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
         return permute(positions, epoch.order.rows, epoch.key())
-
-
-def named(name: str, rows_of: Callable[[Int64Array], Any]) -> Order:
-    return type(name, (Custom,), {"rows_of": lambda self, epoch, positions: rows_of(positions)})()
 
 
 class Longer(Custom):
@@ -56,18 +53,21 @@ def open_data(uri: str, order: Order, **changes: Any) -> raylance.Dataset:
 
 
 WRONG = [
-    (named("Halved", lambda at: at // 2), r"Halved gives row 0 at positions 0 and 1 of epoch 0.*repeats = True"),
+    (own.Halved(), r"Halved gives row 0 at positions 0 and 1 of epoch 0.*repeats = True"),
     (
-        named("Beyond", lambda at: at + 1),
+        own.Beyond(),
         r"Beyond\.rows_of\(\) gave row 1,?000 at position 999 of epoch 0.*rows 0 to 999.*not a row.*\[0, epoch",
     ),
-    (named("Floats", lambda at: at.astype(np.float64)), r"Floats\.rows_of\(\) gave float64.*integers"),
-    (named("Short", lambda at: at[:-1]), r"Short\.rows_of\(\) gave .*shape \(\d+,\) for positions of shape \(\d+,\)"),
+    (own.Floats(), r"Floats\.rows_of\(\) gave float64.*integers"),
     (
-        named("Raising", lambda at: np.arange(10)[at]),
+        own.with_rows("Short", lambda _, at: at[:-1])(),
+        r"Short\.rows_of\(\) gave .*shape \(\d+,\) for positions of shape \(\d+,\)",
+    ),
+    (
+        own.with_rows("Raising", lambda _, at: np.arange(10)[at])(),
         r"Raising\.rows_of\(\) failed.*IndexError: index \d+ is out of bounds",
     ),
-    (named("Nothing", lambda at: None), r"Nothing\.rows_of\(\) gave .*integers"),
+    (own.with_rows("Nothing", lambda *_: None)(), r"Nothing\.rows_of\(\) gave .*integers"),
     (Longer(), r"Longer says that an epoch has 1,001 positions.*1,000 rows.*repeats = True"),
 ]
 

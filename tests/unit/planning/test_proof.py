@@ -5,14 +5,14 @@ whole ones and broken ones.
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylance.orders.order import Epoch, Facts, Order, Resolved
+from raylance.orders.order import Facts, Order, Resolved
 from raylance.orders.permutation import Int64Array
 from raylance.orders.sampling import Weighted
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
@@ -22,6 +22,7 @@ from raylance.planning.history import Account, line_of_history
 from raylance.planning.proof import EpochProof, Expected, prove
 from raylance.source.selection import Selection
 from raylance.testing.orders import SampleRows
+from tests.helpers.own_orders import Halved
 from tests.helpers.plans import make_plan
 
 Place = tuple[int, int]
@@ -215,26 +216,8 @@ def test_shares_with_unlike_numbers_of_peers_prove_nothing() -> None:
     assert proof.status == "unproven"
 
 
-def test_ranks_with_unlike_plans_are_caught() -> None:
-    """The case that was reported: each rank had every row of its own plan, and both said so."""
-    run = Run()
-    other = dataclasses.replace(ORDER, seed=6)
-    run.start(2, 12, 20, orders=[ORDER, other])
-    first, second = run.prove()
-    assert (first.status, first.rows, first.left_out) == ("fault", 120, 3)
-    assert second.status == "fault", "in mid-epoch, too"
-    assert not run.is_whole(0)
-
-
-class FirstHalf(Order):
-    name: ClassVar[str] = "first half"
-
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return positions // 2
-
-
 def test_a_custom_order_that_is_no_permutation_is_caught_by_the_selection() -> None:
-    run = Run(resolve(FirstHalf()), "ragged")
+    run = Run(resolve(Halved()), "ragged")
     run.start(3, 10, 5)
     assert [proof.status for proof in run.prove()] == ["fault"], "before the epoch is over, too"
     run.start(3, 10, 20)
@@ -426,18 +409,6 @@ def test_an_epoch_that_was_begun_again_by_hand_is_not_once() -> None:
     training.restart(None)
     training.step(10)
     assert [one.status for one in training.prove().values()] == ["proven"]
-
-
-def test_another_loader_in_the_same_process_rolls_nothing_back() -> None:
-    training = Training()
-    training.step(10)
-    training.renew(SCRATCH)
-    training.step(10)
-    (proof,) = training.prove().values()
-    assert (proof.status, proof.rows) == ("unproven", 240)
-    training.restart(None)
-    training.step(10)
-    assert [one.status for one in training.prove().values()] == ["proven"], "a new process has a new model"
 
 
 NUMBERS = itertools.count()

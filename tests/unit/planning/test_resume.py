@@ -58,21 +58,6 @@ def test_a_tag_into_a_branch_reads_the_branch(write_dataset: Callable[..., str])
         raylance.dataset(uri, version=("none", None))
 
 
-def test_another_dataset_in_the_same_place_is_noticed(tmp_path: Path) -> None:
-    uri = str(tmp_path / "a.lance")
-    lance.write_dataset(numbers(0, 50), uri)
-    state = position_of(raylance.dataset(uri))
-    raylance.dataset(uri).loader().load_state_dict(state)
-    shutil.copytree(uri, tmp_path / "copy.lance")
-    shutil.rmtree(uri)
-    lance.write_dataset(numbers(1000, 50), uri)
-    with pytest.raises(raylance.StateError, match="identity: saved '.*', now '"):
-        raylance.dataset(uri).loader().load_state_dict(state)
-    shutil.rmtree(uri)
-    shutil.move(tmp_path / "copy.lance", uri)
-    raylance.dataset(uri).loader().load_state_dict(state)  # the same files are the same dataset
-
-
 def test_mixtures_that_differ_are_noticed(write_dataset: Callable[..., str]) -> None:
     """The places of a mixture's components decide which rows come when, whatever their names."""
     left, right = (raylance.dataset(write_dataset(numbers(start, 60))) for start in (0, 1000))

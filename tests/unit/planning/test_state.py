@@ -130,15 +130,6 @@ def test_another_batch_world_or_auto_is_accepted() -> None:
     check_state(dataclasses.replace(STATE, order=AUTO | {"lanes": 1}), dataclasses.replace(STATE, order=AUTO))
 
 
-def test_what_is_made_of_the_rows_may_change_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    check_state(STATE, STATE)
-    assert not caplog.records
-    check_state(STATE, dataclasses.replace(STATE, columns=["image"], transform="of.mine"))
-    logged = "  columns: saved ['image', 'label'], now ['image']\n  transform: saved None, now 'of.mine'"
-    assert [record.args for record in caplog.records] == [(logged,)]
-    assert "continues with the same rows, but makes other batches of them" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,7 +1,6 @@
 """Checks the thread between helpers and consumer: what a consumer may do to it, and that nothing of it is left."""
 
 import concurrent.futures.thread
-import dataclasses
 import gc
 import itertools
 import os
@@ -11,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +19,10 @@ import torch
 
 import raylance
 from raylance.errors import ConfigError, HelperError
-from raylance.orders.order import Epoch, Order
-from raylance.orders.permutation import Int64Array
 from raylance.planning.cursor import Cursor
 from raylance.runtime import feeder as feeder_module
 from tests.helpers.images import make_images
+from tests.helpers.own_orders import with_rows
 
 ROWS, BATCH = 400, 20
 BAD = 203
@@ -182,19 +180,10 @@ def test_an_epoch_that_fails_prepares_no_other(uri: str) -> None:
         list(batches)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OneEpoch(Order):
-    """An order whose table ends with the first epoch."""
-
-    name: ClassVar[str] = "one-epoch"
-
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return np.array([np.arange(ROWS)])[epoch.number][positions]
-
-
 def test_an_epoch_that_cannot_begin_costs_no_batch_of_the_one_before(uri: str) -> None:
     """It is begun ahead while the last batches wait to be taken, and nobody has asked for it."""
-    loader = raylance.dataset(uri, columns=["id"], order=OneEpoch()).loader(runtime="threads")
+    order = with_rows("OneEpoch", lambda epoch, positions: np.arange(ROWS)[None][epoch.number][positions])()
+    loader = raylance.dataset(uri, columns=["id"], order=order).loader(runtime="threads")
     whole = loader.batches(global_batch_size=BATCH, prefetch_batches=4)
     assert ids_of(whole) == list(range(ROWS))
     with pytest.raises(ConfigError, match="OneEpoch.*index 1 is out of bounds"):
@@ -481,16 +470,6 @@ def test_an_error_of_what_was_prepared_comes_when_it_is_asked_for(write_dataset:
         for _ in range(2):
             with pytest.raises(raylance.BadRowError):
                 next(iter(batches))
-
-
-def test_a_loader_that_is_dropped_takes_what_it_prepared_with_it(images_uri: str) -> None:
-    decode = raylance.Image("image", size=16)
-    loader = raylance.dataset(images_uri, decode=decode, filter="id < 160").loader(runtime="threads")
-    assert len(list(loader.batches(global_batch_size=8))) > 0
-    assert len(feeders()) == 1
-    del loader
-    gc.collect()
-    wait_until(lambda: not feeders())
 
 
 def test_an_interpreter_that_ends_in_mid_pass_ends_and_a_thread_that_outlives_the_main_one_gets_its_rows(
