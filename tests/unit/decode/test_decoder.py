@@ -403,6 +403,7 @@ GREY = [encode(np.full((24, 32), grey, np.uint8)) for grey in (3, 200)]
         (raylance.Image("image", size=(10, 40), augment=raylance.CenterCrop(), hflip=1.0), IMAGES),
         (raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(), hflip=0.5), IMAGES),
         (raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(), hflip=0.5), GREY),
+        (raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(), hflip=0.5, views=2), IMAGES),
         (Npy("array"), [npy(array) for array in ARRAYS[:4]]),
         (Waveform("sound", 20), SOUNDS[:4]),
         (Raw("raw"), RAW),

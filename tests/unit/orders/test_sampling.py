@@ -212,29 +212,6 @@ def table() -> pa.Table:
     return pa.table({"id": rows, "weight": (rows % 3).astype(np.float32), "label": [f"c{row // 250}" for row in rows]})
 
 
-def test_sampling_through_the_loader_with_resume(write_dataset: Callable[..., str]) -> None:
-    uri = write_dataset(table())
-    order = ClassBalanced(column="label", classes_per_batch=2, rows_per_epoch=240)
-    dataset = raylance.dataset(uri, order=order)
-    with dataset.loader() as loader:
-        whole = [batch["id"] for batch in loader.iter_batches(global_batch_size=20)]
-        assert loader.epoch == 1
-    assert len(whole) == 12
-    assert all((batch >= 250).sum() == 10 for batch in whole), "the rare class is half of each batch"
-    parts = []
-    with dataset.loader() as loader:
-        for _, batch in zip(range(5), loader.iter_batches(global_batch_size=20), strict=False):
-            parts.append(batch["id"])
-        state = loader.state_dict()
-    ranks = []
-    for rank in range(2):
-        with raylance.dataset(uri, order=order).loader(rank=rank, world_size=2) as loader:
-            loader.load_state_dict(state)
-            ranks.append([batch["id"] for batch in loader.iter_batches(global_batch_size=20)])
-    parts += [np.concatenate(pair) for pair in zip(*ranks, strict=True)]
-    np.testing.assert_array_equal(np.concatenate(parts), np.concatenate(whole))
-
-
 def test_a_checkpoint_of_other_weights_is_refused(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(table())
     state = raylance.dataset(uri, order=Weighted(weights="weight")).loader().state_dict()

@@ -106,13 +106,6 @@ def test_rows_between_the_wanted_ones_never_come(
     loader.close()
 
 
-def test_no_rows_keep_the_schema(write_dataset: Callable[..., str]) -> None:
-    pinned = pin(write_dataset(table(0, 10)), None, None)
-    found = Reader(pinned=pinned, columns=["vector"], row_bytes=16).read(np.empty(0, dtype=np.int64))
-    assert found.num_rows == 0
-    assert found.schema.field("vector").type == pa.list_(pa.float32(), 4)
-
-
 def test_rows_that_are_gone_are_an_error_and_not_a_short_table(write_dataset: Callable[..., str]) -> None:
     pinned = pin(write_dataset(table(0, 10)), None, None)
     for row_bytes in (1, 1 << 20):
