@@ -6,8 +6,6 @@ import functools
 import itertools
 import logging
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +18,7 @@ import torch.utils.data
 import raylance
 from raylance.batches import device
 from raylance.torch_data import IterableDataset, MapDataset
+from tests.helpers.scripts import FORKED
 
 
 @pytest.fixture(scope="module")
@@ -422,31 +421,8 @@ class _Wrapped(torch.utils.data.IterableDataset[Any]):
         return iter(self.owner.iter_torch_batches(batch_size=10))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_data_loader_with_workers_is_refused_and_does_not_hang(uri: str, context: str) -> None:
-    """Around the batches themselves, and around a dataset that iterates inside of the worker."""
-    script = f"""
-import sys
-import ray, raylance, torch.utils.data
-sys.path.insert(0, {sys.path[0]!r})
-from tests.unit.batches.test_batches import _Wrapped
-
-if __name__ == "__main__":
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    handle = raylance.dataset({uri!r}, columns=["id"])
-    for owner in (handle.loader(), handle):
-        for dataset in (_Wrapped(owner), owner.iter_torch_batches(batch_size=10)):
-            loader = torch.utils.data.DataLoader(
-                dataset, batch_size=None, num_workers=1, multiprocessing_context={context!r}
-            )
-            try:
-                list(loader)
-            except raylance.ConfigError as error:
-                assert "raylance.torch_data" in str(error), error
-                print("refused")
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout.split() == ["refused"] * 4, done.stderr[-2000:]
+def test_a_worker_of_data_loader_is_refused_and_does_not_hang(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    wrapped = _Wrapped(open_ids(uri))
+    with pytest.raises(raylance.ConfigError, match="raylance.torch_data"):
+        list(torch.utils.data.DataLoader(wrapped, None, num_workers=1, multiprocessing_context=FORKED))

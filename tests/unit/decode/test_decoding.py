@@ -17,21 +17,6 @@ from raylance.torch_data import IterableDataset
 from tests.helpers.images import encode
 
 
-def add_one(batch: dict[str, Any]) -> dict[str, Any]:
-    batch["x"] += 1
-    return {"x": batch["x"]}
-
-
-def test_a_transform_that_works_in_place_changes_nothing_that_is_read_again(write_dataset: Callable[..., str]) -> None:
-    """What was prefetched when a pass broke off is transformed once more, from what the shard actor holds."""
-    uri = write_dataset(pa.table({"x": np.zeros(4000, np.float32)}))
-    dataset = raylance.dataset(uri, order="sequential", transform=add_one)
-    with dataset.loader(num_decoders=0) as loader:
-        for _ in range(3):
-            for _, batch in zip(range(3), loader.iter_batches(global_batch_size=100), strict=False):
-                assert (batch["x"] == 1).all()
-
-
 def noisy(batch: dict[str, np.ndarray]) -> dict[str, Any]:
     """Float images with noise of their own, a column more and one less."""
     noise = np.stack([np.random.default_rng(int(seed)).normal(size=(4, 4, 3)) for seed in batch["_seed"]])

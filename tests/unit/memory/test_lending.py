@@ -28,6 +28,9 @@ def test_a_short_loan_takes_the_smallest_memory_that_is_not_far_too_large() -> N
     short = lender.lend(5 << 20)
     assert lender.lent_bytes == 8 << 20
     assert (len(short), len(lender.lend(1 << 20))) == (8 << 20, 1 << 20), "a small column leaves large memory alone"
+    lender.most_bytes = 25 << 20
+    del short
+    assert sum(map(len, lender._spare.values())) <= 25 << 20, "what came back first is dropped"
 
 
 @pytest.mark.slow  # more than 2 GiB, several times

@@ -74,19 +74,14 @@ class Run:
         lost: Sequence[int] = (),
         ahead: Sequence[int] = (),
         orders: Sequence[Resolved] = (),
-        recorded: Sequence[int] | None = None,
-        ledgers: Sequence[Ledger] | None = None,
-    ) -> Sequence[Ledger]:
+    ) -> None:
         """One start: so many steps of all ranks, and some more of each that is ahead; reports in `lost` never count.
         Each of `world` data-parallel ranks has so many peers.
         """
         at = self.checkpoints[-1] if begin is None else begin
         self.line = [step for step in self.line if step.end <= at]
-        given = ledgers
-        for ledger in given or ():
-            ledger.load(*at)
         ranks = world * peers
-        ledgers = [Ledger() for _ in range(ranks)] if given is None else given
+        ledgers = [Ledger() for _ in range(ranks)]
         plan = make_plan(self.order, batch, world, self.remainder)
         plans = [dataclasses.replace(plan, order=order) for order in orders] or [plan] * ranks
         ahead = [*ahead, *[0] * ranks][:ranks]
@@ -122,11 +117,8 @@ class Run:
             at = end
         start = f"start {len(self.accounts)}"
         for rank, ledger in enumerate(ledgers):
-            if recorded is None or rank in recorded:
-                name = f"{start} {rank}" if given is None else str(id(ledger))
-                pair = None if peers == 1 else (rank // peers, world)
-                self.accounts.append(account(ledger, rank, ranks, start=start, ledger=name, data_parallel=pair))
-        return ledgers
+            name, pair = f"{start} {rank}", None if peers == 1 else (rank // peers, world)
+            self.accounts.append(account(ledger, rank, ranks, start=start, ledger=name, data_parallel=pair))
 
     def prove(self, expected: Expected | None = None) -> list[EpochProof]:
         """By epoch, one line each."""
@@ -244,7 +236,8 @@ def test_draws_are_proven_against_the_plan_and_padding_is_named() -> None:
 
 def test_what_is_not_known_is_not_proven() -> None:
     run = Run()
-    run.start(2, 12, 13, recorded=[0])  # of rank 1, nothing was written
+    run.start(2, 12, 13)
+    del run.accounts[1]  # of rank 1, nothing was written
     run.start(3, 12, 10)
     first, second, third = run.prove()
     assert (first.status, second.status, third.status) == ("unproven", "unproven", "proven")

@@ -27,10 +27,9 @@ def numbers(start: int, rows: int) -> pa.Table:
     return pa.table({"id": np.arange(start, start + rows), "label": np.arange(rows) % 5})
 
 
-def position_of(handle: raylance.Dataset, position: int = 0) -> dict[str, Any]:
+def position_of(handle: raylance.Dataset) -> dict[str, Any]:
     """A state of the handle's loader, as a checkpoint holds it."""
-    loader = handle.loader()
-    return json.loads(json.dumps(loader.state_dict() | {"position": position}))
+    return json.loads(json.dumps(handle.loader().state_dict()))
 
 
 def test_a_tag_into_a_branch_reads_the_branch(write_dataset: Callable[..., str]) -> None:
