@@ -55,12 +55,7 @@ def test_a_consumer_that_stops_by_count_gets_every_epoch(uri: str) -> None:
         assert len({str(epoch) for epoch in wanted}) == 3
         assert take(loader.iter_batches(global_batch_size=10), 10) == wanted[0]
         assert (loader.epoch, loader.state_dict()["position"]) == (1, 0)
-        seen = []
-        for batch in loader.iter_batches(global_batch_size=10):
-            seen.append(batch["id"].tolist())
-            if len(seen) == 10:
-                break
-        assert seen == wanted[1]
+        assert take(loader.iter_batches(global_batch_size=10), 10) == wanted[1]
         assert ids_of(loader.iter_batches(global_batch_size=10)) == wanted[2]
         assert loader.epoch == 3
         assert loader.stats()["epoch_certificate"]["epoch"] == 2
@@ -424,5 +419,7 @@ class _Wrapped(torch.utils.data.IterableDataset[Any]):
 def test_a_worker_of_data_loader_is_refused_and_does_not_hang(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
     wrapped = _Wrapped(open_ids(uri))
+    batches = iter(torch.utils.data.DataLoader(wrapped, None, num_workers=1, multiprocessing_context=FORKED))
     with pytest.raises(raylance.ConfigError, match="raylance.torch_data"):
-        list(torch.utils.data.DataLoader(wrapped, None, num_workers=1, multiprocessing_context=FORKED))
+        next(batches)
+    batches._shutdown_workers()  # else it waits until the error is gone

@@ -1,7 +1,6 @@
 """Transforms, blob columns and per-row randomness, through the real loader."""
 
 import functools
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -281,13 +280,6 @@ def test_a_bad_row_of_a_transform_in_a_mixture_is_named(plain_uri: str) -> None:
     error = f"row offset {BAD} of [ab] .{plain_uri}. by itself"
     with raylance.mix(parts).loader() as loader, pytest.raises(raylance.BadRowError, match=error):
         list(loader.iter_batches(global_batch_size=10))
-
-
-def test_errors_of_rows_survive_pickling() -> None:
-    for given in (("image", 5, "cut", "x.lance"), (None, 5, "EOFError", "x.lance")):
-        for error in (raylance.BadRowError(*given), raylance.BadRowError(*given, message="too many")):
-            loaded = pickle.loads(pickle.dumps(error))
-            assert (str(loaded), vars(loaded)) == (str(error), vars(error))
 
 
 def test_copies_of_a_sampled_row_are_augmented_differently(images_uri: str) -> None:

@@ -322,9 +322,7 @@ def test_a_damaged_image_is_no_fault_of_its_mask(masks_uri: str, first: str) -> 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "TIFF by a ratio", "TIFF by XMP", "WEBP"])
 def test_a_mask_that_its_image_is_turned_away_from_is_a_bad_row(write_dataset: Callable[..., str], kind: str) -> None:
-    """With an orientation of 2 or 3, the image was mirrored and the mask was not, and nothing said so. A TIFF's tag was
-    not seen at all.
-    """
+    """With an orientation of 2 or 3, the image was mirrored and the mask was not, and nothing said so."""
     classes = np.arange(12 * 16, dtype=np.uint8).reshape(12, 16)
 
     def turn_by(classes: np.ndarray, turn: int) -> bytes:

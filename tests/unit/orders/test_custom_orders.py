@@ -36,13 +36,6 @@ class Longer(Custom):
         return dataclasses.replace(super().resolve(facts), epoch_rows=facts.rows + 1)
 
 
-class Drawn(Custom):
-    repeats: ClassVar[bool] = True
-
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return positions // 2
-
-
 class Narrow(Custom):
     def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
         return super().rows_of(epoch, positions).astype(np.int32)  # type: ignore[return-value]
@@ -99,13 +92,9 @@ def test_an_order_that_keeps_its_promise_delivers(uri: str, order: Order) -> Non
             assert set(rows) <= set(range(100, 1100))
 
 
-def test_an_order_that_says_that_it_repeats_may(uri: str) -> None:
-    with open_data(uri, Drawn()).loader(runtime="threads") as loader:
-        rows = [row for batch in loader.iter_batches(batch_size=50) for row in batch["id"].tolist()]
-    assert sorted(rows) == sorted([*range(100, 600), *range(100, 600)])
+class Twice(Custom):
+    repeats: ClassVar[bool] = True
 
-
-class Twice(Drawn):
     def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
         return positions % (epoch.order.rows // 2)
 

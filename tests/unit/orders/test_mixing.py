@@ -78,9 +78,7 @@ def test_seeking_equals_replaying_and_standings_count(order: Resolved, data: st.
 def test_rows_that_are_asked_together_are_those_of_each_component_alone(
     order: Resolved, epoch: int, most: int, data: st.DataObject
 ) -> None:
-    """Positions in any order, of many epochs of components at once and of few, with all that was asked before forgotten
-    or known.
-    """
+    """Positions in any order, of many epochs of components at once and of few."""
     mixed, wanted, base = order.epoch(epoch), np.full(order.epoch_rows, -1), 0
     names = np.array(every_component(order))
     for part, own in zip(parts_of(order), order.parts, strict=True):  # type: ignore[attr-defined]
@@ -142,46 +140,6 @@ def test_every_prefix_has_the_shares_of_the_weights(weights: list[float], data: 
         return
     shares = np.array([float(weight) for weight in weights]) / float(sum(map(Fraction, weights)))
     assert np.abs(np.array(counts) - position * shares).max() <= 2 + len(weights).bit_length() / 2
-
-
-@pytest.mark.parametrize("spread", ["tree", "pattern"])
-def test_a_component_ends_where_its_rows_do(spread: str) -> None:
-    """By each way to deal positions, the epoch that a component would end is found by arithmetic and by counting."""
-    parts = [(RowShuffle(shard_rows=1), rows, quota) for rows, quota in ((40, 3), (7, 1), (90, 5), (11, 2))]
-    for stop in ("first_exhausted", "all_exhausted"):
-        order = mix_of(stop, *parts, spread=spread).resolve(Facts(rows=148, seed=0))
-        counts = [
-            [standing["rows"] for standing in order.settings.standings(position).values()] for position in range(400)
-        ]
-        rows = [rows for _, rows, _ in parts]
-        whole = [position for position in range(400) if all(map(int.__ge__, counts[position], rows))]
-        fresh = [position for position in range(400) if all(map(int.__le__, counts[position], rows))]
-        assert order.epoch_rows == (max(fresh) if stop == "first_exhausted" else min(whole))
-
-
-def test_what_an_earlier_version_recorded_keeps_its_order(parts: dict[str, Any]) -> None:
-    """A checkpoint of 0.10 says quotas and no `spread`; other weights are refused."""
-    (large, _), (small, _) = parts.values()
-    mixed = raylance.mix({"a": (large, 0.7), "b": (small, 0.1), "c": (large, 0.2)}, stop=60, remainder="ragged")
-    spec = spec_of(mixed)
-    old_order = dataclasses.replace(spec.delivery.order, spread="pattern")
-    with raylance.Dataset(spec.with_delivery(order=old_order)).loader() as old:
-        batches = [batch["id"].tolist() for batch in old.iter_batches(batch_size=10)]
-        old.set_epoch(0)
-        for _ in itertools.islice(old.iter_batches(batch_size=10), 2):
-            pass
-        state = old.state_dict()
-    assert "spread" not in state["order"]
-    with mixed.loader() as new:
-        fresh = [batch["id"].tolist() for batch in new.iter_batches(batch_size=10)]
-        new.load_state_dict(state)
-        resumed = [batch["id"].tolist() for batch in new.iter_batches(batch_size=10)]
-        assert new.state_dict()["order"].keys() == state["order"].keys()
-    assert fresh != batches
-    assert resumed == batches[2:]
-    other = raylance.mix({"a": (large, 1), "b": (small, 1), "c": (large, 1)}, stop=60)
-    with pytest.raises(raylance.StateError, match=r"order\.components\..*quota: saved 7, now 1"):
-        other.loader().load_state_dict(state)
 
 
 # Frozen, as test_order.GOLDEN is: by epoch.

@@ -172,15 +172,6 @@ def test_steps_are_arranged_by_lane_wherever_they_begin(
     assert np.concatenate(arranged).tolist() == wanted
 
 
-def test_ranks_own_lanes_where_lanes_divide_the_batch() -> None:
-    order = WindowShuffle(shard_rows=10, window_shards=2, lanes=8)
-    plan = make_plan(resolve(order, 1000), 32, 4)
-    for position in range(0, 960, 32):
-        for rank in range(4):
-            lanes = set((plan.positions(position, *plan.rank_slice(position, rank)) % 8).tolist())
-            assert lanes == {2 * rank, 2 * rank + 1}
-
-
 def test_padding_repeats_the_first_rows() -> None:
     order = resolve(RowShuffle(shard_rows=4), 10)
     plan = make_plan(order, 4, 1, "pad")

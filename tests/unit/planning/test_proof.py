@@ -1,6 +1,4 @@
-"""The proof of a run against an independent oracle: random histories of starts, kills, resumes and elastic worlds,
-whole ones and broken ones.
-"""
+"""The proof of a run against an oracle: random histories of starts, kills and resumes, whole and broken ones."""
 
 import dataclasses
 import itertools

@@ -100,10 +100,7 @@ MANY = [
 
 @pytest.mark.parametrize("order", MANY, ids=repr)
 def test_a_state_of_ten_billion_rows_is_small(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took 20 s at 10⁸ rows of a row shuffle, and 161 kB in windows: what grows with the rows is left to a request.
-
-    The work is counted, not timed: positions whose rows are computed.
-    """
+    """What grows with the rows is left to a request. The work is counted: positions whose rows are computed."""
     asked: list[int] = []
     real = permutation.permute
 

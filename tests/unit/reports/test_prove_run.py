@@ -211,16 +211,6 @@ def test_a_run_continues_with_files_that_lie_elsewhere(
         train(opened(new), run, 1, state=state)
 
 
-def test_draws_and_mixtures_are_proven_against_their_plans(uri: str, tmp_path: Path) -> None:
-    mixed = raylance.mix({"a": (open_data(uri), 2), "b": (open_data(uri, seed=9), 1)}, remainder="pad")
-    drawn = open_data(uri, order=raylance.ClassBalanced(column="id", rows_per_epoch=100))
-    for name, data in (("mixed", mixed), ("drawn", drawn)):
-        train(data, tmp_path, 13, name=name)
-    proof = raylance.prove_run(tmp_path)
-    assert proof.ok
-    assert {one.dataset for one in proof.datasets} == {"mixed", "drawn"}
-
-
 def test_packed_documents_are_proven_by_their_sequences(write_dataset: Callable[..., str], tmp_path: Path) -> None:
     texts = write_dataset(pa.table({"tokens": [list(range(row % 50 + 1)) for row in range(100)]}))
     pack = raylance.PackTokens(column="tokens", length=32)

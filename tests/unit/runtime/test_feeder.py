@@ -224,17 +224,6 @@ def test_whole_passes_begin_at_the_start_also_after_one_that_was_left(uri: str) 
     loader.close()
 
 
-def test_close_in_mid_pass(uri: str) -> None:
-    loader = loader_of(uri)
-    batches = iter(loader.batches(global_batch_size=BATCH))
-    next(batches)
-    loader.close()
-    assert not feeders()
-    with pytest.raises(raylance.RaylanceError, match="superseded"):
-        next(batches)
-    assert ids_of(loader.batches(global_batch_size=BATCH)) == list(range(BATCH, ROWS))
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("taken", [1, ROWS // BATCH], ids=["in a pass", "after one"])
 def test_the_garbage_collector_ends_a_pass_wherever_it_runs(uri: str, taken: int) -> None:
@@ -331,9 +320,6 @@ def interrupted_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, be
 def test_an_interrupt_at_any_place_costs_no_row(
     uri: str, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, before: bool, times: int
 ) -> None:
-    """The pass that an interrupt left took events of the next one, which waited without end; and a batch that had been
-    counted, and not handed out, was lost.
-    """
     loader, seen, interrupts = loader_of(uri), [], 0
     interrupted_in(monkeypatch, owner, name, before=before, times=times)
     while loader.epoch == 0:
@@ -475,8 +461,6 @@ def test_an_error_of_what_was_prepared_comes_when_it_is_asked_for(write_dataset:
 def test_an_interpreter_that_ends_in_mid_pass_ends_and_a_thread_that_outlives_the_main_one_gets_its_rows(
     interpreters: list[subprocess.Popen[str]],
 ) -> None:
-    """The iterator outlives the modules that it needs, and Ray was never loaded; `concurrent.futures` starts nothing
-    more.
-    """
+    """Modules are gone, Ray was never loaded, and `concurrent.futures` starts nothing more."""
     for process, said in zip(interpreters, SAID.values(), strict=True):
         assert (*process.communicate(timeout=60), process.returncode) == (said, "", 0)

@@ -1,6 +1,4 @@
-"""The checkers of raylance.testing catch what they are there for, and orders of one's own work through loader,
-state and resume.
-"""
+"""The checkers of raylance.testing catch what breaks; orders of one's own work through loader, state and resume."""
 
 import dataclasses
 from collections.abc import Callable
