@@ -35,10 +35,6 @@ assert "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
     run_script(script, tmp_path)
 
 
-def settings(**changes: Any) -> dict[str, Any]:
-    return {"columns": ["image", "label"], "decode": raylance.Image("image", size=8)} | changes
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -63,8 +59,9 @@ def settings(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_bad_input(images_uri: str, change: dict[str, Any], error: type[Exception], message: str) -> None:
+    settings = {"columns": ["image", "label"], "decode": raylance.Image("image", size=8)} | change
     with pytest.raises(error, match=message):
-        raylance.dataset(images_uri, **settings(**change))
+        raylance.dataset(images_uri, **settings)
 
 
 def test_names_that_raylance_adds_are_refused(write_dataset: Callable[..., str]) -> None:

@@ -319,11 +319,10 @@ def test_bad_mixtures(parts: dict[str, Any], write_dataset: Callable[..., str]) 
 GOLDEN_SEEDS = [16391082371309026713, 1384234292565451594, 12541704517497926162, 16119218604280180747]
 
 
-def copy_offsets(batch: dict[str, Any]) -> dict[str, Any]:
-    return {"seen": batch["_rowoffset"].copy(), "seed": batch["_seed"].copy()}
-
-
 def test_transforms_in_mixtures_see_the_offsets_of_the_dataset(write_dataset: Callable[..., str]) -> None:
+    def copy_offsets(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"seen": batch["_rowoffset"].copy(), "seed": batch["_seed"].copy()}
+
     datasets = [raylance.dataset(write_dataset(table(first, 40)), transform=copy_offsets) for first in (0, 1000)]
     mixed = raylance.mix({"a": (datasets[0], 1), "b": (datasets[1], 1)}, stop="all_exhausted", remainder="ragged")
     batches = list(IterableDataset(mixed, global_batch_size=20, dist_info=(0, 1), with_row_offset=True))

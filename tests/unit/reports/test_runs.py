@@ -431,26 +431,17 @@ def test_bad_rows_of_mixtures_are_named_by_their_own_offset(make_run: Make, tmp_
     assert ">7</td><td>image</td><td>b (/b.lance)</td>" in render(read_run(str(tmp_path / "r")))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SlowImage(raylance.Decoder):
-    """A mean of the bytes of an image, which takes some milliseconds, whatever the machine."""
-
-    shape, dtype = (), np.float32
-
-    def open(self) -> "SlowImage":
-        return self
-
-    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
-        time.sleep(0.004)
-        out[...] = np.frombuffer(encoded, np.uint8).mean()
+def slowly(batch: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.004 * len(batch["label"]))
+    return {"image": batch["image"], "label": batch["label"]}
 
 
 @pytest.fixture(scope="module")
 def limited(write_dataset: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a run that is limited by a decoder that sleeps."""
+    """The folder of a run that is limited by a transform that sleeps."""
     images = write_dataset(pa.table({"image": pa.array(make_images(100), pa.binary()), "label": np.arange(100) % 7}))
     folder = str(tmp_path_factory.mktemp("runs") / "decoding")
-    data = raylance.dataset(images, decode=SlowImage(column="image"), remainder="ragged")
+    data = raylance.dataset(images, decode=raylance.Image("image", size=8), transform=slowly, remainder="ragged")
     with data.loader(num_decoders=1, runtime="threads", record=folder) as loader:
         drain(loader, 10, 0.002)
     return folder

@@ -56,13 +56,8 @@ def test_values_of_each_type_are_written(uri: str, tmp_path: Path, type: pa.Data
     assert written(uri, tmp_path / "parts", values, type) == 0
     table = lance.dataset(uri).to_table()
     assert table.schema.field("found").type == type
-    assert table["found"].to_pylist() == (
-        values.to_pylist() if isinstance(values, pa.Array) else list(map(plain, values))
-    )
-
-
-def plain(value: Any) -> Any:
-    return value.as_py() if isinstance(value, pa.Scalar) else value.tolist() if hasattr(value, "tolist") else value
+    wanted = values.to_pylist() if isinstance(values, pa.Array) else getattr(values, "tolist", lambda: values)()
+    assert table["found"].to_pylist() == wanted
 
 
 def test_other_writers_keep_their_rows(uri: str, tmp_path: Path) -> None:
