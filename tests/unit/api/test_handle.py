@@ -116,7 +116,6 @@ def batches_of(dataset: raylance.Dataset, state: dict[str, Any] | None = None, *
 def test_the_memory_of_a_rank_changes_no_batch(
     write_dataset: Callable[..., str], order: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two ranks with memory of their own got 300 rows of which 227 were distinct: each had an order of its own."""
     uri = write_dataset(pa.table({"vector": pa.FixedSizeListArray.from_arrays(np.arange(320_000.0), 320)}))
     dataset = raylance.dataset(uri, order=order, seed=3)
     wanted = batches_of(dataset)
@@ -202,7 +201,6 @@ def test_a_version_is_an_integer_of_any_kind(images_uri: str, version: Any) -> N
 def test_places_are_opened_as_lance_opens_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, kind: type
 ) -> None:
-    """~/x.lance and file:/x.lance were looked for in the working directory."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -225,7 +223,6 @@ def test_places_are_opened_as_lance_opens_them(
 
 @pytest.mark.parametrize("form", ["file:{}#2", "FILE:{}#2", "file://{}?x=1", "File:{}?2", "s3://bucket/run#2/d.lance"])
 def test_a_place_that_lance_would_cut_is_refused(tmp_path: Path, form: str) -> None:
-    """FILE:/x.lance#2 opened /x.lance."""
     lance.write_dataset(pa.table({"id": [1, 2]}), tmp_path / "x.lance")
     uri = form.format(tmp_path / "x.lance")
     for call in (lambda: raylance.dataset(uri), lambda: raylance.add_column(uri, "y", pa.int64())):

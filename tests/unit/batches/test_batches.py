@@ -250,7 +250,6 @@ def test_lists_are_padded_with_what_was_asked_for(lists_uri: str, column: str, v
     ],
 )
 def test_paddings_that_the_lists_cannot_hold(lists_uri: str, column: str, value: Any, message: str) -> None:
-    """Until they were refused, 0.5 became 0, 2 True, 1e60 an infinity, and -100 an OverflowError in mid-epoch."""
     handle = raylance.dataset(lists_uri, columns=[column])
     loader = handle.loader()
     arguments: dict[str, Any] = {"batch_size": 2, "pad_lists": {column: value}}
@@ -311,7 +310,6 @@ def test_dtypes_leave_offsets_alone(uri: str) -> None:
 
 
 def test_dtypes_take_the_lengths_that_padding_adds(uri: str) -> None:
-    """They were "which no batch has"."""
     with raylance.dataset(uri, columns=["id", "tokens"], order="sequential") as handle:
         for dtypes, lengths in (({"tokens_length": torch.int32}, torch.int32), (torch.float32, torch.int64)):
             arguments = {"batch_size": 8, "pad_lists": {"tokens": raylance.Pad(0)}, "dtypes": dtypes}

@@ -437,7 +437,6 @@ def bfloat16_uri(write_dataset: Callable[..., str]) -> str:
 
 
 def test_bfloat16_is_a_tensor_of_its_dtype(bfloat16_uri: str) -> None:
-    """It came as lists of Python objects, and dtypes= was ignored."""
     handle, wanted = raylance.dataset(bfloat16_uri, order="sequential"), torch.tensor(BRAIN).to(torch.bfloat16)
     (batch,) = handle.iter_torch_batches(batch_size=3)
     assert {batch[name].dtype for name in ("one", "vector", "even")} == {torch.bfloat16}

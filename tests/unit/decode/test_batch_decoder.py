@@ -250,7 +250,6 @@ class InPlace(raylance.BatchDecoder):
 
 
 def test_rows_of_a_batch_that_failed_are_decoded_from_their_own_bytes(uri: str) -> None:
-    """After one bad row, the others were decoded from the bytes that the decoder had changed."""
     handle = raylance.dataset(uri, decode=InPlace("values"), on_bad_row="mask", columns=["values"], order="sequential")
     (batch,) = handle.iter_torch_batches(batch_size=ROWS)
     good = np.setdiff1d(np.arange(ROWS), BAD)
@@ -272,7 +271,6 @@ class Model(OnDevice):
 
 
 def test_what_decodes_on_a_device_is_opened_once_a_loader(uri: str) -> None:
-    """Each pass over one `batches` opened another one, and kept it: 41 after 40 passes."""
     handle = raylance.dataset(uri, decode=Model("values"), columns=["values"], filter="id > 8", on_bad_row="mask")
     Model.opened.clear()
     with handle.loader() as loader:

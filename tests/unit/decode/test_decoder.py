@@ -313,7 +313,6 @@ def read_until_too_many(batches: Any) -> tuple[list[int], raylance.BadRowError]:
 
 @pytest.mark.parametrize("decoders", [0, 3])
 def test_a_decoder_that_fits_too_few_rows_ends_the_epoch(clips: str, decoders: int) -> None:
-    """Hundreds of 2,000 healthy clips came as zeros, and nobody said so."""
     with open_clips(clips, "clip").loader(num_decoders=decoders) as loader:
         seen, error = read_until_too_many(loader.iter_batches(batch_size=64))
         assert seen == list(range(960)), "the batch that makes it 1,024 rows is not handed out"

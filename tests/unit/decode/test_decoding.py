@@ -193,7 +193,6 @@ ERRORS = [EOFError(""), StopIteration(), ValueError("no such thing"), KeyError(5
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 @pytest.mark.parametrize("decoders", [0, 2])
 def test_a_row_that_the_transform_fails_on_is_a_bad_row(plain_uri: str, error: Exception, decoders: int) -> None:
-    """It was the bare error; StopIteration became "generator raised StopIteration"."""
     with open_failing(plain_uri, {BAD: error}).loader(num_decoders=decoders) as loader:
         seen = []
         with pytest.raises(raylance.BadRowError) as caught:
@@ -350,7 +349,6 @@ def structs(values: list[bytes | None], storage: str, *, is_blob: bool) -> pa.Ta
 @pytest.mark.parametrize("is_blob", [False, True])
 @pytest.mark.parametrize("read", ["take", "range"])
 def test_fields_inside_structs_are_columns(tmp_path: Any, storage: str, is_blob: bool, read: Any) -> None:
-    """A plain read of blobs gave {'position': 0, 'size': 3}, or failed as though the struct were a blob."""
     values: list[bytes | None] = [bytes([row]) * row for row in range(40)]
     values[5] = None
     uri = str(tmp_path / "structs.lance")

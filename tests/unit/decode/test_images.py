@@ -276,7 +276,6 @@ def masks_uri(write_dataset: Callable[..., str]) -> str:
 
 @pytest.mark.parametrize("decoders", [0, 2])
 def test_an_image_and_its_mask_get_one_crop(masks_uri: str, decoders: int) -> None:
-    """With equal settings for both, they had nothing to do with each other: a mean difference of 54 of 255."""
     decode = [MASK, dataclasses.replace(MASK, column="indexed"), Image("image", size=24, **CROPS)]
     bad = [7, 9, 11, 12, 13]
     handle = raylance.dataset(masks_uri, decode=decode, on_bad_row="mask", remainder="ragged")
@@ -322,7 +321,6 @@ def test_a_damaged_image_is_no_fault_of_its_mask(masks_uri: str, first: str) -> 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "TIFF by a ratio", "TIFF by XMP", "WEBP"])
 def test_a_mask_that_its_image_is_turned_away_from_is_a_bad_row(write_dataset: Callable[..., str], kind: str) -> None:
-    """With an orientation of 2 or 3, the image was mirrored and the mask was not, and nothing said so."""
     classes = np.arange(12 * 16, dtype=np.uint8).reshape(12, 16)
 
     def turn_by(classes: np.ndarray, turn: int) -> bytes:

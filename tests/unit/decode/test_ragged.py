@@ -162,7 +162,6 @@ class Clips(raylance.RaggedDecoder):
 
 @pytest.mark.parametrize("shape", [(2, 5, 3), (5, 3)])
 def test_channels_come_first_however_lists_are_given(write_dataset: Callable[..., str], shape: tuple[int, ...]) -> None:
-    """Lists and single rows had them last, and padded rows of two axes had the ragged one behind the channels."""
     clips = [np.full((row % 3 + 1, *shape), row, np.uint8) for row in range(8)]
     for clip in clips:
         clip[..., 0] += 100

@@ -208,7 +208,6 @@ def test_boxes_are_mapped_for_each_view_and_for_none_of_a_masked_row() -> None:
     ],
 )
 def test_what_cannot_be_mapped(boxes: Any, crop: Any, size: Any, message: str) -> None:
-    """Five numbers a box gave other boxes, and a masked row a division by zero."""
     with pytest.raises(ConfigError, match=message):
         map_boxes(boxes, crop, size)
 

@@ -173,7 +173,6 @@ def test_sizes_fade_each_by_itself(raw: int) -> None:
 
 
 def test_the_first_decoder_that_runs_decodes() -> None:
-    """Nothing was delivered before all four ran: 15.5 s on two cores, for 3.4 s."""
     driver = Driver(make_pool(decoders=4), rows=1)
     reader, first, *_ = driver.given(Place)
     driver.handle(Alive(reader.helper))
@@ -519,7 +518,6 @@ def play_with_fatal(
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 64])
 def test_a_row_that_ends_its_decoder_is_found_and_given_up(rows: int) -> None:
-    """The work on the same rows was lost four times, and the epoch ended; nobody knew which row it was."""
     fatal = rows // 2
     driver, given_up = play_with_fatal(rows, {fatal})
     if rows == 1:  # nothing shows that decoders work here
@@ -541,7 +539,6 @@ def test_two_rows_that_end_their_decoders_are_both_found() -> None:
 
 
 def test_a_row_whose_decoder_was_killed_once_is_kept() -> None:
-    """Row 41 was masked: what its step had ended before was counted against it, too."""
     driver, given_up = play_with_fatal(64, {40}, killed=[41])
     assert set(given_up) == {40}
     assert GiveUp not in kinds(driver.commands)
@@ -565,7 +562,6 @@ def check_ended(driver: Driver) -> None:
 @pytest.mark.parametrize("item_rows", [64, 8, 3])
 @pytest.mark.parametrize("decoders", [1, 2, 3])
 def test_a_decoder_that_can_decode_nothing_ends_the_pass(decoders: int, item_rows: int) -> None:
-    """The item that ends it may have waited at the decoder that was lost: it was put back, and its error forgotten."""
     driver, given_up = play_with_fatal(64, {*range(64)}, decoders=decoders, item_rows=item_rows)
     assert not given_up
     check_ended(driver)
@@ -573,7 +569,6 @@ def test_a_decoder_that_can_decode_nothing_ends_the_pass(decoders: int, item_row
 
 
 def test_a_row_that_waits_for_others_does_not_wait_for_one_that_has_failed() -> None:
-    """The pass never ended: the error of the second row came after the first row, which waited for the second one."""
     driver, given_up = play_with_fatal(2, {0}, fails=[1], item_rows=1)
     assert not given_up
     assert "no other row was decoded so far" in str(driver.last(GiveUp).error)
@@ -595,7 +590,6 @@ def test_a_row_that_waits_for_others_leaves_the_limit_to_them() -> None:
 
 
 def test_a_decoder_that_ended_at_the_work_of_another_loader_is_no_fault_of_these_rows() -> None:
-    """A good row of the training data was masked: a row of the validation data had ended the decoder of both."""
     of_others = dataclasses.replace(ENDED, is_of_others=True)
     driver = Driver(make_pool(1), 1, item_rows=1, global_batch_size=1)
     driver.start()
@@ -634,7 +628,6 @@ def test_a_suspect_is_tried_by_a_fresh_decoder() -> None:
 
 @pytest.mark.parametrize("is_queued", [True, False])
 def test_the_pass_ends_with_its_head_wherever_that_is(is_queued: bool) -> None:
-    """It waited at the decoder that was lost, and was put back without its error; or its read was kept for ever."""
     driver = Driver(make_pool(1), rows=6, item_rows=1, global_batch_size=6)
     driver.start()
     first, second, *others = driver.given(Gather)

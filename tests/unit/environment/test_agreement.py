@@ -88,7 +88,6 @@ def test_a_rank_that_did_not_call_is_named_and_does_not_wait(other: int) -> None
 @pytest.mark.parametrize("called", [True, False])
 @pytest.mark.parametrize("name", ["global_batch_size", "seed"])
 def test_ranks_with_unlike_terms_are_named(called: bool, name: str) -> None:
-    """Peers with unlike batches made 10 and 20 steps of an epoch, each, and nobody noticed."""
     given, same = [(0, 2), (0, 2), (1, 2), (1, 2)], [{name: value} for value in (64, 32, 64, 64)]
     for assignment in (OF_TRAIN, None):
         for answer in compare(given, called=[called] * 4, assignment=assignment, same=same):
@@ -100,7 +99,6 @@ def test_ranks_with_unlike_terms_are_named(called: bool, name: str) -> None:
 def test_a_rank_that_does_not_come_is_named(
     absent: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It may have been restarted, or have other work to do: the others waited for 600 s, and ended with an error."""
     monkeypatch.setattr(agreement, "_SILENT_S", 0.1)
     with caplog.at_level(logging.WARNING):
         answers = compare([(0, 3), (1, 3), (2, 3)], absent=[absent], patience_s=0.2)

@@ -37,7 +37,6 @@ def test_a_short_loan_takes_the_smallest_memory_that_is_not_far_too_large() -> N
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.list_(pa.uint8())])
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_rows_of_more_than_one_chunk_can_hold_are_taken(kind: pa.DataType, chunks: int) -> None:
-    """It was an ArrowInvalid: the offsets of these types count 2 GiB."""
     data, ends = pa.py_buffer(bytes(800 << 20)), pa.py_buffer(np.array([0, 800 << 20], np.int32))
     if pa.types.is_list(kind):
         values = pa.Array.from_buffers(pa.uint8(), len(data), [None, data])

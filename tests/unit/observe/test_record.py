@@ -27,7 +27,6 @@ STORAGES = ["file:///tmp/runs", "s3://bucket/runs?region=us-east-1", "s3://bucke
 @example("100%41")
 @example("a b")
 def test_a_name_is_what_ray_makes_of_it(storage: str, name: str) -> None:
-    """`lr=0.1#2` was read, and written, in the folder of the run `lr=0.1`."""
     # Whether there is a folder with %41 or one with A is asked for; of S3, by the network.
     assume(storage.startswith("file") or not re.search("%[0-9a-fA-F]{2}", f"{storage}/{name}"))
     place, _, options = storage.partition("?")

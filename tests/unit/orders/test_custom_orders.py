@@ -47,19 +47,10 @@ def open_data(uri: str, order: Order, **changes: Any) -> raylance.Dataset:
 
 WRONG = [
     (own.Halved(), r"Halved gives row 0 at positions 0 and 1 of epoch 0.*repeats = True"),
-    (
-        own.Beyond(),
-        r"Beyond\.rows_of\(\) gave row 1,?000 at position 999 of epoch 0.*rows 0 to 999.*not a row.*\[0, epoch",
-    ),
+    (own.Beyond(), r"Beyond\.rows_of\(\) gave row 1,?000 at position 999 of epoch 0.*rows 0 to 999"),
     (own.Floats(), r"Floats\.rows_of\(\) gave float64.*integers"),
-    (
-        own.with_rows("Short", lambda _, at: at[:-1])(),
-        r"Short\.rows_of\(\) gave .*shape \(\d+,\) for positions of shape \(\d+,\)",
-    ),
-    (
-        own.with_rows("Raising", lambda _, at: np.arange(10)[at])(),
-        r"Raising\.rows_of\(\) failed.*IndexError: index \d+ is out of bounds",
-    ),
+    (own.with_rows("Short", lambda _, at: at[:-1])(), r"Short\.rows_of\(\) gave .*shape \(\d+,\)"),
+    (own.with_rows("Raising", lambda _, at: np.arange(10)[at])(), r"Raising\.rows_of\(\) failed.*IndexError"),
     (own.with_rows("Nothing", lambda *_: None)(), r"Nothing\.rows_of\(\) gave .*integers"),
     (Longer(), r"Longer says that an epoch has 1,001 positions.*1,000 rows.*repeats = True"),
 ]

@@ -287,7 +287,6 @@ def test_saved_window_bytes_win(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("size", ["lanes", "shard_rows", "window_shards"])
 def test_sizes_that_no_order_has_are_damage(size: str) -> None:
-    """NumPy had no room for them, and raised an error of its own."""
     current = dataclasses.replace(DELIVERY, order=WindowShuffle())
     saved = signed(at(40).to_dict() | {"order": STATE.order | {size: 2**62}})
     with pytest.raises(StateError, match=rf"damaged: WindowShuffle\({size}=4611686018427387904\): must be .* at most"):

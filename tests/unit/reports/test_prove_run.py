@@ -184,7 +184,6 @@ def test_a_dataset_that_is_gone_leaves_counts(uri: str, tmp_path: Path) -> None:
 def test_a_run_continues_with_files_that_lie_elsewhere(
     uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, is_mixed: bool
 ) -> None:
-    """It was refused: "its position would mean other rows"."""
     old, new, run = tmp_path / "a" / "data.lance", tmp_path / "b" / "data.lance", tmp_path / "run"
     if how == "renamed":
         new = tmp_path / "a" / "other.lance"
@@ -321,7 +320,6 @@ def test_a_storage_that_fails_leaves_what_is_not_proven(uri: str, tmp_path: Path
 
 
 def test_a_loader_that_is_gone_gives_its_name_back(uri: str, tmp_path: Path) -> None:
-    """Its record held it for ever, so the next loader of the same data was recorded as another dataset."""
     for _ in range(2):
         take(open_data(uri).loader(runtime="threads", record=str(tmp_path)), 7)
         gc.collect()
@@ -329,7 +327,6 @@ def test_a_loader_that_is_gone_gives_its_name_back(uri: str, tmp_path: Path) -> 
 
 
 def test_set_epoch_rolls_nothing_back(uri: str, tmp_path: Path) -> None:
-    """The case that was reported: 200 rows of 500 came twice to one model, and each was "exactly once"."""
     with open_data(uri).loader(runtime="threads", record=str(tmp_path)) as loader:
         take(loader, 5)
         loader.set_epoch(0)

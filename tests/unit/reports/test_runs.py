@@ -288,8 +288,6 @@ def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make)
 
 
 def test_a_start_after_a_kill_is_a_fault_that_was_survived(make_run: Make) -> None:
-    """ "Faults survived: None." of a run with a killed rank and two starts."""
-
     def start(name: str, begun: float, rows: int, **more: Any) -> list[dict[str, Any]]:
         facts = {"start": name, "world_size": 2, "started": begun}
         grows = {"grows": TRAINS | {"position": rows / 10}}

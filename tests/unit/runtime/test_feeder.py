@@ -156,7 +156,6 @@ def raises_late(error: Exception) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 @pytest.mark.parametrize("error", [KeyError("no such thing"), EOFError(""), StopIteration()], ids=repr)
 def test_an_error_of_collate_fn_comes_after_the_last_good_batch_and_names_its_rows(uri: str, error: Exception) -> None:
-    """StopIteration was "generator raised StopIteration", and other errors said nothing of rows or the dataset."""
     loader, seen = loader_of(uri), []
     with pytest.raises(HelperError if isinstance(error, StopIteration) else type(error)) as caught:
         for batch in loader.batches(global_batch_size=BATCH, collate_fn=raises_late(error)):
@@ -396,7 +395,6 @@ def test_the_next_epoch_is_prepared_while_the_last_batches_are_consumed(images_u
 
 
 def test_a_helper_that_cannot_be_called_ends_one_pass_only(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one waited for the answer to a call that was never made."""
     start = threading.Thread.start
 
     def start_no_load(thread: threading.Thread) -> None:

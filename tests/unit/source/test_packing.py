@@ -92,10 +92,7 @@ def test_every_token_comes_once_through_the_loader(uri: str) -> None:
         (pa.array([[0.5]]), "is list.*double.*, not lists of integers"),
         (pa.array([[1], None]), "has nulls"),
         (pa.array([[1, None]]), "holds a null instead of a token"),
-        (
-            pa.array([[1, 2**63 + 5]], pa.list_(pa.uint64())),
-            "data.lance', version 1, holds the token 9223372036854775813",
-        ),
+        (pa.array([[1, 2**63 + 5]], pa.list_(pa.uint64())), "data.lance', .* holds the token 9223372036854775813"),
         (pa.array([[], []], pa.list_(pa.int32())), "holds no token"),
     ],
 )
@@ -111,10 +108,7 @@ def test_columns_that_hold_no_documents(write_dataset: Callable[..., str], colum
         ({"pack": PackTokens("text", 8)}, "has no column 'text'"),
         ({"pack": "tokens"}, "pack='tokens': give raylance.PackTokens"),
         ({"pack": PackTokens("tokens", 8), "columns": ["id"]}, "columns="),
-        (
-            {"pack": PackTokens("tokens", 8), "order": raylance.Weighted(weights="id")},
-            "with pack= the rows are sequences",
-        ),
+        ({"pack": PackTokens("tokens", 8), "order": raylance.Weighted(weights="id")}, "with pack="),
     ],
 )
 def test_what_does_not_go_with_packing(uri: str, arguments: dict[str, Any], message: str) -> None:
@@ -133,7 +127,6 @@ def test_what_does_not_go_with_packing(uri: str, arguments: dict[str, Any], mess
     ],
 )
 def test_settings_that_are_none(arguments: dict[str, Any], message: str) -> None:
-    """1.5 became token 1, True token 1; others were raw errors, in mid-epoch."""
     with pytest.raises(raylance.ConfigError, match=message):
         PackTokens(**({"column": "tokens", "length": 8} | arguments))
 

@@ -258,7 +258,6 @@ def test_damage_is_told_from_a_storage_that_fails(write_dataset: Callable[..., s
 def test_a_closed_reader_waits_for_no_storage(
     write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A loader that was closed still tried for a minute to read a dataset that was gone, and said so each time."""
     uri = write_dataset(table(0, 10))
     reader = Reader(pinned=pin(uri, None, None), columns=["id"], row_bytes=8, retry_s=600, missing=True)
     assert reader.read(np.arange(10)).num_rows == 10
