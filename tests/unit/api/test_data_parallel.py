@@ -1,5 +1,6 @@
 """Peers: loaders of several ranks that get the same rows, by threads; resumes with others; what is refused."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,7 @@ def make_loaders(data: raylance.Dataset, replicas: int, peers: int) -> list[rayl
 
 
 def take(loader: raylance.RankLoader, steps: int | None = None, **arguments: Any) -> list[dict[str, Any]]:
-    batches = []
-    for batch in loader.iter_batches(**({"batch_size": BATCH} | arguments)):
-        batches.append(batch)
-        if len(batches) == steps:
-            break
-    return batches
+    return list(itertools.islice(loader.iter_batches(**({"batch_size": BATCH} | arguments)), steps))
 
 
 def rows_of(batches: list[dict[str, Any]]) -> list[int]:

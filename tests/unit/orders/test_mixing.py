@@ -6,7 +6,6 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-import hypothesis
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -23,7 +22,6 @@ from raylance.orders.shuffles import RowShuffle, WindowShuffle
 from raylance.testing import SampleRows
 from raylance.torch_data import IterableDataset
 from tests.helpers.orders import every_row, mix_of, mixtures
-from tests.helpers.plans import global_batches, make_plan
 
 
 def parts_of(order: Resolved) -> tuple[Component, ...]:
@@ -50,15 +48,6 @@ def test_components_keep_their_own_order_and_repeat_only_as_stop_allows(order: R
     elif stop == "all_exhausted":
         assert set(rows.tolist()) == set(range(order.rows))
         assert len(set(rows[:-1].tolist())) < order.rows, "the epoch ends as soon as all were seen"
-
-
-@hypothesis.settings(max_examples=12)
-@given(order=mixtures(), batch=st.integers(1, 30), worlds=st.lists(st.integers(1, 5), min_size=2, max_size=2))
-def test_same_global_batches_for_every_world_size(order: Resolved, batch: int, worlds: list[int]) -> None:
-    first, second = (global_batches(make_plan(order, batch, world), 1, 0) for world in worlds)
-    assert first == second
-    delivered = [row for rows in first for row in rows]
-    assert sorted(delivered) == sorted(every_row(order, 1))
 
 
 @given(order=mixtures(), data=st.data())

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -38,12 +39,9 @@ def open_data(uri: str, **changes: Any) -> raylance.Dataset:
 
 def take(loader: raylance.RankLoader, steps: int, size: int = 40) -> dict[str, Any]:
     """So many steps, over as many epochs as they take; gives the state."""
-    while steps:
-        for batch in loader.iter_batches(global_batch_size=size):
-            del batch
-            steps -= 1
-            if not steps:
-                break
+    passes = (loader.iter_batches(global_batch_size=size) for _ in itertools.count())
+    for batch in itertools.islice(itertools.chain.from_iterable(passes), steps):
+        del batch
     return loader.state_dict()
 
 
