@@ -239,9 +239,7 @@ class InPlace(raylance.BatchDecoder):
     """Changes the bytes that it is lent, as a decoder may by mistake; fails beside a row that is too short."""
 
     shape, dtype, on_device = (6,), "float32", True
-
-    def open(self) -> "InPlace":
-        return self
+    open = Scaled.open
 
     def decode_batch(self, encoded: Sequence[torch.Tensor], draws: np.ndarray, out: torch.Tensor) -> None:
         for each in encoded:

@@ -182,9 +182,7 @@ class Raw(raylance.Decoder):
     shape: Any = (4,)
     dtype: Any = "float32"
     draws: Any = 0
-
-    def open(self) -> Any:
-        return self
+    open = Npy.open
 
     def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
         if encoded[:4] != b"raw:":

@@ -51,9 +51,7 @@ class Boxes(raylance.RaggedDecoder):
     """Boxes as bytes of float32, (length, 4)."""
 
     shape, dtype, content = (4,), np.dtype(np.float32), "boxes"
-
-    def open(self) -> "Boxes":
-        return self
+    open = Speech.open
 
     def decode(self, encoded: memoryview, draws: np.ndarray) -> np.ndarray:
         return np.frombuffer(encoded, np.float32).reshape(-1, 4)
@@ -152,9 +150,7 @@ class Clips(raylance.RaggedDecoder):
 
     shape: tuple[int, ...] = (2, 5, 3)
     dtype, channels_last = "uint8", True
-
-    def open(self) -> "Clips":
-        return self
+    open = Speech.open
 
     def decode(self, encoded: memoryview, draws: np.ndarray) -> np.ndarray:
         return np.frombuffer(encoded, np.uint8).reshape(-1, *self.shape)

@@ -1,6 +1,7 @@
 """The proof of a run against an oracle: random histories of starts, kills and resumes, whole and broken ones."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylance.orders.order import Facts, Order, Resolved
+from raylance.orders.order import Resolved
 from raylance.orders.permutation import Int64Array
 from raylance.orders.sampling import Weighted
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
@@ -19,7 +20,7 @@ from raylance.planning.digest import Digest, Ledger
 from raylance.planning.history import Account, line_of_history
 from raylance.planning.proof import EpochProof, Expected, prove
 from raylance.source.selection import Selection
-from raylance.testing.orders import SampleRows
+from tests.helpers.orders import resolve as resolve_order
 from tests.helpers.own_orders import Halved
 from tests.helpers.plans import make_plan
 
@@ -28,11 +29,7 @@ SELECTION = Selection.from_offsets([np.r_[3:40, 50:51, 60:145]])  # 123 rows
 N = SELECTION.rows
 
 
-def resolve(order: Order, **facts: Any) -> Resolved:
-    bound, tables = order.bind(SampleRows(count=N, columns={"w": np.arange(N) % 5}))
-    return bound.resolve(Facts(rows=N, seed=5, tables=tables, global_batch_size=12, **facts))
-
-
+resolve = functools.partial(resolve_order, n=N, seed=5, global_batch_size=12)
 ORDER = resolve(WindowShuffle(shard_rows=5, window_shards=2, lanes=3))
 EXPECTED = Expected(selection=SELECTION, order=ORDER)
 
@@ -215,7 +212,7 @@ def test_a_custom_order_that_is_no_permutation_is_caught_by_the_selection() -> N
 
 
 def test_draws_are_proven_against_the_plan_and_padding_is_named() -> None:
-    order = resolve(Weighted(weights="w", rows_per_epoch=100))
+    order = resolve(Weighted(weights="weight", rows_per_epoch=100))
     run = Run(order, "pad")
     run.start(2, 30, 6)
     first, second = run.prove()
