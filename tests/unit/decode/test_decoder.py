@@ -66,7 +66,6 @@ class Waveform(raylance.Decoder):
 
 class OpenWaveform:
     def __init__(self) -> None:
-        self.scratch = np.empty(0, np.float32)
         self.thread = threading.get_ident()
 
     def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
@@ -75,11 +74,8 @@ class OpenWaveform:
             frames = np.frombuffer(file.readframes(file.getnframes()), "<i2")
             if len(frames) < max(file.getnframes(), len(out)):
                 raise ValueError(f"has {len(frames)} of {file.getnframes()} frames, {len(out)} are needed")
-        if len(self.scratch) < len(frames):
-            self.scratch = np.empty(len(frames), np.float32)
-        np.divide(frames, 32768, out=self.scratch[: len(frames)])
         start = int(draws[0] * (len(frames) - len(out) + 1))
-        out[:] = self.scratch[start : start + len(out)]
+        np.divide(frames[start : start + len(out)], 32768, out=out)
 
 
 def npy(array: np.ndarray) -> bytes:
