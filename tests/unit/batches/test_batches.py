@@ -6,8 +6,6 @@ import functools
 import itertools
 import logging
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +18,7 @@ import torch.utils.data
 import raylance
 from raylance.batches import device
 from raylance.torch_data import IterableDataset, MapDataset
+from tests.helpers.scripts import FORKED
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +55,7 @@ def test_a_consumer_that_stops_by_count_gets_every_epoch(uri: str) -> None:
         assert len({str(epoch) for epoch in wanted}) == 3
         assert take(loader.iter_batches(global_batch_size=10), 10) == wanted[0]
         assert (loader.epoch, loader.state_dict()["position"]) == (1, 0)
-        seen = []
-        for batch in loader.iter_batches(global_batch_size=10):
-            seen.append(batch["id"].tolist())
-            if len(seen) == 10:
-                break
-        assert seen == wanted[1]
+        assert take(loader.iter_batches(global_batch_size=10), 10) == wanted[1]
         assert ids_of(loader.iter_batches(global_batch_size=10)) == wanted[2]
         assert loader.epoch == 3
         assert loader.stats()["epoch_certificate"]["epoch"] == 2
@@ -133,21 +127,6 @@ def test_two_passes_over_a_handle_at_once(uri: str) -> None:
         left, right = iter(batches), iter(batches)
         found = ids_of(itertools.chain(*zip(left, right, strict=True)))
         assert found[::2] == found[1::2] == ids_of(batches)
-
-
-def test_a_handle_that_is_closed_ends_the_passes_that_run(uri: str) -> None:
-    dataset = open_ids(uri, transform=twice)
-    with dataset:
-        batches = [dataset.iter_batches(batch_size=10) for _ in range(2)]
-        for found in batches:
-            next(found)
-    for found in batches:
-        with pytest.raises(raylance.RaylanceError, match="superseded"):
-            next(found)
-
-
-def twice(batch: dict[str, Any]) -> dict[str, Any]:
-    return {"id": batch["id"] * 2}
 
 
 def test_a_handle_gives_rows_by_offset_and_by_place(images_uri: str, write_dataset: Callable[..., str]) -> None:
@@ -271,7 +250,6 @@ def test_lists_are_padded_with_what_was_asked_for(lists_uri: str, column: str, v
     ],
 )
 def test_paddings_that_the_lists_cannot_hold(lists_uri: str, column: str, value: Any, message: str) -> None:
-    """Until they were refused, 0.5 became 0, 2 True, 1e60 an infinity, and -100 an OverflowError in mid-epoch."""
     handle = raylance.dataset(lists_uri, columns=[column])
     loader = handle.loader()
     arguments: dict[str, Any] = {"batch_size": 2, "pad_lists": {column: value}}
@@ -332,7 +310,6 @@ def test_dtypes_leave_offsets_alone(uri: str) -> None:
 
 
 def test_dtypes_take_the_lengths_that_padding_adds(uri: str) -> None:
-    """They were "which no batch has"."""
     with raylance.dataset(uri, columns=["id", "tokens"], order="sequential") as handle:
         for dtypes, lengths in (({"tokens_length": torch.int32}, torch.int32), (torch.float32, torch.int64)):
             arguments = {"batch_size": 8, "pad_lists": {"tokens": raylance.Pad(0)}, "dtypes": dtypes}
@@ -437,31 +414,10 @@ class _Wrapped(torch.utils.data.IterableDataset[Any]):
         return iter(self.owner.iter_torch_batches(batch_size=10))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_data_loader_with_workers_is_refused_and_does_not_hang(uri: str, context: str) -> None:
-    """Around the batches themselves, and around a dataset that iterates inside of the worker."""
-    script = f"""
-import sys
-import ray, raylance, torch.utils.data
-sys.path.insert(0, {sys.path[0]!r})
-from tests.unit.batches.test_batches import _Wrapped
-
-if __name__ == "__main__":
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    handle = raylance.dataset({uri!r}, columns=["id"])
-    for owner in (handle.loader(), handle):
-        for dataset in (_Wrapped(owner), owner.iter_torch_batches(batch_size=10)):
-            loader = torch.utils.data.DataLoader(
-                dataset, batch_size=None, num_workers=1, multiprocessing_context={context!r}
-            )
-            try:
-                list(loader)
-            except raylance.ConfigError as error:
-                assert "raylance.torch_data" in str(error), error
-                print("refused")
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout.split() == ["refused"] * 4, done.stderr[-2000:]
+def test_a_worker_of_data_loader_is_refused_and_does_not_hang(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    wrapped = _Wrapped(open_ids(uri))
+    batches = iter(torch.utils.data.DataLoader(wrapped, None, num_workers=1, multiprocessing_context=FORKED))
+    with pytest.raises(raylance.ConfigError, match="raylance.torch_data"):
+        next(batches)
+    batches._shutdown_workers()  # else it waits until the error is gone

@@ -1,7 +1,6 @@
 """Transforms, blob columns and per-row randomness, through the real loader."""
 
 import functools
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -15,21 +14,6 @@ import raylance
 from raylance.api.loader import recorder_of
 from raylance.torch_data import IterableDataset
 from tests.helpers.images import encode
-
-
-def add_one(batch: dict[str, Any]) -> dict[str, Any]:
-    batch["x"] += 1
-    return {"x": batch["x"]}
-
-
-def test_a_transform_that_works_in_place_changes_nothing_that_is_read_again(write_dataset: Callable[..., str]) -> None:
-    """What was prefetched when a pass broke off is transformed once more, from what the shard actor holds."""
-    uri = write_dataset(pa.table({"x": np.zeros(4000, np.float32)}))
-    dataset = raylance.dataset(uri, order="sequential", transform=add_one)
-    with dataset.loader(num_decoders=0) as loader:
-        for _ in range(3):
-            for _, batch in zip(range(3), loader.iter_batches(global_batch_size=100), strict=False):
-                assert (batch["x"] == 1).all()
 
 
 def noisy(batch: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -209,7 +193,6 @@ ERRORS = [EOFError(""), StopIteration(), ValueError("no such thing"), KeyError(5
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 @pytest.mark.parametrize("decoders", [0, 2])
 def test_a_row_that_the_transform_fails_on_is_a_bad_row(plain_uri: str, error: Exception, decoders: int) -> None:
-    """It was the bare error; StopIteration became "generator raised StopIteration"."""
     with open_failing(plain_uri, {BAD: error}).loader(num_decoders=decoders) as loader:
         seen = []
         with pytest.raises(raylance.BadRowError) as caught:
@@ -298,13 +281,6 @@ def test_a_bad_row_of_a_transform_in_a_mixture_is_named(plain_uri: str) -> None:
         list(loader.iter_batches(global_batch_size=10))
 
 
-def test_errors_of_rows_survive_pickling() -> None:
-    for given in (("image", 5, "cut", "x.lance"), (None, 5, "EOFError", "x.lance")):
-        for error in (raylance.BadRowError(*given), raylance.BadRowError(*given, message="too many")):
-            loaded = pickle.loads(pickle.dumps(error))
-            assert (str(loaded), vars(loaded)) == (str(error), vars(error))
-
-
 def test_copies_of_a_sampled_row_are_augmented_differently(images_uri: str) -> None:
     weights = np.zeros(953)
     weights[5] = 1
@@ -344,15 +320,6 @@ def test_blob_columns_come_as_bytes_of_the_planned_rows(tmp_path: Any, storage: 
     assert found == {row: values[row] for row in range(4, 60) if row != 7}
 
 
-def test_row_rng_is_the_same_for_a_row_and_differs_otherwise() -> None:
-    draws = {
-        key: tuple(raylance.row_rng(*key).integers(0, 2**60, 3).tolist())
-        for key in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 0, 2**40)]
-    }
-    assert len(set(draws.values())) == len(draws)
-    assert tuple(raylance.row_rng(0, 1, 0).integers(0, 2**60, 3).tolist()) == draws[0, 1, 0]
-
-
 def test_global_generators_are_never_touched(images_uri: str) -> None:
     import random
 
@@ -382,7 +349,6 @@ def structs(values: list[bytes | None], storage: str, *, is_blob: bool) -> pa.Ta
 @pytest.mark.parametrize("is_blob", [False, True])
 @pytest.mark.parametrize("read", ["take", "range"])
 def test_fields_inside_structs_are_columns(tmp_path: Any, storage: str, is_blob: bool, read: Any) -> None:
-    """A plain read of blobs gave {'position': 0, 'size': 3}, or failed as though the struct were a blob."""
     values: list[bytes | None] = [bytes([row]) * row for row in range(40)]
     values[5] = None
     uri = str(tmp_path / "structs.lance")

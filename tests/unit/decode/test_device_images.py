@@ -92,7 +92,6 @@ def in_other_formats() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("augment", [None, RandomResizedCrop()])
 def test_every_format_gives_the_pixels_of_an_image(write_dataset: Callable[..., str], augment: Any) -> None:
-    """A TIFF of floats from 0 to 255 gave 128 for white; GIF, AVIF, TGA and others were bad rows here alone."""
     others, jpegs = in_other_formats(), {name: make(picture(61, 47)) for name, make in KINDS.items()}
     names = [*others, *jpegs]
     encoded = pa.array([*others.values(), *jpegs.values()], pa.binary())

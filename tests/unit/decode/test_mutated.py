@@ -1,6 +1,4 @@
-"""Checks by fuzzing that each mutated picture is an array of its shape or a bad row, and costs no process, no time,
-and no memory that stays.
-"""
+"""Fuzzing: each mutated picture is an array of its shape or a bad row, and costs no process, time or kept memory."""
 
 import json
 from pathlib import Path

@@ -114,7 +114,6 @@ def test_an_image_of_too_many_pixels_is_refused_by_its_header(kind: str, mode: A
 
 
 def test_the_limit_of_pixels_is_the_setting_and_not_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that decodes decided: rows were bad by threads, and good in helpers, or the other way round."""
     files = [make(picture(61, 47)) for make in LIMITED.values()]
     many = dataclasses.replace(Image("image", size=8), max_pixels=4 * MAX_PIXELS)
     for limit, image in ((None, Image("image", size=8)), (1000, Image("image", size=8)), (1000, many)):
@@ -402,7 +401,6 @@ def test_an_orientation_that_cannot_be_read_is_counted(write_dataset: Callable[.
 def test_truncated_images_follow_the_setting_and_not_the_process(
     monkeypatch: pytest.MonkeyPatch, kind: str, of_process: bool
 ) -> None:
-    """They were good by threads, and bad in helpers, where nobody had set Pillow's switch."""
     data = TO_PILLOW["CMYK"](picture(61, 47)) if kind == "CMYK" else encode(picture(61, 47), kind)
     data = data[: len(data) * 2 // 3]
     monkeypatch.setattr(PIL.ImageFile, "LOAD_TRUNCATED_IMAGES", of_process)
@@ -432,7 +430,6 @@ def test_the_colours_of_a_gif_do_not_follow_the_process(monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_format_of_a_plugin_is_decoded_where_its_setup_is_named(write_dataset: Callable[..., str]) -> None:
-    """It was registered in this process: the opening succeeded, and each row was bad in the helpers."""
     images = [encode(picture(12, 20, seed))[::-1] for seed in range(6)]
     uri = write_dataset(pa.table({"image": pa.array(images, pa.binary())}))
     register_backwards()
@@ -476,7 +473,6 @@ def test_large_deep_images_are_scaled_as_a_whole() -> None:
 
 
 def test_memory_of_large_images_is_bounded_and_given_back() -> None:
-    """A decoder kept the memory of its largest JPEG for good, and an image by Pillow took 8 bytes a pixel beside it."""
     small, large = jpeg(picture(90, 60)), jpeg(PIL.Image.new("RGB", (6000, 5000)))
     by_pillow_alone = encode(PIL.Image.new("RGB", (2400, 2000)))
     decoder = PixelDecoder()

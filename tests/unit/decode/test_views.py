@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 import raylance
 from raylance import Image, ImageCrop, RandomResizedCrop, map_boxes, map_points
 from raylance.errors import ConfigError
-from raylance.testing import check_decoder
-from tests.helpers.images import decode, encode, make_images
+from tests.helpers.images import encode, make_images
 
 CROPS: dict[str, Any] = {"augment": RandomResizedCrop(scale=(0.2, 1.0)), "hflip": 0.5}
 ROWS = 24
@@ -209,16 +208,8 @@ def test_boxes_are_mapped_for_each_view_and_for_none_of_a_masked_row() -> None:
     ],
 )
 def test_what_cannot_be_mapped(boxes: Any, crop: Any, size: Any, message: str) -> None:
-    """Five numbers a box gave other boxes, and a masked row a division by zero."""
     with pytest.raises(ConfigError, match=message):
         map_boxes(boxes, crop, size)
-
-
-def test_decoders_of_several_arrays_keep_the_promises() -> None:
-    samples = make_images(4)
-    check_decoder(Image("image", size=16, views=2, **CROPS), samples)
-    pixels, _, _ = decode(samples, Image("image", size=8, views=2, hflip=0.5))
-    assert pixels.shape == (4, 2, 8, 8, 3)
 
 
 def test_a_damaged_image_has_no_crop(uri: str) -> None:

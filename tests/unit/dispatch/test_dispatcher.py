@@ -11,7 +11,7 @@ import pytest
 
 from raylance.dispatch.account import Account
 from raylance.dispatch.in_flight import InFlight
-from raylance.dispatch.load_ahead import MAX_FAULTS, PAUSES_S
+from raylance.dispatch.load_ahead import MAX_FAULTS
 from raylance.dispatch.messages import (
     Alive,
     Awaited,
@@ -81,19 +81,6 @@ def test_decoders_that_start_are_waited_for_a_while(comes_at: float) -> None:
     assert driver.is_over
 
 
-def test_helpers_that_nobody_waited_for_have_their_time_again() -> None:
-    pool = make_pool()
-    first = Driver(pool)
-    first.handle(NotPlaced(1, FAULT, permanent=False))
-    first.handle(Close())
-    again = Driver(pool, now=1000.0)
-    assert kinds(again.given(Place)) == [Place]
-    assert kinds(again.handle(None)) == []
-    assert pool.failure is None
-    assert again.handle(None, 1020.0)[-1] == GiveUpPlacing("decoder", 1, 1)
-    assert pool.failure == GiveUpPlacing("decoder", 1, 1)
-
-
 def test_a_helper_placed_late_because_nobody_looked_has_its_time() -> None:
     driver = Driver(make_pool(decoders=2, needs_decoder=False))
     driver.handle(Alive(0))
@@ -101,21 +88,6 @@ def test_a_helper_placed_late_because_nobody_looked_has_its_time() -> None:
     placed = of_kind(driver.handle(Alive(0), 60.0), Place)
     assert Dismiss(placed[0].helper) not in driver.handle(None)
     assert Dismiss(placed[0].helper) in driver.handle(None, 79.0)
-
-
-def test_a_helper_that_was_asked_and_hangs_is_replaced() -> None:
-    driver = Driver(make_pool(decoders=2), rows=1)
-    driver.start()
-    driver.handle(Done(driver.last(Gather).call, RAW))
-    decode = driver.last(Decode)
-    other = ({1, 2} - {decode.helper}).pop()
-    commands = driver.handle(Lost(decode.helper, FAULT))
-    assert {Ping(0), Ping(other)} <= set(commands)
-    driver.handle(Alive(0))
-    assert driver.dispatcher.deadline() == 20.0  # for the one that is placed again
-    assert Dismiss(3) in driver.handle(None, 20.0)
-    assert driver.dispatcher.deadline() == 60.0
-    assert Dismiss(other) in driver.handle(None, 60.0)
 
 
 def test_what_went_with_a_helper_known_to_be_gone_is_not_counted_again() -> None:
@@ -201,7 +173,6 @@ def test_sizes_fade_each_by_itself(raw: int) -> None:
 
 
 def test_the_first_decoder_that_runs_decodes() -> None:
-    """Nothing was delivered before all four ran: 15.5 s on two cores, for 3.4 s."""
     driver = Driver(make_pool(decoders=4), rows=1)
     reader, first, *_ = driver.given(Place)
     driver.handle(Alive(reader.helper))
@@ -326,14 +297,6 @@ def test_an_error_of_placement_says_how_many_of_how_many() -> None:
     for now in (21.0, 21.5):
         lost.late(now)
     assert lost.failure == GiveUpPlacing("decoder", 2, 2), "although the first was done without for a moment"
-
-
-def test_what_is_done_without_is_logged() -> None:
-    pool = open_pool(1, needs_decoder=False)
-    log, dismissed = pool.late(20.0)
-    assert isinstance(log, Log)
-    assert "placement_timeout_s allows. The loader works with 0 of 1 decoders" in log.line
-    assert (log.level, dismissed, pool.failure) == (logging.WARNING, Dismiss(1), None)
 
 
 def test_a_start_that_is_tried_again_has_what_is_left_of_its_time() -> None:
@@ -483,31 +446,6 @@ def test_items_are_read_side_by_side_and_decoded_where_they_were_read_for() -> N
     assert {decode.epoch for decode in decodes} == {EPOCH}
 
 
-def test_what_a_lost_decoder_had_is_decoded_again_and_not_read_again() -> None:
-    driver = Driver(make_pool(decoders=2), rows=1)
-    driver.start()
-    read = driver.last(Gather)
-    driver.handle(Done(read.call, RAW))
-    lost = driver.last(Decode).helper
-    driver.handle(Lost(lost, FAULT))
-    (other,) = {1, 2} - {lost}
-    again = of_kind(driver.handle(Alive(other)), Decode)
-    assert [(command.helper, command.source) for command in again] == [(other, read.call)]
-    assert driver.last(Gather) is read
-
-
-def test_work_waits_a_while_after_a_fault_of_which_nothing_died() -> None:
-    driver = Driver(make_pool(), rows=1)
-    driver.start()
-    read = driver.last(Gather)
-    driver.handle(Faulted(read.call, FAULT), 10.0)
-    driver.handle(Alive(0))
-    driver.handle(Alive(1))
-    assert driver.last(Gather) is read
-    assert driver.dispatcher.deadline() == 10.0 + PAUSES_S[0]
-    assert kinds(driver.handle(None, 10.0 + PAUSES_S[0])) == [Gather]
-
-
 def test_new_work_goes_also_to_helpers_that_owe_a_sign_of_life() -> None:
     driver = Driver(make_pool(decoders=2), rows=2)
     driver.start()
@@ -517,17 +455,6 @@ def test_new_work_goes_also_to_helpers_that_owe_a_sign_of_life() -> None:
     assert Decode not in kinds(driver.handle(Lost(lost, FAULT))), "what is done again waits for one that has answered"
     (decode,) = of_kind(driver.handle(Done(second.call, RAW)), Decode)
     assert decode.source == second.call
-
-
-def test_results_have_their_time_to_get_here() -> None:
-    driver = Driver(make_pool(), rows=1)
-    driver.start()
-    driver.handle(Done(driver.last(Gather).call, RAW))
-    driver.handle(Done(driver.last(Decode).call, DECODED))
-    fetch = driver.last(Fetch)
-    assert driver.handle(None, 59.0) == []
-    assert driver.dispatcher.deadline() == 60.0
-    assert Forget((fetch.gathered, fetch.decode)) in driver.handle(None, 60.0)
 
 
 ENDED = Fault(what="its process ended", may_be_rows=True)
@@ -591,7 +518,6 @@ def play_with_fatal(
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 64])
 def test_a_row_that_ends_its_decoder_is_found_and_given_up(rows: int) -> None:
-    """The work on the same rows was lost four times, and the epoch ended; nobody knew which row it was."""
     fatal = rows // 2
     driver, given_up = play_with_fatal(rows, {fatal})
     if rows == 1:  # nothing shows that decoders work here
@@ -613,7 +539,6 @@ def test_two_rows_that_end_their_decoders_are_both_found() -> None:
 
 
 def test_a_row_whose_decoder_was_killed_once_is_kept() -> None:
-    """Row 41 was masked: what its step had ended before was counted against it, too."""
     driver, given_up = play_with_fatal(64, {40}, killed=[41])
     assert set(given_up) == {40}
     assert GiveUp not in kinds(driver.commands)
@@ -637,7 +562,6 @@ def check_ended(driver: Driver) -> None:
 @pytest.mark.parametrize("item_rows", [64, 8, 3])
 @pytest.mark.parametrize("decoders", [1, 2, 3])
 def test_a_decoder_that_can_decode_nothing_ends_the_pass(decoders: int, item_rows: int) -> None:
-    """The item that ends it may have waited at the decoder that was lost: it was put back, and its error forgotten."""
     driver, given_up = play_with_fatal(64, {*range(64)}, decoders=decoders, item_rows=item_rows)
     assert not given_up
     check_ended(driver)
@@ -645,7 +569,6 @@ def test_a_decoder_that_can_decode_nothing_ends_the_pass(decoders: int, item_row
 
 
 def test_a_row_that_waits_for_others_does_not_wait_for_one_that_has_failed() -> None:
-    """The pass never ended: the error of the second row came after the first row, which waited for the second one."""
     driver, given_up = play_with_fatal(2, {0}, fails=[1], item_rows=1)
     assert not given_up
     assert "no other row was decoded so far" in str(driver.last(GiveUp).error)
@@ -667,7 +590,6 @@ def test_a_row_that_waits_for_others_leaves_the_limit_to_them() -> None:
 
 
 def test_a_decoder_that_ended_at_the_work_of_another_loader_is_no_fault_of_these_rows() -> None:
-    """A good row of the training data was masked: a row of the validation data had ended the decoder of both."""
     of_others = dataclasses.replace(ENDED, is_of_others=True)
     driver = Driver(make_pool(1), 1, item_rows=1, global_batch_size=1)
     driver.start()
@@ -706,7 +628,6 @@ def test_a_suspect_is_tried_by_a_fresh_decoder() -> None:
 
 @pytest.mark.parametrize("is_queued", [True, False])
 def test_the_pass_ends_with_its_head_wherever_that_is(is_queued: bool) -> None:
-    """It waited at the decoder that was lost, and was put back without its error; or its read was kept for ever."""
     driver = Driver(make_pool(1), rows=6, item_rows=1, global_batch_size=6)
     driver.start()
     first, second, *others = driver.given(Gather)

@@ -225,10 +225,3 @@ def test_numbers_that_are_none_are_refused(wanted: Any) -> None:
         raylance.Options(num_readers=wanted)
     with pytest.raises(raylance.ConfigError, match="num_readers="):
         raylance.DataConfig(num_readers=wanted)
-
-
-def test_the_trainer_s_config_hands_the_number_on() -> None:
-    config: Any = raylance.DataConfig(num_readers=(1, 3))
-    assert config._options.reader_range == (1, 3)
-    assert raylance.Options(num_readers="auto").reader_range == (1, 4)
-    assert raylance.Options().reader_range == (1, 1)

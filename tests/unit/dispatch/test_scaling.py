@@ -1,13 +1,11 @@
 """Checks that there are as many decoders as the trainer needs, soon and from then on."""
 
-import dataclasses
 import itertools
 import math
 import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -171,51 +169,26 @@ def test_what_grows_and_finds_no_place_is_done_without() -> None:
 ROWS = 160
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Slow(raylance.Decoder):
-    """Takes some milliseconds for a row, whatever the machine."""
-
-    shape, dtype = (), np.int64
-
-    def open(self) -> "Slow":
-        return self
-
-    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
-        time.sleep(0.05)
-        out[...] = int.from_bytes(encoded, "little")
+def slowly(batch: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.05 * len(batch["cell"]))
+    return batch
 
 
-def check_growth(loader: raylance.RankLoader) -> None:
-    """A trainer that waits, epoch after epoch: all decoders are there in the end, and every row came once an epoch."""
+@pytest.mark.slow
+def test_actors_come_while_the_trainer_waits(ray_session: None, write_dataset: Callable[..., str]) -> None:
+    """All decoders are there in the end, and every row comes once an epoch meanwhile."""
+    dataset = raylance.dataset(write_dataset(pa.table({"cell": range(ROWS)})), transform=slowly)
     counts, deadline = [0], time.monotonic() + 120
-    while counts[-1] < 3 and time.monotonic() < deadline:
-        seen = []
-        for batch in loader.iter_torch_batches(global_batch_size=4):
-            counts.append(loader.stats()["decoders"])
-            seen += batch["cell"].tolist()
-        assert sorted(seen) == list(range(ROWS))
-    assert counts[1] == 1
-    assert counts == sorted(counts), "it never shrinks while the trainer waits"
-    assert counts[-1] == 3
-
-
-@pytest.fixture(scope="module")
-def cells(write_dataset: Callable[..., str]) -> str:
-    return write_dataset(pa.table({"cell": pa.array([row.to_bytes(4, "little") for row in range(ROWS)], pa.binary())}))
-
-
-@pytest.mark.slow
-def test_threads_come_while_the_trainer_waits(cells: str) -> None:
-    dataset = raylance.dataset(cells, decode=Slow("cell"), order="window")
-    with dataset.loader(num_decoders=(1, 3), runtime="threads") as loader:
-        check_growth(loader)
-
-
-@pytest.mark.slow
-def test_actors_come_while_the_trainer_waits(ray_session: None, cells: str) -> None:
-    with raylance.dataset(cells, decode=Slow("cell")).loader(num_decoders=(1, 3), decoder_cpus=0.1) as loader:
-        check_growth(loader)
+    with dataset.loader(num_decoders=(1, 3), decoder_cpus=0.1) as loader:
+        while counts[-1] < 3 and time.monotonic() < deadline:
+            seen = []
+            for batch in loader.iter_torch_batches(global_batch_size=4):
+                counts.append(loader.stats()["decoders"])
+                seen += batch["cell"].tolist()
+            assert sorted(seen) == list(range(ROWS))
         assert len(actors_of(loader)[1]) == 3
+    assert (counts[1], counts[-1]) == (1, 3)
+    assert counts == sorted(counts), "it never shrinks while the trainer waits"
 
 
 @pytest.mark.parametrize("given", [(0, 3), (4, 2), (1, 2, 3), (1.0, 2), "two"])

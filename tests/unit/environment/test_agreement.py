@@ -26,8 +26,7 @@ def compare(
     patience_s: float = 0.5,
     assignment: Assignment | None = OF_TRAIN,
     store: Any = None,
-    batches: Sequence[int] | None = None,
-    seeds: Sequence[int] | None = None,
+    same: Sequence[dict[str, Any]] | None = None,
 ) -> list[str]:
     """What each rank that comes is answered: "" or the error. One that did not call looks when all have come."""
     store = store or torch.distributed.HashStore()
@@ -42,7 +41,7 @@ def compare(
         terms = Terms(
             dp_rank=context.dp_rank,
             dp_size=context.dp_size,
-            same={"global_batch_size": (batches or [64] * len(given))[rank], "seed": (seeds or [0] * len(given))[rank]},
+            same={"global_batch_size": 64} if same is None else same[rank],
             has_called=called[rank],
             is_arranged=assignment is not None or context.peers > 1,
         )
@@ -87,26 +86,19 @@ def test_a_rank_that_did_not_call_is_named_and_does_not_wait(other: int) -> None
 
 
 @pytest.mark.parametrize("called", [True, False])
-def test_ranks_with_unlike_batches_are_named(called: bool) -> None:
-    """Peers with unlike batches made 10 and 20 steps of an epoch, each, and nobody noticed."""
-    given = [(0, 2), (0, 2), (1, 2), (1, 2)]
+@pytest.mark.parametrize("name", ["global_batch_size", "seed"])
+def test_ranks_with_unlike_terms_are_named(called: bool, name: str) -> None:
+    given, same = [(0, 2), (0, 2), (1, 2), (1, 2)], [{name: value} for value in (64, 32, 64, 64)]
     for assignment in (OF_TRAIN, None):
-        for answer in compare(given, called=[called] * 4, assignment=assignment, batches=[64, 32, 64, 64]):
-            assert "global_batch_size=64 on ranks 0, 2, 3; global_batch_size=32 on rank 1" in answer
-    assert compare([None] * 3, called=[False] * 3, assignment=None, batches=[1, 2, 3]) == [""] * 3, "each for itself"
-
-
-def test_ranks_with_another_seed_are_named() -> None:
-    """Peers got other rows, and nobody noticed."""
-    for answer in compare([(0, 2), (0, 2), (1, 2), (1, 2)], seeds=[7, 7, 7, 8]):
-        assert "seed=7 on ranks 0, 1, 2; seed=8 on rank 3" in answer
+        for answer in compare(given, called=[called] * 4, assignment=assignment, same=same):
+            assert f"{name}=64 on ranks 0, 2, 3; {name}=32 on rank 1" in answer
+    assert compare([None] * 3, called=[False] * 3, assignment=None, same=same[:3]) == [""] * 3, "each for itself"
 
 
 @pytest.mark.parametrize("absent", [0, 1])
 def test_a_rank_that_does_not_come_is_named(
     absent: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It may have been restarted, or have other work to do: the others waited for 600 s, and ended with an error."""
     monkeypatch.setattr(agreement, "_SILENT_S", 0.1)
     with caplog.at_level(logging.WARNING):
         answers = compare([(0, 3), (1, 3), (2, 3)], absent=[absent], patience_s=0.2)

@@ -1,24 +1,18 @@
 """What report() does on a disk that is full, and with what dead processes have left there."""
 
-import atexit
-import functools
-import multiprocessing
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pyarrow.fs
 import pytest
 import ray.train
 import torch
-from ray.train.torch import TorchTrainer
 
 import raylance
 from raylance.environment import temporary
@@ -27,81 +21,38 @@ from raylance.integrations import checkpoint_files
 MEBIBYTE = 1 << 20
 
 
-FORK = multiprocessing.get_context("fork")
+MAKES = """
+import pathlib, sys
+from raylance.environment import temporary
+pathlib.Path(temporary.make({"state.pt"}), "state.pt").touch()
+print("made", flush=True)
+sys.stdin.read()
+"""
 
 
-class Interrupts:
-    """Something in a state that acts while torch.save writes it."""
+def test_the_next_start_removes_what_a_killed_process_left_and_nothing_else(tmp_path: Path) -> None:
+    def start() -> tuple[subprocess.Popen[str], Path]:
+        """A process that has made its directory, and that directory."""
+        before, pipes = set(tmp_path.iterdir()), {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        process = subprocess.Popen([sys.executable, "-c", MAKES], env=os.environ | {"TMPDIR": str(tmp_path)}, **pipes)
+        assert process.stdout.readline() == "made\n"
+        (made,) = set(tmp_path.iterdir()) - before
+        return process, made
 
-    def __init__(self, act: Callable[[], object]) -> None:
-        self.act = act
-
-    def __reduce__(self) -> str:
-        self.act()
-        return "a name that is in no module, so that the state can't be saved"
-
-
-def report_in_local_mode(uri: str, directory: Path, act: Callable[[], object] | None) -> None:
-    """Reports once, and ends as an interpreter does."""
-    os.environ["TMPDIR"] = str(directory)
-    tempfile.tempdir = None  # a library may have asked for it when it was imported
-    state = {"step": 1} if act is None else {"step": torch.ones(9), "last": Interrupts(act)}
-    try:
-        TorchTrainer(
-            lambda: raylance.report({"rows": 0}, ray.train.get_dataset_shard("train"), state=state),
-            scaling_config=ray.train.ScalingConfig(num_workers=0),
-            datasets={"train": raylance.dataset(uri, columns=["id"])},
-        ).fit()
-    finally:
-        atexit._run_exitfuncs()
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def wait(writing: Any, may_end: Any) -> None:
-    writing.set()
-    may_end.wait()
-
-
-def start(*arguments: Any) -> Any:
-    process = FORK.Process(target=report_in_local_mode, args=arguments)
-    process.start()
-    return process
-
-
-def report_three_times(uri: str, directory: Path) -> None:
-    mine, other = directory / "raylance-report-mine", directory / "raylance-mine"
-    for each in (mine, other):
+    own = [tmp_path / name for name in ("raylance-report-mine", "raylance-mine")]
+    for each in own:
         each.mkdir(0o700)
         (each / "model.pt").touch()
-    killed = start(uri, directory, die)
-    killed.join()
-    assert killed.exitcode == -signal.SIGKILL
-    [left] = set(directory.glob("raylance-*")) - {mine, other}
-    assert {file.name for file in left.iterdir()} == {"raylance_state.json", "state.pt"}, "it died in report()"
-    writing, may_end = FORK.Event(), FORK.Event()
-    alive = start(uri, directory, functools.partial(wait, writing, may_end))
-    assert writing.wait(120)
-    [used] = set(directory.glob("raylance-*")) - {mine, other, left}
-    whole = start(uri, directory, None)
-    whole.join()
-    assert whole.exitcode == 0
-    assert set(directory.glob("raylance-*")) == {mine, other, used}, "of a process that lives, and of the user's"
-    may_end.set()
-    alive.join()
-    assert alive.exitcode == 1, "a state that can't be saved"
-    assert set(directory.glob("raylance-*")) == {mine, other}
-
-
-@pytest.mark.slow
-def test_the_next_start_removes_what_a_killed_process_left_and_nothing_else(images_uri: str, tmp_path: Path) -> None:
-    """In forks of a process without threads, unlike this one: imports are most of what a process takes."""
-    process = multiprocessing.get_context("spawn").Process(target=report_three_times, args=(images_uri, tmp_path))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+    killed, left = start()
+    killed.kill()
+    killed.communicate()
+    assert left.exists()
+    alive, used = start()
+    assert set(tmp_path.iterdir()) == {*own, used}, "that of a process that lives, and the user's"
+    other, _ = start()
+    for process in (other, alive):
+        process.communicate()
+    assert set(tmp_path.iterdir()) == set(own)
 
 
 @pytest.fixture

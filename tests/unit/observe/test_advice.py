@@ -7,10 +7,12 @@ nothing has to be entered here to be looked at.
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import functools
 import importlib
 import inspect
+import io
 import itertools
 import json
 import re
@@ -80,37 +82,26 @@ def texts() -> list[tuple[str, str]]:
 # ---- flags
 
 
-class _Parsed(Exception):  # noqa: N818 - it carries a parser out of a job, and is no error
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        super().__init__()
-        self.parser = parser
-
-
-def _flags(parser: argparse.ArgumentParser) -> set[str]:
-    found = set(parser._option_string_actions)
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            found |= {flag for inner in action.choices.values() for flag in _flags(inner)}
-    return found
-
-
 @functools.cache
 def flags_of(module: str) -> frozenset[str]:
-    """What the parser of a job takes; asked of that parser itself, as the job makes it."""
-    try:
-        main = importlib.import_module(module).main
-    except ImportError:  # of a framework that is not installed here: examples share a parser
-        return frozenset(_flags(importlib.import_module("jobs.examples.common").parser(module, None)))
+    """What the parser of a job takes, as the job makes it."""
+    found, add = set[str](), argparse._ActionsContainer.add_argument
 
-    def caught(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
-        raise _Parsed(parser)
+    def adds(container: Any, *names: str, **options: Any) -> argparse.Action:
+        action = add(container, *names, **options)
+        found.update(action.option_strings)
+        return action
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(argparse.ArgumentParser, "parse_args", caught)
-        patch.setattr(argparse.ArgumentParser, "parse_known_args", caught)
-        with pytest.raises(_Parsed) as found:
-            main([])
-    return frozenset(_flags(found.value.parser))
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+        patch.setattr(argparse._ActionsContainer, "add_argument", adds)
+        try:
+            main = importlib.import_module(module).main
+        except ImportError:  # of a framework that is not installed here: examples share a parser
+            importlib.import_module("jobs.examples.common").parser(module, None)
+        else:
+            with pytest.raises(SystemExit):
+                main(["--help"])
+    return frozenset(found)
 
 
 @functools.cache

@@ -27,7 +27,6 @@ STORAGES = ["file:///tmp/runs", "s3://bucket/runs?region=us-east-1", "s3://bucke
 @example("100%41")
 @example("a b")
 def test_a_name_is_what_ray_makes_of_it(storage: str, name: str) -> None:
-    """`lr=0.1#2` was read, and written, in the folder of the run `lr=0.1`."""
     # Whether there is a folder with %41 or one with A is asked for; of S3, by the network.
     assume(storage.startswith("file") or not re.search("%[0-9a-fA-F]{2}", f"{storage}/{name}"))
     place, _, options = storage.partition("?")
@@ -67,13 +66,3 @@ def test_a_local_uri_with_one_slash_is_found_and_one_with_a_host_is_refused(tmp_
     assert raylance.open_folder(f"file://localhost{tmp_path}/a")[1] == f"{tmp_path}/a"
     with pytest.raises(raylance.ConfigError, match="'runs'"):
         raylance.open_folder("file://runs/a")
-
-
-@pytest.mark.parametrize("uri", ["s3://b/run#2/d.lance", "file:///tmp/a?b/d.lance", "file:/tmp/a#b.lance"])
-def test_a_dataset_that_lance_would_look_for_elsewhere_is_refused(uri: str) -> None:
-    """Lance opened s3://b/run."""
-    for call in (lambda: raylance.dataset(uri), lambda: raylance.add_column(uri, "x", pyarrow.int64())):
-        with pytest.raises(raylance.ConfigError, match="# nor") as caught:
-            call()
-        assert repr(uri) in str(caught.value)
-        assert repr(re.split("[#?]", uri)[0]) in str(caught.value)

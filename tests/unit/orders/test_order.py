@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
 from raylance.orders.mixture import MixOrder
-from raylance.orders.order import Epoch, Facts, Order, Resolved, Rows, Tables
-from raylance.orders.permutation import Int64Array
+from raylance.orders.order import Facts, Order, Resolved
 from raylance.orders.registry import make_order
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle, auto_lanes
@@ -213,26 +212,6 @@ def test_saved_sizes_are_taken_over_where_none_are_given() -> None:
     assert resolved.is_resolved
     assert WindowShuffle().adopt(saved) == resolved
     assert WindowShuffle(lanes=3).adopt(saved) == dataclasses.replace(resolved, lanes=3)
-
-
-class ByWeight(Order):
-    """Says nothing but what an order of one's own must say."""
-
-    name: ClassVar[str] = "by weight"
-
-    def look_up(self, rows: Rows) -> Tables:
-        return {"sorted": np.argsort(rows.column("weight").values(), kind="stable")}
-
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return epoch.order.tables["sorted"][positions]
-
-
-def test_an_order_of_ones_own_finds_what_it_looked_up() -> None:
-    order = resolve(ByWeight(), 21)
-    assert every_row(order) == sorted(range(21), key=lambda row: row % 7)
-    assert order.settings == ByWeight(shard_rows=6)
-    with pytest.raises(NotImplementedError, match="^Order has no rows_of"):
-        resolve(Order(), 3).epoch(0).rows(np.arange(3))
 
 
 def test_unknown_orders() -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import pickle
-import time
 import tracemalloc
 
 import numpy as np
@@ -172,15 +171,6 @@ def test_steps_are_arranged_by_lane_wherever_they_begin(
     assert np.concatenate(arranged).tolist() == wanted
 
 
-def test_ranks_own_lanes_where_lanes_divide_the_batch() -> None:
-    order = WindowShuffle(shard_rows=10, window_shards=2, lanes=8)
-    plan = make_plan(resolve(order, 1000), 32, 4)
-    for position in range(0, 960, 32):
-        for rank in range(4):
-            lanes = set((plan.positions(position, *plan.rank_slice(position, rank)) % 8).tolist())
-            assert lanes == {2 * rank, 2 * rank + 1}
-
-
 def test_padding_repeats_the_first_rows() -> None:
     order = resolve(RowShuffle(shard_rows=4), 10)
     plan = make_plan(order, 4, 1, "pad")
@@ -233,12 +223,9 @@ def test_a_step_costs_the_same_anywhere_in_ten_billion_rows(position: int) -> No
     order = WindowShuffle(shard_rows=4096, window_shards=8, lanes=32)
     plan = make_plan(order.resolve(Facts(rows=10**10, seed=3)), 4096, 8)
     tracemalloc.start()
-    begin = time.perf_counter()
     rows = plan.select(3, plan.positions(position, *plan.rank_slice(position, 5)))
-    elapsed = time.perf_counter() - begin
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    print(f"{elapsed * 1e3:.2f} ms, {peak / 1e6:.2f} MB")  # a figure to look at, not an assertion on the clock
     assert len(set(rows.tolist())) == 512
     assert peak < 50e6
 

@@ -22,19 +22,6 @@ def test_contiguous_ranks_are_peers_and_each_share_has_as_many(replicas: int, pe
 
 
 @pytest.mark.parametrize(
-    ("peers", "world_size", "message"),
-    [
-        (2, 3, r"ranks_per_replica=2 does not divide the world size, 3: 1 of the ranks"),
-        (4, 6, r"ranks_per_replica=4 does not divide the world size, 6: 2 of the ranks"),
-        (8, 4, r"ranks_per_replica=8 does not divide the world size, 4: 4 of the ranks"),
-    ],
-)
-def test_a_world_that_does_not_divide_is_refused_with_the_numbers(peers: int, world_size: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        arrange_replicas(peers, world_size)
-
-
-@pytest.mark.parametrize(
     ("pairs", "message"),
     [
         ([(0, 2), (1, 2), (0, 2), 1], r"gave rank 3 of 4 1, which does not say which rows it gets"),
@@ -49,11 +36,6 @@ def test_a_world_that_does_not_divide_is_refused_with_the_numbers(peers: int, wo
 def test_arrangements_in_which_rows_come_twice_or_never_are_refused(pairs: list[Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_pairs(pairs, "here")
-
-
-def test_a_replica_without_ranks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="ranks_per_replica=0"):
-        arrange_replicas(0, 4)
 
 
 def test_a_context_belongs_to_the_process_that_it_is_sent_to() -> None:

@@ -1,13 +1,11 @@
-"""What a run shows: records read over restarts, lines, tables and a page that a
-browser shows without a network.
-"""
+"""What a run shows: records over restarts, lines, tables, and a page that needs no network."""
 
+import base64
 import dataclasses
 import io
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -290,8 +288,6 @@ def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make)
 
 
 def test_a_start_after_a_kill_is_a_fault_that_was_survived(make_run: Make) -> None:
-    """ "Faults survived: None." of a run with a killed rank and two starts."""
-
     def start(name: str, begun: float, rows: int, **more: Any) -> list[dict[str, Any]]:
         facts = {"start": name, "world_size": 2, "started": begun}
         grows = {"grows": TRAINS | {"position": rows / 10}}
@@ -433,26 +429,17 @@ def test_bad_rows_of_mixtures_are_named_by_their_own_offset(make_run: Make, tmp_
     assert ">7</td><td>image</td><td>b (/b.lance)</td>" in render(read_run(str(tmp_path / "r")))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SlowImage(raylance.Decoder):
-    """A mean of the bytes of an image, which takes some milliseconds, whatever the machine."""
-
-    shape, dtype = (), np.float32
-
-    def open(self) -> "SlowImage":
-        return self
-
-    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
-        time.sleep(0.004)
-        out[...] = np.frombuffer(encoded, np.uint8).mean()
+def slowly(batch: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.004 * len(batch["label"]))
+    return {"image": batch["image"], "label": batch["label"]}
 
 
 @pytest.fixture(scope="module")
 def limited(write_dataset: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a run that is limited by a decoder that sleeps."""
+    """The folder of a run that is limited by a transform that sleeps."""
     images = write_dataset(pa.table({"image": pa.array(make_images(100), pa.binary()), "label": np.arange(100) % 7}))
     folder = str(tmp_path_factory.mktemp("runs") / "decoding")
-    data = raylance.dataset(images, decode=SlowImage(column="image"), remainder="ragged")
+    data = raylance.dataset(images, decode=raylance.Image("image", size=8), transform=slowly, remainder="ragged")
     with data.loader(num_decoders=1, runtime="threads", record=folder) as loader:
         drain(loader, 10, 0.002)
     return folder
@@ -481,7 +468,11 @@ def test_a_page_shows_it_all_and_needs_nothing_from_elsewhere(limited: str, tmp_
     assert "every selected row exactly once" in page
     assert "<td>all ranks together</td><td>0</td>" in page
     assert "correlation with the next epoch" in page, "the dataset was opened again"
-    assert page.count("<img ") >= 6
+    pictures = re.findall(r'src="data:image/(\S+);base64,([^"]+)"', page)
+    assert len(pictures) == page.count("<img ") >= 6
+    for kind, data in pictures:
+        assert kind == "svg+xml" or PIL.Image.open(io.BytesIO(base64.b64decode(data))).size > (0, 0)
+    assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in page, "a browser sees to it, too"
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
     assert "http://" not in re.sub(r"data:[^\"]*", "", page)
     assert raylance.report_run(limited).endswith("/decoding/report.html")
@@ -549,9 +540,6 @@ def test_a_page_shows_no_password(make_run: Make) -> None:
     page = render(dataclasses.replace(make_run({"grows": TRAINS}), uri=secret))
     assert "s3://…@bucket/run" in page
     assert "hid/d" not in page
-    with pytest.raises(raylance.ConfigError, match="cannot be opened") as refused:
-        read_run("nothing://me:hidden@x")
-    assert "hidden" not in str(refused.value)
 
 
 def test_a_run_that_failed_says_so_and_its_starts_are_counted(make_run: Make) -> None:
@@ -572,22 +560,3 @@ def test_a_run_that_failed_says_so_and_its_starts_are_counted(make_run: Make) ->
     assert "1 and 2 ranks · 2 starts" in page
     continued = {"facts": {"started": T0 + 300, "world_size": 2}, "grows": TRAINS}
     assert "The last start ended" not in render(make_run(*starts, continued))
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium on this machine")
-def test_a_browser_shows_the_page_without_a_network(limited: str, tmp_path: Path) -> None:
-    """The pictures have a size, the verdict is on top, and nothing is asked of anybody."""
-    page = Path(raylance.report_run(limited, str(tmp_path / "o.html")))
-    probe = "<script>onload=()=>{document.title=[...document.images].map(image=>image.naturalWidth).join()}</script>"
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    text = page.read_text()
-    assert policy in text, "the browser itself sees to it"
-    page.write_text(text.replace(policy, f"{policy}; script-src 'unsafe-inline'").replace("</body>", f"{probe}</body>"))
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path}/profile",
-             "--dump-dom"]  # fmt: skip
-    done = subprocess.run(["chromium", *flags, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
-    widths = re.search(r"<title>([\d,]+)</title>", done.stdout)
-    assert widths is not None
-    assert min(map(int, widths[1].split(","))) > 0
-    assert "Decoding is the limit" in done.stdout

@@ -1,7 +1,6 @@
 """Checks the thread between helpers and consumer: what a consumer may do to it, and that nothing of it is left."""
 
 import concurrent.futures.thread
-import dataclasses
 import gc
 import itertools
 import os
@@ -11,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +21,11 @@ import raylance
 from raylance.errors import ConfigError, HelperError
 from raylance.observe import Stats
 from raylance.observe.observations import Status
-from raylance.orders.order import Epoch, Order
-from raylance.orders.permutation import Int64Array
 from raylance.planning.cursor import Cursor
 from raylance.runtime import feeder as feeder_module
 from raylance.source.version import Source
 from tests.helpers.images import make_images
+from tests.helpers.own_orders import with_rows
 
 ROWS, BATCH = 400, 20
 BAD = 203
@@ -183,7 +181,6 @@ def raises_late(error: Exception) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 @pytest.mark.parametrize("error", [KeyError("no such thing"), EOFError(""), StopIteration()], ids=repr)
 def test_an_error_of_collate_fn_comes_after_the_last_good_batch_and_names_its_rows(uri: str, error: Exception) -> None:
-    """StopIteration was "generator raised StopIteration", and other errors said nothing of rows or the dataset."""
     loader, seen = loader_of(uri), []
     with pytest.raises(HelperError if isinstance(error, StopIteration) else type(error)) as caught:
         for batch in loader.batches(global_batch_size=BATCH, collate_fn=raises_late(error)):
@@ -207,19 +204,10 @@ def test_an_epoch_that_fails_prepares_no_other(uri: str) -> None:
         list(batches)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OneEpoch(Order):
-    """An order whose table ends with the first epoch."""
-
-    name: ClassVar[str] = "one-epoch"
-
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return np.array([np.arange(ROWS)])[epoch.number][positions]
-
-
 def test_an_epoch_that_cannot_begin_costs_no_batch_of_the_one_before(uri: str) -> None:
     """It is begun ahead while the last batches wait to be taken, and nobody has asked for it."""
-    loader = raylance.dataset(uri, columns=["id"], order=OneEpoch()).loader(runtime="threads")
+    order = with_rows("OneEpoch", lambda epoch, positions: np.arange(ROWS)[None][epoch.number][positions])()
+    loader = raylance.dataset(uri, columns=["id"], order=order).loader(runtime="threads")
     whole = loader.batches(global_batch_size=BATCH, prefetch_batches=4)
     assert ids_of(whole) == list(range(ROWS))
     with pytest.raises(ConfigError, match="OneEpoch.*index 1 is out of bounds"):
@@ -258,17 +246,6 @@ def test_whole_passes_begin_at_the_start_also_after_one_that_was_left(uri: str) 
         loader.batches(global_batch_size=BATCH, whole="yes")
     assert len(ids_of(loader.batches(global_batch_size=BATCH))) == ROWS - BATCH, "others continue"
     loader.close()
-
-
-def test_close_in_mid_pass(uri: str) -> None:
-    loader = loader_of(uri)
-    batches = iter(loader.batches(global_batch_size=BATCH))
-    next(batches)
-    loader.close()
-    assert not feeders()
-    with pytest.raises(raylance.RaylanceError, match="superseded"):
-        next(batches)
-    assert ids_of(loader.batches(global_batch_size=BATCH)) == list(range(BATCH, ROWS))
 
 
 @pytest.mark.timeout(60)
@@ -367,9 +344,6 @@ def interrupted_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, be
 def test_an_interrupt_at_any_place_costs_no_row(
     uri: str, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, before: bool, times: int
 ) -> None:
-    """The pass that an interrupt left took events of the next one, which waited without end; and a batch that had been
-    counted, and not handed out, was lost.
-    """
     loader, seen, interrupts = loader_of(uri), [], 0
     interrupted_in(monkeypatch, owner, name, before=before, times=times)
     while loader.epoch == 0:
@@ -449,7 +423,6 @@ def test_the_next_epoch_is_prepared_while_the_last_batches_are_consumed(images_u
 
 
 def test_a_helper_that_cannot_be_called_ends_one_pass_only(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one waited for the answer to a call that was never made."""
     start = threading.Thread.start
 
     def start_no_load(thread: threading.Thread) -> None:
@@ -560,21 +533,9 @@ def test_an_error_of_what_was_prepared_comes_when_it_is_asked_for(write_dataset:
                 next(iter(batches))
 
 
-def test_a_loader_that_is_dropped_takes_what_it_prepared_with_it(images_uri: str) -> None:
-    decode = raylance.Image("image", size=16)
-    loader = raylance.dataset(images_uri, decode=decode, filter="id < 160").loader(runtime="threads")
-    assert len(list(loader.batches(global_batch_size=8))) > 0
-    assert len(feeders()) == 1
-    del loader
-    gc.collect()
-    wait_until(lambda: not feeders())
-
-
 def test_an_interpreter_that_ends_in_mid_pass_ends_and_a_thread_that_outlives_the_main_one_gets_its_rows(
     interpreters: list[subprocess.Popen[str]],
 ) -> None:
-    """The iterator outlives the modules that it needs, and Ray was never loaded; `concurrent.futures` starts nothing
-    more, and would wait for a decoder that hangs.
-    """
+    """Modules are gone, Ray was never loaded; `concurrent.futures` starts nothing more, and would wait for a decoder."""
     for process, said in zip(interpreters, SAID.values(), strict=True):
         assert (*process.communicate(timeout=60), process.returncode) == (said, "", 0)

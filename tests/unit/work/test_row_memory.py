@@ -15,7 +15,6 @@ from raylance.memory.lending import Lender
 from raylance.work import row_memory
 from raylance.work.row_memory import RowMemory
 
-NUMBERS = np.arange(6, dtype=np.float32)
 TENSOR = pa.fixed_shape_tensor(pa.int16(), [2, 3], permutation=[1, 0])
 
 
@@ -161,11 +160,7 @@ def test_what_was_copied_in_comes_out(
 def test_rows_lie_where_they_belong(
     parts: list[int], nulls: frozenset[str], keep: float, seed: int, most_bytes: int, has_others: bool, few: int
 ) -> None:
-    """Columns of one size, line by line; nulls that come with a later part, or too little room, leave a column out.
-
-    Some parts are placed early, in any order and more than once. Some hold unwanted rows between the wanted ones. With
-    few = 0, columns of one width share memory.
-    """
+    """Nulls of a later part, or too little room, leave a column out. By few = 0, columns of one width share memory."""
     with patch.object(row_memory, "_FEW", few):
         check_lines(parts, nulls, keep, seed, most_bytes, has_others)
 
@@ -221,48 +216,40 @@ def test_memory_is_used_again_after_its_last_view() -> None:
     vectors = pa.array(np.ones(3 << 19, dtype=np.float32))
     table = pa.table({"vector": pa.FixedSizeListArray.from_arrays(vectors, 512)})
 
-    def fill() -> RowMemory:
+    def view() -> pa.Array:
         memory = RowMemory(1 << 30, 3072, np.arange(3072), lender.lend)
         memory.append(table)
-        return memory
+        return memory.by_line(1000, 2000)["vector"].chunk(0)
 
     def address(view: pa.Array) -> int:
         return int(view.flatten().buffers()[1].address)
 
-    first = fill().by_line(1000, 2000)["vector"].chunk(0)
-    assert lender.lent_bytes == 6 << 20
-    second = fill().by_line(1000, 2000)["vector"].chunk(0)
+    first, second = view(), view()
     assert address(first) != address(second), "a view keeps what it is of"
     assert lender.lent_bytes == 12 << 20
     array, before = first.flatten().to_numpy()[5:], address(first)
     del first
-    third = fill().by_line(1000, 2000)["vector"].chunk(0)
+    third = view()
     assert len({before, address(second), address(third)}) == 3, "an array of it, too"
     assert (array == 1).all()
     del array
-    assert address(fill().by_line(1000, 2000)["vector"].chunk(0)) == before
-    assert address(fill().by_line(1000, 2000)["vector"].chunk(0)) == before
+    for _ in range(2):
+        assert address(view()) == before
     del second, third
     assert lender.lent_bytes == 0
-    assert sum(map(len, lender._spare.values())) == 18 << 20
-    lender.most_bytes = 12 << 20
+
+
+def test_memory_of_values_of_any_length_is_used_again() -> None:
+    lender = Lender(12 << 20)
     binary = pa.table({"data": [bytes(2000)] * 1000})
-    variable = [RowMemory(1 << 30, 1000, lend=lender.lend)]
+    kept: list[RowMemory] = []
 
     def data_address() -> int:
-        variable[:] = [RowMemory(1 << 30, 1000, lend=lender.lend)]
-        variable[0].append(binary)
-        return int(variable[0].table()["data"].chunk(0).buffers()[2].address)
+        kept[:] = [RowMemory(1 << 30, 1000, lend=lender.lend)]
+        kept[0].append(binary)
+        return int(kept[0].table()["data"].chunk(0).buffers()[2].address)
 
-    addresses = {data_address() for _ in range(6)}
-    variable.clear()
-    assert len(addresses) <= 2, "values of any length, too"
-    lender._spare.clear()
-    fill()
-    kept = fill().by_line(0, 1)["vector"].chunk(0)
-    assert fill().rows == 3072
-    assert sum(map(len, lender._spare.values())) == 6 << 20, "with what is lent, as much as there is room for"
-    assert len(kept) == 1
+    assert len({data_address() for _ in range(6)}) <= 2
 
 
 def test_what_is_expected_by_a_few_large_rows_is_not_taken_for_granted() -> None:
