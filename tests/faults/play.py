@@ -44,46 +44,26 @@ ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Injected:
-    """A fault that hit something.
-
-    Attributes:
-        kind: Of the fault, or what a rank did by itself.
-        phase: In which it fell.
-        whole_s: The longest pause after it.
-        ray_s: Of it until Ray Train called the training function again.
-    """
+    """A fault that hit something, or what a rank did by itself."""
 
     kind: str
     phase: str
-    whole_s: float
-    ray_s: float
+    whole_s: float  # the longest pause after it
+    ray_s: float  # of it until Ray Train called the training function again
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of a schedule.
-
-    Attributes:
-        name: Of the schedule.
-        workload: Of the schedule.
-        injected: What hit something.
-        counts: Rows lost, twice and altered, and other batches.
-        problems: Whatever is not as it must be, in words; empty for a schedule that passed.
-        left: What was left when the run had ended.
-        grown: By how much a rank's threads, descriptors and memory grew at most over its epochs.
-        starts: How often Ray Train started the ranks.
-        drivers: How often the driver was started.
-        took_s: From the start to the verdict.
-    """
+    """What became of a schedule."""
 
     name: str
     workload: str
     injected: list[Injected] = dataclasses.field(default_factory=list)
-    counts: dict[str, int] = dataclasses.field(default_factory=dict)
-    problems: list[str] = dataclasses.field(default_factory=list)
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)  # rows lost, twice, altered, and other batches
+    problems: list[str] = dataclasses.field(default_factory=list)  # in words; none for a schedule that passed
     left: dict[str, int] = dataclasses.field(default_factory=dict)
-    grown: dict[str, int] = dataclasses.field(default_factory=dict)
-    starts: int = 0
+    grown: dict[str, int] = dataclasses.field(default_factory=dict)  # by how much a rank's threads, memory … did
+    starts: int = 0  # of the ranks, by Ray Train
     drivers: int = 0
     took_s: float = 0.0
 
@@ -107,37 +87,22 @@ class Tails:
 
 def reaches(fault: Fault, event: dict[str, Any]) -> bool:
     """Whether an event begins the phase at which a fault is aimed."""
-    what, epoch = event["what"], event.get("epoch")
-    match fault.phase:
-        case "start":
-            return bool(what == "start")
-        case "restart":  # it follows the fault before it
-            return False
-        case "first batch":
-            return bool(what == "restored")
-        case "mid-window":
-            return bool(what == "step" and (epoch, event["step"]) >= (fault.epoch, fault.step))
-        case "report":
-            return bool(what == "report" and epoch == fault.epoch)
-        case "epoch's turn":
-            return bool(what == "step" and epoch == fault.epoch and event["step"] == workloads.STEPS - 1)
-        case "validation":
-            return bool(what == "validate" and epoch == fault.epoch)
-    raise ValueError(fault.phase)
+    begun_by = {"start": "start", "first batch": "restored", "report": "report", "validation": "validate"}
+    at = (event.get("epoch"), event.get("step"))
+    if fault.phase in ("mid-window", "epoch's turn"):
+        is_step = event["what"] == "step"
+        if fault.phase == "mid-window":
+            return is_step and at >= (fault.epoch, fault.step)
+        return is_step and at == (fault.epoch, workloads.STEPS - 1)
+    # What is aimed at a restart follows the fault before it.
+    return begun_by.get(fault.phase) == event["what"] and at[0] in (None, fault.epoch)
 
 
 class Run:
     """A run that is disturbed."""
 
     def __init__(self, plan: Schedule, folder: Path, data: Path, s3_port: int) -> None:
-        """Starts its machines.
-
-        Args:
-            plan: What happens to it.
-            folder: Of its own, empty.
-            data: The datasets, of which it gets a copy.
-            s3_port: Where an S3 API listens.
-        """
+        """Starts its machines; in an empty folder, to which the datasets are copied."""
         self.plan, self.folder = plan, folder
         self.outcome = Outcome(plan.name, plan.workload)
         self.logs = folder / "logs"

@@ -152,7 +152,7 @@ class Condition:
     def __exit__(self, *_: object) -> None: ...
 
     def wait(self, timeout_s: float | None = None) -> None:
-        if not self._rank.world.pass_time(None):
+        if not self._rank.clock.pass_time(None):
             raise Broken("deadlock", "the consumer takes no more")
 
     def notify_all(self) -> None:
@@ -362,7 +362,7 @@ class Rank:
                     raise Broken("deadlock", "the consumer waits for ever")
             if isinstance(self.error, RowError) or "no other row was decoded" in str(self.error):
                 return False
-            self.world.busy((0.0, 0.0, 1.0, 200.0)[self.draws.bits() >> 14])
+            self.clock.busy((0.0, 0.0, 1.0, 200.0)[self.draws.bits() >> 14])
         raise Broken("liveness", f"{MOST_PASSES} passes, and still at {self.place} of {goal}")
 
     def aim(self, position: int, goal: tuple[int, int]) -> None:
@@ -437,7 +437,7 @@ class Rank:
         """Something has changed that the consumer may wait for."""
         if self._is_waiting:
             self._is_waiting = False
-            self.world.later(0.0, self.look)
+            self.clock.later(0.0, self.look)
 
     def look(self) -> None:
         """Takes a batch if there is one, and what follows; else waits."""
