@@ -455,27 +455,21 @@ def test_string_labels_become_classes_by_the_command_that_the_refusal_names(smal
     assert set(train.head(20)[args.label_column]) == {0}  # train comes before val
 
 
-@pytest.mark.parametrize(
-    ("word", "shown"),
-    [
-        ("split = 'train'", "\"split = 'train'\""),
-        ("a's $HOME", "'a'\"'\"'s $HOME'"),
-        ("plain", "plain"),
-        ("two words", "'two words'"),
-        ("'!'", "''\"'\"'!'\"'\"''"),
-    ],
-)
-def test_printed_commands_are_what_a_shell_takes(word, shown):
-    assert common.show_command(["python", word]) == f"python {shown}"
-    assert shlex.split(common.show_command(["python", word])) == ["python", word]
+def test_printed_commands_are_what_a_shell_takes():
+    words = ["python", "split = 'train'", "a's $HOME", "plain", "two words", "'!'"]
+    assert shlex.split(common.show_command(words)) == words
+    assert common.show_command(words[:2]) == "python \"split = 'train'\"", "easier to read"
 
 
-@pytest.mark.parametrize("words", [["--storage-options", "aws_secret_access_key=x"], ["--storage-options=token=x"]])
-def test_printed_commands_hide_secrets_and_such_a_command_is_refused(words):
-    shown = common.show_command(words)
-    assert "x" not in shown
+def test_printed_commands_hide_secrets_and_such_a_command_is_refused():
+    words = ["x.py", "--storage-options", "aws_secret_access_key=abc", "--storage-options=session_token=d e"]
+    shown = common.show_command([*words, "--name", "abc=1", "--storage-options", "region=x"])
+    assert shown == (
+        "x.py --storage-options 'aws_secret_access_key=…' '--storage-options=session_token=…' --name abc=1 "
+        "--storage-options region=x"
+    )
     with pytest.raises(common.RefusedError, match="stands for a secret that was not printed"):
-        common.store_options([common.key_value(shlex.split(shown)[-1].removeprefix("--storage-options="))])
+        common.store_options([common.key_value(shlex.split(shown)[2])])
 
 
 def test_an_endpoint_that_nothing_would_reach_is_refused(monkeypatch):
