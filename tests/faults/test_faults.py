@@ -6,8 +6,6 @@ import pickle
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -136,18 +134,6 @@ def test_a_fault_that_does_not_end_is_an_error_with_rows_cause_and_fix(
                 ids += batch["id"].tolist()
         assert numbers in str(got.value)
         assert ids == list(range(40))
-
-
-def in_a_cluster_of_its_own(script: str, *arguments: str, **environment: str) -> str:
-    ran = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env=os.environ | environment,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
 
 
 # ---- rows that end their decoder
@@ -319,68 +305,7 @@ def test_a_damaged_file_is_not_waited_for(two_files: tuple[str, Path]) -> None:
         assert ids == list(range(1000))
 
 
-# ---- handles and sessions
-
-
-@pytest.fixture(scope="module")
-def every_other(write_dataset: Callable[..., str]) -> str:
-    """A dataset of which a filter selects so many single rows that the selection travels through the object store."""
-    return write_dataset(pa.table({"id": np.arange(400_000)}))
-
-
-def opened_by_another(uri: str) -> raylance.Dataset:
-    @ray.remote(num_cpus=0)
-    class Opener:
-        def open(self) -> raylance.Dataset:
-            return raylance.dataset(uri, filter="id % 2 = 1", remainder="ragged")
-
-    opener = Opener.remote()
-    dataset: raylance.Dataset = ray.get(opener.open.remote())
-    ray.kill(opener)
-    time.sleep(1)
-    return dataset
-
-
-@pytest.mark.slow
-def test_a_handle_outlives_the_worker_that_returned_it(every_other: str) -> None:
-    with opened_by_another(every_other).loader() as loader:
-        assert sorted(ids_of(loader, 20_000)) == list(range(1, 400_000, 2))
-
-
-SESSIONS = """
-import pickle, sys
-import numpy as np, ray, raylance
-from ray.cluster_utils import Cluster
-
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-def join():
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-def ids_of(loader):
-    return np.sort(np.concatenate([batch["id"] for batch in loader.iter_batches(global_batch_size=20_000)]))
-
-wanted = np.arange(1, 400_000, 2)
-join()
-dataset = raylance.dataset(sys.argv[1], filter="id % 2 = 1", remainder="ragged")
-pickled = pickle.dumps(dataset)
-assert len(pickled) < 20_000, len(pickled)
-with dataset.loader() as loader:
-    assert (ids_of(loader) == wanted).all()
-    ray.shutdown()
-    assert pickle.loads(pickled).head(2)["id"].tolist() == [1, 3], "without Ray"
-    join()
-    assert (ids_of(loader) == wanted).all(), "a loader whose helpers went with the first session"
-    for handle in (dataset, pickle.loads(pickled), pickle.loads(pickle.dumps(dataset))):
-        with handle.loader() as another:
-            assert (ids_of(another) == wanted).all()
-print("all sessions")
-ray.shutdown()
-cluster.shutdown()
-"""
-
-
-@pytest.mark.slow
-def test_handles_and_loaders_outlive_a_ray_session(every_other: str) -> None:
-    assert "all sessions" in in_a_cluster_of_its_own(SESSIONS, every_other)
+# ---- helpers and selections
 
 
 @pytest.mark.promise("P9")
@@ -404,8 +329,18 @@ def test_a_helper_that_hangs_is_replaced(numbers: str, tmp_path: Path) -> None:
 
 
 def test_a_selection_that_cannot_be_built_again_is_refused(write_dataset: Callable[..., str]) -> None:
+    """It is so large that it travels through the object store, and is lost with the worker that put it there."""
     uri = write_dataset(pa.table({"id": np.arange(400_000)}))
-    dataset = opened_by_another(uri)
+
+    @ray.remote(num_cpus=0)
+    class Opener:
+        def open(self) -> raylance.Dataset:
+            return raylance.dataset(uri, filter="id % 2 = 1", remainder="ragged")
+
+    opener = Opener.remote()
+    dataset: raylance.Dataset = ray.get(opener.open.remote())
+    ray.kill(opener)
+    time.sleep(1)
     shutil.rmtree(uri)
     lance.write_dataset(pa.table({"id": np.arange(300_000)}), uri)
     with dataset.loader() as loader, pytest.raises(raylance.DatasetError, match="was rewritten in place"):

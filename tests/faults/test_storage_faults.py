@@ -58,13 +58,7 @@ def healer() -> Iterator[Callable[[Callable[[], Any]], Healer]]:
         logger.removeHandler(handler)
 
 
-@pytest.fixture(scope="module")
-def store(s3_port: int) -> Iterator[FaultyStore]:
-    bucket_of(s3_port, "faulty")
-    proxy = FaultyStore(s3_port)
-    lance.write_dataset(table(), URI, mode="overwrite", max_rows_per_file=500, storage_options=options_of(proxy))
-    yield proxy
-    proxy.close()
+TABLE = table()
 
 
 def options_of(store: FaultyStore) -> dict[str, str]:
@@ -192,13 +186,13 @@ def test_a_manifest_that_is_listed_is_asked_for_again(store: FaultyStore, healer
 def test_a_dataset_that_was_rewritten_in_a_bucket_is_refused(store: FaultyStore, s3_port: int) -> None:
     """Lance keeps no manifest of before; the loader ends though its storage is healthy."""
     uri, options = "s3://faulty/other.lance", options_of(store)
-    lance.write_dataset(table(), uri, max_rows_per_file=500, storage_options=options)
+    lance.write_dataset(TABLE, uri, max_rows_per_file=500, storage_options=options)
     order = raylance.Sequential(shard_rows=500, window_shards=1)
     data = raylance.dataset(uri, storage_options=options, order=order)
 
     def rewrite() -> None:
         bucket_of(s3_port, "faulty").objects.filter(Prefix="other.lance/").delete()
-        lance.write_dataset(table(), uri, max_rows_per_file=500, storage_options=options)
+        lance.write_dataset(TABLE, uri, max_rows_per_file=500, storage_options=options)
 
     with pytest.raises(raylance.DatasetError, match=r"rewritten in place: its files were \w{32}.* and are \w{32}"):
         epoch(data, rewrite, read_timeout_s=1000)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import raylance
-from tests.helpers.faulty_store import FaultyStore, bucket_of, store_options
+from tests.helpers.faulty_store import FaultyStore, store_options
 
 URI = "s3://wrong/data.lance"
 AT_ONCE_S = 30.0  # a failure that may pass is tried for 60 s
@@ -100,14 +100,11 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "AWS_ACCESS_KEY_ID begins or ends" in text
 
 
-def test_a_secret_with_a_line_end_is_named_if_it_is_refused(s3_port: int) -> None:
-    bucket_of(s3_port, "wrong")
-    proxy = FaultyStore(s3_port)
-    proxy.disturb("403")
-    text = refusal(URI, {**store_options(proxy.port), "aws_secret_access_key": "secret\n"})
+def test_a_secret_with_a_line_end_is_named_if_it_is_refused(store: FaultyStore) -> None:
+    store.disturb("403")
+    text = refusal(URI, {**store_options(store.port), "aws_secret_access_key": "secret\n"})
     assert "aws_secret_access_key begins or ends" in text
-    assert "aws_skip_signature" in refusal(URI, store_options(proxy.port))
-    proxy.close()
+    assert "aws_skip_signature" in refusal(URI, store_options(store.port))
 
 
 @pytest.mark.parametrize("name", [5, b"aws_region"])
