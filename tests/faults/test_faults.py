@@ -274,22 +274,6 @@ def halves(uri: str) -> raylance.Dataset:
     return raylance.dataset(uri, order=raylance.Sequential(shard_rows=100, window_shards=1))
 
 
-def test_storage_that_fails_for_too_long_is_an_error_and_the_loader_can_go_on(two_files: tuple[str, Path]) -> None:
-    uri, path = two_files
-    away = path.with_suffix(".away")
-    with halves(uri).loader(read_timeout_s=1) as loader:
-        path.rename(away)
-        ids = []
-        message = r"rows 1000 to 1\d+ of .*version 2, cannot be read.*tried \d+ times"
-        with pytest.raises(raylance.DatasetError, match=message) as caught:
-            for batch in loader.iter_batches(global_batch_size=50):
-                ids += batch["id"].tolist()
-        assert uri in str(caught.value)
-        assert ids == list(range(1000)), "what could be read was delivered"
-        away.rename(path)
-        assert ids_of(loader, 50) == list(range(1000, 2000))
-
-
 @pytest.mark.promise("P8")
 @pytest.mark.timeout(120)
 def test_a_damaged_file_is_not_waited_for(two_files: tuple[str, Path]) -> None:

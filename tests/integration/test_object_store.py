@@ -63,17 +63,6 @@ def test_pieces_come_in_order(uri: str, offsets: list[int], runs: int, mode: Rea
     assert max(piece.num_rows for piece in pieces) <= max(1, piece_bytes // 450)
 
 
-def test_an_epoch_from_an_object_store(uri: str) -> None:
-    dataset = raylance.dataset(uri, columns=["id", "vector"], order="window", remainder="ragged")
-    with dataset.loader(runtime="threads") as loader:
-        for _ in range(2):
-            seen = []
-            for batch in loader.iter_torch_batches(global_batch_size=128):
-                assert (batch["vector"][:, 0] == batch["id"] * 100).all()
-                seen += batch["id"].tolist()
-            assert sorted(seen) == list(range(ROWS))
-
-
 def test_a_column_is_written_where_the_dataset_and_the_parts_are_in_a_store(uri: str) -> None:
     options = {"aws_endpoint": os.environ["AWS_ENDPOINT"], "allow_http": "true"}
     parts, copy = (
