@@ -20,7 +20,6 @@ import ray.exceptions
 
 import raylance
 from raylance.api.loader import recorder_of
-from tests.helpers.cluster import CPUS, wait_for_free_cpus
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -227,35 +226,6 @@ def test_a_row_that_ends_its_decoder_is_named(write_dataset: Callable[..., str],
             for each in loader.iter_batches(global_batch_size=4):
                 seen += len(each["number"])
     assert seen == 20
-
-
-# ---- decoders
-
-
-def with_pid(batch: dict[str, Any]) -> dict[str, Any]:
-    return {"id": batch["id"], "pid": np.full(len(batch["id"]), os.getpid())}
-
-
-@pytest.mark.slow
-def test_auto_of_two_processes_at_once_takes_what_fits(images_uri: str, tmp_path: Path) -> None:
-    wait_for_free_cpus(CPUS)
-    dataset = raylance.dataset(images_uri, columns=["id"], transform=with_pid, remainder="ragged")
-
-    @ray.remote(num_cpus=0, max_retries=0)
-    def read(name: str) -> int:
-        with dataset.loader(placement_timeout_s=30) as loader:
-            (tmp_path / name).touch()
-            while len(list(tmp_path.iterdir())) < 2:
-                time.sleep(0.001)
-            ids = ids_of(loader, 10)
-            assert ids_of(loader, 10) != ids
-            # Both hold what they have until both are through.
-            (tmp_path / f"{name} is done").touch()
-            while len(list(tmp_path.iterdir())) < 4:
-                time.sleep(0.01)
-            return len(set(ids))
-
-    assert ray.get([read.remote("one"), read.remote("other")], timeout=120) == [953, 953]
 
 
 # ---- storage

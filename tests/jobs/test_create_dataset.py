@@ -326,18 +326,6 @@ def test_nothing_is_said_where_no_file_is_left_out(photos, tmp_path, capsys):
     assert not (tmp_path / "o.lance").exists()
 
 
-def test_existing_output_is_refused_or_given_a_version(photos, tmp_path, capsys):
-    out = tmp_path / "out.lance"
-    make("imagefolder", out, "--input", photos)
-    capsys.readouterr()
-    (photos / "ant" / "00.png").unlink()
-    said = refusal(capsys, "imagefolder", "--out", out, "--input", photos)
-    check_said("already is a Lance dataset … --overwrite", said)
-    dataset, table, _ = make("imagefolder", out, "--input", photos, "--overwrite")
-    assert (dataset.version, table.num_rows) == (2, 29)
-    assert dataset.checkout_version(1).count_rows() == 30
-
-
 @pytest.mark.parametrize(
     ("option", "values"),
     [

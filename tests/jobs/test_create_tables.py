@@ -129,19 +129,6 @@ def test_the_error_of_a_task_is_found_in_its_text() -> None:
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_csv_with_splits_by_name(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    columns = ["id", "score", "species"]
-    for name, rows, start in (("train-0.csv", 30, 0), ("test.csv", 5, 30), ("validation_1.csv", 4, 35)):
-        pyarrow.csv.write_csv(table(rows, start).select(columns), tmp_path / "in" / name)
-    dataset = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in", "--label-column", "species")
-    found = dataset.to_table()
-    assert found.schema.names == [*columns, "split"]
-    assert found["id"].to_pylist() == [*range(30, 35), *range(30), *range(35, 39)]
-    assert found["split"].to_pylist() == ["test"] * 5 + ["train"] * 30 + ["val"] * 4
-
-
-@pytest.mark.usefixtures("ray_session")
 def test_a_frame_of_vectors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The index that pandas stores beside the columns is left out, and said."""
     vectors = np.random.default_rng(0).random((20, 8)).astype(np.float32)
