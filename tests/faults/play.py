@@ -286,14 +286,13 @@ class Run:
         lost = [at_s for at_s, fault, hit in self.fired if hit and fault.kind in LOSING]
         lost += [event["at_s"] for event in own if event["how"] in training.LOSING]
         times = [*[at_s for at_s, _, hit in self.fired if hit], float("inf")]
-        for at_s, fault, hit in self.fired:
+        hits = [(at_s, fault.kind) for at_s, fault, hit in self.fired if hit]
+        for at_s, kind in hits + [(event["at_s"], f"rank {event['how']}") for event in own]:
             phase = history.phase_at(files, at_s, lost)
-            if hit and phase != "end":
+            if phase != "end":
                 pause = history.pause_after(files, at_s, min(t for t in times if t > at_s))
-                self._count(fault.kind, phase, pause)
-        for event in own:
-            pause = history.pause_after(files, event["at_s"], min(t for t in times if t > event["at_s"]))
-            self._count(f"rank {event['how']}", history.phase_at(files, event["at_s"], lost), pause)
+                injected = Injected(kind, phase, round(pause.whole_s, 2), round(pause.ray_s, 2))
+                self.outcome.injected.append(injected)
         if not problems and self.plan.cluster != schedule.DISK:
             self._prove()
 
@@ -304,9 +303,6 @@ class Run:
         proof = raylance.prove_run(run, storage_filesystem=filesystem, storage_options=self.setting.data_options)
         if not proof.ok:
             self.outcome.problems.append(f"prove_run: {proof}")
-
-    def _count(self, kind: str, phase: str, pause: history.Pause) -> None:
-        self.outcome.injected.append(Injected(kind, phase, round(pause.whole_s, 2), round(pause.ray_s, 2)))
 
     def _dump(self) -> None:
         children = psutil.Process().children(recursive=True)

@@ -162,10 +162,8 @@ def test_classes_come_in_the_order_of_a_file(photos, tmp_path, capsys, source):
     _, rows, classes = make(source, out, "--input", root, "--classes", file)
     assert classes == ["cat", "dog", "ant", "bee"]  # dogs are in another dataset
     assert set(rows["label"].to_pylist()) == {0, 2, 3}
-    capsys.readouterr()
     file.write_text("cat\ndog\nant\nbee\n\n \n", encoding="utf-8-sig")  # as editors leave it
     assert make(source, tmp_path / "marked.lance", "--input", root, "--classes", file)[2] == classes
-    capsys.readouterr()
     for text, cause in (
         ("cat\n\nant\nbee", "has nothing in line 2"),
         ("cat\nbee", "lacks 1 of the classes found, such as ant"),

@@ -360,7 +360,6 @@ def test_blobs_and_filters_of_a_lance_dataset_are_refused(tmp_path: Path, capsys
     command = "lance", "--input", tmp_path / "in.lance", "--out", tmp_path / "out.lance", "--dry-run"
     check_said("column video of --input … is blob-encoded … --columns", refusal(capsys, *command))
     assert job.main([*map(str, command), "--columns", "id"]) == 0
-    capsys.readouterr()
     said = refusal(capsys, *command, "--columns", "id", "--filter", "nonsense > 3")
     check_said("--filter can't be used … nonsense > 3 … of the columns video, id", said)
     deep = " OR ".join(f"id = {number}" for number in range(60_000))
@@ -630,7 +629,6 @@ def test_copies_keep_the_names_of_classes_with_their_column(tmp_path: Path, caps
     named = copied("named", tmp_path / "birds.lance")
     assert named.schema.metadata == ours
     assert named.to_table()["cid"].to_pylist() == [1, 0]
-    capsys.readouterr()
     assert "names the classes of cid already, 2: a, b" in refusal(capsys, *words, "other")
     words = ["lance", "--input", named.uri, "--out", tmp_path / "o.lance", "--label-column", "name"]
     assert "names the classes of cid, and name holds strings that need names, too" in refusal(capsys, *words)
@@ -800,7 +798,6 @@ def test_notes_are_removed_after_the_commit_or_by_the_next_run(
         [notes] = begun(str(out), {})
         assert job.main([*command, "--overwrite", "--dry-run"]) == 0
         assert begun(str(out), {}), "a dry run removes nothing"
-        capsys.readouterr()
         said = refusal(capsys, *command)
         check_said(f"removed {notes.folder}: it is of a run that was killed … already is a Lance dataset", said)
         assert not Path(notes.folder).exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import itertools
 import logging
@@ -36,6 +37,7 @@ from jobs.materialize.planning import make_plan
 from jobs.materialize.shuffle import Work, scatter
 from jobs.materialize.survey import Chunk, Places
 from raylance.source import provenance
+from tests.helpers import created
 from tests.helpers.cluster import CPUS, wait_for_free_cpus
 from tests.helpers.faulty_store import store_options
 from tests.helpers.images import encode, make_images
@@ -73,20 +75,13 @@ def source(write_dataset: Callable[..., str]) -> str:
     return uri
 
 
+refusal = functools.partial(created.refusal, main=command.main)
+
+
 def make(source: str, out: Path, *options: object) -> lance.LanceDataset:
     assert command.main(["--data", source, "--out", str(out), *map(str, options)]) == 0
     assert [name for name in os.listdir(out.parent) if "scratch" in name] == []
     return lance.dataset(str(out))
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 2) -> str:
-    """Runs the job, which must fail; returns the message."""
-    capsys.readouterr()  # of runs before
-    assert command.main([str(word) for word in argv]) == status
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    assert "\nwrote" not in captured.out
-    return captured.err
 
 
 @pytest.mark.usefixtures("ray_session")
