@@ -1,9 +1,6 @@
 """A wrong option of a storage, or a refusal, is an error at once that names its cause."""
 
-import http.server
-import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,33 +10,6 @@ from tests.helpers.faulty_store import FaultyStore, store_options
 
 URI = "s3://wrong/data.lance"
 AT_ONCE_S = 30.0  # a failure that may pass is tried for 60 s
-
-
-class _Refuses(http.server.BaseHTTPRequestHandler):
-    status = 401
-
-    def do_GET(self) -> None:
-        self.send_response(self.status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Refuses]]:
-    """An API of Hugging Face that answers all requests with one status."""
-
-    class Handler(_Refuses):
-        pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
-    yield Handler
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture
@@ -61,12 +31,13 @@ def refusal(uri: str, options: Any = None) -> str:
     return text
 
 
-@pytest.mark.parametrize("status", [400, 403])
-def test_a_hub_that_refuses(hub: type[_Refuses], status: int) -> None:
-    hub.status = status
+@pytest.mark.parametrize("status", ["400", "403"])
+def test_a_hub_that_refuses(store: FaultyStore, status: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{store.port}")
+    store.disturb(status)
     text = refusal("hf://datasets/org/repo/x.lance")
-    assert str(status) in text
-    assert ("hf_token" in text) == (status > 400)
+    assert status in text
+    assert ("hf_token" in text) == (status == "403")
 
 
 @pytest.mark.usefixtures("no_proxy")

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import boto3
 
-Fault = Literal["", "reset", "truncate", "short", "latency", "hang", "403", "404", "500", "503"]
+Fault = Literal["", "reset", "truncate", "short", "latency", "hang", "400", "403", "404", "500", "503"]
 LATENCY_S = 0.5
 
-_CODES = {"403": "AccessDenied", "404": "NoSuchKey", "500": "InternalError", "503": "SlowDown"}
+_CODES = {"400": "BadRequest", "403": "AccessDenied", "404": "NoSuchKey", "500": "InternalError", "503": "SlowDown"}
 
 
 def bucket_of(port: int, name: str) -> Any:
