@@ -65,11 +65,7 @@ class Machines:
         return str(node.node_id)
 
     def node_of(self, pid: int) -> int:
-        """The place of the node among the nodes on which a process runs.
-
-        Raises:
-            ValueError: If it runs on none of them.
-        """
+        """The place among the nodes of that on which a process runs; a ValueError if it runs on none of them."""
         parents = [parent.pid for parent in psutil.Process(pid).parents()]
         return [_raylet_of(node) in parents for node in self.nodes].index(True)
 

@@ -70,11 +70,7 @@ class DiedError(Exception):
 def train(
     setting: Setting, number: int, folder: Path, *, rank: int = 0, dies_at: int | None = None, **place: Any
 ) -> None:
-    """Trains as a rank of a replica, to the end; `place` says where store and lighthouse are, if not the environment.
-
-    Raises:
-        DiedError: In the middle of the step at which it dies.
-    """
+    """Trains as a rank of a replica, to the end; `place` names store and lighthouse, if the environment does not."""
     import torchft
 
     import raylance

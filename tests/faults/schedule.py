@@ -90,10 +90,8 @@ class Schedule:
     @property
     def may_end_driver(self) -> bool:
         """Whether a driver that ends with an error is expected, and started again."""
-        return any(KINDS[fault.kind].ends_driver or self._hits_run(fault) for fault in self.faults)
-
-    def _hits_run(self, fault: Fault) -> bool:
-        return self.is_remote and fault.kind.startswith("storage")
+        kinds = [fault.kind for fault in self.faults]
+        return any(KINDS[kind].ends_driver or (self.is_remote and kind.startswith("storage")) for kind in kinds)
 
 
 def draw(seed: int, index: int) -> Schedule:

@@ -22,6 +22,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 from tests.helpers.faulty_store import FaultyStore, store_options
+from tests.helpers.scripts import read_to
 
 SLOW = pytest.mark.slow
 ROWS, BATCH = 600, 20
@@ -65,17 +66,6 @@ def _marked(mark: str) -> list[psutil.Process]:
             if process.environ().get("RAYLANCE_TEST") == mark and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
-
-
-def read_to(run: subprocess.Popen[str], what: str) -> str:
-    """Output of a script up to a line; the test's own time limit ends a script that says nothing."""
-    assert run.stdout is not None
-    read = ""
-    for line in run.stdout:
-        read += line
-        if what in line:
-            return read
-    raise AssertionError(f"it ended without {what!r}: {read[-3000:]}")
 
 
 def end_of(run: subprocess.Popen[str], limit_s: float = ENDS_S, status: int | None = 0) -> str:

@@ -34,17 +34,11 @@ def store_options(port: int, key: str = "none") -> dict[str, str]:
 
 
 class FaultyStore:
-    """A proxy before what listens at a port.
-
-    Attributes:
-        port: Where the proxy listens.
-        hits: Requests that were disturbed.
-        expires_s: If set, keys of access that are valid, and until when; requests with others are refused.
-    """
+    """A proxy, with a port of its own, before what listens at a port."""
 
     def __init__(self, upstream: int) -> None:
-        self.hits = 0
-        self.expires_s: dict[str, float] | None = None
+        self.hits = 0  # requests that were disturbed
+        self.expires_s: dict[str, float] | None = None  # until when each key of access is valid, if not all are
         self._fault: Fault = ""
         self._match = re.compile("")
         self._released = threading.Event()

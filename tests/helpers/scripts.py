@@ -9,6 +9,7 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["torch", "raylance.torch_data"])
@@ -25,6 +26,16 @@ def run_script(text: str, folder: Path, limit_s: float = 280) -> str:
     printed = output.read_text()
     assert process.exitcode == 0, printed[-3000:]
     return printed
+
+
+def read_to(process: Any, what: str) -> str:
+    """The output of a process up to a line; the test's own time limit ends one that says nothing."""
+    read = ""
+    for line in process.stdout:
+        read += line
+        if what in line:
+            return read
+    raise AssertionError(f"it ended without {what!r}: {read[-3000:]}")
 
 
 def log_to(path: Path, _worker: int) -> None:

@@ -22,7 +22,6 @@ from pathlib import Path
 import lance
 import numpy as np
 import PIL.Image
-import PIL.ImageOps
 import pyarrow as pa
 import pytest
 import ray
@@ -40,7 +39,7 @@ from raylance.source import provenance
 from tests.helpers import created
 from tests.helpers.cluster import CPUS, wait_for_free_cpus
 from tests.helpers.faulty_store import store_options
-from tests.helpers.images import encode, make_images
+from tests.helpers.images import by_pillow, encode, make_images
 
 SCRIPT = Path(__file__).parents[2] / "jobs" / "materialize.py"
 SMALL = ("--bucket-bytes", 1 << 16)  # many chunks and buckets of few rows
@@ -335,22 +334,14 @@ def test_provenance_that_cannot_be_read_is_said(
     assert "'raylance:provenance' cannot be read" in caplog.text
 
 
-def decoded(encoded: bytes) -> np.ndarray:
-    return np.asarray(PIL.Image.open(io.BytesIO(encoded)).convert("RGB")).astype(int)
-
-
 def photographs() -> dict[str, bytes | None]:
     [jpeg] = make_images(1, size=(120, 200))
-    pixels = np.asarray(PIL.Image.open(io.BytesIO(jpeg)))
-    exif = PIL.Image.Exif()
-    exif[0x0112] = 6  # to be turned by a quarter
-    PIL.Image.fromarray(pixels).save(turned := io.BytesIO(), "JPEG", quality=95, exif=exif)
-    alpha = np.dstack([pixels, np.full(pixels.shape[:2], 100, np.uint8)])
+    pixels = by_pillow(jpeg)
     return {
         "jpeg": jpeg,
-        "turned": turned.getvalue(),
+        "turned": encode(pixels, "JPEG", quality=95, orientation=6),  # by a quarter
         "grey": encode(pixels[:, :, 0]),
-        "alpha": encode(alpha),
+        "alpha": encode(np.dstack([pixels, np.full(pixels.shape[:2], 100, np.uint8)])),
         "small": encode(pixels[:30, :50]),
         "null": None,
     }
@@ -368,9 +359,9 @@ def test_images_are_made_smaller_or_encoded_again(write_dataset: Callable[..., s
     assert sizes == {"jpeg": (100, 60), "turned": (60, 100), "grey": (100, 60), "alpha": (100, 60), "small": (50, 30)}
     assert PIL.Image.open(io.BytesIO(found["grey"])).mode == "L"
     for name in ("jpeg", "turned", "grey", "alpha"):
-        stored = PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(images[name]))).convert("RGB")
+        stored = PIL.Image.fromarray(by_pillow(images[name]))
         wanted = np.asarray(stored.resize(sizes[name], PIL.Image.Resampling.BILINEAR)).astype(int)
-        assert np.abs(decoded(found[name]) - wanted).mean() < 3, name
+        assert np.abs(by_pillow(found[name]) - wanted).mean() < 3, name
     assert made.schema.field("image").type == pa.binary()
     assert raylance.Provenance.read(made.schema).transform == {
         "image_column": "image", "shorter_side": 60, "jpeg_quality": None, "keep_bad": False,
@@ -381,8 +372,8 @@ def test_images_are_made_smaller_or_encoded_again(write_dataset: Callable[..., s
         encoded = make(uri, tmp_path / str(quality), "--jpeg-quality", quality).to_table()
         found = dict(zip(encoded["name"].to_pylist(), encoded["image"].to_pylist(), strict=True))
         assert {PIL.Image.open(io.BytesIO(value)).format for value in found.values() if value} == {"JPEG"}
-        assert decoded(found["small"]).shape == (30, 50, 3)
-        assert np.abs(decoded(found["jpeg"]) - decoded(images["jpeg"])).mean() < error
+        assert by_pillow(found["small"]).shape == (30, 50, 3)
+        assert np.abs(by_pillow(found["jpeg"]).astype(int) - by_pillow(images["jpeg"])).mean() < error
         bytes_of[quality] = sum(len(value) for value in found.values() if value)
     assert bytes_of[40] < bytes_of[95] / 2
 

@@ -37,6 +37,7 @@ from raylance.api.dataset import spec_of
 from tests.helpers.cluster import free_ports
 from tests.helpers.created import write_digits
 from tests.helpers.images import encode
+from tests.helpers.scripts import read_to
 from tests.helpers.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -48,14 +49,6 @@ class Started(NamedTuple):
     """A job that runs as a driver, in a process group of its own; stdout holds all its output."""
 
     process: subprocess.Popen[str]
-
-    def read_to(self, text: str) -> str:
-        lines = []
-        for line in self.process.stdout:
-            lines.append(line)
-            if text in line:
-                return line
-        raise AssertionError("".join(lines))
 
     def stop(self, number: signal.Signals) -> str:
         """Sends a signal, SIGINT to the whole group as terminals do, which ends the job; the rest of stdout."""
@@ -362,11 +355,11 @@ def test_a_run_that_is_stopped_says_how_to_continue(head, make_run):
     made = make_run("stopped")
     command = [JOBS / "train_images.py", *made.options, "--epochs", 50]
     with head.start(*command) as started:
-        started.read_to("epoch 1 of 50: ")
+        read_to(started.process, "epoch 1 of 50: ")
         rest = started.stop(signal.SIGINT)
     assert f"\n{shlex.join(['python', *map(str, command)])}\n" in rest
     with head.start(*command) as started:
-        last = Path(started.read_to("continues from checkpoint").split()[-1])
+        last = Path(read_to(started.process, "continues from checkpoint").split()[-1])
         assert read_state(last)["epoch"] >= 1
         started.stop(signal.SIGTERM)
 
@@ -375,7 +368,8 @@ def test_a_run_that_is_stopped_says_how_to_continue(head, make_run):
 def test_a_cluster_that_may_grow_is_waited_for_until_the_run_is_stopped(head, make_run):
     made = make_run("large")
     with head.start(JOBS / "train_images.py", *made.options, "--num-workers", 16) as started:
-        assert "needs 16 CPUs, and Ray has 2. It waits for nodes" in started.read_to("train_images.py: ")
+        said = read_to(started.process, "train_images.py: ")
+        assert "needs 16 CPUs, and Ray has 2. It waits for nodes" in said
         started.stop(signal.SIGINT)
 
 

@@ -279,12 +279,7 @@ def describe(item: WorkItem) -> str:
 
 
 class Rank:
-    """One rank: its session, which outlives passes, and its consumer, who takes batches as a loader does.
-
-    Attributes:
-        place: Epoch and position of the next batch.
-        got: The rows of each epoch that were taken.
-    """
+    """One rank: its session, which outlives passes, and its consumer, who takes batches as a loader does."""
 
     def __init__(
         self,
@@ -303,8 +298,8 @@ class Rank:
         self.clock = Clock()
         self.events = 0
         self.to_run: deque[HandFeeder] = deque()
-        self.got: dict[int, list[int]] = {}
-        self.place = (EPOCH, 0)
+        self.got: dict[int, list[int]] = {}  # rows that were taken, by epoch
+        self.place = (EPOCH, 0)  # of the next batch
         self.error: BaseException | None = None
         self._goal = (EPOCH, 0)
         self._feeder: Feeder | None = None
@@ -535,11 +530,7 @@ def limited() -> Iterator[None]:
 
 
 def play(draws: Draws, world: type[World] = World, log: Log = None) -> Counter[str]:
-    """Plays a schedule on a kind of world; returns what was injected, and how often.
-
-    Raises:
-        Broken: With what does not hold.
-    """
+    """Plays a schedule on a kind of world; returns what was injected, and how often, or raises what does not hold."""
     with limited():
         return _play(draws, world, log)
 

@@ -56,7 +56,7 @@ class RowError(Exception):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Result:
-    """What gathering or a decode has made: rows, whether they are decoded; `lost_by` names the fault that took it."""
+    """What gathering or a decode has made; `lost_by` names the fault that took it."""
 
     maker: int
     node: int
