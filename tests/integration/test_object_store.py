@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 
-import boto3
 import lance
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from raylance.integrations.checkpoint_files import write_files
 from raylance.source import reader
 from raylance.source.reader import Reader, ReadMode
 from raylance.source.version import Source
+from tests.helpers.faulty_store import bucket_of, store_options
 
 ROWS = 3000
 OPTIONS = "scheme=http&endpoint_override={}"  # Arrow's words for where the API is
@@ -25,15 +25,10 @@ OPTIONS = "scheme=http&endpoint_override={}"  # Arrow's words for where the API 
 
 @pytest.fixture(scope="module")
 def uri(s3_port: int) -> Iterator[str]:
-    endpoint = f"http://127.0.0.1:{s3_port}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT", endpoint)
-        patch.setenv("AWS_ALLOW_HTTP", "true")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, "none")
-        for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
-            patch.setenv(name, "us-east-1")
-        boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="read")
+        for name, value in (store_options(s3_port) | {"default_region": "us-east-1"}).items():
+            patch.setenv(f"AWS_{name.removeprefix('aws_').upper()}", value)
+        bucket_of(s3_port, "read")
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(ROWS * 100, dtype=np.float32)), 100)
         words = pa.array([b"x" * (row % 50) for row in range(ROWS)])
         table = pa.table({"id": np.arange(ROWS), "vector": vectors, "word": words})
