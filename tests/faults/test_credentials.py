@@ -37,16 +37,9 @@ class Keys:
         return {**store_options(self.port, key), **expiry}
 
 
-class Expiring(dict[str, float]):
-    """Until when keys of access are valid: their names say it."""
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return float(key.partition("-")[2]) if "-" in key else default
-
-
 def check_renewal(store: FaultyStore, folder: Path, runtime: Any, processes: int) -> None:
     """An epoch that takes five seconds, with little read ahead."""
-    store.expires_s = Expiring()
+    store.refuses = lambda key: float(key.partition("-")[2] or 0) < time.time()  # its name says how long it is valid
     order = raylance.Sequential(shard_rows=100, window_shards=1)
     data = raylance.dataset(URI, storage_options=Keys(store.port, folder), order=order)
     data = pickle.loads(pickle.dumps(data))

@@ -1,10 +1,7 @@
 """Faults of the machines cost time and never a row, and what cannot be mended is said."""
 
-import dataclasses
-import os
 import re
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +16,7 @@ import ray.exceptions
 
 import raylance
 from raylance.api.loader import recorder_of
+from tests.faults import workloads
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -137,32 +135,13 @@ def test_a_fault_that_does_not_end_is_an_error_with_rows_cause_and_fix(
 # ---- rows that end their decoder
 
 
-@dataclasses.dataclass(frozen=True)
-class Fatal(raylance.Decoder):
-    """A number. Row 23 ends the process that decodes it, if the file is there: not while the dataset is opened."""
-
-    armed: str = ""
-    row_s: float = 0.0
-    shape, dtype = (), "int64"
-
-    def open(self) -> "Fatal":
-        return self
-
-    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
-        out[...] = number = int.from_bytes(encoded, "little")
-        time.sleep(self.row_s)
-        if number == 23 and os.path.exists(self.armed):
-            if Path(self.armed).read_text() == "exit":
-                os._exit(1)
-            os.kill(os.getpid(), signal.SIGSEGV)
-
-
 def open_fatal(
     write_dataset: Callable[..., str], armed: Path, numbers: range = range(80), row_s: float = 0.0, **options: Any
 ) -> raylance.Dataset:
     cells = pa.array([number.to_bytes(2, "little") for number in numbers], pa.binary())
     uri = write_dataset(pa.table({"id": np.array(numbers), "number": cells}))
-    return raylance.dataset(uri, decode=Fatal("number", str(armed), row_s), order="sequential", **options)
+    decode = workloads.Fatal("number", str(armed), 23, row_s)
+    return raylance.dataset(uri, decode=decode, order="sequential", **options)
 
 
 @pytest.mark.promise("P6")

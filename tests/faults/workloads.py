@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import signal
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -54,9 +55,13 @@ class Scaled(raylance.BatchDecoder):
 
 @dataclasses.dataclass(frozen=True)
 class Fatal(raylance.Decoder):
-    """The first bytes as a number. One row ends the process that decodes it, if the file is there."""
+    """The first bytes as a number. One ends the process that decodes it, by an exit or, if the file says so, a signal;
+    but only if the file is there, as it is not while the dataset is opened.
+    """
 
     armed: str = ""
+    fatal: int = FATAL_ROW + DELETED
+    row_s: float = 0.0
     shape, dtype = (), "int64"
 
     def open(self) -> "Fatal":
@@ -64,7 +69,10 @@ class Fatal(raylance.Decoder):
 
     def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
         out[...] = number = int.from_bytes(encoded[:4], "little")
-        if number == FATAL_ROW + DELETED and os.path.exists(self.armed):
+        time.sleep(self.row_s)
+        if number == self.fatal and os.path.exists(self.armed):
+            if Path(self.armed).read_text() == "signal":
+                os.kill(os.getpid(), signal.SIGSEGV)
             os._exit(1)
 
 

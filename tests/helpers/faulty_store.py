@@ -7,7 +7,7 @@ import socket
 import struct
 import sys
 import threading
-import time
+from collections.abc import Callable
 from typing import Any, Literal
 
 import boto3
@@ -38,7 +38,7 @@ class FaultyStore:
 
     def __init__(self, upstream: int) -> None:
         self.hits = 0  # requests that were disturbed
-        self.expires_s: dict[str, float] | None = None  # until when each key of access is valid, if not all are
+        self.refuses: Callable[[str], bool] = lambda key: False  # keys of access
         self._fault: Fault = ""
         self._match = re.compile("")
         self._released = threading.Event()
@@ -91,7 +91,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = self._body()
         fault = self.store.take(f"{self.command} {self.path}")
         key = re.search("Credential=([^/]+)/", self.headers.get("Authorization", ""))
-        if self.store.expires_s is not None and self.store.expires_s.get(key[1] if key else "", 0) < time.time():
+        if self.store.refuses(key[1] if key else ""):
             fault = "403"
         if fault in ("reset", "hang"):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
