@@ -22,7 +22,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 from tests.helpers.faulty_store import FaultyStore, store_options
-from tests.helpers.scripts import read_to
+from tests.helpers.scripts import processes_with, read_to
 
 SLOW = pytest.mark.slow
 ROWS, BATCH = 600, 20
@@ -49,23 +49,14 @@ def script(text: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     try:
         yield run
         deadline = time.monotonic() + ENDS_S
-        while (left := _marked(mark)) and time.monotonic() < deadline:
+        while (left := processes_with("RAYLANCE_TEST", mark)) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not left, f"these processes are left: {left}"
     finally:
-        for process in _marked(mark):
+        for process in processes_with("RAYLANCE_TEST", mark):
             with contextlib.suppress(psutil.Error):
                 process.kill()
         run.wait()
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("RAYLANCE_TEST") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 def end_of(run: subprocess.Popen[str], limit_s: float = ENDS_S, status: int | None = 0) -> str:

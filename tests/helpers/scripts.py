@@ -3,6 +3,7 @@
 Lance refuses a fork of a process that has used it, and warns of any; the server has loaded it, and never uses it.
 """
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -10,6 +11,8 @@ import runpy
 import sys
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["torch", "raylance.torch_data"])
@@ -36,6 +39,16 @@ def read_to(process: Any, what: str) -> str:
         if what in line:
             return read
     raise AssertionError(f"it ended without {what!r}: {read[-3000:]}")
+
+
+def processes_with(name: str, value: str) -> list[psutil.Process]:
+    """Living processes that have this in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def log_to(path: Path, _worker: int) -> None:

@@ -20,6 +20,7 @@ import pytest
 
 from tests.helpers.cluster import free_ports
 from tests.helpers.created import write_digits
+from tests.helpers.scripts import processes_with
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "operations.md"
@@ -53,18 +54,12 @@ class Machine(NamedTuple):
     def kill(self) -> None:
         """Kills what runs with this home, and no other Ray of this machine."""
         deadline = time.monotonic() + 30
-        while left := [process for process in psutil.process_iter() if self.is_here(process)]:
+        while left := processes_with("HOME", str(self.home)):
             assert time.monotonic() < deadline, left
             for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(left, timeout=1)
-
-    def is_here(self, process: psutil.Process) -> bool:
-        try:
-            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get("HOME") == str(self.home)
-        except (psutil.Error, OSError):
-            return False
 
 
 class Submitted(NamedTuple):

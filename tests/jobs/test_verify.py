@@ -5,14 +5,13 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-import ray
 
 import raylance
 from jobs import verify as job
@@ -37,15 +36,6 @@ def run(capsys: pytest.CaptureFixture[str], uri: str, *options: object) -> tuple
         status = end.code
     out, err = capsys.readouterr()
     return status, err + out  # what it printed last comes last, whatever Ray says when it starts
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_ray_is_left() -> Iterator[None]:
-    """Ends the Ray that the job starts in this process, or the session's could not be started after it."""
-    was_there = ray.is_initialized()
-    yield
-    if not was_there:
-        ray.shutdown()
 
 
 @pytest.mark.parametrize(
