@@ -33,10 +33,6 @@ def open_train(uri: str, **changes: Any) -> raylance.Dataset:
     return raylance.dataset(uri, **(arguments | changes))
 
 
-def open_val(uri: str) -> raylance.Dataset:
-    return raylance.dataset(uri, columns=["id"], order="sequential", remainder="ragged")
-
-
 def log_batch(path: Path, loader: raylance.RankLoader, batch: dict[str, Any]) -> None:
     """Appends what a rank got, as it gets it: a killed process leaves what it had seen."""
     state = loader.state_dict()
@@ -106,7 +102,7 @@ def fit(uri: str, storage: Path, name: str, **options: Any) -> ray.train.Result:
         storage,
         name=name,
         train_loop_config=config,
-        datasets={"train": open_train(uri), "val": open_val(uri)},
+        datasets={"train": open_train(uri), "val": open_train(uri, decode=None, columns=["id"], order="sequential")},
         dataset_config=raylance.DataConfig(datasets_to_split=["train"]),
         **options,
     ).fit()

@@ -88,7 +88,6 @@ class Helper:
     number: int
     kind: str
     node: int
-    asked_at: float
     state: str = "placing"  # or "up", "hung", "dead", "dismissed"
     queue: deque[Any] = dataclasses.field(default_factory=deque)  # what it has not finished, of other calls than loads
     loads: deque[Load] = dataclasses.field(default_factory=deque)  # not finished; two at a time are done
@@ -211,7 +210,7 @@ class World(Runtime):
 
     def _place(self, number: int, kind: Kind) -> None:
         bits = self.draws.bits()
-        helper = Helper(number, kind, bits % 3 if kind == "decoder" else bits % 2, self.now())
+        helper = Helper(number, kind, bits % 3 if kind == "decoder" else bits % 2)
         self.helpers[number] = self._helpers[number] = helper
         wait_s = _WAITS_S[(bits >> 4) % 8]
         fault = self._fault(bits, ("refused", "hopeless", "delayed", "never placed"))
