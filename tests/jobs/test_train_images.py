@@ -45,28 +45,22 @@ RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 TOKEN = secrets.token_hex(16)
 
 
-class Started(NamedTuple):
-    """A job that runs as a driver, in a process group of its own; stdout holds all its output."""
-
-    process: subprocess.Popen[str]
-
-    def stop(self, number: signal.Signals) -> str:
-        """Sends a signal, SIGINT to the whole group as terminals do, which ends the job; the rest of stdout."""
-        if number == signal.SIGINT:
-            os.killpg(self.process.pid, number)
-        else:
-            self.process.send_signal(number)
-        rest, _ = self.process.communicate(timeout=120)
-        assert self.process.returncode == 128 + number, rest
-        assert "Traceback" not in rest
-        assert f"stopped by {number.name}" in rest, rest
-        return rest
+def stop(process: subprocess.Popen[str], number: signal.Signals) -> str:
+    """Sends a signal, SIGINT to the whole group as terminals do, which ends a job; returns the rest of its output."""
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, rest
+    assert "Traceback" not in rest
+    assert f"stopped by {number.name}" in rest, rest
+    return rest
 
 
 class Head(NamedTuple):
     jobs: str
     env: dict[str, str]
-    pid: int
 
     def submit(self, script: str, *options: object) -> subprocess.CompletedProcess[str]:
         """Runs a script of jobs/ as a job; stdout holds the job's whole output."""
@@ -77,14 +71,14 @@ class Head(NamedTuple):
         return run([sys.executable, *command], self.env)
 
     @contextlib.contextmanager
-    def start(self, *command: object) -> Iterator[Started]:
-        """Starts Python as a driver of this Ray; kills what is left of it."""
+    def start(self, *command: object) -> Iterator[subprocess.Popen[str]]:
+        """Starts Python as a driver of this Ray, in a group of its own; kills what is left of it."""
         words = [sys.executable, *map(str, command)]
         process = subprocess.Popen(
             words, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
         try:
-            yield Started(process)
+            yield process
         finally:
             process.kill()
             process.communicate()
@@ -133,7 +127,7 @@ def head() -> Iterator[Head]:
             assert process.poll() is None, Path(temporary, "start.log").read_text()
             assert time.monotonic() < deadline, Path(temporary, "start.log").read_text()
             time.sleep(0.2)
-        yield Head(url, clean_environment() | {"RAY_ADDRESS": found.read_text().strip()}, process.pid)
+        yield Head(url, clean_environment() | {"RAY_ADDRESS": found.read_text().strip()})
     finally:
         os.killpg(process.pid, signal.SIGKILL)  # a SIGTERM would be a request to drain the node first
         process.wait()
@@ -355,22 +349,22 @@ def test_a_run_that_is_stopped_says_how_to_continue(head, make_run):
     made = make_run("stopped")
     command = [JOBS / "train_images.py", *made.options, "--epochs", 50]
     with head.start(*command) as started:
-        read_to(started.process, "epoch 1 of 50: ")
-        rest = started.stop(signal.SIGINT)
+        read_to(started, "epoch 1 of 50: ")
+        rest = stop(started, signal.SIGINT)
     assert f"\n{shlex.join(['python', *map(str, command)])}\n" in rest
     with head.start(*command) as started:
-        last = Path(read_to(started.process, "continues from checkpoint").split()[-1])
+        last = Path(read_to(started, "continues from checkpoint").split()[-1])
         assert read_state(last)["epoch"] >= 1
-        started.stop(signal.SIGTERM)
+        stop(started, signal.SIGTERM)
 
 
 @pytest.mark.slow
 def test_a_cluster_that_may_grow_is_waited_for_until_the_run_is_stopped(head, make_run):
     made = make_run("large")
     with head.start(JOBS / "train_images.py", *made.options, "--num-workers", 16) as started:
-        said = read_to(started.process, "train_images.py: ")
+        said = read_to(started, "train_images.py: ")
         assert "needs 16 CPUs, and Ray has 2. It waits for nodes" in said
-        started.stop(signal.SIGINT)
+        stop(started, signal.SIGINT)
 
 
 @pytest.mark.parametrize(
