@@ -25,12 +25,7 @@ DEFAULT = {"schedules": 2, "seed": 54}  # deaths of ranks and helpers, and a hel
 
 
 def play(plans: Iterable[Schedule], keep: Path | None) -> Iterator[dict[str, Any]]:
-    """Outcomes of schedules, one after the other.
-
-    Args:
-        plans: The schedules.
-        keep: Where the files of those that failed stay.
-    """
+    """Outcomes of schedules, one after the other; files of those that failed are kept, if there is a place for them."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line a request
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()

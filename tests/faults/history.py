@@ -10,25 +10,17 @@ from typing import Any
 from tests.faults import workloads
 
 Event = dict[str, Any]
-Epochs = Sequence[Sequence[Sequence[tuple[int, int]]]]
-"""Rows and checksums by epoch and step."""
+Rows = list[tuple[int, int]]  # with their checksums
+Line = dict[tuple[int, int], Rows]  # by epoch and step
 
 
 @dataclasses.dataclass
 class Start:
-    """One start of the ranks by Ray Train.
+    """One start of the ranks by Ray Train."""
 
-    Attributes:
-        at_s: When the first of them began.
-        world: How many there are.
-        begins: (epoch, position) from which they train; None if none of them came so far.
-        steps: What each rank trained on, by epoch and step: [group, rows and checksums].
-    """
-
-    at_s: float
     world: int
-    begins: tuple[int, int] | None
-    steps: dict[tuple[int, int], list[tuple[int, list[tuple[int, int]]]]]
+    begins: tuple[int, int] | None  # epoch and position; None if no rank came so far
+    steps: dict[tuple[int, int], list[tuple[int, Rows]]]  # by epoch and step: group and rows of each rank
 
 
 def read(folder: Path) -> dict[str, list[Event]]:
@@ -47,7 +39,7 @@ def starts_of(files: dict[str, list[Event]], problems: list[str]) -> list[Start]
     for events in sorted(ranks, key=lambda events: _at(events[0])):
         first = events[0]
         if not starts or first["rank"] in seen or first["world"] != starts[-1].world:
-            starts.append(Start(first["at_s"], first["world"], None, {}))
+            starts.append(Start(first["world"], None, {}))
             seen = set()
         seen.add(first["rank"])
         start = starts[-1]
@@ -65,18 +57,18 @@ def starts_of(files: dict[str, list[Event]], problems: list[str]) -> list[Start]
     return starts
 
 
-def committed(starts: list[Start], batch: int, problems: list[str]) -> dict[tuple[int, int], list[tuple[int, int]]]:
+def committed(starts: list[Start], batch: int, problems: list[str]) -> Line:
     """The global batches of the line of history: without what later starts rolled back.
 
     A step counts if no later start begins at it or before it.
     """
-    line: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    line: Line = {}
     limit: tuple[int, int] | None = None
     for start in reversed([start for start in starts if start.begins is not None]):
         for at, parts in sorted(start.steps.items()):
             if limit is not None and at >= limit:
                 continue
-            groups: dict[int, list[tuple[int, int]]] = {}
+            groups: dict[int, Rows] = {}
             for group, rows in parts:
                 if groups.setdefault(group, rows) != rows:
                     problems.append(f"peers got other rows at epoch {at[0]}, step {at[1]}")
@@ -90,7 +82,7 @@ def committed(starts: list[Start], batch: int, problems: list[str]) -> dict[tupl
     return line
 
 
-def compare(line: dict[tuple[int, int], list[tuple[int, int]]], wanted: Epochs) -> dict[str, int]:
+def compare(line: Line, wanted: Sequence[Sequence[Rows]]) -> dict[str, int]:
     """How many rows were lost, came twice or were altered, and how many global batches differ."""
     counts = Counter({"lost": 0, "twice": 0, "altered": 0, "other batches": 0})
     for epoch, steps in enumerate(wanted):
@@ -112,13 +104,7 @@ def _of_ranks(files: dict[str, list[Event]]) -> list[Event]:
 
 
 def phase_at(files: dict[str, list[Event]], at_s: float, lost_s: Sequence[float]) -> str:
-    """In which phase of the run a moment lies, by what its ranks had written down until then.
-
-    Args:
-        files: What they wrote.
-        at_s: The moment.
-        lost_s: When ranks were lost, and so had to be started again.
-    """
+    """In which phase of the run a moment lies, by what its ranks had written until then, and when ranks were lost."""
     events = _of_ranks(files)
     before = [event for event in events if event["at_s"] <= at_s]
     begun = max((event["at_s"] for event in before if event["what"] == "start"), default=0.0)
@@ -137,15 +123,10 @@ def phase_at(files: dict[str, list[Event]], at_s: float, lost_s: Sequence[float]
 
 @dataclasses.dataclass(frozen=True)
 class Pause:
-    """What a fault cost.
+    """What a fault cost."""
 
-    Attributes:
-        whole_s: The longest time without a step, in which the fault lies or which came next.
-        ray_s: Of it until Ray Train called the training function again; 0 if it did not have to.
-    """
-
-    whole_s: float
-    ray_s: float
+    whole_s: float  # the longest time without a step, in which the fault lies or which came next
+    ray_s: float  # of it until Ray Train called the training function again; 0 if it did not have to
 
 
 def pause_after(files: dict[str, list[Event]], at_s: float, until_s: float) -> Pause:

@@ -1,6 +1,7 @@
 """What is done to a run: processes, nodes, memory, disks, data and storage."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -43,22 +44,18 @@ time.sleep(float(sys.argv[2]))
 """
 
 
+@dataclasses.dataclass
 class Target:
     """What a fault is done to: one run, its machines, its data and its storage."""
 
-    def __init__(
-        self,
-        machines: Machines,
-        data: Path,
-        storage: Path,
-        store: FaultyStore | None,
-        memory_limit: float,
-        rank_pids: Callable[[], list[int]],
-        driver: Callable[[], subprocess.Popen[bytes]],
-    ) -> None:
-        self.machines, self.data, self.storage, self.store = machines, data, storage, store
-        self.memory_limit, self.rank_pids, self.driver = memory_limit, rank_pids, driver
-        self._later: list[tuple[float, Callable[[], Any]]] = []
+    machines: Machines
+    data: Path
+    storage: Path
+    store: FaultyStore | None
+    memory_limit: float
+    rank_pids: Callable[[], list[int]]
+    driver: Callable[[], subprocess.Popen[bytes]]
+    _later: list[tuple[float, Callable[[], Any]]] = dataclasses.field(default_factory=list)
 
     def later(self, delay_s: float, do: Callable[[], Any]) -> None:
         self._later.append((time.monotonic() + delay_s, do))
@@ -78,7 +75,9 @@ class Target:
         how, _, what = fault.kind.partition(" ")
         if how in ("kill", "stop", "hang"):
             return self._signal(how, what, fault)
-        return str(_ACTIONS[fault.kind.split(":")[0]](self, fault) or "")
+        if how == "storage:":
+            return self._disturb(what, fault)
+        return str(getattr(self, fault.kind.partition(",")[0].replace(" ", "_"))(fault))
 
     def _pids(self, what: str, place: int) -> list[int]:
         names = {"decoder": "decoder", "shard actor": "reader"}
@@ -104,7 +103,7 @@ class Target:
             self.later(fault.lasts_s, lambda: [_continue(pid) for pid in hit])
         return ", ".join(map(str, hit))
 
-    def data_away(self, fault: Fault) -> str:
+    def data_folder_away(self, fault: Fault) -> str:
         away = self.data.with_suffix(".away")
         if not self.data.exists():
             return ""
@@ -112,7 +111,7 @@ class Target:
         self.later(fault.lasts_s, lambda: away.rename(self.data))
         return str(self.data)
 
-    def version_changes(self, fault: Fault) -> str:
+    def version_compacted_and_cleaned_up(self, fault: Fault) -> str:
         """Deletes rows, compacts files, sets and removes a tag, and cleans up all old versions but one with a tag."""
         uri = self.data / "data.lance"
         if not uri.exists():  # it is away
@@ -127,17 +126,17 @@ class Target:
         cleaned = lance.dataset(uri).cleanup_old_versions(timedelta(0), error_if_tagged_old_versions=False)
         return f"{cleaned.old_versions} old versions"
 
-    def restart_head(self, fault: Fault) -> str:
+    def head_restarts(self, fault: Fault) -> str:
         self.driver().kill()
         self.machines.restart()
         return "all nodes"
 
-    def lose_node(self, fault: Fault) -> str:
+    def node_lost(self, fault: Fault) -> str:
         hit = self.machines.lose_node(fault.place)
         self.later(fault.lasts_s, self.machines.add_node)
         return hit
 
-    def preempt_node(self, fault: Fault) -> str:
+    def node_preempted(self, fault: Fault) -> str:
         """A notice, another node, and the loss of the node when its time is over."""
         pids = self.rank_pids()
         if not pids:
@@ -152,12 +151,11 @@ class Target:
         self.later(fault.lasts_s, lambda: self.machines.lose_node(self.machines.nodes.index(node)))
         return str(node.node_id)
 
-    def add_node(self, fault: Fault) -> str:
+    def node_joins(self, fault: Fault) -> str:
         self.machines.add_node()
         return "one more"
 
-    def fill_store(self, fault: Fault) -> str:
-        how = "in memory" if "object store" in fault.kind else "and the disk"
+    def object_store_full(self, fault: Fault, how: str = "in memory") -> str:
         arguments = [self.machines.address, str(fault.lasts_s), how]
         filler = subprocess.Popen([sys.executable, "-c", FILL_STORE, *arguments], stdout=subprocess.PIPE, text=True)
         assert filler.stdout is not None
@@ -166,13 +164,16 @@ class Target:
         self.later(0, filler.wait)
         return is_full
 
-    def fill_memory(self, fault: Fault) -> str:
+    def spill_disk_full(self, fault: Fault) -> str:
+        return self.object_store_full(fault, "and the disk")
+
+    def memory_monitor(self, fault: Fault) -> str:
         arguments = [str(self.memory_limit + (128 << 20)), str(fault.lasts_s)]
         filler = subprocess.Popen([sys.executable, "-c", FILL_MEMORY, *arguments])
         self.later(0, filler.wait)
         return str(filler.pid)
 
-    def fill_disk(self, fault: Fault) -> str:
+    def disk_full_at_a_checkpoint(self, fault: Fault) -> str:
         junk = self.storage / "junk"
         with contextlib.suppress(OSError), open(junk, "wb", buffering=0) as file:
             while True:
@@ -180,9 +181,8 @@ class Target:
         self.later(fault.lasts_s, lambda: junk.unlink(missing_ok=True))  # another one may share it
         return f"{junk.stat().st_size} bytes"
 
-    def disturb(self, fault: Fault) -> str:
-        assert self.store is not None
-        store, what = self.store, fault.kind.split(": ")[1]
+    def _disturb(self, what: str, fault: Fault) -> str:
+        store: Any = self.store
         store.disturb(STORAGE[what])
         if wait_until(lambda: store.hits, fault.lasts_s, 0.02):
             time.sleep(max(0.0, fault.lasts_s / 2))
@@ -195,19 +195,6 @@ STORAGE: dict[str, Any] = {
     "latency": "latency", "resets": "reset", "500": "500", "503": "503", "truncated bodies": "truncate",
     "short bodies": "short", "hangs": "hang", "object missing": "404",
 }  # fmt: skip
-_ACTIONS: dict[str, Callable[[Target, Fault], str]] = {
-    "data folder away": Target.data_away,
-    "version compacted and cleaned up": Target.version_changes,
-    "head restarts": Target.restart_head,
-    "node lost, another joins": Target.lose_node,
-    "node preempted": Target.preempt_node,
-    "node joins": Target.add_node,
-    "object store full": Target.fill_store,
-    "spill disk full": Target.fill_store,
-    "memory monitor": Target.fill_memory,
-    "disk full at a checkpoint": Target.fill_disk,
-    "storage": Target.disturb,
-}
 
 
 def _continue(pid: int) -> None:

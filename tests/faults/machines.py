@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
@@ -20,20 +20,14 @@ class Machines:
     """A cluster on this machine, of one node or several."""
 
     def __init__(self, nodes: int = 1, environment: dict[str, str] | None = None, **head: Any) -> None:
-        """Starts it.
-
-        Args:
-            nodes: More than one: the head takes no ranks and no decoders.
-            environment: Of all its processes.
-            **head: What the head is started with.
-        """
+        """Starts it; if there are several nodes, the head takes no ranks and no decoders."""
         self._environment, self._count, self._head = environment or {}, nodes, head
         self._start()
 
     def _start(self) -> None:
         from ray.cluster_utils import Cluster
 
-        with _environment(self._environment):
+        with patch.dict(os.environ, self._environment):
             arguments = {"include_dashboard": False, "num_cpus": 8 if self._count == 1 else 0, **self._head}
             self._cluster = Cluster(initialize_head=True, head_node_args=arguments)
         self.nodes = [self._cluster.head_node] if self._count == 1 else []
@@ -46,7 +40,7 @@ class Machines:
         self._start()
 
     def add_node(self) -> None:
-        with _environment(self._environment):
+        with patch.dict(os.environ, self._environment):
             self.nodes.append(self._cluster.add_node(num_cpus=4, include_dashboard=False))
 
     def lose_node(self, place: int) -> str:
@@ -71,11 +65,7 @@ class Machines:
         return str(node.node_id)
 
     def node_of(self, pid: int) -> int:
-        """The place of the node among the nodes on which a process runs.
-
-        Raises:
-            ValueError: If it runs on none of them.
-        """
+        """The place among the nodes of that on which a process runs; a ValueError if it runs on none of them."""
         parents = [parent.pid for parent in psutil.Process(pid).parents()]
         return [_raylet_of(node) in parents for node in self.nodes].index(True)
 
@@ -123,20 +113,6 @@ class Machines:
 
 def _raylet_of(node: Any) -> int:
     return int(node.all_processes["raylet"][0].process.pid)
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def wait_until(is_so: Any, limit_s: float, every_s: float = 0.1) -> bool:

@@ -44,46 +44,26 @@ ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Injected:
-    """A fault that hit something.
-
-    Attributes:
-        kind: Of the fault, or what a rank did by itself.
-        phase: In which it fell.
-        whole_s: The longest pause after it.
-        ray_s: Of it until Ray Train called the training function again.
-    """
+    """A fault that hit something, or what a rank did by itself."""
 
     kind: str
     phase: str
-    whole_s: float
-    ray_s: float
+    whole_s: float  # the longest pause after it
+    ray_s: float  # of it until Ray Train called the training function again
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of a schedule.
-
-    Attributes:
-        name: Of the schedule.
-        workload: Of the schedule.
-        injected: What hit something.
-        counts: Rows lost, twice and altered, and other batches.
-        problems: Whatever is not as it must be, in words; empty for a schedule that passed.
-        left: What was left when the run had ended.
-        grown: By how much a rank's threads, descriptors and memory grew at most over its epochs.
-        starts: How often Ray Train started the ranks.
-        drivers: How often the driver was started.
-        took_s: From the start to the verdict.
-    """
+    """What became of a schedule."""
 
     name: str
     workload: str
     injected: list[Injected] = dataclasses.field(default_factory=list)
-    counts: dict[str, int] = dataclasses.field(default_factory=dict)
-    problems: list[str] = dataclasses.field(default_factory=list)
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)  # rows lost, twice, altered, and other batches
+    problems: list[str] = dataclasses.field(default_factory=list)  # in words; none for a schedule that passed
     left: dict[str, int] = dataclasses.field(default_factory=dict)
-    grown: dict[str, int] = dataclasses.field(default_factory=dict)
-    starts: int = 0
+    grown: dict[str, int] = dataclasses.field(default_factory=dict)  # by how much a rank's threads, memory … did
+    starts: int = 0  # of the ranks, by Ray Train
     drivers: int = 0
     took_s: float = 0.0
 
@@ -107,37 +87,22 @@ class Tails:
 
 def reaches(fault: Fault, event: dict[str, Any]) -> bool:
     """Whether an event begins the phase at which a fault is aimed."""
-    what, epoch = event["what"], event.get("epoch")
-    match fault.phase:
-        case "start":
-            return bool(what == "start")
-        case "restart":  # it follows the fault before it
-            return False
-        case "first batch":
-            return bool(what == "restored")
-        case "mid-window":
-            return bool(what == "step" and (epoch, event["step"]) >= (fault.epoch, fault.step))
-        case "report":
-            return bool(what == "report" and epoch == fault.epoch)
-        case "epoch's turn":
-            return bool(what == "step" and epoch == fault.epoch and event["step"] == workloads.STEPS - 1)
-        case "validation":
-            return bool(what == "validate" and epoch == fault.epoch)
-    raise ValueError(fault.phase)
+    begun_by = {"start": "start", "first batch": "restored", "report": "report", "validation": "validate"}
+    at = (event.get("epoch"), event.get("step"))
+    if fault.phase in ("mid-window", "epoch's turn"):
+        is_step = event["what"] == "step"
+        if fault.phase == "mid-window":
+            return is_step and at >= (fault.epoch, fault.step)
+        return is_step and at == (fault.epoch, workloads.STEPS - 1)
+    # What is aimed at a restart follows the fault before it.
+    return begun_by.get(fault.phase) == event["what"] and at[0] in (None, fault.epoch)
 
 
 class Run:
     """A run that is disturbed."""
 
     def __init__(self, plan: Schedule, folder: Path, data: Path, s3_port: int) -> None:
-        """Starts its machines.
-
-        Args:
-            plan: What happens to it.
-            folder: Of its own, empty.
-            data: The datasets, of which it gets a copy.
-            s3_port: Where an S3 API listens.
-        """
+        """Starts its machines; in an empty folder, to which the datasets are copied."""
         self.plan, self.folder = plan, folder
         self.outcome = Outcome(plan.name, plan.workload)
         self.logs = folder / "logs"
@@ -321,14 +286,13 @@ class Run:
         lost = [at_s for at_s, fault, hit in self.fired if hit and fault.kind in LOSING]
         lost += [event["at_s"] for event in own if event["how"] in training.LOSING]
         times = [*[at_s for at_s, _, hit in self.fired if hit], float("inf")]
-        for at_s, fault, hit in self.fired:
+        hits = [(at_s, fault.kind) for at_s, fault, hit in self.fired if hit]
+        for at_s, kind in hits + [(event["at_s"], f"rank {event['how']}") for event in own]:
             phase = history.phase_at(files, at_s, lost)
-            if hit and phase != "end":
+            if phase != "end":
                 pause = history.pause_after(files, at_s, min(t for t in times if t > at_s))
-                self._count(fault.kind, phase, pause)
-        for event in own:
-            pause = history.pause_after(files, event["at_s"], min(t for t in times if t > event["at_s"]))
-            self._count(f"rank {event['how']}", history.phase_at(files, event["at_s"], lost), pause)
+                injected = Injected(kind, phase, round(pause.whole_s, 2), round(pause.ray_s, 2))
+                self.outcome.injected.append(injected)
         if not problems and self.plan.cluster != schedule.DISK:
             self._prove()
 
@@ -339,9 +303,6 @@ class Run:
         proof = raylance.prove_run(run, storage_filesystem=filesystem, storage_options=self.setting.data_options)
         if not proof.ok:
             self.outcome.problems.append(f"prove_run: {proof}")
-
-    def _count(self, kind: str, phase: str, pause: history.Pause) -> None:
-        self.outcome.injected.append(Injected(kind, phase, round(pause.whole_s, 2), round(pause.ray_s, 2)))
 
     def _dump(self) -> None:
         children = psutil.Process().children(recursive=True)

@@ -38,33 +38,19 @@ Event = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What the replicas of a run have in common.
-
-    Attributes:
-        uri: Their dataset.
-        replicas: How many there are, if all are there.
-        least: How many have to be there.
-        is_async: Whether a replica is healed while others train.
-        epochs: Epochs of the run.
-        step_s: What a step of the model takes.
-        reduce_s: After so long, a reduction has failed.
-        dies_healing: Whether each replica that is healed dies of it once, in the step in which it is.
-        report_every: Under Ray Train, steps from one checkpoint to the next.
-        ranks: Ranks of a replica, each with rows of its own.
-        last_step_s: What each of the last steps takes until `finish` is called, so that a replica that is started
-            late, on a busy machine, finds others to take the model from.
-    """
+    """What the replicas of a run have in common."""
 
     uri: str
     replicas: int = 3
-    least: int = 1
-    is_async: bool = True
+    least: int = 1  # that have to be there
+    is_async: bool = True  # a replica is healed while others train
     epochs: int = 3
     step_s: float = 0.05
-    reduce_s: float = 5.0
-    dies_healing: bool = False
-    report_every: int = 40
-    ranks: int = 1
+    reduce_s: float = 5.0  # after so long, a reduction has failed
+    dies_healing: bool = False  # each replica that is healed dies of it once, in the step in which it is
+    report_every: int = 40  # under Ray Train
+    ranks: int = 1  # of a replica, each with rows of its own
+    # Of each of the last steps until `finish` is called: one that starts late finds others to take the model from.
     last_step_s: float = 0.0
 
 
@@ -84,11 +70,7 @@ class DiedError(Exception):
 def train(
     setting: Setting, number: int, folder: Path, *, rank: int = 0, dies_at: int | None = None, **place: Any
 ) -> None:
-    """Trains as a rank of a replica, to the end; `place` says where store and lighthouse are, if not the environment.
-
-    Raises:
-        DiedError: In the middle of the step at which it dies.
-    """
+    """Trains as a rank of a replica, to the end; `place` names store and lighthouse, if the environment does not."""
     import torchft
 
     import raylance

@@ -13,21 +13,13 @@ PHASES = ("start", "first batch", "mid-window", "report", "epoch's turn", "valid
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of fault.
+    """A kind of fault."""
 
-    Attributes:
-        share: How often it is drawn, against the others of its cluster.
-        clusters: Where it can happen.
-        phases: When it can be aimed at.
-        ends_driver: Whether the driver, or all of the cluster, may end by it; then the job is submitted again.
-        most_s: How long it lasts at most; 0 if it is done at once.
-    """
-
-    share: int = 2
+    share: int = 2  # how often it is drawn, against the others of its cluster
     clusters: Sequence[str] = (PLAIN,)
-    phases: Sequence[str] = PHASES
-    ends_driver: bool = False
-    most_s: float = 0.0
+    phases: Sequence[str] = PHASES  # when it can be aimed at
+    ends_driver: bool = False  # the driver, or all of the cluster, may end by it; then the job is submitted again
+    most_s: float = 0.0  # 0 if it is done at once
 
 
 ANY = (PLAIN, NODES, STORE, S3)
@@ -69,62 +61,37 @@ _CLUSTERS = {PLAIN: 8, NODES: 3, STORE: 3, MEMORY: 1, DISK: 1, S3: 5}
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """Something that happens once in a run.
-
-    Attributes:
-        kind: One of `KINDS`.
-        phase: What it is aimed at.
-        epoch: In which epoch.
-        step: At which step, in mid-window.
-        delay_s: How long after the phase begins.
-        place: Which of several processes is hit, modulo their number.
-        lasts_s: How long it lasts, if it does not last for good.
-    """
+    """Something that happens once in a run."""
 
     kind: str
     phase: str
     epoch: int
-    step: int
-    delay_s: float
-    place: int
-    lasts_s: float
+    step: int  # in mid-window
+    delay_s: float  # after the phase begins
+    place: int  # which of several processes is hit, modulo their number
+    lasts_s: float  # if it does not last for good
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A run and all that happens to it.
+    """A run and all that happens to it."""
 
-    Attributes:
-        name: SEED:INDEX, from which `draw` makes it again.
-        workload: One of `workloads.NAMES`.
-        cluster: What kind of cluster it runs on.
-        world: How many ranks.
-        decoders: `num_decoders` of each rank.
-        next_world: How many ranks a driver has that is started again.
-        misbehaves: What a rank does by itself; "" for nothing.
-        at_step: When it does.
-        is_remote: Whether the run's storage lies in the object store, too.
-        faults: What is done to it.
-    """
-
-    name: str
+    name: str  # SEED:INDEX, from which `draw` makes it again
     workload: str
     cluster: str
     world: int
-    decoders: int
-    next_world: int
-    misbehaves: str
+    decoders: int  # of each rank
+    next_world: int  # ranks of a driver that is started again
+    misbehaves: str  # what a rank does by itself at a step; "" for nothing
     at_step: int
-    is_remote: bool
+    is_remote: bool  # the run's storage lies in the object store, too
     faults: tuple[Fault, ...]
 
     @property
     def may_end_driver(self) -> bool:
         """Whether a driver that ends with an error is expected, and started again."""
-        return any(KINDS[fault.kind].ends_driver or self._hits_run(fault) for fault in self.faults)
-
-    def _hits_run(self, fault: Fault) -> bool:
-        return self.is_remote and fault.kind.startswith("storage")
+        kinds = [fault.kind for fault in self.faults]
+        return any(KINDS[kind].ends_driver or (self.is_remote and kind.startswith("storage")) for kind in kinds)
 
 
 def draw(seed: int, index: int) -> Schedule:

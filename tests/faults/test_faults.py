@@ -1,13 +1,7 @@
 """Faults of the machines cost time and never a row, and what cannot be mended is said."""
 
-import dataclasses
-import os
-import pickle
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +16,7 @@ import ray.exceptions
 
 import raylance
 from raylance.api.loader import recorder_of
-from tests.helpers.cluster import CPUS, wait_for_free_cpus
+from tests.faults import workloads
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -138,39 +132,7 @@ def test_a_fault_that_does_not_end_is_an_error_with_rows_cause_and_fix(
         assert ids == list(range(40))
 
 
-def in_a_cluster_of_its_own(script: str, *arguments: str, **environment: str) -> str:
-    ran = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env=os.environ | environment,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
-
-
 # ---- rows that end their decoder
-
-
-@dataclasses.dataclass(frozen=True)
-class Fatal(raylance.Decoder):
-    """A number. Row 23 ends the process that decodes it, if the file is there: not while the dataset is opened."""
-
-    armed: str = ""
-    row_s: float = 0.0
-    shape, dtype = (), "int64"
-
-    def open(self) -> "Fatal":
-        return self
-
-    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
-        out[...] = number = int.from_bytes(encoded, "little")
-        time.sleep(self.row_s)
-        if number == 23 and os.path.exists(self.armed):
-            if Path(self.armed).read_text() == "exit":
-                os._exit(1)
-            os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def open_fatal(
@@ -178,7 +140,8 @@ def open_fatal(
 ) -> raylance.Dataset:
     cells = pa.array([number.to_bytes(2, "little") for number in numbers], pa.binary())
     uri = write_dataset(pa.table({"id": np.array(numbers), "number": cells}))
-    return raylance.dataset(uri, decode=Fatal("number", str(armed), row_s), order="sequential", **options)
+    decode = workloads.Fatal("number", str(armed), 23, row_s)
+    return raylance.dataset(uri, decode=decode, order="sequential", **options)
 
 
 @pytest.mark.promise("P6")
@@ -243,35 +206,6 @@ def test_a_row_that_ends_its_decoder_is_named(write_dataset: Callable[..., str],
     assert seen == 20
 
 
-# ---- decoders
-
-
-def with_pid(batch: dict[str, Any]) -> dict[str, Any]:
-    return {"id": batch["id"], "pid": np.full(len(batch["id"]), os.getpid())}
-
-
-@pytest.mark.slow
-def test_auto_of_two_processes_at_once_takes_what_fits(images_uri: str, tmp_path: Path) -> None:
-    wait_for_free_cpus(CPUS)
-    dataset = raylance.dataset(images_uri, columns=["id"], transform=with_pid, remainder="ragged")
-
-    @ray.remote(num_cpus=0, max_retries=0)
-    def read(name: str) -> int:
-        with dataset.loader(placement_timeout_s=30) as loader:
-            (tmp_path / name).touch()
-            while len(list(tmp_path.iterdir())) < 2:
-                time.sleep(0.001)
-            ids = ids_of(loader, 10)
-            assert ids_of(loader, 10) != ids
-            # Both hold what they have until both are through.
-            (tmp_path / f"{name} is done").touch()
-            while len(list(tmp_path.iterdir())) < 4:
-                time.sleep(0.01)
-            return len(set(ids))
-
-    assert ray.get([read.remote("one"), read.remote("other")], timeout=120) == [953, 953]
-
-
 # ---- storage
 
 
@@ -286,22 +220,6 @@ def two_files(write_dataset: Callable[..., str]) -> tuple[str, Path]:
 
 def halves(uri: str) -> raylance.Dataset:
     return raylance.dataset(uri, order=raylance.Sequential(shard_rows=100, window_shards=1))
-
-
-def test_storage_that_fails_for_too_long_is_an_error_and_the_loader_can_go_on(two_files: tuple[str, Path]) -> None:
-    uri, path = two_files
-    away = path.with_suffix(".away")
-    with halves(uri).loader(read_timeout_s=1) as loader:
-        path.rename(away)
-        ids = []
-        message = r"rows 1000 to 1\d+ of .*version 2, cannot be read.*tried \d+ times"
-        with pytest.raises(raylance.DatasetError, match=message) as caught:
-            for batch in loader.iter_batches(global_batch_size=50):
-                ids += batch["id"].tolist()
-        assert uri in str(caught.value)
-        assert ids == list(range(1000)), "what could be read was delivered"
-        away.rename(path)
-        assert ids_of(loader, 50) == list(range(1000, 2000))
 
 
 @pytest.mark.promise("P8")
@@ -319,68 +237,7 @@ def test_a_damaged_file_is_not_waited_for(two_files: tuple[str, Path]) -> None:
         assert ids == list(range(1000))
 
 
-# ---- handles and sessions
-
-
-@pytest.fixture(scope="module")
-def every_other(write_dataset: Callable[..., str]) -> str:
-    """A dataset of which a filter selects so many single rows that the selection travels through the object store."""
-    return write_dataset(pa.table({"id": np.arange(400_000)}))
-
-
-def opened_by_another(uri: str) -> raylance.Dataset:
-    @ray.remote(num_cpus=0)
-    class Opener:
-        def open(self) -> raylance.Dataset:
-            return raylance.dataset(uri, filter="id % 2 = 1", remainder="ragged")
-
-    opener = Opener.remote()
-    dataset: raylance.Dataset = ray.get(opener.open.remote())
-    ray.kill(opener)
-    time.sleep(1)
-    return dataset
-
-
-@pytest.mark.slow
-def test_a_handle_outlives_the_worker_that_returned_it(every_other: str) -> None:
-    with opened_by_another(every_other).loader() as loader:
-        assert sorted(ids_of(loader, 20_000)) == list(range(1, 400_000, 2))
-
-
-SESSIONS = """
-import pickle, sys
-import numpy as np, ray, raylance
-from ray.cluster_utils import Cluster
-
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-def join():
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-def ids_of(loader):
-    return np.sort(np.concatenate([batch["id"] for batch in loader.iter_batches(global_batch_size=20_000)]))
-
-wanted = np.arange(1, 400_000, 2)
-join()
-dataset = raylance.dataset(sys.argv[1], filter="id % 2 = 1", remainder="ragged")
-pickled = pickle.dumps(dataset)
-assert len(pickled) < 20_000, len(pickled)
-with dataset.loader() as loader:
-    assert (ids_of(loader) == wanted).all()
-    ray.shutdown()
-    assert pickle.loads(pickled).head(2)["id"].tolist() == [1, 3], "without Ray"
-    join()
-    assert (ids_of(loader) == wanted).all(), "a loader whose helpers went with the first session"
-    for handle in (dataset, pickle.loads(pickled), pickle.loads(pickle.dumps(dataset))):
-        with handle.loader() as another:
-            assert (ids_of(another) == wanted).all()
-print("all sessions")
-ray.shutdown()
-cluster.shutdown()
-"""
-
-
-@pytest.mark.slow
-def test_handles_and_loaders_outlive_a_ray_session(every_other: str) -> None:
-    assert "all sessions" in in_a_cluster_of_its_own(SESSIONS, every_other)
+# ---- helpers and selections
 
 
 @pytest.mark.promise("P9")
@@ -404,8 +261,18 @@ def test_a_helper_that_hangs_is_replaced(numbers: str, tmp_path: Path) -> None:
 
 
 def test_a_selection_that_cannot_be_built_again_is_refused(write_dataset: Callable[..., str]) -> None:
+    """It is so large that it travels through the object store, and is lost with the worker that put it there."""
     uri = write_dataset(pa.table({"id": np.arange(400_000)}))
-    dataset = opened_by_another(uri)
+
+    @ray.remote(num_cpus=0)
+    class Opener:
+        def open(self) -> raylance.Dataset:
+            return raylance.dataset(uri, filter="id % 2 = 1", remainder="ragged")
+
+    opener = Opener.remote()
+    dataset: raylance.Dataset = ray.get(opener.open.remote())
+    ray.kill(opener)
+    time.sleep(1)
     shutil.rmtree(uri)
     lance.write_dataset(pa.table({"id": np.arange(300_000)}), uri)
     with dataset.loader() as loader, pytest.raises(raylance.DatasetError, match="was rewritten in place"):
@@ -428,8 +295,6 @@ def odd(batch: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("decoders", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_error_that_cannot_travel_hides_no_good_row(numbers: str, decoders: int) -> None:
-    with pytest.raises(TypeError):
-        pickle.loads(pickle.dumps(OddError("row 43", "something odd")))
     dataset = raylance.dataset(numbers, transform=odd, order="sequential")
     with dataset.loader(num_decoders=decoders) as loader:
         ids = []

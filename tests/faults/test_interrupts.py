@@ -15,14 +15,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import lance
 import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
 from jupyter_client.manager import KernelManager
 
-from tests.helpers.faulty_store import FaultyStore, bucket_of, store_options
+from tests.helpers.faulty_store import FaultyStore, store_options
+from tests.helpers.scripts import processes_with, read_to
 
 SLOW = pytest.mark.slow
 ROWS, BATCH = 600, 20
@@ -49,34 +49,14 @@ def script(text: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     try:
         yield run
         deadline = time.monotonic() + ENDS_S
-        while (left := _marked(mark)) and time.monotonic() < deadline:
+        while (left := processes_with("RAYLANCE_TEST", mark)) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not left, f"these processes are left: {left}"
     finally:
-        for process in _marked(mark):
+        for process in processes_with("RAYLANCE_TEST", mark):
             with contextlib.suppress(psutil.Error):
                 process.kill()
         run.wait()
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("RAYLANCE_TEST") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def read_to(run: subprocess.Popen[str], what: str) -> str:
-    """Output of a script up to a line; the test's own time limit ends a script that says nothing."""
-    assert run.stdout is not None
-    read = ""
-    for line in run.stdout:
-        read += line
-        if what in line:
-            return read
-    raise AssertionError(f"it ended without {what!r}: {read[-3000:]}")
 
 
 def end_of(run: subprocess.Popen[str], limit_s: float = ENDS_S, status: int | None = 0) -> str:
@@ -411,6 +391,10 @@ ray.shutdown()
 join()
 seen += [row for batch in loader.iter_batches(global_batch_size=20) for row in batch["id"].tolist()]
 assert seen == list(range(600)), len(seen)
+ray.shutdown()  # between two passes of a loader
+join()
+seen = [row for batch in loader.iter_batches(global_batch_size=20) for row in batch["id"].tolist()]
+assert seen == list(range(600)), len(seen)
 ray.shutdown()
 print("all continue", flush=True)
 """
@@ -424,6 +408,8 @@ def test_a_pass_whose_ray_session_ends_is_an_error_and_the_next_pass_continues(u
 
 # ---- storage that hangs
 
+URI = "s3://interrupted/data.lance"
+TABLE = pa.table({"id": np.arange(1500), "bulk": [np.random.default_rng(row).bytes(100) for row in range(1500)]})
 HUNG = """
 import json, sys, time, raylance
 data = raylance.dataset(sys.argv[1], storage_options=json.loads(sys.argv[2]), order="sequential")
@@ -435,24 +421,16 @@ with data.loader(runtime="threads", max_window_bytes=1 << 17, max_inflight_bytes
 
 
 @SLOW
-def test_an_interrupt_ends_a_process_whose_storage_hangs(s3_port: int) -> None:
+def test_an_interrupt_ends_a_process_whose_storage_hangs(store: FaultyStore) -> None:
     """Its threads that read were waited for until their last try had failed: for a minute."""
-    bucket_of(s3_port, "interrupted")
-    store, rng = FaultyStore(s3_port), np.random.default_rng(0)
-    options = store_options(store.port)
-    table = pa.table({"id": np.arange(1500), "bulk": [rng.bytes(100) for _ in range(1500)]})
-    lance.write_dataset(table, "s3://interrupted/data.lance", max_rows_per_file=500, storage_options=options)
-    try:
-        with script(HUNG, "s3://interrupted/data.lance", json.dumps(options)) as run:
-            read_to(run, "handed out")
-            store.disturb("hang", "/data/")
-            time.sleep(2)
-            begun = time.monotonic()
-            os.killpg(run.pid, signal.SIGINT)
-            assert "KeyboardInterrupt" in end_of(run, status=-signal.SIGINT)
-            assert time.monotonic() - begun < 30
-    finally:
-        store.close()
+    with script(HUNG, URI, json.dumps(store_options(store.port))) as run:
+        read_to(run, "handed out")
+        store.disturb("hang", "/data/")
+        time.sleep(2)
+        begun = time.monotonic()
+        os.killpg(run.pid, signal.SIGINT)
+        assert "KeyboardInterrupt" in end_of(run, status=-signal.SIGINT)
+        assert time.monotonic() - begun < 30
 
 
 # ---- a notebook

@@ -7,7 +7,6 @@ import logging
 import os
 import traceback
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,12 @@ from ray.train.torch import TorchTrainer
 
 import raylance
 from raylance.reports.reading import read_run
-from tests.helpers.faulty_store import FaultyStore, bucket_of, store_options
+from tests.helpers.faulty_store import FaultyStore, store_options
 
 ROWS = 400
 OPTION, TOKEN, ENVIRONMENT = "pl4nted-option", "pl4nted-token", "pl4nted-environment"
 SECRETS = (OPTION, TOKEN, ENVIRONMENT)
 URI = "s3://secrets/data.lance"
-
-
-@pytest.fixture(scope="module")
-def store(s3_port: int) -> Iterator[FaultyStore]:
-    bucket_of(s3_port, "secrets")
-    proxy = FaultyStore(s3_port)
-    yield proxy
-    proxy.close()
 
 
 def train_fn(config: dict[str, Any]) -> None:

@@ -23,10 +23,11 @@ from raylance.api.dataset import spec_of
 from raylance.source import retrying
 from raylance.source.lance_errors import LANCE_ERRORS
 from raylance.source.limits import with_limits
-from tests.helpers.faulty_store import FaultyStore, bucket_of, store_options
+from tests.helpers.faulty_store import FaultyStore, store_options
 
 ROWS = 1500
 URI = "s3://hanging/data.lance"
+TABLE = pa.table({"id": np.arange(ROWS), "bulk": [np.random.default_rng(row).bytes(100) for row in range(ROWS)]})
 KEYS = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "aws_region": "us-east-1"}
 ORDER = raylance.Sequential(shard_rows=500, window_shards=1)
 SMALL = {"max_window_bytes": 1 << 17, "max_inflight_bytes": 30_000}
@@ -35,23 +36,9 @@ SLOW = pytest.mark.slow
 pytestmark = pytest.mark.timeout(200)
 
 
-@pytest.fixture(scope="module")
-def store(s3_port: int) -> Iterator[FaultyStore]:
-    bucket_of(s3_port, "hanging")
-    proxy, rng = FaultyStore(s3_port), np.random.default_rng(0)
-    table = pa.table({"id": np.arange(ROWS), "bulk": [rng.bytes(100) for _ in range(ROWS)]})
-    lance.write_dataset(table, URI, mode="overwrite", max_rows_per_file=500, storage_options=options_of(proxy))
-    yield proxy
-    proxy.close()
-
-
-def options_of(store: FaultyStore) -> dict[str, str]:
-    """As a user has them: without a limit."""
-    return store_options(store.port)
-
-
 def opened(store: FaultyStore, **arguments: Any) -> raylance.Dataset:
-    return raylance.dataset(URI, storage_options=options_of(store), **{"order": ORDER, **arguments})
+    """As a user has it: without a limit."""
+    return raylance.dataset(URI, storage_options=store_options(store.port), **{"order": ORDER, **arguments})
 
 
 def epoch(data: raylance.Dataset, breaks: Callable[[], Any], after: int = 50, **options: Any) -> list[int]:
@@ -192,11 +179,8 @@ def test_no_limit_enters_what_is_pinned_or_saved(store: FaultyStore) -> None:
         next(iter(loader.iter_batches(global_batch_size=50)))
         saved = loader.state_dict()
     assert "timeout" not in json.dumps(saved)
-    assert spec_of(data).read.source.pinned.storage_options == options_of(store)
-    renewed = raylance.dataset(URI, storage_options=options_of(store) | {"aws_access_key_id": "new"}, order=ORDER)
+    assert spec_of(data).read.source.pinned.storage_options == store_options(store.port)
+    renewed = raylance.dataset(URI, storage_options=store_options(store.port, "new"), order=ORDER)
     with renewed.loader(runtime="threads", read_timeout_s=20) as loader:
         loader.load_state_dict(saved)
         assert next(iter(loader.iter_batches(global_batch_size=50)))["id"].tolist() == list(range(50, 100))
-
-
-# ---- the limit from outside

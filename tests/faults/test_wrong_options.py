@@ -1,45 +1,15 @@
 """A wrong option of a storage, or a refusal, is an error at once that names its cause."""
 
-import http.server
-import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import raylance
-from tests.helpers.faulty_store import FaultyStore, bucket_of, store_options
+from tests.helpers.faulty_store import FaultyStore, store_options
 
 URI = "s3://wrong/data.lance"
 AT_ONCE_S = 30.0  # a failure that may pass is tried for 60 s
-
-
-class _Refuses(http.server.BaseHTTPRequestHandler):
-    status = 401
-
-    def do_GET(self) -> None:
-        self.send_response(self.status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Refuses]]:
-    """An API of Hugging Face that answers all requests with one status."""
-
-    class Handler(_Refuses):
-        pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
-    yield Handler
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture
@@ -61,12 +31,13 @@ def refusal(uri: str, options: Any = None) -> str:
     return text
 
 
-@pytest.mark.parametrize("status", [400, 403])
-def test_a_hub_that_refuses(hub: type[_Refuses], status: int) -> None:
-    hub.status = status
+@pytest.mark.parametrize("status", ["400", "403"])
+def test_a_hub_that_refuses(store: FaultyStore, status: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{store.port}")
+    store.disturb(status)
     text = refusal("hf://datasets/org/repo/x.lance")
-    assert str(status) in text
-    assert ("hf_token" in text) == (status > 400)
+    assert status in text
+    assert ("hf_token" in text) == (status == "403")
 
 
 @pytest.mark.usefixtures("no_proxy")
@@ -100,14 +71,11 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "AWS_ACCESS_KEY_ID begins or ends" in text
 
 
-def test_a_secret_with_a_line_end_is_named_if_it_is_refused(s3_port: int) -> None:
-    bucket_of(s3_port, "wrong")
-    proxy = FaultyStore(s3_port)
-    proxy.disturb("403")
-    text = refusal(URI, {**store_options(proxy.port), "aws_secret_access_key": "secret\n"})
+def test_a_secret_with_a_line_end_is_named_if_it_is_refused(store: FaultyStore) -> None:
+    store.disturb("403")
+    text = refusal(URI, {**store_options(store.port), "aws_secret_access_key": "secret\n"})
     assert "aws_secret_access_key begins or ends" in text
-    assert "aws_skip_signature" in refusal(URI, store_options(proxy.port))
-    proxy.close()
+    assert "aws_skip_signature" in refusal(URI, store_options(store.port))
 
 
 @pytest.mark.parametrize("name", [5, b"aws_region"])

@@ -21,45 +21,25 @@ from tests.faults import workloads
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a driver is started with.
-
-    Attributes:
-        workload: One of `workloads.NAMES`.
-        data: Where the datasets lie, a path or a URI.
-        storage: The run's storage path.
-        address: Of Ray's cluster.
-        world: How many ranks.
-        decoders: `num_decoders`; 0 decodes in the shard actors.
-        work_timeout_s: After so long, a helper counts as hung.
-        step_s: What a step of the model takes.
-        report_every: Steps from one checkpoint to the next.
-        misbehaves: What rank 1, or the only one, does once by itself: "" for nothing.
-        at_step: The step of epoch 0 at which it does.
-        data_options: `storage_options` of the datasets.
-        name: Of the run.
-        continues: The folder of a run whose newest checkpoint is continued.
-        failures: `max_failures` of Ray Train.
-        asks: Whether the ranks ask every few steps if a node will be taken away.
-        endpoint: Of the S3 API that has the run's storage; "" if it is a folder.
-    """
+    """What a driver is started with."""
 
     workload: str
-    data: str
+    data: str  # where the datasets lie
     storage: str
-    address: str
+    address: str  # of Ray's cluster
     world: int = 2
     decoders: int = 1
     work_timeout_s: float = 8.0
     step_s: float = 0.03
     report_every: int = 7
-    misbehaves: str = ""
+    misbehaves: str = ""  # what rank 1, or the only one, does once, at a step of epoch 0
     at_step: int = 0
     data_options: dict[str, str] | None = None
     name: str = "run"
-    continues: str = ""
-    asks: bool = False
+    continues: str = ""  # the folder of a run whose newest checkpoint is continued
+    asks: bool = False  # whether the ranks ask every few steps if a node will be taken away
     failures: int = 20
-    endpoint: str = ""
+    endpoint: str = ""  # of the S3 API that has the run's storage; "" if it is a folder
 
     def filesystem(self) -> Any:
         if not self.endpoint:

@@ -1,8 +1,8 @@
 """The datasets that the fault suite trains on, and how a run opens them."""
 
 import dataclasses
-import io
 import os
+import signal
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -11,10 +11,10 @@ from typing import Any
 
 import lance
 import numpy as np
-import PIL.Image
 import pyarrow as pa
 
 import raylance
+from tests.helpers.images import encode
 
 ROWS, BATCH, EPOCHS = 484, 16, 3  # a last step of four rows
 STEPS = -(-ROWS // BATCH)
@@ -55,9 +55,13 @@ class Scaled(raylance.BatchDecoder):
 
 @dataclasses.dataclass(frozen=True)
 class Fatal(raylance.Decoder):
-    """The first bytes as a number. One row ends the process that decodes it, if the file is there."""
+    """The first bytes as a number. One ends the process that decodes it, by an exit or, if the file says so, a signal;
+    but only if the file is there, as it is not while the dataset is opened.
+    """
 
     armed: str = ""
+    fatal: int = FATAL_ROW + DELETED
+    row_s: float = 0.0
     shape, dtype = (), "int64"
 
     def open(self) -> "Fatal":
@@ -65,7 +69,10 @@ class Fatal(raylance.Decoder):
 
     def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
         out[...] = number = int.from_bytes(encoded[:4], "little")
-        if number == FATAL_ROW + DELETED and os.path.exists(self.armed):
+        time.sleep(self.row_s)
+        if number == self.fatal and os.path.exists(self.armed):
+            if Path(self.armed).read_text() == "signal":
+                os.kill(os.getpid(), signal.SIGSEGV)
             os._exit(1)
 
 
@@ -81,12 +88,6 @@ NAMES = ("images", "ragged", "batch", "fatal", "vectors", "mixture", "peers")
 FATAL = "fatal"
 
 
-def _picture(rng: np.random.Generator) -> bytes:
-    buffer = io.BytesIO()
-    PIL.Image.fromarray(rng.integers(0, 255, (24, 32, 3), np.uint8)).save(buffer, "JPEG")
-    return buffer.getvalue()
-
-
 def write(folder: Path) -> None:
     """Writes the dataset of all workloads, and another for mixtures: several files, some rows deleted."""
     for name, rows in (("data", ROWS), ("other", 200)):
@@ -94,7 +95,9 @@ def write(folder: Path) -> None:
         table = pa.table(
             {
                 "id": np.arange(rows + DELETED),
-                "image": pa.array([_picture(rng) for _ in range(rows + DELETED)], pa.binary()),
+                "image": pa.array(
+                    [encode(rng.integers(0, 255, (24, 32, 3), np.uint8), "JPEG") for _ in range(rows + DELETED)]
+                ),
                 "sound": pa.array([rng.bytes(int(rng.integers(1, 90))) for _ in range(rows + DELETED)], pa.binary()),
                 "code": pa.array([n.to_bytes(4, "little") + rng.bytes(60) for n in range(rows + DELETED)], pa.binary()),
                 "vector": pa.FixedSizeListArray.from_arrays(rng.random((rows + DELETED) * 64, np.float32), 64),
@@ -106,14 +109,7 @@ def write(folder: Path) -> None:
 
 
 def opened(name: str, folder: str | os.PathLike[str], armed: str = "", **arguments: Any) -> raylance.Dataset:
-    """The training data of a workload.
-
-    Args:
-        name: One of `NAMES`.
-        folder: What `write` wrote to, a path or a URI.
-        armed: The row of `Fatal` ends its decoder while this file exists.
-        **arguments: For `raylance.dataset`.
-    """
+    """The training data of a workload; the row of `Fatal` ends its decoder while the file `armed` exists."""
     uri = f"{folder}/data.lance"
     common: dict[str, Any] = {"version": VERSION, "order": ORDER, "seed": 3, "remainder": "ragged", **arguments}
     image = raylance.Image("image", size=(16, 16), augment=raylance.RandomResizedCrop(), hflip=0.5)

@@ -48,11 +48,13 @@ def make(source: str, out: Path | str, *options: object) -> lance.LanceDataset:
     return lance.dataset(str(out))
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    assert job.main([str(word) for word in argv]) == 2
+def refusal(capsys: pytest.CaptureFixture[str], *argv: object, main: Any = job.main, status: int = 2) -> str:
+    """Runs a job, which must fail; returns the message."""
+    capsys.readouterr()  # of runs before
+    assert main([str(word) for word in argv]) == status
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
-    assert "wrote" not in captured.out
+    assert "\nwrote" not in f"\n{captured.out}"
     return captured.err
 
 

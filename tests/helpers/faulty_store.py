@@ -7,15 +7,15 @@ import socket
 import struct
 import sys
 import threading
-import time
+from collections.abc import Callable
 from typing import Any, Literal
 
 import boto3
 
-Fault = Literal["", "reset", "truncate", "short", "latency", "hang", "403", "404", "500", "503"]
+Fault = Literal["", "reset", "truncate", "short", "latency", "hang", "400", "403", "404", "500", "503"]
 LATENCY_S = 0.5
 
-_CODES = {"403": "AccessDenied", "404": "NoSuchKey", "500": "InternalError", "503": "SlowDown"}
+_CODES = {"400": "BadRequest", "403": "AccessDenied", "404": "NoSuchKey", "500": "InternalError", "503": "SlowDown"}
 
 
 def bucket_of(port: int, name: str) -> Any:
@@ -34,17 +34,11 @@ def store_options(port: int, key: str = "none") -> dict[str, str]:
 
 
 class FaultyStore:
-    """A proxy before what listens at a port.
-
-    Attributes:
-        port: Where the proxy listens.
-        hits: Requests that were disturbed.
-        expires_s: If set, keys of access that are valid, and until when; requests with others are refused.
-    """
+    """A proxy, with a port of its own, before what listens at a port."""
 
     def __init__(self, upstream: int) -> None:
-        self.hits = 0
-        self.expires_s: dict[str, float] | None = None
+        self.hits = 0  # requests that were disturbed
+        self.refuses: Callable[[str], bool] = lambda key: False  # keys of access
         self._fault: Fault = ""
         self._match = re.compile("")
         self._released = threading.Event()
@@ -97,7 +91,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = self._body()
         fault = self.store.take(f"{self.command} {self.path}")
         key = re.search("Credential=([^/]+)/", self.headers.get("Authorization", ""))
-        if self.store.expires_s is not None and self.store.expires_s.get(key[1] if key else "", 0) < time.time():
+        if self.store.refuses(key[1] if key else ""):
             fault = "403"
         if fault in ("reset", "hang"):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -27,11 +27,7 @@ class Spec:
 
 
 class Reading:
-    """Items of a plan, from one reader or several.
-
-    Attributes:
-        alone: Number of items that were read by themselves.
-    """
+    """Items of a plan, from one reader or several."""
 
     def __init__(
         self, plan: Plan, sources: Sequence[InMemory], limit: int, *, decodes: bool = False, gives_away: bool = False
@@ -45,7 +41,7 @@ class Reading:
         self.work: list[Any] = [ReadWork(Spec(each), options, own_memory=gives_away) for each in sources]  # type: ignore[arg-type]
         self.readers = list(range(len(sources)))
         self.receipts: list[Receipt] = []
-        self.alone = 0
+        self.alone = 0  # items that were read by themselves
         self._calls = itertools.count()
         self._waiting: deque[Load] = deque()
 

@@ -3,12 +3,16 @@
 Lance refuses a fork of a process that has used it, and warns of any; the server has loaded it, and never uses it.
 """
 
+import contextlib
 import logging
 import multiprocessing
 import os
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["torch", "raylance.torch_data"])
@@ -25,6 +29,26 @@ def run_script(text: str, folder: Path, limit_s: float = 280) -> str:
     printed = output.read_text()
     assert process.exitcode == 0, printed[-3000:]
     return printed
+
+
+def read_to(process: Any, what: str) -> str:
+    """The output of a process up to a line; the test's own time limit ends one that says nothing."""
+    read = ""
+    for line in process.stdout:
+        read += line
+        if what in line:
+            return read
+    raise AssertionError(f"it ended without {what!r}: {read[-3000:]}")
+
+
+def processes_with(name: str, value: str) -> list[psutil.Process]:
+    """Living processes that have this in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def log_to(path: Path, _worker: int) -> None:

@@ -369,22 +369,6 @@ def test_a_started_loader_is_not_sent_elsewhere(images_uri: str) -> None:
             pickle.dumps(loader)
 
 
-def test_collate_fn_dtypes_and_formats(images_uri: str) -> None:
-    dataset = open_images(images_uri, filter="id < 50")
-    with dataset.loader(num_decoders=0) as loader:
-        batch = next(loader.iter_torch_batches(batch_size=8, dtypes={"label": torch.int32}))
-        assert batch["label"].dtype == torch.int32
-        assert "_valid" not in batch
-        assert "_rowoffset" not in batch
-        assert batch["image"].is_contiguous(memory_format=torch.channels_last)
-        made = next(loader.iter_torch_batches(batch_size=8, collate_fn=lambda arrays: arrays["image"].shape))
-        assert made == (8, 16, 20, 3)
-        table = next(loader.iter_batches(batch_size=8, batch_format="pyarrow"))
-        assert table.column_names == ["image", "label"]
-        frame = next(loader.iter_batches(batch_size=8, batch_format="pandas"))
-        assert list(frame.columns) == ["image", "label"]
-
-
 @pytest.mark.promise("P8")
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -28,8 +28,8 @@ def table(sizes: list[int]) -> pa.Table:
     return pa.table({"id": np.arange(len(sizes)), "data": values})
 
 
-def look_at_shard_actor() -> Callable[[], int]:
-    """A look at how much memory of its own, the object store left out, the one shard actor has, once it has begun."""
+def watch_shard_actor() -> Peak:
+    """Watches how much memory of its own, the object store left out, the one shard actor has, once it has begun."""
     found: list[psutil.Process] = []
 
     def look() -> int:
@@ -38,11 +38,7 @@ def look_at_shard_actor() -> Callable[[], int]:
             return sum(memory.rss - memory.shared for memory in (process.memory_info() for process in found))
         return 0
 
-    return look
-
-
-def watch_shard_actor() -> Peak:
-    return Peak(look_at_shard_actor(), pause_s=0.005)
+    return Peak(look, pause_s=0.005)
 
 
 def run(loader: raylance.RankLoader, **batches: Any) -> tuple[list[int], int, dict[str, Any]]:

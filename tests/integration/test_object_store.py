@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 
-import boto3
 import lance
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from raylance.integrations.checkpoint_files import write_files
 from raylance.source import reader
 from raylance.source.reader import Reader, ReadMode
 from raylance.source.version import Source
+from tests.helpers.faulty_store import bucket_of, store_options
 
 ROWS = 3000
 OPTIONS = "scheme=http&endpoint_override={}"  # Arrow's words for where the API is
@@ -25,15 +25,10 @@ OPTIONS = "scheme=http&endpoint_override={}"  # Arrow's words for where the API 
 
 @pytest.fixture(scope="module")
 def uri(s3_port: int) -> Iterator[str]:
-    endpoint = f"http://127.0.0.1:{s3_port}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT", endpoint)
-        patch.setenv("AWS_ALLOW_HTTP", "true")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, "none")
-        for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
-            patch.setenv(name, "us-east-1")
-        boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="read")
+        for name, value in (store_options(s3_port) | {"default_region": "us-east-1"}).items():
+            patch.setenv(f"AWS_{name.removeprefix('aws_').upper()}", value)
+        bucket_of(s3_port, "read")
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(ROWS * 100, dtype=np.float32)), 100)
         words = pa.array([b"x" * (row % 50) for row in range(ROWS)])
         table = pa.table({"id": np.arange(ROWS), "vector": vectors, "word": words})
@@ -61,17 +56,6 @@ def test_pieces_come_in_order(uri: str, offsets: list[int], runs: int, mode: Rea
     assert [len(word) for word in found["word"].to_pylist()] == (wanted % 50).tolist()
     assert found["vector"].combine_chunks().flatten().to_numpy()[::100].tolist() == (wanted * 100.0).tolist()
     assert max(piece.num_rows for piece in pieces) <= max(1, piece_bytes // 450)
-
-
-def test_an_epoch_from_an_object_store(uri: str) -> None:
-    dataset = raylance.dataset(uri, columns=["id", "vector"], order="window", remainder="ragged")
-    with dataset.loader(runtime="threads") as loader:
-        for _ in range(2):
-            seen = []
-            for batch in loader.iter_torch_batches(global_batch_size=128):
-                assert (batch["vector"][:, 0] == batch["id"] * 100).all()
-                seen += batch["id"].tolist()
-            assert sorted(seen) == list(range(ROWS))
 
 
 def test_a_column_is_written_where_the_dataset_and_the_parts_are_in_a_store(uri: str) -> None:

@@ -18,17 +18,16 @@ import pyarrow as pa
 import pytest
 import torch
 import torch.distributed
-import torch.multiprocessing
 from jupyter_client.manager import start_new_kernel
 from torch.utils.data import DataLoader
 
 import raylance
 from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler, find_place
 from tests.helpers.cluster import free_ports
+from tests.helpers.data_loaders import STYLES, make
 from tests.helpers.scripts import FORKED, log_to, run_script
 
 SLOW = pytest.mark.slow
-STYLES = ["iterable", "map"]
 
 
 @pytest.fixture(autouse=True)
@@ -47,24 +46,8 @@ def open_dataset(uri: str, **options: Any) -> raylance.Dataset:
     return raylance.dataset(uri, **({"columns": ["id"], "remainder": "ragged"} | options))
 
 
-def make(
-    kind: Any, handle: raylance.Dataset, style: str, size: int, workers: int = 0, **options: Any
-) -> tuple[Any, Any]:
-    """What has the steps, and a loader of a kind: DataLoader, StatefulDataLoader, `Loader`."""
-    place = {"dist_info": options.pop("dist_info", None)}
-    shown = {"with_row_offset": options.pop("with_row_offset", False)}
-    if workers:
-        options = {"num_workers": workers, "multiprocessing_context": FORKED} | options
-    if style == "map":
-        sampler = RowSampler(handle, global_batch_size=size, **place)
-        return sampler, kind(MapDataset(handle, **shown), batch_sampler=sampler, **options)
-    steps = IterableDataset(handle, global_batch_size=size, **place, **shown)
-    return steps, kind(steps, **({} if kind is Loader else {"batch_size": None}), **options)
-
-
 def make_loader(*arguments: Any, **options: Any) -> Loader:
-    _, loader = make(Loader, *arguments, **options)
-    return loader
+    return make(Loader, *arguments, **options)[1]
 
 
 def ids(batches: Iterator[dict[str, Any]]) -> list[list[int]]:
@@ -385,48 +368,6 @@ def test_batches_are_those_of_the_rank_loader(images_uri: str, order: Any) -> No
         assert loader.state_dict() == ranked_state
 
 
-def _train(rank: int, world_size: int, uri: str, folder: str, phases: list[tuple[str, list[int]]]) -> None:
-    """One gloo rank; for each style and chain of worker counts, five steps with each, the rest of it with the last.
-
-    Only the last rank has workers: ranks may have unlike numbers of them.
-    """
-    torch.set_num_threads(1)
-    address = f"file://{folder}/store-{world_size}"
-    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size)
-    results = []
-    for style, chain in phases:
-        state, parts = None, []
-        for link, workers in enumerate(chain):
-            loader = make_loader(open_dataset(uri), style, 60, workers if rank == world_size - 1 else 0)
-            if state is not None:
-                loader.load_state_dict(state)
-            part = []
-            for batch in loader:
-                part.append(batch["id"].tolist())
-                if len(part) == 5 and link < len(chain) - 1:
-                    break
-            parts.append(part)
-            state = loader.state_dict()
-        results.append(parts)
-    Path(folder, f"{world_size}-{rank}.json").write_text(json.dumps(results))
-    torch.distributed.destroy_process_group()
-
-
-def check_ranks(uri: str, folder: Path, world_size: int, phases: list[tuple[str, list[int]]]) -> None:
-    args = (world_size, uri, str(folder), phases)
-    torch.multiprocessing.start_processes(_train, args=args, nprocs=world_size, start_method="forkserver")
-    results = [json.loads((folder / f"{world_size}-{rank}.json").read_text()) for rank in range(world_size)]
-    handle = open_dataset(uri)
-    for phase in range(len(phases)):
-        ranks = [[batch for part in result[phase] for batch in part] for result in results]
-        assert ranks == [planned(handle, 0, 60, rank, world_size) for rank in range(world_size)], phases[phase]
-        assert sorted(itertools.chain(*itertools.chain(*ranks))) == list(range(1003))
-
-
-def test_two_ranks_resume_with_other_workers(uri: str, tmp_path: Path) -> None:
-    check_ranks(uri, tmp_path, 2, [("iterable", [2, 0]), ("map", [0, 1])])
-
-
 def test_states_are_those_of_the_rank_loader(uri: str) -> None:
     """A run under Ray continues under DataLoader, and back."""
     handle = open_dataset(uri)
@@ -648,6 +589,13 @@ for make in (
 def test_a_place_is_never_guessed(dist_info: Any, message: str) -> None:
     with pytest.raises(raylance.ConfigError, match=message):
         find_place(dist_info)
+
+
+@pytest.mark.parametrize("dist_info", [None, "torch", "auto"])
+def test_torch_distributed_gives_the_place(dist_info: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"is_initialized": True, "get_rank": 1, "get_world_size": 2}.items():
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    assert find_place(dist_info) == (1, 2)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("jax") is not None, reason="jax is installed")

@@ -13,11 +13,10 @@ import torch
 
 import raylance
 from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler
+from tests.helpers import data_loaders
+from tests.helpers.data_loaders import STYLES
 from tests.helpers.images import make_images
 from tests.helpers.proofs import values
-from tests.helpers.scripts import FORKED
-
-STYLES = ["iterable", "map"]
 
 
 @pytest.fixture(scope="module")
@@ -29,25 +28,8 @@ def open_data(uri: str, **changes: Any) -> raylance.Dataset:
     return raylance.dataset(uri, **({"filter": "id >= 30", "remainder": "ragged", "seed": 3} | changes))
 
 
-def make(
-    handle: raylance.Dataset,
-    style: str,
-    folder: Path,
-    *,
-    size: int = 40,
-    workers: int = 0,
-    kinds: tuple[Any, Any] = (IterableDataset, MapDataset),
-    steps: dict[str, Any] | None = None,
-    **options: Any,
-) -> Loader:
-    steps = {"global_batch_size": size} | (steps or {})
-    options = {"record": str(folder)} | options
-    if workers:
-        options = {"num_workers": workers, "multiprocessing_context": FORKED} | options
-    iterable, by_index = kinds
-    if style == "iterable":
-        return Loader(iterable(handle, **steps), **options)
-    return Loader(by_index(handle), RowSampler(handle, **steps), **options)
+def make(handle: raylance.Dataset, style: str, folder: Path, *, size: int = 40, **options: Any) -> Loader:
+    return data_loaders.make(Loader, handle, style, size, **({"record": str(folder)} | options))[1]
 
 
 def take(loader: Loader, steps: int) -> None:
@@ -77,9 +59,7 @@ def test_what_workers_made_is_proven(uri: str, style: str, remainder: str, tmp_p
 
 def keep(uri: str, style: str, folder: Path, ranks: int, steps: int, state: Any = None, **options: Any) -> Any:
     """Each rank takes some steps, or those that are left of the epoch, and then keeps a state."""
-    loaders = [
-        make(open_data(uri), style, folder, steps={"dist_info": (rank, ranks)}, **options) for rank in range(ranks)
-    ]
+    loaders = [make(open_data(uri), style, folder, dist_info=(rank, ranks), **options) for rank in range(ranks)]
     for loader in loaders:
         if state is not None:
             loader.load_state_dict(state)
@@ -184,8 +164,7 @@ def test_mixtures_repeats_and_peers_are_proven(uri: str, write_dataset: Callable
     for style, (name, data) in itertools.product(STYLES, {"mixed": mixed, "drawn": drawn}.items()):
         folder = tmp_path / name / style
         for rank in range(4):
-            place = {"dist_info": (rank, 4), "ranks_per_replica": 2}
-            for _ in (loader := make(data, style, folder, steps=place)):
+            for _ in (loader := make(data, style, folder, dist_info=(rank, 4), ranks_per_replica=2)):
                 pass
             loader.close()
         proof = raylance.prove_run(folder)

@@ -162,10 +162,8 @@ def test_classes_come_in_the_order_of_a_file(photos, tmp_path, capsys, source):
     _, rows, classes = make(source, out, "--input", root, "--classes", file)
     assert classes == ["cat", "dog", "ant", "bee"]  # dogs are in another dataset
     assert set(rows["label"].to_pylist()) == {0, 2, 3}
-    capsys.readouterr()
     file.write_text("cat\ndog\nant\nbee\n\n \n", encoding="utf-8-sig")  # as editors leave it
     assert make(source, tmp_path / "marked.lance", "--input", root, "--classes", file)[2] == classes
-    capsys.readouterr()
     for text, cause in (
         ("cat\n\nant\nbee", "has nothing in line 2"),
         ("cat\nbee", "lacks 1 of the classes found, such as ant"),
@@ -324,18 +322,6 @@ def test_nothing_is_said_where_no_file_is_left_out(photos, tmp_path, capsys):
     command = ("imagefolder", "--out", tmp_path / "o.lance", "--input", photos, "--left-out", tmp_path / "no" / "where")
     assert "can't be written" in refusal(capsys, *command)
     assert not (tmp_path / "o.lance").exists()
-
-
-def test_existing_output_is_refused_or_given_a_version(photos, tmp_path, capsys):
-    out = tmp_path / "out.lance"
-    make("imagefolder", out, "--input", photos)
-    capsys.readouterr()
-    (photos / "ant" / "00.png").unlink()
-    said = refusal(capsys, "imagefolder", "--out", out, "--input", photos)
-    check_said("already is a Lance dataset … --overwrite", said)
-    dataset, table, _ = make("imagefolder", out, "--input", photos, "--overwrite")
-    assert (dataset.version, table.num_rows) == (2, 29)
-    assert dataset.checkout_version(1).count_rows() == 30
 
 
 @pytest.mark.parametrize(

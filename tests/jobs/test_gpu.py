@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.gpu import checks, training
+from jobs.gpu import checks
 from raylance.batches.device import Sender
 
 pytest.importorskip("nvidia.nvimgcodec")
@@ -40,18 +40,6 @@ def test_a_wrong_batch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     found = [check.found for check in checks.check_positions(CPU, tmp_path) if not check.holds]
     assert len(found) == 1
     assert found[0].startswith("batch 4, column vector: ")
-
-
-def test_the_loop_trains(tmp_path: Path) -> None:
-    """The loop itself, with a small model: what it reports, and that the model learns."""
-    pixels, labels = torch.zeros((8, 3, 16, 16), dtype=torch.uint8), torch.arange(8) % 2
-    pixels[labels == 1] = 255
-    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
-    model = torch.nn.Sequential(*layers, torch.nn.Linear(4, 1000))
-    described = training.train([(pixels, labels)] * 40, model, CPU, 60)
-    assert 0 <= described["stall"] < described["busy"] <= 1
-    assert described["rows_per_s"] > 0
-    assert torch.equal(model((pixels - 114.0) / 57.5).argmax(1) % 1000, labels)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ import pytest
 
 from tests.helpers.cluster import free_ports
 from tests.helpers.created import write_digits
+from tests.helpers.scripts import processes_with
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "operations.md"
@@ -53,28 +54,12 @@ class Machine(NamedTuple):
     def kill(self) -> None:
         """Kills what runs with this home, and no other Ray of this machine."""
         deadline = time.monotonic() + 30
-        while left := [process for process in psutil.process_iter() if self.is_here(process)]:
+        while left := processes_with("HOME", str(self.home)):
             assert time.monotonic() < deadline, left
             for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(left, timeout=1)
-
-    def is_here(self, process: psutil.Process) -> bool:
-        try:
-            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get("HOME") == str(self.home)
-        except (psutil.Error, OSError):
-            return False
-
-
-class Submitted(NamedTuple):
-    """What the page's commands printed, and the head that they left."""
-
-    machine: Machine
-    status: int
-    output: str
-    gcs: str
-    url: str
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +77,10 @@ def new_machine() -> Iterator[Machine]:
         shutil.rmtree(machine.home, ignore_errors=True)
 
 
-def commands_of(section: str) -> str:
-    return re.search(rf"^## {section}\n.*?^```\w*\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)[1]
-
-
-def submit(machine: Machine, job: str) -> Submitted:
-    """Runs the commands of the page, but for other ports and paths, a short job, and `ray stop`."""
+def submit(machine: Machine, job: str) -> tuple[str, str, str]:
+    """Runs the commands of the page, but for other ports and paths, a short job, and `ray stop`; returns what they
+    print, and the addresses of the head that they leave.
+    """
     gcs, dashboard, agent, client = free_ports(4)
     url = f"http://127.0.0.1:{dashboard}"
     ports = f"--disable-usage-stats --port={gcs} --dashboard-port={dashboard} --dashboard-agent-listen-port={agent}"
@@ -107,12 +90,14 @@ def submit(machine: Machine, job: str) -> Submitted:
         "jobs/train_images.py --data /data/photos.lance": job,
         "ray stop": ":",  # it would end every Ray of this machine
     }
-    script = "set -euo pipefail\n" + re.sub(r" +#.*", "", commands_of(SECTION)).replace(".venv", sys.prefix)
+    shown = re.search(rf"^## {SECTION}\n.*?^```\w*\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)[1]
+    script = "set -euo pipefail\n" + re.sub(r" +#.*", "", shown).replace(".venv", sys.prefix)
     for words, others in changes.items():
         assert script.count(words) == 1, f"{words!r} is not once in the commands of {PAGE.name}:\n{script}"
         script = script.replace(words, others)
     status, output = machine.run("bash", "-c", script)
-    return Submitted(machine, status, output, f"127.0.0.1:{gcs}", url)
+    assert status == 0, output
+    return output, f"127.0.0.1:{gcs}", url
 
 
 def run_quickstart(machine: Machine) -> None:
@@ -120,20 +105,6 @@ def run_quickstart(machine: Machine) -> None:
     status, output = machine.run(sys.executable, "-c", CONNECT, RAY_ADDRESS="local")
     assert status == 0, output
     assert machine.token.exists(), "Ray leaves no token any more: the page need not speak of it"
-
-
-@pytest.fixture(scope="module")
-def after_quickstart() -> Iterator[Submitted]:
-    """The page's commands on a machine on which the quickstart ran, with a job that takes seconds."""
-    with new_machine() as machine:
-        run_quickstart(machine)
-        yield submit(machine, f"jobs/create_dataset.py demo --out {machine.home}/digits.lance")
-
-
-def assert_asks_for_a_token(url: str) -> None:
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"{url}/api/jobs/", timeout=10)
-    assert refused.value.code == 401
 
 
 @pytest.mark.slow
@@ -144,10 +115,10 @@ def test_the_commands_of_the_page_train(digits: Path, ran_quickstart: bool) -> N
             run_quickstart(machine)
         assert machine.token.exists() == ran_quickstart
         short = f"--storage-path {machine.home}/runs --num-workers 1 --num-decoders 0 --epochs 1 --track none"
-        submitted = submit(machine, f"jobs/train_images.py --data {digits} {short}")
-        assert submitted.status == 0, submitted.output
-        assert re.search(r"^validation accuracy [\d.]+% after 1 epoch", submitted.output, re.M), submitted.output
-        assert_asks_for_a_token(submitted.url)
+        output, _, url = submit(machine, f"jobs/train_images.py --data {digits} {short}")
+        assert re.search(r"^validation accuracy [\d.]+% after 1 epoch", output, re.M), output
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{url}/api/jobs/", timeout=10)
 
 
 def test_every_submission_that_is_shown_sends_the_token() -> None:
@@ -161,13 +132,13 @@ def test_every_submission_that_is_shown_sends_the_token() -> None:
 
 
 @pytest.mark.slow
-def test_a_job_says_that_the_ray_of_its_address_asks_for_a_token(after_quickstart: Submitted) -> None:
-    assert after_quickstart.status == 0, after_quickstart.output
-    machine = after_quickstart.machine
-    settings = {"RAY_ADDRESS": after_quickstart.gcs, "RAY_NUM_REDIS_GET_RETRIES": "1"}
-    job = sys.executable, "jobs/create_dataset.py", "demo", "--out", f"{machine.home}/other.lance"
-    for more in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "another"}):
-        status, output = machine.run(*job, **settings, **more)
-        assert status == 2, output
-        assert re.search(r"asks for a token.*Nothing can run\..*RAY_AUTH_MODE=token", output), output
-        assert "Traceback" not in output
+def test_a_job_says_that_the_ray_of_its_address_asks_for_a_token() -> None:
+    with new_machine() as machine:
+        run_quickstart(machine)
+        _, gcs, _ = submit(machine, f"jobs/create_dataset.py demo --out {machine.home}/digits.lance")
+        job = sys.executable, "jobs/create_dataset.py", "demo", "--out", f"{machine.home}/other.lance"
+        for more in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "another"}):
+            status, output = machine.run(*job, RAY_ADDRESS=gcs, RAY_NUM_REDIS_GET_RETRIES="1", **more)
+            assert status == 2, output
+            assert re.search(r"asks for a token.*Nothing can run\..*RAY_AUTH_MODE=token", output), output
+            assert "Traceback" not in output

@@ -19,12 +19,6 @@ from tests.simulation.schedule import FETCH_FAULTS, PLACE_FAULTS, TIMED_FAULTS, 
 from tests.simulation.shrink import fails, shrink
 
 BLOCK = 250
-CONSUMER = (
-    "passes", "passes with helpers of before", "broken off", "resumed with other sizes", "passes prepared",
-    "passes given up", "epochs after the first",
-)  # fmt: skip
-DATA = ("larger than thought", "short loads", "rows that fail")
-LATE = ("said after it was dismissed",)
 
 
 def play_block(seeds: range) -> tuple[Counter[str], list[tuple[int, str]]]:
@@ -53,17 +47,15 @@ def tell(given: list[int]) -> None:
 
 
 def table(counts: Counter[str]) -> Iterable[str]:
-    """What was injected, what was done about it."""
+    """What was injected, and what else happened."""
     groups = {
         "helpers at work": WORK_FAULTS,
         "helpers being placed": PLACE_FAULTS,
         "fetching": FETCH_FAULTS,
-        "at any time": (*TIMED_FAULTS, *LATE),
-        "rows": DATA,
-        "consumer": CONSUMER,
+        "at any time": TIMED_FAULTS,
     }
-    known = {name for names in groups.values() for name in names} | {"rows"}
-    groups["done about it"] = tuple(sorted(counts.keys() - known))
+    injected = {name for names in groups.values() for name in names}
+    groups["what happened"] = tuple(sorted(counts.keys() - injected - {"rows"}))
     for group, names in groups.items():
         yield group
         for name in names:

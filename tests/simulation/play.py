@@ -152,7 +152,7 @@ class Condition:
     def __exit__(self, *_: object) -> None: ...
 
     def wait(self, timeout_s: float | None = None) -> None:
-        if not self._rank.world.pass_time(None):
+        if not self._rank.clock.pass_time(None):
             raise Broken("deadlock", "the consumer takes no more")
 
     def notify_all(self) -> None:
@@ -279,12 +279,7 @@ def describe(item: WorkItem) -> str:
 
 
 class Rank:
-    """One rank: its session, which outlives passes, and its consumer, who takes batches as a loader does.
-
-    Attributes:
-        place: Epoch and position of the next batch.
-        got: The rows of each epoch that were taken.
-    """
+    """One rank: its session, which outlives passes, and its consumer, who takes batches as a loader does."""
 
     def __init__(
         self,
@@ -303,8 +298,8 @@ class Rank:
         self.clock = Clock()
         self.events = 0
         self.to_run: deque[HandFeeder] = deque()
-        self.got: dict[int, list[int]] = {}
-        self.place = (EPOCH, 0)
+        self.got: dict[int, list[int]] = {}  # rows that were taken, by epoch
+        self.place = (EPOCH, 0)  # of the next batch
         self.error: BaseException | None = None
         self._goal = (EPOCH, 0)
         self._feeder: Feeder | None = None
@@ -362,7 +357,7 @@ class Rank:
                     raise Broken("deadlock", "the consumer waits for ever")
             if isinstance(self.error, RowError) or "no other row was decoded" in str(self.error):
                 return False
-            self.world.busy((0.0, 0.0, 1.0, 200.0)[self.draws.bits() >> 14])
+            self.clock.busy((0.0, 0.0, 1.0, 200.0)[self.draws.bits() >> 14])
         raise Broken("liveness", f"{MOST_PASSES} passes, and still at {self.place} of {goal}")
 
     def aim(self, position: int, goal: tuple[int, int]) -> None:
@@ -437,7 +432,7 @@ class Rank:
         """Something has changed that the consumer may wait for."""
         if self._is_waiting:
             self._is_waiting = False
-            self.world.later(0.0, self.look)
+            self.clock.later(0.0, self.look)
 
     def look(self) -> None:
         """Takes a batch if there is one, and what follows; else waits."""
@@ -535,11 +530,7 @@ def limited() -> Iterator[None]:
 
 
 def play(draws: Draws, world: type[World] = World, log: Log = None) -> Counter[str]:
-    """Plays a schedule on a kind of world; returns what was injected, and how often.
-
-    Raises:
-        Broken: With what does not hold.
-    """
+    """Plays a schedule on a kind of world; returns what was injected, and how often, or raises what does not hold."""
     with limited():
         return _play(draws, world, log)
 

@@ -62,61 +62,37 @@ TIMED_FAULTS = ("idle dies", "idle hangs", "node dies")
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Scenario:
-    """What a schedule draws before it begins.
-
-    Attributes:
-        order, rows, remainder, chunk_positions: Of the plan.
-        legs: World size, global batch size, and steps to consume (None: all), one after the other: a run and how it
-            is resumed.
-        decoders, needs_decoder, decodes, prefetch_batches, limit_bytes, window_bytes: As the loader's options have
-            them.
-        gives_away: Whether rows may be gathered once only from a loaded chunk.
-        varies: Times that a row may have more raw bytes than it is thought to have.
-        bad_rows: Rows that cannot be decoded, or read.
-        fatal_rows: Rows that end the process of what decodes them.
-        masks: Whether a row that is given up is delivered as a bad one; otherwise it ends the pass.
-        faults: Kinds that happen, with the share of work that they hit.
-        rate: That share.
-        budget: Faults until there are no more.
-        breaks: Chance that a pass is broken off, and another one begun.
-        scales: Chance that another number of decoders, and of several readers, is wanted when batches were taken.
-        readers: As the loader's options have them.
-        epochs: That follow the one of the legs.
-        prepares: Whether the next epoch is prepared while the last batches of one are consumed.
-        changes: Chance that what was prepared is given up: another pass is asked for.
-        dawdles: Chance that the feeder takes time, in which the consumer acts, over an event or a batch.
-        reshards: Whether ranks live on from one leg to the next, with other shares; else new ones resume.
-    """
+    """What a schedule draws before it begins: a plan, the loader's options, and what happens, with its chances."""
 
     order: int
     rows: int
     remainder: Remainder
     chunk_positions: int
-    legs: list[tuple[int, int, int | None]]
+    legs: list[tuple[int, int, int | None]]  # world and global batch size, steps (None: all); how a run is resumed
     decoders: int
     needs_decoder: bool
     decodes: bool
     prefetch_batches: int
     limit_bytes: int
     window_bytes: int
-    gives_away: bool
-    varies: float
-    bad_rows: frozenset[int]
+    gives_away: bool  # rows may be gathered once only from a loaded chunk
+    varies: float  # times that a row may have more raw bytes than it is thought to have
+    bad_rows: frozenset[int]  # that cannot be decoded, or read
     faults: frozenset[str]
-    rate: float
-    budget: int
-    breaks: float
-    scales: float = 0.0
+    rate: float  # the share of work that they hit
+    budget: int  # until there are no more
+    breaks: float  # a pass is broken off, and another one begun
+    scales: float = 0.0  # another number of decoders, and of several readers, is wanted when batches were taken
     readers: int = 1
-    epochs: int = 0
-    prepares: bool = False
-    changes: float = 0.0
-    dawdles: float = 0.0
+    epochs: int = 0  # that follow the one of the legs
+    prepares: bool = False  # the next epoch, while the last batches of one are consumed
+    changes: float = 0.0  # what was prepared is given up: another pass is asked for
+    dawdles: float = 0.0  # the feeder takes time, in which the consumer acts, over an event or a batch
     placement_timeout_s: float = 20.0
     work_timeout_s: float = 60.0
-    fatal_rows: frozenset[int] = frozenset()
-    masks: bool = True
-    reshards: bool = False
+    fatal_rows: frozenset[int] = frozenset()  # that end the process of what decodes them
+    masks: bool = True  # a row that is given up is delivered as a bad one; otherwise it ends the pass
+    reshards: bool = False  # ranks live on from one leg to the next, with other shares; else new ones resume
 
 
 def draw_scenario(draws: Draws) -> Scenario:

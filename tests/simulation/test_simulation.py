@@ -33,7 +33,7 @@ def test_nothing_is_lost(seeds: range) -> None:
 def test_a_harmless_schedule_is_harmless() -> None:
     counts = play(Draws())
     assert counts["rows"] == 4
-    assert not counts["read again after a fault"]
+    assert not counts["gather again after a fault"]
 
 
 def test_a_schedule_is_repeatable() -> None:

@@ -56,7 +56,7 @@ class RowError(Exception):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Result:
-    """What gathering or a decode has made: rows, whether they are decoded; `lost_by` names the fault that took it."""
+    """What gathering or a decode has made; `lost_by` names the fault that took it."""
 
     maker: int
     node: int
@@ -70,50 +70,32 @@ class Result:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Chunk:
-    """A chunk in a reader's memory.
+    """A chunk in a reader's memory."""
 
-    Attributes:
-        rows: All its rows in the order of delivery.
-        stored: The different ones in storage order.
-        loaded: Number of stored rows that are there, from the first one on.
-        early: Rows that were loaded before those in front of them.
-        gathered: Places of rows that were gathered.
-    """
-
-    rows: list[int]
-    stored: list[int]
+    rows: list[int]  # in the order of delivery
+    stored: list[int]  # the different ones in storage order
     first: int
-    loaded: int = 0
+    loaded: int = 0  # stored rows that are there, from the first one on
     nbytes: int = 0
-    early: dict[int, list[int]] = dataclasses.field(default_factory=dict)
-    gathered: set[int] = dataclasses.field(default_factory=set)
+    early: dict[int, list[int]] = dataclasses.field(default_factory=dict)  # loaded before those in front of them
+    gathered: set[int] = dataclasses.field(default_factory=set)  # places
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Helper:
-    """A helper as it really is.
-
-    Attributes:
-        state: "placing", "up", "hung", "dead" or "dismissed".
-        queue: What it has not finished, of other calls than loads.
-        loads: Loads that it has not finished; two at a time are done.
-        chunks: Its memory, by number; `dropped` are the numbers of those that are not there any more.
-        cause: The fault that ended it, or that it hangs by.
-        fault: What is said of its end.
-    """
+    """A helper as it really is."""
 
     number: int
     kind: str
     node: int
-    asked_at: float
-    state: str = "placing"
-    queue: deque[Any] = dataclasses.field(default_factory=deque)
-    loads: deque[Load] = dataclasses.field(default_factory=deque)
+    state: str = "placing"  # or "up", "hung", "dead", "dismissed"
+    queue: deque[Any] = dataclasses.field(default_factory=deque)  # what it has not finished, of other calls than loads
+    loads: deque[Load] = dataclasses.field(default_factory=deque)  # not finished; two at a time are done
     loading: int = 0
-    chunks: dict[int, Chunk] = dataclasses.field(default_factory=dict)
-    dropped: set[int] = dataclasses.field(default_factory=set)
-    cause: int = 0
-    fault: Fault = DIED
+    chunks: dict[int, Chunk] = dataclasses.field(default_factory=dict)  # its memory, by number
+    dropped: set[int] = dataclasses.field(default_factory=set)  # numbers of chunks that are not there any more
+    cause: int = 0  # the fault that ended it, or that it hangs by
+    fault: Fault = DIED  # what is said of its end
     is_working: bool = False
 
     def end(self, *, is_dead: bool) -> None:
@@ -159,6 +141,7 @@ class World(Runtime):
         super().__init__(None, None)  # type: ignore[arg-type] - what is read, and by which options, the scenario says
         self.draws, self.scenario, self.watch = draws, scenario, watch
         self.clock = clock or Clock()
+        self.later = self.clock.later
         self.helpers: dict[int, Helper] = {}  # all that ever were; the runtime's own are those that it has not ended
         self.table: dict[int, Result | None] = self._results
         self.inbox: deque[Event | Wake] = deque()
@@ -200,15 +183,6 @@ class World(Runtime):
     def now(self) -> float:
         return self.clock.now
 
-    def later(self, wait_s: float, what: Callable[..., None], *about: Any) -> None:
-        self.clock.later(wait_s, what, *about)
-
-    def pass_time(self, until: float | None) -> bool:
-        return self.clock.pass_time(until)
-
-    def busy(self, seconds: float) -> None:
-        self.clock.busy(seconds)
-
     def post(self, event: Event | Wake) -> None:
         self.inbox.append(event)
 
@@ -220,7 +194,7 @@ class World(Runtime):
         while not self.inbox:
             if until is not None and until <= self.now():
                 return None
-            if not self.pass_time(until):
+            if not self.clock.pass_time(until):
                 raise Broken("deadlock", f"nothing will happen any more after {self.now():.2f} s")
         return self.inbox.popleft()
 
@@ -236,7 +210,7 @@ class World(Runtime):
 
     def _place(self, number: int, kind: Kind) -> None:
         bits = self.draws.bits()
-        helper = Helper(number, kind, bits % 3 if kind == "decoder" else bits % 2, self.now())
+        helper = Helper(number, kind, bits % 3 if kind == "decoder" else bits % 2)
         self.helpers[number] = self._helpers[number] = helper
         wait_s = _WAITS_S[(bits >> 4) % 8]
         fault = self._fault(bits, ("refused", "hopeless", "delayed", "never placed"))
