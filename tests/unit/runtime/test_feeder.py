@@ -536,6 +536,6 @@ def test_an_error_of_what_was_prepared_comes_when_it_is_asked_for(write_dataset:
 def test_an_interpreter_that_ends_in_mid_pass_ends_and_a_thread_that_outlives_the_main_one_gets_its_rows(
     interpreters: list[subprocess.Popen[str]],
 ) -> None:
-    """Modules are gone, Ray was never loaded; `concurrent.futures` starts nothing more, and would wait for a decoder."""
+    """Modules are gone, Ray was never loaded; `concurrent.futures` starts nothing more, and would wait for decoders."""
     for process, said in zip(interpreters, SAID.values(), strict=True):
         assert (*process.communicate(timeout=60), process.returncode) == (said, "", 0)
