@@ -49,6 +49,7 @@ class Session:
         self._feeder: Feeder | None = None
         self._started: Feeder | None = None  # the last one started; an interrupt may come before it becomes `_feeder`
         self._prepared: _Prepared | None = None
+        self._stop: weakref.finalize[..., Session] | None = None  # ends the last started feeder with this object
         self._masked = MaskedRows(read_spec)
         self._scalers: list[Scaler] = []
         self._on_device: dict[torch.device, DeviceDecoding] = {}  # opened once for all passes
@@ -86,17 +87,13 @@ class Session:
         """Begins the first steps of a pass before a consumer starts the pass; does nothing during another pass."""
         if self._feeder is None or self._feeder.has_ended:
             wanted = _Pass(plan, dp_rank, epoch, position, prefetch_batches)
-            feeder = self._take_prepared(wanted) or self._begin(wanted, observer)
-            stop = weakref.finalize(self, notes.leave, feeder.stop)  # otherwise the feeder's thread would never end
-            stop.atexit = False
-            self._prepared = _Prepared(wanted, feeder, stop)
+            self._prepared = _Prepared(wanted, self._take_prepared(wanted) or self._begin(wanted, observer))
 
     def _take_prepared(self, wanted: "_Pass | None") -> Feeder | None:
         """Takes the prepared pass if it is the wanted one; ends any other prepared pass."""
         prepared, self._prepared = self._prepared, None
         if prepared is None:
             return None
-        prepared.stop.detach()
         if prepared.wanted == wanted and self._is_usable:
             return prepared.feeder
         self._close(prepared.feeder)
@@ -122,9 +119,13 @@ class Session:
             self._named = (PlannedRows(plan), uuid.uuid4().hex)
         self.runtime.begin(*self._named)
         dispatcher = self._make_dispatcher(self.kept, wanted)
-        self._started = self._make_feeder(self.runtime, dispatcher, self._named[0], wanted, observer)
-        self._started.start()
-        return self._started
+        self._started = feeder = self._make_feeder(self.runtime, dispatcher, self._named[0], wanted, observer)
+        if self._stop is not None:
+            self._stop.detach()
+        self._stop = weakref.finalize(self, notes.leave, feeder.stop)  # else its thread would never end
+        self._stop.atexit = False
+        feeder.start()
+        return feeder
 
     def _make_runtime(self) -> Runtime:
         wanted = self._options.runtime
@@ -234,4 +235,3 @@ class _Pass:
 class _Prepared:
     wanted: _Pass
     feeder: Feeder
-    stop: "weakref.finalize[..., Session]"

@@ -364,6 +364,15 @@ def test_an_interrupt_at_any_place_costs_no_row(
     loader.close()
 
 
+def test_a_pass_that_began_as_an_interrupt_came_ends_with_its_loader(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = loader_of(uri)
+    interrupted_in(monkeypatch, feeder_module.Feeder, "bind", before=True)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(loader.batches(global_batch_size=BATCH)))
+    assert feeders()
+    del loader
+
+
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_fork_in_mid_pass_is_an_error(uri: str, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not another batch was finished before."""
