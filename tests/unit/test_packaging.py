@@ -1,6 +1,7 @@
 """`pyproject.toml` and constraints.txt fit each other."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -46,3 +47,13 @@ def test_every_package_that_runs_has_a_lower_bound_that_a_run_can_show():
         bounds = [one.version for one in requirement.specifier if one.operator == ">="]
         assert len(bounds) == 1, requirement
         assert re.fullmatch(r"[\d.]+", bounds[0]), requirement
+
+
+@pytest.mark.parametrize("script", ["wheel", "lowest", "examples"])
+def test_scripts_run_tests_that_are_there(script: str) -> None:
+    """They run once a release, and a file that was moved would be missed only then."""
+    words = re.findall(r"tests/\S*test_\S*\.py", (ROOT / "tests" / script).read_text())
+    expanded = subprocess.run(["bash", "-c", f"echo {' '.join(words)}"], capture_output=True, text=True, check=True)
+    files = expanded.stdout.split()
+    assert files
+    assert not [file for file in files if not (ROOT / file).exists()]
