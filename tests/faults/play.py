@@ -29,7 +29,7 @@ from tests.helpers.faulty_store import FaultyStore, bucket_of, store_options
 SILENCE_S = 180  # a run in which nothing happens for so long hangs: twice what Ray takes to miss a node
 STARTS = 6  # a driver that ends by then is not started again
 MOST_GROWTH = {"threads": 16, "descriptors": 32, "bytes": 256 << 20}  # an epoch's data is 2 MB
-MEMORY_ROOM = 3 << 30
+MEMORY_ROOM = 1 << 30  # for Ray, and for each rank: it, its shard actor and its decoders load torch
 SMALL_STORE = 80 << 20
 LOSING = ("kill rank", "kill driver", "head restarts", "node lost, another joins", "node preempted")
 ENVIRONMENT = {
@@ -117,7 +117,8 @@ class Run:
         self.waiting = list(plan.faults)
         self.due: list[tuple[float, Fault]] = []
         self.fired: list[tuple[float, Fault, str]] = []
-        self.memory_limit = psutil.virtual_memory().used + MEMORY_ROOM
+        ranks = max(plan.world, plan.next_world)
+        self.memory_limit = psutil.virtual_memory().used + (1 + ranks) * MEMORY_ROOM
         self.store, uri, options = None, str(self.data), None
         if plan.cluster == schedule.S3:
             self.store = FaultyStore(s3_port)
