@@ -6,7 +6,6 @@ import concurrent.futures
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -110,22 +109,47 @@ def test_what_a_replica_takes_over_is_checked(loaders: list[raylance.RankLoader]
         joining.join('{"ledger": 3}')
 
 
-class Alone(Mock):
+class Alone:
     """A manager of one replica, whose steps are all committed."""
+
+    def __init__(self) -> None:
+        self.step = 0
 
     def start_quorum(self) -> None: ...
     def current_step(self) -> int:
-        return int(self.step)
+        return self.step
 
-    def should_commit(self) -> None:
+    def participating_rank(self) -> int:
+        return 0
+
+    def num_participants(self) -> int:
+        return 1
+
+    def is_participating(self) -> bool:
+        return True
+
+    def batches_committed(self) -> int:
+        return self.step
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.step = state_dict["step"]
+
+    def register_state_dict_fn(self, *_: Any) -> None: ...
+    def errored(self) -> None: ...
+    def allreduce(self, *_: Any, **__: Any) -> "concurrent.futures.Future[None]":
+        done = concurrent.futures.Future[None]()
+        done.set_result(None)
+        done.wait = done.result  # type: ignore[attr-defined]
+        return done
+
+    def should_commit(self) -> bool:
         self.step += 1
+        return True
 
 
 def test_the_late_end_of_batches_that_were_left_moves_nothing(loaders: list[raylance.RankLoader]) -> None:
     """An exception that is kept keeps a loop's batches; the garbage collector ends them whenever it likes."""
-    answers = {"participating_rank": 0, "num_participants": 1, "is_participating": True, "errored": None}
-    manager = Alone(step=0, **{f"{name}.return_value": value for name, value in answers.items()})
-    loader = loaders[0]
+    loader, manager = loaders[0], Alone()
     left = raylance.torchft.batches(loader, manager, global_batch_size=BATCH)
     for _ in range(2):
         next(left)
