@@ -171,6 +171,5 @@ class Runtime(abc.ABC):
 
 
 def _end_all(helpers: dict[int, Any]) -> None:
-    for helper in helpers.values():
-        helper.end(is_dead=False)
-    helpers.clear()
+    while helpers:  # if one cannot be ended, the others are left, so that another call ends them
+        helpers.popitem()[1].end(is_dead=False)
