@@ -49,7 +49,7 @@ class Session:
         self._feeder: Feeder | None = None
         self._started: Feeder | None = None  # the last one started; an interrupt may come before it becomes `_feeder`
         self._prepared: _Prepared | None = None
-        self._stop: weakref.finalize[..., Session] | None = None  # ends the last started feeder with this object
+        self._stop: weakref.finalize[..., Session] | None = None  # ends a feeder that nobody takes batches from yet
         self._masked = MaskedRows(read_spec)
         self._scalers: list[Scaler] = []
         self._on_device: dict[torch.device, DeviceDecoding] = {}  # opened once for all passes
@@ -67,6 +67,7 @@ class Session:
             feeder = self._begin(wanted, observer)
         self._feeder = feeder
         feeder.bind(batch_spec, self._decodes_on(batch_spec.device or torch.device("cpu")))
+        self._forget_stop()  # the feeder knows the user's functions now, which may know this object
         return feeder
 
     def _decodes_on(self, device: torch.device) -> DeviceDecoding | None:
@@ -120,12 +121,16 @@ class Session:
         self.runtime.begin(*self._named)
         dispatcher = self._make_dispatcher(self.kept, wanted)
         self._started = feeder = self._make_feeder(self.runtime, dispatcher, self._named[0], wanted, observer)
-        if self._stop is not None:
-            self._stop.detach()
+        self._forget_stop()
         self._stop = weakref.finalize(self, notes.leave, feeder.stop)  # else its thread would never end
         self._stop.atexit = False
         feeder.start()
         return feeder
+
+    def _forget_stop(self) -> None:
+        stop, self._stop = self._stop, None
+        if stop is not None:
+            stop.detach()
 
     def _make_runtime(self) -> Runtime:
         wanted = self._options.runtime

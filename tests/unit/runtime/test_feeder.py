@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -371,6 +372,23 @@ def test_a_pass_that_began_as_an_interrupt_came_ends_with_its_loader(uri: str, m
         next(iter(loader.batches(global_batch_size=BATCH)))
     assert feeders()
     del loader
+
+
+@pytest.mark.parametrize("taken", [1, ROWS // BATCH])
+def test_a_loader_that_is_known_to_its_collate_fn_is_collected(uri: str, taken: int) -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.loader = loader_of(uri)
+
+        def collate(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return batch
+
+    trainer = Trainer()
+    batches = iter(trainer.loader.batches(global_batch_size=BATCH, collate_fn=trainer.collate))
+    assert len(list(itertools.islice(batches, taken))) == taken
+    gone = weakref.ref(trainer)
+    del trainer, batches
+    wait_until(lambda: gc.collect() < 0 or gone() is None)
 
 
 @pytest.mark.parametrize("is_there", [False, True])
