@@ -214,6 +214,7 @@ class Session:
         if feeder is not None and not feeder.close():
             self.runtime = None  # user code hangs in the feeder's thread, which still uses runtime and device
             self._on_device.clear()
+        self._forget_stop()
 
     def close(self) -> None:
         """Ends the helpers."""
