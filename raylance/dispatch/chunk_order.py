@@ -74,7 +74,7 @@ class ChunkOrder:
         self._account, self._epochs_follow = account, epochs_follow
         self._of: tuple[Plan, int] | None = None  # the plan, and the data-parallel rank
         self.held: deque[HeldChunk] = deque()
-        self._last: Chunk | None = None  # the last one in the order of delivery that was ever added
+        self._last: Chunk | None = None  # the last one that this pass has held or added: others follow it
         self._numbers = itertools.count()
 
     @property
@@ -178,8 +178,10 @@ class ChunkOrder:
         at = 0
         while True:
             if at == len(self.held):
-                chunk = plan.likely_next_chunk(self._last, dp_rank) if self._last is not None else None
-                if self._last is None or chunk is None or not plan.chunk_size(chunk, dp_rank):
+                if self._last is None:
+                    return
+                chunk = plan.likely_next_chunk(self._last, dp_rank)
+                if chunk is None or not plan.chunk_size(chunk, dp_rank):
                     return
                 if chunk.epoch != self._last.epoch and not self._epochs_follow:
                     return

@@ -223,7 +223,7 @@ class Feeder:
             del event  # it may hold tables, and the outputs may take long
             self._do(outputs, now)
         while self._assembly and self._has_room():
-            if self._spec is not None:  # there is no room without it
+            if self._spec is not None:  # always: `_has_room` returns False without it
                 self._finish(self._spec)
 
     def _end(self) -> None:

@@ -126,7 +126,7 @@ class Pause:
     """What a fault cost."""
 
     whole_s: float  # the longest time without a step, in which the fault lies or which came next
-    ray_s: float  # of it until Ray Train called the training function again; 0 if it did not have to
+    ray_s: float  # the part of `whole_s` until Ray Train called the training function again; 0 if it did not have to
 
 
 def pause_after(files: dict[str, list[Event]], at_s: float, until_s: float) -> Pause:

@@ -49,7 +49,7 @@ class Injected:
     kind: str
     phase: str
     whole_s: float  # the longest pause after it
-    ray_s: float  # of it until Ray Train called the training function again
+    ray_s: float  # the part of `whole_s` until Ray Train called the training function again
 
 
 @dataclasses.dataclass
@@ -63,7 +63,7 @@ class Outcome:
     problems: list[str] = dataclasses.field(default_factory=list)  # in words; none for a schedule that passed
     left: dict[str, int] = dataclasses.field(default_factory=dict)
     grown: dict[str, int] = dataclasses.field(default_factory=dict)  # by how much a rank's threads, memory … did
-    starts: int = 0  # of the ranks, by Ray Train
+    starts: int = 0  # how often Ray Train started the ranks
     drivers: int = 0
     took_s: float = 0.0
 

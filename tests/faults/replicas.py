@@ -49,8 +49,8 @@ class Setting:
     reduce_s: float = 5.0  # after so long, a reduction has failed
     dies_healing: bool = False  # each replica that is healed dies of it once, in the step in which it is
     report_every: int = 40  # under Ray Train
-    ranks: int = 1  # of a replica, each with rows of its own
-    # Of each of the last steps until `finish` is called: one that starts late finds others to take the model from.
+    ranks: int = 1  # ranks in a replica, each with rows of its own
+    # Time of each of the last steps until `finish` is called: a replica that starts late finds others to copy from.
     last_step_s: float = 0.0
 
 

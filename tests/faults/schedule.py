@@ -80,7 +80,7 @@ class Schedule:
     workload: str
     cluster: str
     world: int
-    decoders: int  # of each rank
+    decoders: int  # decoders that each rank has
     next_world: int  # ranks of a driver that is started again
     misbehaves: str  # what a rank does by itself at a step; "" for nothing
     at_step: int

@@ -26,7 +26,7 @@ class Setting:
     workload: str
     data: str  # where the datasets lie
     storage: str
-    address: str  # of Ray's cluster
+    address: str  # where Ray's cluster listens
     world: int = 2
     decoders: int = 1
     work_timeout_s: float = 8.0
@@ -39,7 +39,7 @@ class Setting:
     continues: str = ""  # the folder of a run whose newest checkpoint is continued
     asks: bool = False  # whether the ranks ask every few steps if a node will be taken away
     failures: int = 20
-    endpoint: str = ""  # of the S3 API that has the run's storage; "" if it is a folder
+    endpoint: str = ""  # where the S3 API with the run's storage listens; "" if the storage is a folder
 
     def filesystem(self) -> Any:
         if not self.endpoint:

@@ -50,7 +50,7 @@ def make(source: str, out: Path | str, *options: object) -> lance.LanceDataset:
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: object, main: Any = job.main, status: int = 2) -> str:
     """Runs a job, which must fail; returns the message."""
-    capsys.readouterr()  # of runs before
+    capsys.readouterr()  # drops what earlier runs printed
     assert main([str(word) for word in argv]) == status
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err

@@ -304,7 +304,7 @@ def every_pod() -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
 
 
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
-PROFILE = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}  # of a pod and what it does not override
+PROFILE = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}  # what pod and container set together
 OF_CONTAINERS = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 

@@ -299,7 +299,7 @@ class Rank:
         self.events = 0
         self.to_run: deque[HandFeeder] = deque()
         self.got: dict[int, list[int]] = {}  # rows that were taken, by epoch
-        self.place = (EPOCH, 0)  # of the next batch
+        self.place = (EPOCH, 0)  # where the next batch begins
         self.error: BaseException | None = None
         self._goal = (EPOCH, 0)
         self._feeder: Feeder | None = None
