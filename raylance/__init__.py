@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from raylance.reports.page import report_run
     from raylance.reports.proving import RunProof, explain_run, prove_run
     from raylance.reports.watching import watch
+    from raylance.samples.windows import Windows
     from raylance.settings import Options
     from raylance.source.packing import PackTokens
     from raylance.source.provenance import Provenance
@@ -74,6 +75,7 @@ _MODULES = {
     "source.packing": ("PackTokens",),
     "orders.permutation": ("row_rng",),
     "orders.sampling": ("ClassBalanced", "Weighted"),
+    "samples.windows": ("Windows",),
     "settings": ("Options",),
     "source.provenance": ("Provenance",),
     "source.splits": ("FractionSplit", "RangeSplit", "ValueSplit"),
@@ -95,9 +97,9 @@ __all__ = [
     "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit", "HelperError", "Image",
     "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder",
     "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "Sequential",
-    "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "add_column", "dataset", "explain_run",
-    "map_boxes", "map_points", "mix", "newest_checkpoint", "open_folder", "prove_run", "read_values", "report",
-    "report_if_preempted", "report_run", "restore", "row_rng", "watch", "write_column", "write_values",
+    "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "Windows", "add_column", "dataset",
+    "explain_run", "map_boxes", "map_points", "mix", "newest_checkpoint", "open_folder", "prove_run", "read_values",
+    "report", "report_if_preempted", "report_run", "restore", "row_rng", "watch", "write_column", "write_values",
 ]  # fmt: skip
 
 

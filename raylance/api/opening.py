@@ -24,6 +24,8 @@ from raylance.orders.order import Order
 from raylance.orders.registry import make_order
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
+from raylance.samples.windows import Windows, WindowTable
+from raylance.source.episodes import check_windows, share_windows
 from raylance.source.fields import blobs_inside, find_field, is_blob, leaf_names
 from raylance.source.filters import check_filter
 from raylance.source.packing import PackTokens, pack_rows
@@ -31,6 +33,7 @@ from raylance.source.pickled import refuse_pickled
 from raylance.source.provenance import STALE, Stale, check_fresh
 from raylance.source.reader import READ_MODES, Reader, ReadMode, stored_row_bytes
 from raylance.source.rows import table_rows
+from raylance.source.sampling import read_samples
 from raylance.source.selection import Selection, share_selection
 from raylance.source.splits import Split
 from raylance.source.storage_options import StorageOptions
@@ -52,6 +55,7 @@ def dataset(
     decode: Decoder | Sequence[Decoder] | None = None,
     transform: Transform | None = None,
     pack: PackTokens | None = None,
+    windows: Windows | None = None,
     order: str | Order = "window",
     seed: int = 0,
     window_bytes: int | None = None,
@@ -83,6 +87,7 @@ def dataset(
             (n, length); `doc_ids` (n, length), the row offset of each token's document, -1 for padding; and the
             start of each sequence: `first_row`, the row offset of its first document, and `first_token`, the number of
             its first token in that document.
+        windows: `raylance.Windows` makes a sample of each selected row and of rows around it in the same episode.
         order: "window", "shard", "sequential" or "row", or an order with its parameters.
         seed: Seed of the order and of augmentation, on every rank. A `FractionSplit` has another seed.
         window_bytes: Bytes of memory for the windows of a shuffle, in total over all ranks: the current and the next
@@ -136,12 +141,18 @@ def dataset(
         max_bad_rows=most,
         transform=transform,
     )
+    if pack is not None and windows is not None:
+        raise ConfigError("pack= makes samples of all tokens, windows= of rows: give one of them.")
     columns = columns if pack is None else _check_pack(pack, columns, asked)
 
     source, opened = _open_version(uri, version, storage_options, stale)
     names = _check_columns(opened, columns, asked.decoders)
     selection = share_selection(source, filter, split, opened)
-    spec = _try_rows(source, opened, selection, names, asked, read)
+    table = None
+    if windows is not None:
+        plain = [name for name in names if name not in {each.column for each in asked.decoders}]
+        table, selection = share_windows(source, opened, check_windows(opened, windows, plain), selection)
+    spec = _try_rows(source, opened, selection, table, names, asked, read)
     if pack is not None:
         packed = pack_rows(spec.source, pack)
         spec = ReadSpec(source=packed, delivers=packed.columns)
@@ -177,13 +188,19 @@ def _try_rows(
     source: Source,
     opened: lance.LanceDataset,
     selection: Shared[Selection],
+    windows: Shared[WindowTable] | None,
     names: Sequence[str],
     asked: Decoding,
     mode: ReadMode,
 ) -> ReadSpec:
-    """Reads and decodes a few rows; returns what follows from them: sizes, the delivered schema, lengths of lists."""
-    probe = _probe(source, opened, names, selection.get())
-    decoding, made = _resolve_decoding(dataclasses.replace(asked, datasets=dataset_names(source.uri)), probe, names)
+    """Reads and decodes a few samples; returns what follows: sizes, the delivered schema, lengths of lists."""
+    rows, samples = _probe(source, opened, names, selection.get()), None if windows is None else windows.get()
+    probe = rows
+    if samples is not None:
+        reader = Reader(pinned=source, dataset=opened, columns=names, row_bytes=1)
+        probe = read_samples(reader, samples, rows[ROW_OFFSET].to_numpy())
+    delivered = [name for name in probe.column_names if name != ROW_OFFSET]
+    decoding, made = _resolve_decoding(dataclasses.replace(asked, datasets=dataset_names(source.uri)), probe, delivered)
     # Measuring stored bytes costs a read for each fragment, and is not needed if all rows have the same size.
     fields = [find_field(opened.schema, name) for name in names]
     varies = not all(field is not None and is_dense(field.type) for field in fields)
@@ -191,8 +208,10 @@ def _try_rows(
         source,
         selection,
         names,
-        row_bytes=max(1.0, probe.nbytes / probe.num_rows),
+        row_bytes=max(1.0, rows.nbytes / rows.num_rows),
         read=mode,
+        windows=windows,
+        sample_bytes=None if samples is None else probe.nbytes / probe.num_rows,
         stored_bytes=stored_row_bytes(opened, names) if varies else 0.0,
     )
     return ReadSpec(

@@ -16,6 +16,7 @@ from raylance.source.limits import within
 from raylance.source.mixed_rows import MixedRows
 from raylance.source.reader import Reader, RowReader
 from raylance.source.rows import RowSource, TableRows
+from raylance.source.sampling import read_samples
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Lookup:
         stored, places = np.unique(offsets, return_inverse=True)
         try:
             self._opened = self._opened or source.open_reader()
-            table = take_rows(self._opened.read(stored), places)
+            table = take_rows(read_samples(self._opened, source.load_samples(), stored), places)
         except (IndexError, OverflowError, DatasetError) as error:
             raise DatasetError(
                 f"{source.uri!r}, version {source.version}, cannot give these rows: {readable_text(error)}"

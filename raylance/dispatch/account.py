@@ -31,13 +31,22 @@ class Account:
     """
 
     def __init__(
-        self, *, raw_bytes: float, decoded_bytes: float, inflight_bytes: int, window_bytes: int, items: int = 1
+        self,
+        *,
+        raw_bytes: float,
+        decoded_bytes: float,
+        inflight_bytes: int,
+        window_bytes: int,
+        loaded_bytes: float | None = None,
+        items: int = 1,
     ) -> None:
-        """Begins with an estimate of a row's bytes as read, and of the bytes that decoding adds. `items` is the
-        intended number of items in flight.
+        """Begins with an estimate of a sample's bytes as read, of the bytes that decoding adds, and of a stored row's
+        bytes, if samples are not rows. `items` is the intended number of items in flight.
         """
         self.inflight_bytes, self.window_bytes, self.is_even = inflight_bytes, window_bytes, False
-        self._likely_bytes = self._loaded_bytes = max(raw_bytes, 1)  # at first; and of the rows that were loaded last
+        # At first; and of the rows that were loaded last.
+        self._likely_bytes = self._loaded_bytes = max(raw_bytes if loaded_bytes is None else loaded_bytes, 1)
+        self._rows_each = 1.0  # stored rows that a chunk had for each of its samples
         self._raw_bytes, self._decoded_bytes = raw_bytes, decoded_bytes
         self.set_items(items)
 
@@ -81,12 +90,12 @@ class Account:
     # Chunks.
 
     def chunk_rows(self, rows: int) -> int:
-        """Returns how many of these rows to load together; see `fitting_rows`."""
-        return fitting_rows(rows, self._loaded_bytes, self.window_bytes)
+        """Returns the rows of how many of these samples to load together; see `fitting_rows`."""
+        return fitting_rows(rows, self._loaded_bytes * self._rows_each, self.window_bytes)
 
     def is_small(self, rows: int) -> bool:
-        """Whether rows may be read by themselves, beside the chunks that a reader holds."""
-        return rows * self._loaded_bytes < self.window_bytes / 8
+        """Whether samples may be read by themselves, beside the chunks that a reader holds."""
+        return rows * self._loaded_bytes * self._rows_each < self.window_bytes / 8
 
     def pace(self) -> Pace:
         """Returns the pace at which to load a chunk."""
@@ -96,8 +105,10 @@ class Account:
             return Pace(_EVEN_BLOCK_BYTES, row_bytes, limit_rows=1 << 40, least_bytes=row_bytes)
         return Pace(max(1, min(_BLOCK_BYTES, self.window_bytes // _BLOCKS)), row_bytes, least_bytes=least)
 
-    def learn_chunk(self, rows: int, nbytes: int) -> None:
-        """Learns the mean bytes of a row from a chunk that is loaded. The mean rises at once and falls slowly: a chunk
-        that is too small costs some speed, and one that is too large is loaded again in parts.
+    def learn_chunk(self, samples: int, rows: int, nbytes: int) -> None:
+        """Learns the mean bytes of a row, and how many rows a sample adds, from a chunk that is loaded. The mean rises
+        at once and falls slowly: a chunk that is too small costs some speed, and one that is too large is loaded again
+        in parts.
         """
+        self._rows_each = max(1.0, rows / samples)
         self._loaded_bytes = nbytes / rows if self.is_even else max(self._loaded_bytes / 2, nbytes / rows)

@@ -175,7 +175,7 @@ class ChunkTable:
         if held.loaded_rows == held.stored_rows:
             if held.calls:
                 return  # a read that was repeated may still copy rows to places of its load, until this is answered
-            account.learn_chunk(held.stored_rows, held.nbytes)
+            account.learn_chunk(held.rows, held.stored_rows, held.nbytes)
             held.state = change(held.state, ChunkState.LOADED)
         elif held.nbytes + held.needs_bytes > account.window_bytes and held.rows == 1:
             self._free(held)

@@ -157,7 +157,8 @@ class Session:
             work_timeout_s=options.work_timeout_s,
         )
         account = Account(
-            raw_bytes=self._read_spec.source.likely_row_bytes,
+            loaded_bytes=self._read_spec.source.likely_row_bytes,
+            raw_bytes=self._read_spec.source.sample_bytes,
             decoded_bytes=decoding.row_bytes if decoding else 0,
             inflight_bytes=options.max_inflight_bytes,
             window_bytes=options.max_window_bytes,

@@ -11,6 +11,7 @@ import pyarrow as pa
 from raylance.columns import ROW_OFFSET, join_offsets, split_offsets
 from raylance.environment.shared import Shared
 from raylance.orders.permutation import Int64Array
+from raylance.samples.windows import Found, SampleTable
 from raylance.source.reader import RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import RowSource, Selected
@@ -38,6 +39,42 @@ class _MixSelection:
             mine = which == index
             out[mine] = join_offsets(index, part.offsets(selected[mine] - (ends[index] - part.rows)))
         return out
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _MixSamples:
+    """The tables of samples of the components; see `SampleTable`."""
+
+    parts: tuple[SampleTable, ...]
+
+    @property
+    def columns(self) -> Mapping[str, int]:
+        return self.parts[0].columns
+
+    def stored(self, anchors: Int64Array) -> Int64Array:
+        which, own = split_offsets(anchors)
+        numbers = np.unique(which).tolist()
+        found = [join_offsets(number, self.parts[number].stored(own[which == number])) for number in numbers]
+        return np.concatenate([*found, np.empty(0, dtype=np.int64)])
+
+    def find(self, stored: Int64Array, anchors: Int64Array) -> Found:
+        which, own = split_offsets(anchors)
+        components, rows = split_offsets(stored)
+        found = Found(
+            np.empty(len(anchors), dtype=np.int64),
+            {name: np.empty((len(anchors), count), dtype=np.int64) for name, count in self.columns.items()},
+            {},
+        )
+        for number in np.unique(which).tolist():
+            mine = which == number
+            begin, end = np.searchsorted(components, [number, number + 1])
+            anchor, windows, pads = self.parts[number].find(rows[begin:end], own[mine])
+            found.anchors[mine] = anchor + begin
+            for name, places in windows.items():
+                found.windows[name][mine] = places + begin
+            for name, is_pad in pads.items():
+                found.pads.setdefault(name, np.empty((len(anchors), is_pad.shape[1]), dtype=np.bool_))[mine] = is_pad
+        return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,6 +111,11 @@ class MixedRows(RowSource):
         """See `RowSource.load_selection`."""
         return _MixSelection(tuple(part.load_selection() for part in self.parts))
 
+    def load_samples(self) -> SampleTable | None:
+        """See `RowSource.load_samples`."""
+        found = [samples for part in self.parts if (samples := part.load_samples()) is not None]
+        return _MixSamples(tuple(found)) if found else None  # `mix` takes all or none
+
     def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""
         return _MixReader(tuple(part.open_reader(retry_s) for part in self.parts))
@@ -95,5 +137,6 @@ def mix_rows(parts: Mapping[str, RowSource]) -> MixedRows:
         row_bytes=max(part.row_bytes for part in parts.values()),
         likely_row_bytes=widest.likely_row_bytes,
         measure=f"{widest.measure} of the widest component",
+        sample_bytes=max(part.sample_bytes for part in parts.values()),
         parts=tuple(parts.values()),
     )

@@ -215,6 +215,7 @@ def pack_rows(documents: RowSource, pack: PackTokens) -> PackedRows:
         row_bytes=row_bytes,
         likely_row_bytes=row_bytes,
         measure="of 16 bytes a token",
+        sample_bytes=row_bytes,
         documents=documents,
         table=Shared(f"lengths in {pack.column}", table, table.ends.nbytes, make),
         pack=pack,

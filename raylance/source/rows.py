@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 
 from raylance.environment.shared import Shared
 from raylance.planning.proof import HasOffsets
+from raylance.samples.windows import SampleTable, WindowTable
 from raylance.source.reader import Reader, ReadMode, RowReader
 from raylance.source.retrying import OPENING_S
 from raylance.source.selection import Selection
@@ -33,14 +34,20 @@ class RowSource(abc.ABC):
     row_bytes: float  # as it is read, the mean of a few rows; "auto" sizes of orders follow from it
     likely_row_bytes: float  # the best estimate, for the size of the first reads
     measure: str  # how `likely_row_bytes` was measured, in words
+    sample_bytes: float  # of a sample, which may have several rows; the best estimate, for the size of the first items
 
     @abc.abstractmethod
     def load_selection(self) -> Selected:
         """Returns the selected rows; fetches them if this process only has a reference."""
 
+    def load_samples(self) -> SampleTable | None:
+        """Returns the table that says of which rows each sample is made; None if each selected row is a sample."""
+        return None
+
     @abc.abstractmethod
     def open_reader(self, retry_s: float | None = None) -> RowReader:
-        """Makes a reader. With its first read, it opens the dataset and compares it with the pinned version.
+        """Makes a reader of stored rows. With its first read, it opens the dataset and compares it with the pinned
+        version.
 
         Args:
             retry_s: Seconds for which a read is repeated if the storage fails, or if files are missing that were there
@@ -54,15 +61,20 @@ class RowSource(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TableRows(RowSource):
-    """The selected rows of one dataset; `read` is the `mode` of their `Reader`."""
+    """The selected rows of one dataset; `read` is the `mode` of their `Reader`. With `windows`, they are anchors."""
 
     pinned: Source
     selection: Shared[Selection]
     read: ReadMode
+    windows: Shared[WindowTable] | None = None
 
     def load_selection(self) -> Selection:
         """See `RowSource.load_selection`."""
         return self.selection.get()
+
+    def load_samples(self) -> WindowTable | None:
+        """See `RowSource.load_samples`."""
+        return None if self.windows is None else self.windows.get()
 
     def open_reader(self, retry_s: float | None = None) -> Reader:
         """See `RowSource.open_reader`."""
@@ -77,7 +89,8 @@ class TableRows(RowSource):
 
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
         """See `RowSource.map_shared`."""
-        return dataclasses.replace(self, selection=change(self.selection))
+        windows = None if self.windows is None else change(self.windows)
+        return dataclasses.replace(self, selection=change(self.selection), windows=windows)
 
 
 def table_rows(
@@ -87,8 +100,12 @@ def table_rows(
     row_bytes: float,
     stored_bytes: float = 0.0,
     read: ReadMode = "auto",
+    windows: Shared[WindowTable] | None = None,
+    sample_bytes: float | None = None,
 ) -> TableRows:
-    """Makes the `TableRows` of a dataset. `stored_bytes` is the mean size of all rows as stored, 0 if unknown."""
+    """Makes the `TableRows` of a dataset. `stored_bytes` is the mean size of all rows as stored, 0 if unknown;
+    `sample_bytes` that of a sample of several rows.
+    """
     return TableRows(
         uri=pinned.uri,
         branch=pinned.branch,
@@ -98,7 +115,9 @@ def table_rows(
         row_bytes=row_bytes,
         likely_row_bytes=max(row_bytes, stored_bytes),
         measure="the mean of all as they are stored" if stored_bytes > row_bytes else "the mean of a few rows",
+        sample_bytes=max(row_bytes, stored_bytes) if sample_bytes is None else sample_bytes,
         pinned=pinned,
         selection=selection,
         read=read,
+        windows=windows,
     )

@@ -10,30 +10,38 @@ import pyarrow as pa
 from raylance.memory.arrow import own_memory, slice_runs, take_rows
 from raylance.memory.lending import Lend
 from raylance.orders.permutation import Int64Array
+from raylance.samples.windows import SampleTable
+from raylance.source.sampling import gather_samples
 from raylance.work.row_memory import Placed, RowMemory
 
 
 class ChunkMemory:
-    """Holds rows that are read in storage order, and hands them out in the order of delivery.
+    """Holds rows that are read in storage order, and hands out samples of them in the order of delivery.
 
     Attributes:
-        rows: Selected rows in the order of delivery, int64, shape (n,).
         nbytes: Bytes of the rows that are loaded.
         is_dropped: Whether the rows are not needed any more, so that loads should end.
     """
 
-    def __init__(self, rows: Int64Array, most_bytes: int, lend: Lend) -> None:
-        """Takes the rows in the order of delivery, at least one. `RowMemory` explains the other arguments."""
-        self.rows, self.nbytes, self.is_dropped = rows, 0, False
-        lines = np.argsort(rows)
-        self._stored: Int64Array = rows[lines]
-        self._places: Int64Array = np.empty(len(rows), dtype=np.int64)
-        self._is_repeated = is_repeated = bool((self._stored[1:] == self._stored[:-1]).any())
-        if is_repeated:
-            self._stored, self._places = np.unique(rows, return_inverse=True)
+    def __init__(self, anchors: Int64Array, samples: SampleTable | None, most_bytes: int, lend: Lend) -> None:
+        """Takes the row offsets of the samples' anchors in the order of delivery, at least one; and the table of
+        samples, None if each sample is its anchor. `RowMemory` explains the other arguments.
+        """
+        self._anchors, self._samples, self.nbytes, self.is_dropped = anchors, samples, 0, False
+        self._places: Int64Array = np.empty(len(anchors), dtype=np.int64)
+        self._is_repeated, lines = False, None
+        if samples is not None:
+            self._stored: Int64Array = samples.stored(anchors)
         else:
-            self._places[lines] = np.arange(len(rows))
-        self._memory = RowMemory(most_bytes, len(self._stored), None if is_repeated else lines, lend)
+            lines = np.argsort(anchors)
+            self._stored = anchors[lines]
+            self._is_repeated = bool((self._stored[1:] == self._stored[:-1]).any())
+            if self._is_repeated:
+                self._stored, self._places = np.unique(anchors, return_inverse=True)
+                lines = None
+            else:
+                self._places[lines] = np.arange(len(anchors))
+        self._memory = RowMemory(most_bytes, len(self._stored), lines, lend)
         self._lock = threading.Lock()
         self._early: dict[int, Placed] = {}  # rows that came before those in front of them
 
@@ -58,7 +66,7 @@ class ChunkMemory:
         return self._memory.capacity_bytes
 
     def stored(self, first: int, rows: int) -> Int64Array:
-        """Returns up to `rows` selected rows, ascending, from number `first` on in storage order."""
+        """Returns the offsets of up to `rows` stored rows, ascending, from number `first` on in storage order."""
         return self._stored[first : first + rows]
 
     def load(self, first: int, allowed_bytes: float) -> "ChunkLoad":
@@ -81,9 +89,12 @@ class ChunkMemory:
                     raise
 
     def gather(self, low: int, high: int, lend: Lend, *, own: bool) -> pa.Table:
-        """Returns rows [low, high) in the order of delivery, in one piece of memory for each column. All rows must be
-        loaded. With `own`, the table holds no memory of the chunk.
+        """Returns samples [low, high) in the order of delivery, in one piece of memory for each column. All their rows
+        must be loaded. With `own`, the table holds no memory of the chunk.
         """
+        if self._samples is not None:
+            table = self._memory.table()
+            return gather_samples(table, self._stored, self._anchors[low:high], self._samples, lend)
         by_line, table = self._memory.by_line(low, high), self._memory.stored()
         if table.num_columns:
             table = self._take(table, self._places[low:high], lend, own or self._is_repeated)
@@ -102,8 +113,8 @@ class ChunkMemory:
         return own_memory(runs[0]) if own and len(runs) == 1 else pa.concat_tables(runs).combine_chunks()
 
     def size_of(self, table: pa.Table) -> int:
-        """Returns the bytes of some rows."""
-        return self._memory.size_of(table)
+        """Returns the bytes of some samples."""
+        return self._memory.size_of(table) if self._samples is None else int(table.nbytes)
 
 
 class ChunkLoad:

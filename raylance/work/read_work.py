@@ -19,6 +19,7 @@ from raylance.read_spec import ReadSpec
 from raylance.settings import Options
 from raylance.source.limits import Calls
 from raylance.source.reader import RowReader
+from raylance.source.sampling import read_samples
 from raylance.work.chunk_memory import ChunkMemory
 
 _DROPPED = 256  # numbers of dropped chunks that are kept, because a load of one of them may still wait
@@ -43,7 +44,7 @@ class ReadWork:
             options.max_window_bytes,
             options.read_timeout_s,
         )
-        self._selection = self._source.load_selection()
+        self._selection, self._samples = self._source.load_selection(), self._source.load_samples()
         chunks = 3 if own_memory else 2  # a caller that gets views may still hold the chunk before
         self._lender = Lender(chunks * self._limit * 9 // 16)  # most chunks have half of the limit, rounded up
         self._items = Lender(self._limit // 2 if own_memory else self._limit // 8)  # for gathered rows
@@ -77,8 +78,7 @@ class ReadWork:
         block = chunk.load(first, allowed_bytes)
         self._busy.begin()
         try:
-            offsets = self._selection.offsets(chunk.stored(first, rows))
-            self._open_reader().read_pieces(offsets, block.prepare, block.add, block.is_wanted)
+            self._open_reader().read_pieces(chunk.stored(first, rows), block.prepare, block.add, block.is_wanted)
         finally:
             block.end()
             receipt.storage_s = self._busy.end()
@@ -96,10 +96,10 @@ class ReadWork:
         """Returns the memory of a chunk, which its first load makes; None if nobody waits for the chunk any more."""
         found = self._chunks.get(load.number)
         if found is None and load.number not in self._dropped:
-            rows = planned.of_chunk(load.chunk, load.dp_rank)
+            anchors = self._selection.offsets(planned.of_chunk(load.chunk, load.dp_rank))
             first = planned.plan.first_line(load.chunk, load.dp_rank)
             # Half of the limit, so that two chunks fit.
-            found = ChunkMemory(rows, self._limit // 2, self._lender.lend), first
+            found = ChunkMemory(anchors, self._samples, self._limit // 2, self._lender.lend), first
             with self._lock:
                 if self._is_closed or load.number in self._dropped:  # meanwhile
                     return None
@@ -193,10 +193,11 @@ class ReadWork:
 
     def _read_alone(self, planned: PlannedRows, item: WorkItem, allowed_bytes: int, receipt: Receipt) -> pa.Table:
         """Reads the rows of an item by themselves."""
-        chunk = ChunkMemory(planned.of_item(item), self._limit, self._items.lend)
+        anchors = self._selection.offsets(planned.of_item(item))
+        chunk = ChunkMemory(anchors, self._samples, self._limit, self._items.lend)
         needs_bytes = self._read(chunk, 0, chunk.stored_rows, min(self._limit, allowed_bytes), receipt)
         if needs_bytes > self._limit:
-            raise self._too_large_row(self._selection.offsets(chunk.stored(chunk.loaded_rows, 1)), needs_bytes)
+            raise self._too_large_row(chunk.stored(chunk.loaded_rows, 1), needs_bytes)
         if needs_bytes:
             receipt.too_large_bytes = (chunk.nbytes + needs_bytes) * item.rows // (chunk.loaded_rows + 1)
             return self._empty_table()
@@ -211,14 +212,7 @@ class ReadWork:
         )
 
     def _empty_table(self) -> pa.Table:
-        tables: list[pa.Table] = []
-
-        def add(table: pa.Table) -> bool:
-            tables.append(table)
-            return True
-
-        self._open_reader().read_pieces(np.empty(0, dtype=np.int64), lambda _, table, places: table, add)
-        return tables[0]
+        return read_samples(self._open_reader(), self._samples, np.empty(0, dtype=np.int64))
 
     def _is_kept_long(self) -> bool:
         """Whether the caller still holds more memory of earlier chunks than one chunk may use. If so, items are copies

@@ -1,0 +1,1 @@
+"""Of which stored rows each sample is made; NumPy alone."""

@@ -1,0 +1,338 @@
+"""Windows over episodes: a sample is a row, its anchor, with rows around it in the same episode."""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+import numpy as np
+
+from raylance.arguments import check_integer, check_word
+from raylance.errors import ConfigError
+from raylance.orders.permutation import BoolArray, Int64Array
+
+Ends = Literal["pad", "drop"]
+Neighbours = Literal["episode", "selected"]
+IS_PAD = "_is_pad"
+"""Suffix of the columns that say which rows of a window lie outside of the episode."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Makes each sample of several rows of one episode. Pass it to `raylance.dataset` as `windows`.
+
+    The samples of an epoch are the selected rows, called anchors. A column in `offsets` or `seconds` comes from k rows
+    around the anchor, and has k values in each sample: (n, k, …) in batches. All other columns, and `_rowoffset`, come
+    from the anchor. The rows of an episode are those with one value in the column `episode`, in storage order.
+
+    Attributes:
+        episode: Column of integers or strings whose value is the same in all rows of an episode, and differs between
+            episodes.
+        offsets: For each column, the rows of its window, relative to the anchor: `{"action": range(16), "state":
+            [-1, 0]}`.
+        seconds: The same in seconds, for other columns than those in `offsets`. They must be whole numbers of rows by
+            `fps`, or, if this is None, by the distance of the first two timestamps.
+        fps: Rows a second.
+        timestamp: Column of seconds (numbers, or Arrow timestamps). If it is given, each row must follow the one before
+            it in its episode by 1 / fps: each is checked when the dataset is opened.
+        tolerance_s: By how many seconds offsets in seconds, and distances of timestamps, may differ from whole rows.
+        at_ends: "pad" repeats the first or last row of the episode in place of rows outside of it. Batches then have a
+            column `<column>_is_pad`, bool (n, k), for each window. "drop" leaves out anchors whose windows are not
+            whole.
+        stride: Distance between the anchors of an episode in rows, from its first possible one on.
+        neighbours: "episode" also takes rows that filter or split have not selected, if they are near a selected one.
+            With "selected", an episode ends for a window where the next row is not selected.
+    """
+
+    episode: str
+    offsets: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    seconds: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    fps: float | None = None
+    timestamp: str | None = None
+    tolerance_s: float = 1e-4
+    at_ends: Ends = "pad"
+    stride: int = 1
+    neighbours: Neighbours = "episode"
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.episode, str) and self.episode):
+            raise ConfigError(f"Windows(episode={self.episode!r}): give the name of the column that numbers episodes.")
+        check_word("Windows: at_ends", self.at_ends, get_args(Ends))
+        check_word("Windows: neighbours", self.neighbours, get_args(Neighbours))
+        object.__setattr__(self, "stride", check_integer("Windows: stride", self.stride, 1))
+        rows = {name: _numbers(name, each, "offsets") for name, each in _items("offsets", self.offsets)}
+        whole = {
+            name: tuple(check_integer(f"Windows: offsets[{name!r}]", n, None) for n in each)
+            for name, each in rows.items()
+        }
+        object.__setattr__(self, "offsets", whole)
+        seconds = {name: _numbers(name, each, "seconds") for name, each in _items("seconds", self.seconds)}
+        object.__setattr__(self, "seconds", {name: tuple(map(float, each)) for name, each in seconds.items()})
+        if not self.columns:
+            raise ConfigError(
+                "Windows(): no column has a window. Name some in offsets= or seconds=, or leave windows= out."
+            )
+        if both := sorted(self.offsets.keys() & self.seconds.keys()):
+            raise ConfigError(f"Windows(): {both[0]!r} is in offsets= and in seconds=. Name it in one of them.")
+        for name, value in (("fps", self.fps), ("tolerance_s", self.tolerance_s)):
+            is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 < value < math.inf):
+                raise ConfigError(f"Windows({name}={value!r}): must be a positive number.")
+        if self.seconds and self.fps is None and self.timestamp is None:
+            raise ConfigError(
+                "Windows(seconds=…): how many rows a second has is not known. Give fps=, or the column timestamp=."
+            )
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that have windows."""
+        return [*self.offsets, *self.seconds]
+
+    def in_rows(self, fps: float | None) -> dict[str, tuple[int, ...]]:
+        """Returns the offsets of each column in rows.
+
+        Raises:
+            ConfigError: If an offset in seconds is not a whole number of rows.
+        """
+        found = {name: tuple(offsets) for name, offsets in self.offsets.items()}
+        for name, seconds in self.seconds.items():
+            rate = fps or math.nan
+            rows = [round(each * rate) for each in seconds]
+            for each, row in zip(seconds, rows, strict=True):
+                if abs(each - row / rate) > self.tolerance_s:
+                    raise ConfigError(
+                        f"Windows: seconds[{name!r}] has {each:g} s, which is {each * rate:g} rows at {rate:g} rows a "
+                        f"second; the nearest row is {abs(each - row / rate):g} s away, tolerance_s allows "
+                        f"{self.tolerance_s:g} s. Nothing was started. Give whole multiples of {1 / rate:g} s."
+                    )
+            found[name] = tuple(rows)
+        return {name: found[name] for name in self.columns}
+
+
+def _items(argument: str, given: Any) -> Iterable[tuple[Any, Any]]:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"Windows({argument}={given!r}): give a dict of column to offsets.")
+    return given.items()
+
+
+def _numbers(name: Any, given: Any, argument: str) -> tuple[Any, ...]:
+    values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else ()
+    is_number = all(isinstance(each, int | float | np.number) and not isinstance(each, bool) for each in values)
+    if not (isinstance(name, str) and values and is_number and all(map(math.isfinite, values))):
+        raise ConfigError(f"Windows({argument}={{{name!r}: {given!r}}}): give at least one number for each column.")
+    return values
+
+
+class Found(NamedTuple):
+    """Where the rows of n samples are among stored rows that were read.
+
+    Attributes:
+        anchors: The index of each sample's anchor, int64, (n,).
+        windows: For each column with a window, the indices of its rows, int64, (n, k).
+        pads: For the same columns, which of these rows stand in place of rows outside of the episode, bool, (n, k);
+            empty if windows are always whole.
+    """
+
+    anchors: Int64Array
+    windows: dict[str, Int64Array]
+    pads: dict[str, BoolArray]
+
+
+class SampleTable(Protocol):
+    """Of which stored rows samples are made. A sample is named by the row offset of its anchor."""
+
+    @property
+    def columns(self) -> Mapping[str, int]:
+        """For each column of several rows, the number of these rows, k."""
+
+    def stored(self, anchors: Int64Array) -> Int64Array:
+        """Returns the offsets of all rows of which samples are made, int64, strictly ascending.
+
+        Args:
+            anchors: Row offsets, int64, (n,), in any order; they may repeat.
+        """
+
+    def find(self, stored: Int64Array, anchors: Int64Array) -> Found:
+        """Finds the rows of n samples among rows with the offsets `stored`, strictly ascending, which have them all."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Episodes:
+    """Where episodes begin and end. A row's place is its number if rows are sorted by episode.
+
+    Attributes:
+        ends: The place after the last row of each episode, int64, ascending; the first one begins at place 0.
+        offsets: The row offset at each place; None if the rows of each episode are stored together: then the place of a
+            row is its offset.
+        places: The place of each row offset; None if `offsets` is.
+    """
+
+    ends: Int64Array
+    offsets: Int64Array | None = None
+    places: Int64Array | None = None
+
+    @classmethod
+    def of_runs(cls, codes: Int64Array, lengths: Int64Array) -> "Episodes":
+        """Makes episodes of runs of rows that follow one another in storage; equal codes are of one episode."""
+        if len(np.unique(codes)) == len(codes):
+            return cls(ends=np.cumsum(lengths))
+        by_code = np.argsort(codes, kind="stable")
+        starts = (np.cumsum(lengths) - lengths)[by_code]
+        offsets = _joined(starts, lengths[by_code])
+        places = np.empty_like(offsets)
+        places[offsets] = np.arange(len(offsets))
+        lasts = np.flatnonzero(np.diff(codes[by_code], append=codes.max() + 1))
+        return cls(ends=np.cumsum(lengths[by_code])[lasts], offsets=offsets, places=places)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(each.nbytes for each in (self.ends, self.offsets, self.places) if each is not None)
+
+    def place_of(self, offsets: Int64Array) -> Int64Array:
+        """Converts row offsets to places."""
+        return offsets if self.places is None else self.places[offsets]
+
+    def offset_at(self, places: Int64Array) -> Int64Array:
+        """Converts places to row offsets."""
+        return places if self.offsets is None else self.offsets[places]
+
+    def bounds(self, places: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Returns, for each place, the first place of its episode, and the place after its last one."""
+        number = np.searchsorted(self.ends, places, side="right")
+        return np.where(number > 0, self.ends[number - 1], 0), self.ends[number]
+
+    def cut_at(self, selected: Int64Array) -> "Episodes":
+        """Returns episodes that also end, or begin, where the next place is not selected.
+
+        Args:
+            selected: Row offsets, int64, strictly ascending.
+        """
+        places = np.sort(self.place_of(selected))
+        firsts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+        runs = np.r_[places[firsts], places[np.r_[firsts[1:] - 1, len(places) - 1]] + 1]
+        ends = np.unique(np.r_[self.ends, runs])
+        return dataclasses.replace(self, ends=ends[ends > 0])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTable:
+    """The samples that `Windows` makes of some episodes.
+
+    Attributes:
+        episodes: The episodes.
+        offsets: For each column, its window's rows relative to the anchor.
+        at_ends: See `Windows`.
+        stride: See `Windows`.
+    """
+
+    episodes: Episodes
+    offsets: dict[str, tuple[int, ...]]
+    at_ends: Ends = "pad"
+    stride: int = 1
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """See `SampleTable.columns`."""
+        return {name: len(offsets) for name, offsets in self.offsets.items()}
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all that decides which rows a sample has."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self.episodes.ends, self.episodes.offsets):
+            digest.update(b"" if array is None else np.ascontiguousarray(array, dtype="<i8").data)
+        digest.update(repr((sorted(self.offsets.items()), self.at_ends, self.stride)).encode())
+        return digest.hexdigest()
+
+    def are_anchors(self, offsets: Int64Array) -> BoolArray:
+        """Returns which of these rows are anchors, by the ends of episodes and the stride; bool, (n,)."""
+        places = self.episodes.place_of(offsets)
+        first, end = self.episodes.bounds(places)
+        if self.at_ends == "drop":
+            lowest, highest = self._reach
+            first, end = first + max(0, -lowest), end - max(0, highest)
+        return np.asarray((first <= places) & (places < end) & ((places - first) % self.stride == 0))
+
+    @property
+    def are_all_anchors(self) -> bool:
+        """Whether every row is an anchor."""
+        return self.stride == 1 and (self.at_ends == "pad" or self._reach == (0, 0))
+
+    @property
+    def _reach(self) -> tuple[int, int]:
+        every = [each for offsets in self.offsets.values() for each in offsets]
+        return min(0, *every), max(0, *every)
+
+    def stored(self, anchors: Int64Array) -> Int64Array:
+        """See `SampleTable.stored`."""
+        if len(anchors) and anchors.min() < 0:
+            raise IndexError(f"row offset {anchors.min()} is negative")
+        places = np.sort(self.episodes.place_of(anchors))
+        first, end = self.episodes.bounds(places)
+        starts, stops = [], []
+        for low, high in _runs({0}.union(*self.offsets.values())):
+            starts.append(np.clip(places + low, first, end - 1))
+            stops.append(np.clip(places + high, first, end - 1) + 1)
+        found = _union(np.concatenate(starts), np.concatenate(stops))
+        return found if self.episodes.offsets is None else np.sort(self.episodes.offsets[found])
+
+    def find(self, stored: Int64Array, anchors: Int64Array) -> Found:
+        """See `SampleTable.find`."""
+        episodes = self.episodes
+        places = episodes.place_of(anchors)
+        first, end = episodes.bounds(places)
+        windows: dict[str, Int64Array] = {}
+        pads: dict[str, BoolArray] = {}
+        made: dict[tuple[int, ...], tuple[Int64Array, BoolArray]] = {}
+        for name, offsets in self.offsets.items():
+            if offsets not in made:
+                wanted = places[:, None] + np.array(offsets)
+                there = np.clip(wanted, first[:, None], end[:, None] - 1)
+                made[offsets] = self._indices(stored, there, offsets), there != wanted
+            windows[name], is_pad = made[offsets]
+            if self.at_ends == "pad":
+                pads[name] = is_pad
+        return Found(np.searchsorted(stored, anchors), windows, pads)
+
+    def _indices(self, stored: Int64Array, there: Int64Array, offsets: tuple[int, ...]) -> Int64Array:
+        """Returns the indices of the rows at these places, (n, k). Consecutive rows that are stored together are also
+        together in `stored`, so one of them is looked for.
+        """
+        if self.episodes.offsets is not None:
+            return np.searchsorted(stored, self.episodes.offset_at(there))
+        found = np.empty_like(there)
+        for low, high in _runs(offsets):
+            columns = [at for at, offset in enumerate(offsets) if low <= offset <= high]
+            base = there[:, offsets.index(low)]
+            found[:, columns] = there[:, columns] + (np.searchsorted(stored, base) - base)[:, None]
+        return found
+
+
+def _runs(offsets: Iterable[int]) -> list[tuple[int, int]]:
+    """Returns the first and last number of each run of consecutive ones."""
+    runs: list[tuple[int, int]] = []
+    for each in sorted(set(offsets)):
+        if runs and runs[-1][1] == each - 1:
+            runs[-1] = (runs[-1][0], each)
+        else:
+            runs.append((each, each))
+    return runs
+
+
+def _joined(starts: Int64Array, lengths: Int64Array) -> Int64Array:
+    """Returns the numbers of all ranges [start, start + length), one range after another."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+
+
+def _union(starts: Int64Array, stops: Int64Array) -> Int64Array:
+    """Returns the numbers that lie in at least one range, ascending."""
+    if not len(starts):
+        return starts
+    order = np.argsort(starts, kind="stable")
+    starts, stops = starts[order], np.maximum.accumulate(stops[order])
+    firsts = np.flatnonzero(np.r_[True, starts[1:] > stops[:-1]])
+    lasts = np.r_[firsts[1:], len(starts)] - 1
+    return _joined(starts[firsts], stops[lasts] - starts[firsts])

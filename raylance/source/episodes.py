@@ -1,0 +1,254 @@
+"""Reads where the episodes of a dataset begin and end, and selects the anchors of windows."""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raylance.environment.shared import Shared
+from raylance.errors import ConfigError, DatasetError
+from raylance.orders.permutation import Int64Array
+from raylance.samples.windows import IS_PAD, Episodes, Windows, WindowTable
+from raylance.source.lance_errors import LANCE_ERRORS, readable_text
+from raylance.source.limits import requests_of
+from raylance.source.retrying import patiently
+from raylance.source.selection import Selection
+from raylance.source.version import Source
+
+_SCAN_ROWS = 1 << 18
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def share_windows(
+    source: Source, opened: lance.LanceDataset, windows: Windows, selection: Shared[Selection]
+) -> tuple[Shared[WindowTable], Shared[Selection]]:
+    """Reads the episodes of a dataset; returns the table of samples and the anchors among the selected rows, as values
+    that all processes of a run share.
+
+    Raises:
+        DatasetError: If a row has no episode, timestamps are not regular, no selected row is an anchor, or the storage
+            fails.
+        ConfigError: If offsets in seconds are no whole rows, or the column of episodes has another type.
+    """
+    table = make_table(source, windows, selection, opened)
+    make = functools.partial(make_table, source, windows, selection)
+    shared = Shared(f"episodes of {source.uri}", table, table.episodes.nbytes, make)
+    anchors = select_anchors(source, shared, selection)
+    again = functools.partial(select_anchors, source, shared, selection)
+    return shared, Shared(f"anchors of {source.uri}", anchors, anchors.nbytes, again)
+
+
+def make_table(
+    source: Source, windows: Windows, selection: Shared[Selection], opened: lance.LanceDataset | None = None
+) -> WindowTable:
+    """Reads the episodes of a dataset. `opened` is the open dataset; None if it must be opened."""
+    dataset = source.open() if opened is None else opened
+    try:
+        read = functools.partial(_read_episodes, dataset, windows)
+        episodes, fps = patiently(read, functools.partial(requests_of, dataset))
+    except LANCE_ERRORS as error:
+        raise DatasetError(
+            f"the episodes of {source.uri!r}, version {source.version}, cannot be read ({readable_text(error)}); "
+            "nothing was started. Check that its files are there, whole and readable."
+        ) from error
+    if windows.neighbours == "selected":
+        rows = selection.get()
+        episodes = episodes.cut_at(rows.offsets(np.arange(rows.rows)))
+    return WindowTable(episodes=episodes, offsets=windows.in_rows(fps), at_ends=windows.at_ends, stride=windows.stride)
+
+
+def select_anchors(source: Source, table: Shared[WindowTable], selection: Shared[Selection]) -> Selection:
+    """Returns the selected rows that are anchors; their fingerprint also depends on the windows."""
+    rows, samples = selection.get(), table.get()
+    if not samples.are_all_anchors:
+        rows = Selection.from_offsets(each[samples.are_anchors(each)] for each in _blocks(rows))
+    if not rows.rows:
+        raise DatasetError(
+            f"no selected row of {source.uri!r}, version {source.version}, has whole windows, and at_ends='drop' "
+            "leaves out the others; nothing was started. Use at_ends='pad', or shorter windows."
+        )
+    digest = hashlib.blake2b((rows.fingerprint + samples.fingerprint).encode(), digest_size=16)
+    return dataclasses.replace(rows, fingerprint=digest.hexdigest())
+
+
+def check_windows(opened: lance.LanceDataset, windows: Any, names: list[str]) -> Windows:
+    """Checks that windows fit a dataset, of which the columns `names` are read.
+
+    Raises:
+        ConfigError: If a column with a window is not among them, or its windows cannot be tensors.
+        DatasetError: If the dataset has not the column of episodes, or of timestamps.
+    """
+    if not isinstance(windows, Windows):
+        raise ConfigError(f"windows={windows!r}: give raylance.Windows(episode=…, offsets={{…}}).")
+    schema = opened.schema
+    for name in [windows.episode, *([windows.timestamp] if windows.timestamp else [])]:
+        if name not in schema.names:
+            raise DatasetError(
+                f"Windows needs the column {name!r}, which {opened.uri!r} does not have; nothing was started. Its "
+                f"columns are {', '.join(schema.names)}."
+            )
+    for name in windows.columns:
+        if name not in names:
+            raise ConfigError(
+                f"Windows: {name!r} is none of the columns that are delivered: {', '.join(names)}. Nothing was "
+                "started. Name it in columns=, without a decoder, or give it no window."
+            )
+        if f"{name}{IS_PAD}" in names:
+            raise ConfigError(
+                f"Windows: the column {name + IS_PAD!r} of the dataset has the name of the column that says which rows "
+                f"of the window of {name!r} are padding. Nothing was started. Leave it out of columns=."
+            )
+        if not _is_dense(schema.field(name).type):
+            raise ConfigError(
+                f"Windows: column {name!r} is {schema.field(name).type}; windows are of numbers, or of lists of one "
+                "length. Nothing was started. Store it so, or give it no window."
+            )
+    return windows
+
+
+def _is_dense(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_dense(kind.storage_type)
+    if pa.types.is_fixed_size_list(kind):
+        return _is_dense(kind.value_type)
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Runs:
+    """Runs of rows of one episode that follow one another in storage, with the times of first and last rows."""
+
+    values: list[pa.Array] = dataclasses.field(default_factory=list)  # the episode of each run
+    lengths: list[Int64Array] = dataclasses.field(default_factory=list)
+    times: list[npt.NDArray[np.float64]] = dataclasses.field(default_factory=list)  # (runs, 2)
+
+
+def _read_episodes(dataset: lance.LanceDataset, windows: Windows) -> tuple[Episodes, float | None]:
+    """Returns the episodes, and the rows a second, None if nothing says it."""
+    runs, clock = _Runs(), _Clock(dataset, windows) if windows.timestamp else None
+    columns = list(dict.fromkeys([windows.episode, *([windows.timestamp] if windows.timestamp else [])]))
+    first = 0
+    for batch in dataset.scanner(columns=columns, batch_size=_SCAN_ROWS).to_batches():
+        column = batch[windows.episode]
+        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        _check_episodes(dataset, windows.episode, column, first)
+        encoded = pc.run_end_encode(column)
+        ends = encoded.run_ends.to_numpy().astype(np.int64)
+        runs.values.append(encoded.values)
+        runs.lengths.append(np.diff(ends, prepend=0))
+        if clock is not None:
+            times = clock.times_of(batch[windows.timestamp], first)
+            clock.check_within(times, ends, first)
+            runs.times.append(np.stack([times[np.r_[0, ends[:-1]]], times[ends - 1]], axis=1))
+        first += len(column)
+    if not runs.values:
+        raise DatasetError(f"{dataset.uri!r} has no row, so there is no episode; nothing was started.")
+    lengths = np.concatenate(runs.lengths)
+    codes = pa.chunked_array(runs.values).dictionary_encode().combine_chunks()
+    codes = codes.chunk(0) if isinstance(codes, pa.ChunkedArray) else codes
+    numbers = codes.indices.to_numpy().astype(np.int64)
+    if clock is not None:
+        clock.check_between(numbers, lengths, np.concatenate(runs.times))
+    is_new = np.diff(numbers, prepend=-1) != 0  # a batch may end inside an episode
+    starts = np.flatnonzero(is_new)
+    episodes = Episodes.of_runs(numbers[starts], np.add.reduceat(lengths, starts))
+    return episodes, windows.fps if clock is None else clock.fps
+
+
+def _check_episodes(dataset: lance.LanceDataset, name: str, column: pa.Array, first: int) -> None:
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise ConfigError(
+            f"Windows: the column of episodes {name!r} of {dataset.uri!r} is {kind}; nothing was started. Name a "
+            "column of integers or strings."
+        )
+    if column.null_count:
+        row = first + pc.index(column.is_null(), True).as_py()
+        raise DatasetError(
+            f"Windows: the row at offset {row} of {dataset.uri!r} has no value in {name!r}, so it belongs to no "
+            "episode; nothing was started. Give it a value, or delete the row."
+        )
+
+
+class _Clock:
+    """Checks that rows of an episode follow one another at one distance in time.
+
+    Attributes:
+        fps: Rows a second; None before the first two rows of one episode, if `Windows` does not say it.
+    """
+
+    def __init__(self, dataset: lance.LanceDataset, windows: Windows) -> None:
+        self.fps, self._tolerance_s = windows.fps, windows.tolerance_s
+        self._uri, self._name, self._episode = dataset.uri, windows.timestamp, windows.episode
+        self._precision = 0.0
+
+    def times_of(self, column: pa.Array, first: int) -> npt.NDArray[np.float64]:
+        """Returns timestamps in seconds; `first` is the offset of the first one."""
+        kind = column.type
+        is_number = pa.types.is_floating(kind) or pa.types.is_integer(kind)
+        if not (is_number or pa.types.is_timestamp(kind)):
+            raise ConfigError(
+                f"Windows: the column of timestamps {self._name!r} of {self._uri!r} is {kind}, not numbers."
+            )
+        if column.null_count:
+            row = first + pc.index(column.is_null(), True).as_py()
+            raise DatasetError(
+                f"Windows: the row at offset {row} of {self._uri!r} has no timestamp in {self._name!r}; nothing was "
+                "started. Give it one, or leave timestamp= out."
+            )
+        if pa.types.is_timestamp(kind):
+            whole = column.cast(pa.int64()).to_numpy()
+            return np.asarray((whole - whole[0]) * _UNITS[kind.unit]) + float(whole[0]) * _UNITS[kind.unit]
+        values = column.to_numpy()
+        if values.dtype.kind == "f" and len(values):  # a float32 of an hour counts quarters of a millisecond
+            self._precision = max(self._precision, 2 * float(np.spacing(np.abs(values).max())))
+        return np.asarray(values, dtype=np.float64)
+
+    def check_within(self, times: npt.NDArray[np.float64], ends: Int64Array, first: int) -> None:
+        """Checks rows that follow one another in storage; runs of one episode end at the indices `ends`."""
+        steps = np.diff(times)
+        is_inside = np.ones(len(steps), dtype=np.bool_)
+        is_inside[ends[:-1] - 1] = False
+        self._check(steps, is_inside, times, np.arange(1, len(times)) + first)
+
+    def check_between(self, codes: Int64Array, lengths: Int64Array, times: npt.NDArray[np.float64]) -> None:
+        """Checks runs that follow one another in their episode, with the times of their first and last rows."""
+        by_code = np.argsort(codes, kind="stable")
+        begins = (np.cumsum(lengths) - lengths)[by_code]
+        steps = times[by_code][1:, 0] - times[by_code][:-1, 1]
+        is_inside = np.diff(codes[by_code]) == 0
+        self._check(steps, is_inside, times[by_code][:, 0], begins[1:])
+
+    def _check(
+        self, steps: npt.NDArray[np.float64], is_inside: npt.NDArray[np.bool_], times: Any, rows: Int64Array
+    ) -> None:
+        if not is_inside.any():
+            return
+        if self.fps is None:
+            found = float(steps[is_inside][0])
+            if not found > 0:
+                self._refuse(rows[is_inside][0], found, "and how far rows are apart is not known")
+            self.fps = 1 / found
+        wrong = np.flatnonzero(is_inside & (np.abs(steps - 1 / self.fps) > self._tolerance_s + self._precision))
+        if len(wrong):
+            self._refuse(int(rows[wrong[0]]), float(steps[wrong[0]]), f"instead of {1 / self.fps:g} s")
+
+    def _refuse(self, row: int, step_s: float, why: str) -> None:
+        raise DatasetError(
+            f"Windows: the row at offset {row} of {self._uri!r} follows the one before it in its {self._episode!r} by "
+            f"{step_s:g} s in {self._name!r}, {why} (tolerance_s={self._tolerance_s:g}): rows around it are not where "
+            "offsets expect them; nothing was started. Mend the timestamps, or leave the episode out of the dataset."
+        )
+
+
+def _blocks(rows: Selection) -> Iterator[Int64Array]:
+    """Yields the offsets of selected rows, some at once."""
+    for at in range(0, rows.rows, _SCAN_ROWS):
+        yield rows.offsets(np.arange(at, min(at + _SCAN_ROWS, rows.rows)))

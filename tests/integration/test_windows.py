@@ -1,0 +1,335 @@
+"""Windows over episodes through handles and loaders: every sample once, every value and mark of padding right."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+import raylance
+from raylance.errors import ConfigError, DatasetError, StateError
+
+ROWS = 400
+OFFSETS = {"action": (0, 1, 2, 3), "state": (-3, 0), "done": (1,)}
+WINDOWS = raylance.Windows(episode="episode", offsets=OFFSETS)
+
+
+def frames(seed: int = 0, rows: int = ROWS, first_episode: int = 0) -> pa.Table:
+    """Rows of episodes of 1 to 20 frames, ten frames a second."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 21, rows)
+    episode = np.repeat(np.arange(rows), lengths)[:rows]
+    frame = np.concatenate([np.arange(length) for length in lengths])[:rows]
+    return pa.table(
+        {
+            "episode": episode + first_episode,
+            "time": pa.array((frame / 10).astype(np.float32)),
+            "action": pa.FixedSizeListArray.from_arrays(pa.array(rng.random(rows * 3, dtype=np.float32)), 3),
+            "state": rng.integers(0, 1000, rows),
+            "done": frame % 3 == 0,
+            "name": [f"frame {row}" for row in range(rows)],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def uri(write_dataset: Callable[..., str]) -> str:
+    return write_dataset(*[frames().slice(at, 150) for at in range(0, ROWS, 150)])
+
+
+def expected(
+    table: pa.Table, windows: raylance.Windows = WINDOWS, selected: set[int] | None = None
+) -> dict[int, dict[str, Any]]:
+    """The samples by the row offset of their anchors, by plain lists. `selected` limits anchors, and also neighbours if
+    the windows ask for it.
+    """
+    columns = {name: table[name].to_pylist() for name in table.column_names}
+    chosen = set(range(table.num_rows)) if selected is None else selected
+    members: dict[Any, list[int]] = {}
+    for row, code in enumerate(columns["episode"]):
+        members.setdefault(code, []).append(row)
+    samples = {}
+    for rows in members.values():
+        anchors = []
+        for at, row in enumerate(rows):
+            low, high = 0, len(rows)
+            if windows.neighbours == "selected":
+                while high > at and not all(each in chosen for each in rows[at:high]):
+                    high -= 1
+                while low < at and not all(each in chosen for each in rows[low:at]):
+                    low += 1
+            sample = {name: values[row] for name, values in columns.items()}
+            is_whole = True
+            for name, offsets in windows.offsets.items():
+                places = [at + offset for offset in offsets]
+                sample[name] = (
+                    [columns[name][rows[min(max(place, low), high - 1)]] for place in places] if high else None
+                )
+                sample[f"{name}_is_pad"] = [not low <= place < high for place in places]
+                is_whole = is_whole and not any(sample[f"{name}_is_pad"])
+            if row in chosen and (is_whole or windows.at_ends == "pad"):
+                anchors.append((row, sample))
+        samples |= dict(anchors[:: windows.stride] if selected is None else anchors)
+    return samples
+
+
+def check(batch: dict[str, Any], samples: dict[int, dict[str, Any]]) -> list[int]:
+    """Compares a batch with the samples; returns the row offsets of its anchors."""
+    offsets = [int(offset) for offset in batch["_rowoffset"]]
+    for place, offset in enumerate(offsets):
+        for name, values in batch.items():
+            if not name.startswith("_"):
+                value = values[place]
+                found = value.tolist() if hasattr(value, "tolist") else value
+                assert found == samples[offset][name], (offset, name)
+    return offsets
+
+
+def delivered(data: raylance.Dataset, samples: dict[int, dict[str, Any]], **arguments: Any) -> list[int]:
+    batches = data.iter_torch_batches(with_row_offset=True, **({"batch_size": 32} | arguments))
+    return [offset for batch in batches for offset in check(batch, samples)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"at_ends": "drop"}, {"stride": 3}, {"at_ends": "drop", "stride": 2}],
+    ids=["pad", "drop", "stride", "drop and stride"],
+)
+def test_each_sample_comes_once(uri: str, changes: dict[str, Any]) -> None:
+    windows = dataclasses.replace(WINDOWS, **changes)
+    data, samples = raylance.dataset(uri, windows=windows, remainder="ragged"), expected(frames(), windows)
+    assert len(data) == len(samples) > 0
+    for epoch in range(2):
+        assert sorted(delivered(data, samples, epoch=epoch)) == sorted(samples)
+    assert ("action_is_pad" in data.schema.names) == (windows.at_ends == "pad")
+
+
+@pytest.mark.parametrize("order", ["row", "sequential", "shard", raylance.WindowShuffle(shard_rows=7, lanes=3)])
+def test_orders_and_worlds_and_resumes(uri: str, order: Any) -> None:
+    """The global batches are the same for each world, also after a resume with another one."""
+    data, samples = raylance.dataset(uri, windows=WINDOWS, order=order), expected(frames())
+    whole = list(data.iter_batches(global_batch_size=24, with_row_offset=True))
+    seen = [offset for batch in whole for offset in check(batch, samples)]
+    assert len(set(seen)) == len(seen) == ROWS // 24 * 24
+    for world in (2, 3):
+        with data.loader(rank=0, world_size=world) as loader:
+            batches = iter(loader.iter_batches(global_batch_size=24, with_row_offset=True))
+            first = [check(next(batches), samples) for _ in range(5)]
+            state = loader.state_dict()
+        assert first == [batch["_rowoffset"][: 24 // world].tolist() for batch in whole[:5]]
+        with data.loader(rank=1, world_size=2) as loader:
+            loader.load_state_dict(state)
+            rest = [check(each, samples) for each in loader.iter_batches(global_batch_size=24, with_row_offset=True)]
+        assert rest == [batch["_rowoffset"][12:].tolist() for batch in whole[5:]]
+
+
+@pytest.mark.parametrize("neighbours", ["episode", "selected"])
+def test_filters_select_anchors(uri: str, neighbours: Any) -> None:
+    windows = dataclasses.replace(WINDOWS, neighbours=neighbours)
+    selected = {row for row, state in enumerate(frames()["state"].to_pylist()) if state % 3}
+    data = raylance.dataset(uri, windows=windows, filter="state % 3 != 0", remainder="ragged")
+    samples = expected(frames(), windows, selected)
+    assert sorted(delivered(data, samples)) == sorted(selected)
+
+
+def test_a_split_by_episode_keeps_neighbours_apart(uri: str) -> None:
+    samples, found = expected(frames()), []
+    for part in ("train", "val"):
+        split = raylance.FractionSplit(fractions={"train": 0.7, "val": 0.3}, part=part, by="episode")
+        data = raylance.dataset(uri, windows=WINDOWS, split=split, remainder="ragged")
+        found.append(delivered(data, samples))
+    episodes = [{samples[offset]["episode"] for offset in part} for part in found]
+    assert not episodes[0] & episodes[1]
+    assert sorted(found[0] + found[1]) == list(range(ROWS))
+
+
+def test_rows_of_an_episode_need_not_be_stored_together(write_dataset: Callable[..., str]) -> None:
+    table = frames()
+    mixed = table.take(np.random.default_rng(1).permutation(ROWS))
+    data = raylance.dataset(write_dataset(mixed), windows=WINDOWS, remainder="ragged")
+    samples = expected(mixed)
+    assert sorted(delivered(data, samples)) == list(range(ROWS))
+
+
+def test_deleted_rows_and_appended_episodes(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(frames())
+    lance.dataset(uri).delete("state < 100")
+    lance.write_dataset(frames(1, 50, first_episode=1000), uri, mode="append")
+    live = lance.dataset(uri).to_table()
+    data = raylance.dataset(uri, windows=WINDOWS, remainder="ragged")
+    assert sorted(delivered(data, expected(live))) == list(range(live.num_rows))
+
+
+def test_rows_on_request(uri: str) -> None:
+    data, samples = raylance.dataset(uri, windows=WINDOWS), expected(frames())
+    assert check(data.head(7), samples) == list(range(7))
+    assert check(data.take([399, 3, 3, 0]), samples) == [399, 3, 3, 0]
+    assert check(data[100:110], samples) == list(range(100, 110))
+    assert data[5]["action"].shape == (4, 3)
+    for wrong in (-1, ROWS):
+        with pytest.raises(DatasetError):
+            data.take([wrong])
+    assert "action" in repr(data.show(3))
+    assert f"{ROWS} rows" in repr(data.plan(32))
+    empty = raylance.dataset(
+        uri, windows=dataclasses.replace(WINDOWS, stride=20), remainder="ragged", empty_batches=True
+    )
+    with empty.loader(rank=2, world_size=3) as loader:
+        shapes = [batch["action"].shape for batch in loader.iter_batches(global_batch_size=len(empty) - 1)]
+    assert shapes[-1] == (0, 4, 3)
+
+
+def test_map_style_rows(uri: str) -> None:
+    from raylance import torch_data
+
+    rows = torch_data.MapDataset(raylance.dataset(uri, windows=WINDOWS))
+    assert [rows[3][name].tolist() for name in ("state", "action_is_pad")] == [
+        expected(frames())[3][name] for name in ("state", "action_is_pad")
+    ]
+
+
+def test_weighted_samples_and_mixtures(uri: str, write_dataset: Callable[..., str]) -> None:
+    samples = expected(frames())
+    drawn = raylance.dataset(uri, windows=WINDOWS, order=raylance.Weighted("state"))
+    assert len(delivered(drawn, samples)) > len(set(delivered(drawn, samples))) > 100, "some come repeatedly"
+    other = frames(5, 100, first_episode=7)
+    parts = {
+        "a": (raylance.dataset(uri, windows=WINDOWS), 0.75),
+        "b": (raylance.dataset(write_dataset(other), windows=WINDOWS), 0.25),
+    }
+    mixture, of = raylance.mix(parts), [samples, expected(other)]
+    seen: list[tuple[int, int]] = []
+    for batch in mixture.iter_batches(batch_size=20, with_row_offset=True):
+        for number in (0, 1):
+            mine = batch["_component"] == number
+            offsets = check({name: values[mine] for name, values in batch.items()}, of[number])
+            seen += [(number, offset) for offset in offsets]
+    assert len(set(seen)) == len(seen) > 300
+    assert {number for number, _ in seen} == {0, 1}
+    assert check(mixture.take([9, 2], component="b"), of[1]) == [9, 2]
+    unlike = raylance.dataset(uri, windows=dataclasses.replace(WINDOWS, offsets={"state": (0, 1)}))
+    with pytest.raises(ConfigError, match="schema"):
+        raylance.mix({"a": (raylance.dataset(uri, windows=WINDOWS), 1), "b": (unlike, 1)})
+
+
+def test_a_state_of_other_windows_is_refused(uri: str) -> None:
+    with raylance.dataset(uri, windows=WINDOWS).loader() as loader:
+        next(iter(loader.iter_batches(batch_size=16)))
+        state = loader.state_dict()
+    longer = dataclasses.replace(WINDOWS, offsets=OFFSETS | {"done": (1, 2)})
+    for other in ({"windows": longer}, {}):
+        with raylance.dataset(uri, **other).loader() as loader, pytest.raises(StateError):
+            loader.load_state_dict(state)
+
+
+def test_pictures_come_from_the_anchor(write_dataset: Callable[..., str]) -> None:
+    import io
+
+    def png(value: int) -> bytes:
+        out = io.BytesIO()
+        Image.new("RGB", (8, 8), (value, value, value)).save(out, "png")
+        return out.getvalue()
+
+    table = frames(rows=100).append_column("image", pa.array([png(row) for row in range(100)]))
+    data = raylance.dataset(
+        write_dataset(table), windows=WINDOWS, decode=raylance.Image("image", size=(8, 8)), remainder="ragged"
+    )
+    seen = []
+    for batch in data.iter_torch_batches(batch_size=16, with_row_offset=True):
+        assert batch["image"].shape[1:] == (3, 8, 8)
+        assert batch["image"][:, 0, 0, 0].tolist() == batch["_rowoffset"].tolist()
+        seen += check({name: each for name, each in batch.items() if name != "image"}, expected(frames(rows=100)))
+    assert sorted(seen) == list(range(100))
+    with pytest.raises(ConfigError, match="'image'"):
+        raylance.dataset(
+            data._spec.read.source.uri, windows=raylance.Windows(episode="episode", offsets={"image": [0]})
+        )
+
+
+def test_times_are_checked(write_dataset: Callable[..., str]) -> None:
+    table = frames()
+    by_time = raylance.Windows(episode="episode", seconds={"state": (-0.3, 0)}, timestamp="time")
+    data = raylance.dataset(write_dataset(table), windows=by_time, columns=["state"], remainder="ragged")
+    wanted = expected(table, raylance.Windows(episode="episode", offsets={"state": (-3, 0)}))
+    assert sorted(delivered(data, wanted)) == list(range(ROWS))
+    times = table["time"].to_numpy().copy()
+    late = int(np.flatnonzero(np.diff(times) > 0)[40] + 1)
+    times[late] += 0.05
+    wrong = table.set_column(1, "time", pa.array(times))
+    with pytest.raises(DatasetError, match=rf"offset {late} .*0\.15 s .*0\.1 s"):
+        raylance.dataset(write_dataset(wrong), windows=by_time)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"windows": "rows"}, ConfigError, "'rows'"),
+        ({"windows": raylance.Windows(episode="nothing", offsets=OFFSETS)}, DatasetError, "'nothing'"),
+        ({"windows": raylance.Windows(episode="time", offsets=OFFSETS)}, ConfigError, "float"),
+        ({"windows": raylance.Windows(episode="episode", offsets={"name": [0]})}, ConfigError, "'name'.*string"),
+        ({"windows": raylance.Windows(episode="episode", offsets={"none": [0]})}, ConfigError, "'none'"),
+        ({"windows": WINDOWS, "columns": ["state"]}, ConfigError, "'action'"),
+        (
+            {"windows": dataclasses.replace(WINDOWS, offsets={"state": [0, 99]}, at_ends="drop")},
+            DatasetError,
+            "whole windows",
+        ),
+        ({"windows": WINDOWS, "pack": raylance.PackTokens("name", 8)}, ConfigError, "pack="),
+    ],
+)
+def test_what_cannot_be_honoured(uri: str, changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        raylance.dataset(uri, **changes)
+
+
+def test_a_row_without_an_episode_is_named(write_dataset: Callable[..., str]) -> None:
+    table = frames()
+    episodes = table["episode"].to_pylist()
+    episodes[123] = None
+    uri = write_dataset(table.set_column(0, "episode", pa.array(episodes)))
+    with pytest.raises(DatasetError, match="offset 123"):
+        raylance.dataset(uri, windows=WINDOWS)
+
+
+def test_samples_that_need_more_rows_than_a_reader_may_hold(write_dataset: Callable[..., str]) -> None:
+    """Scattered anchors have up to 64 rows each; a chunk of them is made smaller until its rows fit."""
+    rows = 3000
+    values = pa.array(np.arange(rows * 256, dtype=np.float32))
+    table = pa.table({"e": np.arange(rows) // 500, "x": pa.FixedSizeListArray.from_arrays(values, 256)})
+    uri = write_dataset(table)
+    windows = raylance.Windows(episode="e", offsets={"x": range(-32, 32, 4)})
+    data = raylance.dataset(uri, windows=windows, order="row", remainder="ragged")
+    with data.loader(runtime="threads", max_window_bytes=1 << 20, max_inflight_bytes=4 << 20) as loader:
+        seen = []
+        for batch in loader.iter_batches(global_batch_size=50, with_row_offset=True):
+            anchors = batch["_rowoffset"]
+            first = anchors // 500 * 500
+            wanted = np.clip(anchors[:, None] + np.arange(-32, 32, 4), first[:, None], first[:, None] + 499)
+            assert (batch["x"][:, :, 0] == wanted * 256).all()
+            seen += anchors.tolist()
+    assert sorted(seen) == list(range(rows))
+    with (
+        data.loader(runtime="threads", max_window_bytes=8 << 10) as loader,
+        pytest.raises(DatasetError, match="max_window_bytes"),
+    ):
+        next(iter(loader.iter_batches(global_batch_size=50)))
+
+
+@pytest.fixture
+def by_ray(uri: str, ray_session: None) -> Iterator[raylance.RankLoader]:
+    with raylance.dataset(uri, windows=WINDOWS, remainder="ragged").loader(runtime="ray") as loader:
+        yield loader
+
+
+def test_windows_through_ray(uri: str, by_ray: raylance.RankLoader) -> None:
+    samples = expected(frames())
+    batches = [check(each, samples) for each in by_ray.iter_batches(global_batch_size=32, with_row_offset=True)]
+    data = raylance.dataset(uri, windows=WINDOWS, remainder="ragged")
+    with data.loader(runtime="threads") as loader:
+        here = [each["_rowoffset"].tolist() for each in loader.iter_batches(global_batch_size=32, with_row_offset=True)]
+    assert batches == here
+    assert sorted(offset for batch in batches for offset in batch) == list(range(ROWS))
