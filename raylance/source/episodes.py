@@ -53,6 +53,8 @@ def make_table(
     try:
         read = functools.partial(_read_episodes, dataset, windows)
         episodes, fps = patiently(read, functools.partial(requests_of, dataset))
+    except (ConfigError, DatasetError):
+        raise
     except LANCE_ERRORS as error:
         raise DatasetError(
             f"the episodes of {source.uri!r}, version {source.version}, cannot be read ({readable_text(error)}); "

@@ -197,17 +197,20 @@ class ReadWork:
         chunk = ChunkMemory(anchors, self._samples, self._limit, self._items.lend)
         needs_bytes = self._read(chunk, 0, chunk.stored_rows, min(self._limit, allowed_bytes), receipt)
         if needs_bytes > self._limit:
-            raise self._too_large_row(chunk.stored(chunk.loaded_rows, 1), needs_bytes)
+            raise self._too_large("row", chunk.stored(chunk.loaded_rows, 1), needs_bytes)
         if needs_bytes:
-            receipt.too_large_bytes = (chunk.nbytes + needs_bytes) * item.rows // (chunk.loaded_rows + 1)
+            rows = max(item.rows, chunk.stored_rows)
+            receipt.too_large_bytes = (chunk.nbytes + needs_bytes) * rows // (chunk.loaded_rows + 1)
+            if item.rows == 1 and allowed_bytes >= self._limit:  # a sample has several rows
+                raise self._too_large("sample", anchors, receipt.too_large_bytes)
             return self._empty_table()
         return self._checked(chunk, chunk.gather(0, item.rows, self._items.lend, own=False), allowed_bytes, receipt)
 
-    def _too_large_row(self, offsets: Int64Array, nbytes: int) -> DatasetError:
+    def _too_large(self, what: str, offsets: Int64Array, nbytes: int) -> DatasetError:
         _, offset = split_offsets(int(offsets[0]))
         return DatasetError(
-            f"the row at offset {offset} of {self._source.uri!r}, version {self._source.version}, has {nbytes:,} bytes "
-            f"by itself, max_window_bytes allows {self._limit:,}; the epoch stops here, because the memory of a shard "
+            f"the {what} at offset {offset} of {self._source.uri!r}, version {self._source.version}, has {nbytes:,} "
+            f"bytes by itself, max_window_bytes allows {self._limit:,}; the epoch stops here, because the memory of a shard "
             "actor is bounded. Raise max_window_bytes, or leave the row out with filter=."
         )
 

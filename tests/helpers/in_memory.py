@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.errors import DatasetError
+from raylance.samples.windows import SampleTable
 from raylance.source.reader import RowReader
 
 
@@ -14,22 +15,27 @@ def table_of(sizes: list[int]) -> pa.Table:
 
 
 class InMemory(RowReader):
-    """A read specification, a selection and a reader of a table in one: the offset of row r is 2 r."""
+    """A read specification, a selection and a reader of a table in one: the offset of row r is `step` r."""
 
     uri, version = "memory", 1
 
-    def __init__(self, table: pa.Table, read_bytes: float = 1.0) -> None:
-        self.table = table
+    def __init__(
+        self, table: pa.Table, read_bytes: float = 1.0, step: int = 2, samples: SampleTable | None = None
+    ) -> None:
+        self.table, self.step, self.samples = table, step, samples
         self.likely_row_bytes, self.fails, self.reads = read_bytes, 0, 0
 
     def load_selection(self) -> "InMemory":
         return self
 
+    def load_samples(self) -> SampleTable | None:
+        return self.samples
+
     def open_reader(self, retry_s: float) -> "InMemory":
         return self
 
     def offsets(self, selected: np.ndarray) -> np.ndarray:
-        return selected * 2
+        return selected * self.step
 
     def close(self) -> None:
         """It never waits."""
@@ -45,4 +51,4 @@ class InMemory(RowReader):
             raise DatasetError("storage says no")
         self.reads += len(offsets)
         assert (np.diff(offsets) > 0).all()
-        return self.table.take(pa.array(offsets // 2)).append_column("_rowoffset", pa.array(offsets))
+        return self.table.take(pa.array(offsets // self.step)).append_column("_rowoffset", pa.array(offsets))

@@ -178,7 +178,7 @@ def test_rows_on_request(uri: str) -> None:
     empty = raylance.dataset(
         uri, windows=dataclasses.replace(WINDOWS, stride=20), remainder="ragged", empty_batches=True
     )
-    with empty.loader(rank=2, world_size=3) as loader:
+    with empty.loader(rank=0, world_size=3) as loader:
         shapes = [batch["action"].shape for batch in loader.iter_batches(global_batch_size=len(empty) - 1)]
     assert shapes[-1] == (0, 4, 3)
 
@@ -194,7 +194,7 @@ def test_map_style_rows(uri: str) -> None:
 
 def test_weighted_samples_and_mixtures(uri: str, write_dataset: Callable[..., str]) -> None:
     samples = expected(frames())
-    drawn = raylance.dataset(uri, windows=WINDOWS, order=raylance.Weighted("state"))
+    drawn = raylance.dataset(uri, windows=WINDOWS, order=raylance.Weighted(weights="state"))
     assert len(delivered(drawn, samples)) > len(set(delivered(drawn, samples))) > 100, "some come repeatedly"
     other = frames(5, 100, first_episode=7)
     parts = {

@@ -17,6 +17,7 @@ from raylance.orders.order import Resolved
 from raylance.orders.shuffles import Sequential, WindowShuffle
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.planning.planned_rows import PlannedRows
+from raylance.samples.windows import Episodes, WindowTable
 from raylance.settings import Options
 from raylance.work.read_work import ReadWork
 from tests.helpers.in_memory import InMemory, table_of
@@ -25,7 +26,7 @@ from tests.helpers.plans import make_plan
 from tests.helpers.reading import Reading, Spec
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(
     order=cases(),
     batch=st.integers(1, 40),
@@ -36,6 +37,7 @@ from tests.helpers.reading import Reading, Spec
     guess=st.sampled_from([1.0, 10.0, 300.0]),
     readers=st.integers(1, 3),
     decodes=st.booleans(),
+    windows=st.sampled_from([None, None, (0, 1, 2), (-3, 0, 4)]),
     seed=st.integers(0, 3),
     data=st.data(),
 )
@@ -49,6 +51,7 @@ def test_every_item_has_its_rows_whatever_the_limit(
     guess: float,
     readers: int,
     decodes: bool,
+    windows: tuple[int, ...] | None,
     seed: int,
     data: st.DataObject,
 ) -> None:
@@ -58,7 +61,12 @@ def test_every_item_has_its_rows_whatever_the_limit(
     plan = make_plan(order, batch, world, remainder)
     rank = data.draw(st.integers(0, world - 1))
     sizes = np.random.default_rng(seed).choice([1, 20, 150], order.rows, p=[0.8, 0.15, 0.05]).tolist()
-    sources = [InMemory(table_of(sizes), guess) for _ in range(readers)]
+    table, samples, step = table_of(sizes), None, 2
+    if windows is not None:  # samples of several rows, of episodes of 7; the limit holds one
+        ends = np.minimum(np.arange(7, order.rows + 7, 7), order.rows)
+        samples, step, limit = WindowTable(episodes=Episodes(ends=ends), offsets={"row": windows}), 1, limit + 2000
+        table = table.append_column("row", pa.array(np.arange(order.rows)))
+    sources = [InMemory(table, guess, step, samples) for _ in range(readers)]
     reading = Reading(plan, sources, limit, decodes=decodes)
     jump = data.draw(st.integers(0, max(0, plan.steps() - 1))) * batch
     for epoch, position in ((0, 0), (0, jump), (1, 0)):
@@ -71,7 +79,12 @@ def test_every_item_has_its_rows_whatever_the_limit(
             for asked in [item, *(items[-3:] if event == "again" else [])]:
                 rows = plan.select(asked.epoch, plan.item_positions(asked))
                 found = reading.gather(asked, loads=data.draw(st.integers(0, 3)))
-                assert found["_rowoffset"].to_pylist() == (rows * 2).tolist()
+                assert found["_rowoffset"].to_pylist() == (rows * step).tolist()
+                if windows is not None:
+                    first = rows // 7 * 7
+                    last = np.minimum(first + 6, order.rows - 1)
+                    wanted = np.clip(rows[:, None] + np.array(windows), first[:, None], last[:, None])
+                    assert found["row"].to_pylist() == wanted.tolist()
                 assert [len(value.as_buffer()) for value in found["data"]] == [sizes[row] for row in rows]
     assert reading.peak_bytes <= limit
 
