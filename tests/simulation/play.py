@@ -235,7 +235,7 @@ class SimulatedSession(Session):
 
     def __init__(self, rank: "Rank") -> None:
         scenario = rank.scenario
-        source = SimpleNamespace(likely_row_bytes=RAW_BYTES, uri="rows")
+        source = SimpleNamespace(likely_row_bytes=RAW_BYTES, sample_bytes=RAW_BYTES, uri="rows")
         decoding = SimpleNamespace(row_bytes=DECODED_BYTES, max_bad_rows=None, datasets=())
         done = decoding if scenario.decodes else None
         read_spec: Any = SimpleNamespace(source=source, decoding=done, in_helpers=done, on_device=None)

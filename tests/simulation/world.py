@@ -7,7 +7,7 @@ It keeps the truth that the dispatcher has to guess: who is dead, what lies wher
 import dataclasses
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from raylance.dispatch.messages import (
@@ -325,7 +325,7 @@ class World(Runtime):
             return Loaded(command.call, Receipt(), 0, 0, 0, 0, False)
         rows = planned.of_chunk(command.chunk, command.dp_rank)
         first = planned.plan.first_line(command.chunk, command.dp_rank)
-        chunk = helper.chunks.setdefault(command.number, Chunk(rows, sorted(set(rows)), first))
+        chunk = helper.chunks.setdefault(command.number, Chunk(rows, sorted(self._stored(rows)), first))
         wanted, left = chunk.stored[command.first : command.first + command.rows], command.allowed_bytes
         for bad in (row for row in wanted if row in self.scenario.bad_rows and not self.scenario.decodes):
             self.counts["rows that fail"] += 1
@@ -371,7 +371,7 @@ class World(Runtime):
             rows = [] if source is None or source.lost_by is not None else source.rows
         else:
             rows = self._rows(command) if command.decodes else []
-            if sum(self._raw_bytes(row) for row in rows) > command.allowed_bytes:
+            if self._item_bytes(rows) > command.allowed_bytes:
                 return False  # none of them is decoded
         return any((row if row >= 0 else -1 - row) in self.scenario.fatal_rows for row in rows)
 
@@ -406,7 +406,7 @@ class World(Runtime):
         if is_read:
             item = command.item
             rows = self._rows(command)
-            raw = sum(self._raw_bytes(row) for row in rows)
+            raw = self._item_bytes(rows)
             if raw > command.allowed_bytes:
                 self.counts["larger than thought"] += 1
                 return Done(call, Receipt(too_large_bytes=raw))
@@ -428,6 +428,16 @@ class World(Runtime):
             self.later(_TRANSIT_S[self.draws.bits() % 4], self._lose, result, cause)
         decoded = DECODED_BYTES * len(rows) if decodes and self.scenario.decodes else 0
         return Done(call, Receipt(raw_bytes=raw, nbytes=decoded if decodes and self.scenario.decodes else raw))
+
+    def _stored(self, rows: Iterable[int]) -> set[int]:
+        """The stored rows of samples."""
+        last, reach = self.scenario.rows - 1, self.scenario.reach
+        return {min(row + after, last) for row in rows for after in range(reach + 1)}
+
+    def _item_bytes(self, rows: list[int]) -> int:
+        """Bytes of samples, which have rows in common."""
+        parts = (self._stored([row if row >= 0 else -1 - row]) if self.scenario.reach else [row] for row in rows)
+        return sum(self._raw_bytes(row) for part in parts for row in part)
 
     def _raw_bytes(self, row: int) -> int:
         if self.scenario.varies == 1.0:
