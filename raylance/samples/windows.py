@@ -124,17 +124,35 @@ def _numbers(name: Any, given: Any, argument: str) -> tuple[Any, ...]:
     return values
 
 
-class Found(NamedTuple):
-    """Where the rows of n samples are among stored rows that were read.
+class Located(NamedTuple):
+    """Where the anchors of n samples are among stored rows that were read. All arrays are int64, (n,).
 
     Attributes:
-        anchors: The index of each sample's anchor, int64, (n,).
+        anchors: Their row offsets.
+        at: Their indices among the stored rows.
+        before: Number of rows of the episode before the anchor.
+        after: Number of rows of the episode after the anchor.
+    """
+
+    anchors: Int64Array
+    at: Int64Array
+    before: Int64Array
+    after: Int64Array
+
+    def part(self, which: Any) -> "Located":
+        """Returns some of them, by any index of NumPy."""
+        return Located(*(each[which] for each in self))
+
+
+class Found(NamedTuple):
+    """The rows of n samples among stored rows that were read.
+
+    Attributes:
         windows: For each column with a window, the indices of its rows, int64, (n, k).
         pads: For the same columns, which of these rows stand in place of rows outside of the episode, bool, (n, k);
             empty if windows are always whole.
     """
 
-    anchors: Int64Array
     windows: dict[str, Int64Array]
     pads: dict[str, BoolArray]
 
@@ -153,8 +171,11 @@ class SampleTable(Protocol):
             anchors: Row offsets, int64, (n,), in any order; they may repeat.
         """
 
-    def find(self, stored: Int64Array, anchors: Int64Array) -> Found:
-        """Finds the rows of n samples among rows with the offsets `stored`, strictly ascending, which have them all."""
+    def locate(self, stored: Int64Array, anchors: Int64Array) -> Located:
+        """Finds anchors, in any order, among rows with the offsets `stored`, int64, strictly ascending: all are there."""
+
+    def find(self, stored: Int64Array, located: Located) -> Found:
+        """Finds the rows of samples among rows with the offsets `stored`, which have them all."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,42 +293,54 @@ class WindowTable:
         places = np.sort(self.episodes.place_of(anchors))
         first, end = self.episodes.bounds(places)
         starts, stops = [], []
-        for low, high in _runs({0}.union(*self.offsets.values())):
+        for low, high in self._read_runs:
             starts.append(np.clip(places + low, first, end - 1))
             stops.append(np.clip(places + high, first, end - 1) + 1)
         found = _union(np.concatenate(starts), np.concatenate(stops))
         return found if self.episodes.offsets is None else np.sort(self.episodes.offsets[found])
 
-    def find(self, stored: Int64Array, anchors: Int64Array) -> Found:
-        """See `SampleTable.find`."""
-        episodes = self.episodes
-        places = episodes.place_of(anchors)
-        first, end = episodes.bounds(places)
-        windows: dict[str, Int64Array] = {}
-        pads: dict[str, BoolArray] = {}
-        made: dict[tuple[int, ...], tuple[Int64Array, BoolArray]] = {}
-        for name, offsets in self.offsets.items():
-            if offsets not in made:
-                wanted = places[:, None] + np.array(offsets)
-                there = np.clip(wanted, first[:, None], end[:, None] - 1)
-                made[offsets] = self._indices(stored, there, offsets), there != wanted
-            windows[name], is_pad = made[offsets]
-            if self.at_ends == "pad":
-                pads[name] = is_pad
-        return Found(np.searchsorted(stored, anchors), windows, pads)
+    def locate(self, stored: Int64Array, anchors: Int64Array) -> Located:
+        """See `SampleTable.locate`."""
+        order = np.argsort(anchors)  # a search for ascending numbers is several times as fast
+        places = self.episodes.place_of(anchors)
+        at, first, end = (np.empty_like(anchors) for _ in range(3))
+        at[order] = np.searchsorted(stored, anchors[order])
+        first[order], end[order] = self.episodes.bounds(places[order])
+        return Located(anchors, at, places - first, end - 1 - places)
 
-    def _indices(self, stored: Int64Array, there: Int64Array, offsets: tuple[int, ...]) -> Int64Array:
-        """Returns the indices of the rows at these places, (n, k). Consecutive rows that are stored together are also
-        together in `stored`, so one of them is looked for.
-        """
-        if self.episodes.offsets is not None:
-            return np.searchsorted(stored, self.episodes.offset_at(there))
-        found = np.empty_like(there)
-        for low, high in _runs(offsets):
-            columns = [at for at, offset in enumerate(offsets) if low <= offset <= high]
-            base = there[:, offsets.index(low)]
-            found[:, columns] = there[:, columns] + (np.searchsorted(stored, base) - base)[:, None]
-        return found
+    def find(self, stored: Int64Array, located: Located) -> Found:
+        """See `SampleTable.find`."""
+        made = {offsets: self._find_window(stored, located, offsets) for offsets in set(self.offsets.values())}
+        windows = {name: made[offsets][0] for name, offsets in self.offsets.items()}
+        pads = {name: made[offsets][1] for name, offsets in self.offsets.items()}
+        return Found(windows, pads if self.at_ends == "pad" else {})
+
+    def _find_window(
+        self, stored: Int64Array, located: Located, offsets: tuple[int, ...]
+    ) -> tuple[Int64Array, BoolArray]:
+        wanted = np.array(offsets)
+        edge = np.flatnonzero((located.before < -wanted.min()) | (located.after < wanted.max()))
+        inside = np.clip(wanted, -located.before[edge, None], located.after[edge, None])  # what is left of the window
+        is_pad = np.zeros((len(located.anchors), len(offsets)), dtype=np.bool_)
+        is_pad[edge] = inside != wanted
+        if self.episodes.offsets is None and self._is_near(offsets):
+            # Rows from the anchor to the window are stored, and were read, one after the other.
+            found = located.at[:, None] + wanted
+            found[edge] = located.at[edge, None] + inside
+            return found, is_pad
+        places = self.episodes.place_of(located.anchors)[:, None] + wanted
+        places[edge] += inside - wanted
+        return np.searchsorted(stored, self.episodes.offset_at(places)), is_pad
+
+    def _is_near(self, offsets: tuple[int, ...]) -> bool:
+        """Whether all rows between the anchor and a window are read."""
+        low, high = next(run for run in self._read_runs if run[0] <= 0 <= run[1])
+        return low <= min(offsets) and max(offsets) <= high
+
+    @property
+    def _read_runs(self) -> list[tuple[int, int]]:
+        """The first and last offset of each run of rows that is read for a sample."""
+        return _runs({0}.union(*self.offsets.values()))
 
 
 def _runs(offsets: Iterable[int]) -> list[tuple[int, int]]:

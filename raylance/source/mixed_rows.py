@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from raylance.columns import ROW_OFFSET, join_offsets, split_offsets
 from raylance.environment.shared import Shared
-from raylance.orders.permutation import Int64Array
-from raylance.samples.windows import Found, SampleTable
+from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.samples.windows import Found, Located, SampleTable
 from raylance.source.reader import RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import RowSource, Selected
@@ -57,24 +57,36 @@ class _MixSamples:
         found = [join_offsets(number, self.parts[number].stored(own[which == number])) for number in numbers]
         return np.concatenate([*found, np.empty(0, dtype=np.int64)])
 
-    def find(self, stored: Int64Array, anchors: Int64Array) -> Found:
-        which, own = split_offsets(anchors)
-        components, rows = split_offsets(stored)
-        found = Found(
-            np.empty(len(anchors), dtype=np.int64),
-            {name: np.empty((len(anchors), count), dtype=np.int64) for name, count in self.columns.items()},
-            {},
-        )
-        for number in np.unique(which).tolist():
-            mine = which == number
-            begin, end = np.searchsorted(components, [number, number + 1])
-            anchor, windows, pads = self.parts[number].find(rows[begin:end], own[mine])
-            found.anchors[mine] = anchor + begin
-            for name, places in windows.items():
-                found.windows[name][mine] = places + begin
-            for name, is_pad in pads.items():
-                found.pads.setdefault(name, np.empty((len(anchors), is_pad.shape[1]), dtype=np.bool_))[mine] = is_pad
+    def locate(self, stored: Int64Array, anchors: Int64Array) -> Located:
+        found = Located(anchors, *(np.empty_like(anchors) for _ in range(3)))
+        for part, mine, rows, begin in self._split(stored, anchors):
+            _, own = split_offsets(anchors[mine])
+            located = part.locate(rows, own)
+            found.at[mine], found.before[mine], found.after[mine] = located.at + begin, located.before, located.after
         return found
+
+    def find(self, stored: Int64Array, located: Located) -> Found:
+        windows = {
+            name: np.empty((len(located.anchors), count), dtype=np.int64) for name, count in self.columns.items()
+        }
+        pads: dict[str, BoolArray] = {}
+        for part, mine, rows, begin in self._split(stored, located.anchors):
+            own = located.part(mine)
+            found = part.find(rows, own._replace(anchors=split_offsets(own.anchors)[1], at=own.at - begin))
+            for name, indices in found.windows.items():
+                windows[name][mine] = indices + begin
+            for name, is_pad in found.pads.items():
+                pads.setdefault(name, np.empty(windows[name].shape, dtype=np.bool_))[mine] = is_pad
+        return Found(windows, pads)
+
+    def _split(
+        self, stored: Int64Array, anchors: Int64Array
+    ) -> Iterator[tuple[SampleTable, BoolArray, Int64Array, int]]:
+        """Yields, for each component, its table, which anchors it has, and the offsets of its stored rows from `begin`."""
+        which, (components, rows) = split_offsets(anchors)[0], split_offsets(stored)
+        for number, part in enumerate(self.parts):
+            begin, end = np.searchsorted(components, [number, number + 1]).tolist()
+            yield part, which == number, rows[begin:end], begin
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ import pyarrow as pa
 
 from raylance.memory.arrow import take_rows
 from raylance.memory.lending import Lend, fresh_memory
-from raylance.orders.permutation import Int64Array
-from raylance.samples.windows import IS_PAD, SampleTable
+from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.samples.windows import IS_PAD, Located, SampleTable
 from raylance.source.reader import RowReader
 
 
@@ -17,18 +17,18 @@ def read_samples(reader: RowReader, samples: SampleTable | None, anchors: Int64A
     if samples is None:
         return reader.read(anchors)
     stored = samples.stored(anchors)
-    return gather_samples(reader.read(stored), stored, anchors, samples)
+    return gather_samples(reader.read(stored), stored, samples.locate(stored, anchors), samples)
 
 
 def gather_samples(
-    table: pa.Table, stored: Int64Array, anchors: Int64Array, samples: SampleTable, lend: Lend = fresh_memory
+    table: pa.Table, stored: Int64Array, located: Located, samples: SampleTable, lend: Lend = fresh_memory
 ) -> pa.Table:
-    """Returns n samples in the order of their anchors, in new memory.
+    """Returns n samples in the given order, in new memory.
 
     Args:
         table: Rows that were read.
         stored: Their offsets, int64, strictly ascending; all rows of the samples are among them.
-        anchors: The row offsets of the anchors, int64, (n,), in any order.
+        located: The anchors of the samples among these rows.
         samples: Of which rows samples are made.
         lend: Gives the memory of large values.
 
@@ -36,15 +36,19 @@ def gather_samples(
         The columns of `table`; those of several rows as lists of one length. Then, for each of these, a column that
         says which of its rows are padding, if the table of samples tells.
     """
-    found, names = samples.find(stored, anchors), table.column_names
+    found, names = samples.find(stored, located), table.column_names
     single = [name for name in names if name not in found.windows]
-    columns = dict(zip(single, take_rows(table.select(single), found.anchors, lend).columns, strict=True))
+    columns = dict(zip(single, take_rows(table.select(single), located.at, lend).columns, strict=True))
     for name, indices in found.windows.items():
-        taken = take_rows(table.select([name]), indices.ravel(), lend).column(0).combine_chunks()
-        columns[name] = pa.FixedSizeListArray.from_arrays(taken, indices.shape[1])
+        taken = take_rows(table.select([name]), indices.ravel(), lend).column(0)
+        values = taken.chunk(0) if taken.num_chunks == 1 else taken.combine_chunks()
+        columns[name] = pa.FixedSizeListArray.from_arrays(values, indices.shape[1])
     pads = {f"{name}{IS_PAD}": _flags(is_pad) for name, is_pad in found.pads.items()}
     return pa.table({name: columns[name] for name in names} | pads)
 
 
-def _flags(values: "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]") -> pa.Array:
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+def _flags(values: BoolArray) -> pa.Array:
+    bits = pa.py_buffer(np.packbits(values.ravel(), bitorder="little"))
+    return pa.FixedSizeListArray.from_arrays(
+        pa.Array.from_buffers(pa.bool_(), values.size, [None, bits]), values.shape[1]
+    )

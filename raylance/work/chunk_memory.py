@@ -10,7 +10,7 @@ import pyarrow as pa
 from raylance.memory.arrow import own_memory, slice_runs, take_rows
 from raylance.memory.lending import Lend
 from raylance.orders.permutation import Int64Array
-from raylance.samples.windows import SampleTable
+from raylance.samples.windows import Located, SampleTable
 from raylance.source.sampling import gather_samples
 from raylance.work.row_memory import Placed, RowMemory
 
@@ -27,11 +27,13 @@ class ChunkMemory:
         """Takes the row offsets of the samples' anchors in the order of delivery, at least one; and the table of
         samples, None if each sample is its anchor. `RowMemory` explains the other arguments.
         """
-        self._anchors, self._samples, self.nbytes, self.is_dropped = anchors, samples, 0, False
+        self._samples, self.nbytes, self.is_dropped = samples, 0, False
+        self._located: Located | None = None
         self._places: Int64Array = np.empty(len(anchors), dtype=np.int64)
         self._is_repeated, lines = False, None
         if samples is not None:
             self._stored: Int64Array = samples.stored(anchors)
+            self._located = samples.locate(self._stored, anchors)
         else:
             lines = np.argsort(anchors)
             self._stored = anchors[lines]
@@ -92,9 +94,9 @@ class ChunkMemory:
         """Returns samples [low, high) in the order of delivery, in one piece of memory for each column. All their rows
         must be loaded. With `own`, the table holds no memory of the chunk.
         """
-        if self._samples is not None:
-            table = self._memory.table()
-            return gather_samples(table, self._stored, self._anchors[low:high], self._samples, lend)
+        if self._samples is not None and self._located is not None:
+            located = self._located.part(slice(low, high))
+            return gather_samples(self._memory.stored(), self._stored, located, self._samples, lend)
         by_line, table = self._memory.by_line(low, high), self._memory.stored()
         if table.num_columns:
             table = self._take(table, self._places[low:high], lend, own or self._is_repeated)

@@ -40,10 +40,11 @@ def test_a_sample_has_the_rows_of_its_episode(
     anchors = np.array(data.draw(st.lists(st.integers(0, len(codes) - 1), min_size=1, max_size=20)))
     stored = table.stored(anchors)
     assert (np.diff(stored) > 0).all()
-    found = table.find(stored, anchors)
+    located = table.locate(stored, anchors)
+    found = table.find(stored, located)
     needed = set()
     for place, anchor in enumerate(anchors.tolist()):
-        assert stored[found.anchors[place]] == anchor
+        assert stored[located.at[place]] == anchor
         for name, offsets in (("a", first), ("b", second)):
             rows, is_pad = window(codes, anchor, offsets)
             needed |= {anchor, *rows}
@@ -80,7 +81,7 @@ def test_episodes_that_end_at_unselected_rows(
     table = WindowTable(episodes=episodes_of(codes).cut_at(np.array(selected)), offsets={"a": offsets})
     stored = table.stored(np.array(selected))
     assert set(stored.tolist()) == set(selected), "no other row is read"
-    found = table.find(stored, np.array(selected))
+    found = table.find(stored, table.locate(stored, np.array(selected)))
     pieces = {}  # the rows of an episode up to one that is not selected
     for code in dict.fromkeys(codes):
         mine = [row for row, each in enumerate(codes) if each == code]
