@@ -148,11 +148,11 @@ def dataset(
     source, opened = _open_version(uri, version, storage_options, stale)
     names = _check_columns(opened, columns, asked.decoders)
     selection = share_selection(source, filter, split, opened)
-    table = None
+    samples = None
     if windows is not None:
         plain = [name for name in names if name not in {each.column for each in asked.decoders}]
-        table, selection = share_windows(source, opened, check_windows(opened, windows, plain), selection)
-    spec = _try_rows(source, opened, selection, table, names, asked, read)
+        samples, selection = share_windows(source, opened, check_windows(opened, windows, plain), selection)
+    spec = _try_rows(source, opened, selection, samples, names, asked, read)
     if pack is not None:
         packed = pack_rows(spec.source, pack)
         spec = ReadSpec(source=packed, delivers=packed.columns)
@@ -188,17 +188,16 @@ def _try_rows(
     source: Source,
     opened: lance.LanceDataset,
     selection: Shared[Selection],
-    windows: Shared[WindowTable] | None,
+    samples: Shared[WindowTable] | None,
     names: Sequence[str],
     asked: Decoding,
     mode: ReadMode,
 ) -> ReadSpec:
     """Reads and decodes a few samples; returns what follows: sizes, the delivered schema, lengths of lists."""
-    rows, samples = _probe(source, opened, names, selection.get()), None if windows is None else windows.get()
-    probe = rows
+    rows = probe = _probe(source, opened, names, selection.get())
     if samples is not None:
         reader = Reader(pinned=source, dataset=opened, columns=names, row_bytes=1)
-        probe = read_samples(reader, samples, rows[ROW_OFFSET].to_numpy())
+        probe = read_samples(reader, samples.get(), rows[ROW_OFFSET].to_numpy())
     delivered = [name for name in probe.column_names if name != ROW_OFFSET]
     decoding, made = _resolve_decoding(dataclasses.replace(asked, datasets=dataset_names(source.uri)), probe, delivered)
     # Measuring stored bytes costs a read for each fragment, and is not needed if all rows have the same size.
@@ -210,7 +209,7 @@ def _try_rows(
         names,
         row_bytes=max(1.0, rows.nbytes / rows.num_rows),
         read=mode,
-        windows=windows,
+        samples=samples,
         sample_bytes=None if samples is None else probe.nbytes / probe.num_rows,
         stored_bytes=stored_row_bytes(opened, names) if varies else 0.0,
     )

@@ -17,12 +17,13 @@ from raylance.orders.registry import ORDERS
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.planning.plan import Remainder
 from raylance.planning.state import parse_state
+from raylance.samples.windows import IS_PAD, Windows
 from raylance.source.packing import PackTokens
 from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
 
 _KEPT = ("uri", "version", "branch", "filter", "split")
 _RECORDED: dict[str, type[Order]] = {**ORDERS, ClassBalanced.name: ClassBalanced}
-_WRITTEN = (*ORDERS.values(), Weighted, ClassBalanced, FractionSplit, RangeSplit, ValueSplit, PackTokens)
+_WRITTEN = (*ORDERS.values(), Weighted, ClassBalanced, FractionSplit, RangeSplit, ValueSplit, PackTokens, Windows)
 _SETTINGS = {kind.__name__: kind for kind in _WRITTEN}
 
 
@@ -42,8 +43,8 @@ class _Scalars(ast.NodeTransformer):
 
 
 def read_setting(text: str) -> Any:
-    """Makes a split, an order or a packing from the text of its repr, which checkpoints and errors hold. The text is
-    parsed, and no code in it runs.
+    """Makes a split, an order, a packing or windows from the text of its repr, which checkpoints and errors hold. The
+    text is parsed, and no code in it runs.
 
     Args:
         text: The repr, such as "FractionSplit(fractions={'train': 0.9, 'val': 0.1}, part='train', by='key')".
@@ -77,7 +78,8 @@ def reopen(
             which the state names them.
         remainder: The argument `remainder` with which the run opened its dataset; a checkpoint does not hold it.
         **changes: Other arguments of `raylance.dataset`, for all datasets of a mixture: arguments that are not taken
-            from the state, such as `storage_options`, `decode` and `pack`, and arguments that differ from the run's.
+            from the state, such as `storage_options`, `decode`, `pack` and `windows`, and arguments that differ from
+            the run's.
 
     Raises:
         StateError: If the state is damaged.
@@ -95,7 +97,9 @@ def reopen(
             f"uri={uris}: the run read {len(parts)} datasets. Nothing was opened. Give a URI for each, or none."
         )
     if "pack" not in changes and saved.transform is None:
-        changes = {"columns": saved.columns, **changes}
+        windows: Windows | None = changes.get("windows")
+        added = {f"{name}{IS_PAD}" for name in windows.columns} if windows is not None else set()
+        changes = {"columns": [name for name in saved.columns if name not in added], **changes}
     opened = {}
     for number, (name, part) in enumerate(parts.items()):
         one = {key: getattr(saved, key) for key in _KEPT}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,6 +18,7 @@ from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Order
 from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.samples.windows import WindowTable
 from raylance.source.mixed_rows import MixedRows
 from raylance.source.packing import PackedRows, PackTokens
 from raylance.source.rows import RowSource, TableRows
@@ -91,7 +93,25 @@ class Part:
         mask = np.full(self.table.pinned.open().count_rows(), whole)
         for batch in () if whole else self.scan({}):
             mask[batch[ROW_OFFSET].to_numpy()] = True
-        return mask
+        samples = self.table.load_samples()
+        return mask if samples is None else self._anchors(mask, samples)
+
+    def _anchors(self, mask: BoolArray, samples: WindowTable) -> BoolArray:
+        """Returns which of the rows in a mask are anchors of windows, from a column of all rows."""
+        windows, offsets = samples.windows, [each for rows in samples.offsets.values() for each in rows]
+        column = self.table.pinned.open().to_table(columns=[windows.episode])[windows.episode]
+        frame = pd.DataFrame({"episode": pd.factorize(column.to_pandas())[0], "selected": mask})
+        frame["piece"] = 0
+        if windows.neighbours == "selected":  # an episode ends at a row that is not selected
+            before = frame.groupby("episode")["selected"].shift()
+            is_new = before.notna() & (before != frame["selected"])
+            frame["piece"] = is_new.groupby(frame["episode"]).cumsum()
+        grouped = frame.groupby(["episode", "piece"])["selected"]
+        at, rows = grouped.cumcount(), grouped.transform("size")
+        is_dropped = windows.at_ends == "drop"
+        first, last = (max(0, -min(offsets)), max(0, *offsets)) if is_dropped else (0, 0)
+        is_anchor = (at >= first) & (at < rows - last) & ((at - first) % windows.stride == 0)
+        return np.asarray(mask & is_anchor.to_numpy())
 
     def scan(self, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
         """Yields the selected rows in storage order, in batches of `columns` (SQL by name) and `_rowoffset`."""

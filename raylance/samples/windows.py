@@ -172,7 +172,7 @@ class SampleTable(Protocol):
         """
 
     def locate(self, stored: Int64Array, anchors: Int64Array) -> Located:
-        """Finds anchors, in any order, among rows with the offsets `stored`, int64, strictly ascending: all are there."""
+        """Finds anchors, in any order, among rows with the offsets `stored`, int64, strictly ascending."""
 
     def find(self, stored: Int64Array, located: Located) -> Found:
         """Finds the rows of samples among rows with the offsets `stored`, which have them all."""
@@ -242,16 +242,14 @@ class WindowTable:
     """The samples that `Windows` makes of some episodes.
 
     Attributes:
+        windows: The settings.
         episodes: The episodes.
         offsets: For each column, its window's rows relative to the anchor.
-        at_ends: See `Windows`.
-        stride: See `Windows`.
     """
 
+    windows: Windows
     episodes: Episodes
     offsets: dict[str, tuple[int, ...]]
-    at_ends: Ends = "pad"
-    stride: int = 1
 
     @property
     def columns(self) -> dict[str, int]:
@@ -264,22 +262,23 @@ class WindowTable:
         digest = hashlib.blake2b(digest_size=16)
         for array in (self.episodes.ends, self.episodes.offsets):
             digest.update(b"" if array is None else np.ascontiguousarray(array, dtype="<i8").data)
-        digest.update(repr((sorted(self.offsets.items()), self.at_ends, self.stride)).encode())
+        settings = sorted(self.offsets.items()), self.windows.at_ends, self.windows.stride
+        digest.update(repr(settings).encode())
         return digest.hexdigest()
 
     def are_anchors(self, offsets: Int64Array) -> BoolArray:
         """Returns which of these rows are anchors, by the ends of episodes and the stride; bool, (n,)."""
         places = self.episodes.place_of(offsets)
         first, end = self.episodes.bounds(places)
-        if self.at_ends == "drop":
+        if self.windows.at_ends == "drop":
             lowest, highest = self._reach
             first, end = first + max(0, -lowest), end - max(0, highest)
-        return np.asarray((first <= places) & (places < end) & ((places - first) % self.stride == 0))
+        return np.asarray((first <= places) & (places < end) & ((places - first) % self.windows.stride == 0))
 
     @property
     def are_all_anchors(self) -> bool:
         """Whether every row is an anchor."""
-        return self.stride == 1 and (self.at_ends == "pad" or self._reach == (0, 0))
+        return self.windows.stride == 1 and (self.windows.at_ends == "pad" or self._reach == (0, 0))
 
     @property
     def _reach(self) -> tuple[int, int]:
@@ -313,7 +312,7 @@ class WindowTable:
         made = {offsets: self._find_window(stored, located, offsets) for offsets in set(self.offsets.values())}
         windows = {name: made[offsets][0] for name, offsets in self.offsets.items()}
         pads = {name: made[offsets][1] for name, offsets in self.offsets.items()}
-        return Found(windows, pads if self.at_ends == "pad" else {})
+        return Found(windows, pads if self.windows.at_ends == "pad" else {})
 
     def _find_window(
         self, stored: Int64Array, located: Located, offsets: tuple[int, ...]

@@ -63,7 +63,7 @@ def make_table(
     if windows.neighbours == "selected":
         rows = selection.get()
         episodes = episodes.cut_at(rows.offsets(np.arange(rows.rows)))
-    return WindowTable(episodes=episodes, offsets=windows.in_rows(fps), at_ends=windows.at_ends, stride=windows.stride)
+    return WindowTable(windows=windows, episodes=episodes, offsets=windows.in_rows(fps))
 
 
 def select_anchors(source: Source, table: Shared[WindowTable], selection: Shared[Selection]) -> Selection:

@@ -82,7 +82,7 @@ class _MixSamples:
     def _split(
         self, stored: Int64Array, anchors: Int64Array
     ) -> Iterator[tuple[SampleTable, BoolArray, Int64Array, int]]:
-        """Yields, for each component, its table, which anchors it has, and the offsets of its stored rows from `begin`."""
+        """Yields, for each component, its table, which anchors it has, and its stored rows, which begin at an index."""
         which, (components, rows) = split_offsets(anchors)[0], split_offsets(stored)
         for number, part in enumerate(self.parts):
             begin, end = np.searchsorted(components, [number, number + 1]).tolist()

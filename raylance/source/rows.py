@@ -61,12 +61,12 @@ class RowSource(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TableRows(RowSource):
-    """The selected rows of one dataset; `read` is the `mode` of their `Reader`. With `windows`, they are anchors."""
+    """The selected rows of one dataset; `read` is the `mode` of their `Reader`. With `samples`, they are anchors."""
 
     pinned: Source
     selection: Shared[Selection]
     read: ReadMode
-    windows: Shared[WindowTable] | None = None
+    samples: Shared[WindowTable] | None = None
 
     def load_selection(self) -> Selection:
         """See `RowSource.load_selection`."""
@@ -74,7 +74,7 @@ class TableRows(RowSource):
 
     def load_samples(self) -> WindowTable | None:
         """See `RowSource.load_samples`."""
-        return None if self.windows is None else self.windows.get()
+        return None if self.samples is None else self.samples.get()
 
     def open_reader(self, retry_s: float | None = None) -> Reader:
         """See `RowSource.open_reader`."""
@@ -89,8 +89,8 @@ class TableRows(RowSource):
 
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
         """See `RowSource.map_shared`."""
-        windows = None if self.windows is None else change(self.windows)
-        return dataclasses.replace(self, selection=change(self.selection), windows=windows)
+        samples = None if self.samples is None else change(self.samples)
+        return dataclasses.replace(self, selection=change(self.selection), samples=samples)
 
 
 def table_rows(
@@ -100,7 +100,7 @@ def table_rows(
     row_bytes: float,
     stored_bytes: float = 0.0,
     read: ReadMode = "auto",
-    windows: Shared[WindowTable] | None = None,
+    samples: Shared[WindowTable] | None = None,
     sample_bytes: float | None = None,
 ) -> TableRows:
     """Makes the `TableRows` of a dataset. `stored_bytes` is the mean size of all rows as stored, 0 if unknown;
@@ -119,5 +119,5 @@ def table_rows(
         pinned=pinned,
         selection=selection,
         read=read,
-        windows=windows,
+        samples=samples,
     )

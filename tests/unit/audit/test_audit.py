@@ -33,6 +33,7 @@ def uris(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
         table = {
             "id": ids,
             "label": pa.array([f"class {row % 5}" if row % 7 else None for row in ids]),
+            "episode": ids // 9,
             "weight": (ids % 4).astype(np.float64),
             "split": pa.array(["val" if row % 3 == 0 else "train" for row in ids]),
             "tokens": pa.array([list(range(row % 11)) for row in ids], pa.list_(pa.int32())),
@@ -44,6 +45,7 @@ def uris(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return tuple(made)
 
 
+WHOLE = raylance.Windows(episode="episode", offsets={"id": [0, 1]}, at_ends="drop", neighbours="selected")
 SINGLE: dict[str, dict[str, Any]] = {
     "window": {"order": WINDOW},
     "filter": {"order": "shard", "filter": "id % 4 != 1"},
@@ -56,6 +58,8 @@ SINGLE: dict[str, dict[str, Any]] = {
     "value": {"split": raylance.ValueSplit("split", "train"), "order": "row"},
     "weighted": {"order": raylance.Weighted(weights="weight", rows_per_epoch=300)},
     "balanced": {"order": raylance.ClassBalanced(column="label", classes_per_batch=4), "filter": "label IS NOT NULL"},
+    "windows": {"windows": raylance.Windows(episode="episode", offsets={"id": [-1, 0, 2]}, stride=2)},
+    "whole windows": {"windows": WHOLE, "filter": "id % 5 != 0"},
     "packed": {"pack": raylance.PackTokens("tokens", length=16, eos_id=9), "filter": "id > 20"},
     "packed split": {"pack": raylance.PackTokens("tokens", length=7), "split": raylance.ValueSplit("split", "val")},
 }
@@ -183,7 +187,7 @@ def test_a_run_is_reopened_from_its_checkpoint(kind: str, uris: tuple[str, ...])
         batches = itertools.islice(loader.iter_batches(global_batch_size=9, with_row_offset=True), 4)
         batch = list(batches)[3]
         state = json.loads(json.dumps(loader.state_dict()))
-    pack = {"pack": SINGLE[kind]["pack"]} if kind.startswith("packed") else {}
+    pack = {name: SINGLE[kind][name] for name in ("pack", "windows") if name in SINGLE.get(kind, {})}
     again = reopen(state, uri=uris if "mixture" in kind else uris[0], **pack)
     assert spec_of(again).delivery.fingerprint == spec_of(data).delivery.fingerprint
     assert again.schema.names == data.schema.names

@@ -21,6 +21,11 @@ def episodes_of(codes: list[int]) -> Episodes:
     return Episodes.of_runs(np.array([code for code, _ in runs]), np.array([length for _, length in runs]))
 
 
+def make(episodes: Episodes, offsets: dict[str, tuple[int, ...]], **settings: Any) -> WindowTable:
+    windows = raylance.Windows(episode="e", offsets=offsets, **settings)
+    return WindowTable(windows=windows, episodes=episodes, offsets=windows.in_rows(None))
+
+
 def window(codes: list[int], anchor: int, offsets: tuple[int, ...]) -> tuple[list[int], list[bool]]:
     """The row offsets of a window, and which are padding, by a list of the episode's rows."""
     mine = [row for row, code in enumerate(codes) if code == codes[anchor]]
@@ -36,7 +41,7 @@ def test_a_sample_has_the_rows_of_its_episode(
     codes = [code for code, length in enumerate(lengths) for _ in range(length)]
     if is_mixed:  # rows of an episode are not stored together
         codes = data.draw(st.permutations(codes))
-    table = WindowTable(episodes=episodes_of(codes), offsets={"a": first, "b": second})
+    table = make(episodes_of(codes), {"a": first, "b": second})
     anchors = np.array(data.draw(st.lists(st.integers(0, len(codes) - 1), min_size=1, max_size=20)))
     stored = table.stored(anchors)
     assert (np.diff(stored) > 0).all()
@@ -59,9 +64,7 @@ def test_anchors_have_whole_windows_and_their_distance(
 ) -> None:
     codes = data.draw(st.permutations([code for code, length in enumerate(lengths) for _ in range(length)]))
     episodes = episodes_of(codes)
-    table = WindowTable(
-        episodes=episodes, offsets={"a": offsets}, at_ends="drop" if is_dropped else "pad", stride=stride
-    )
+    table = make(episodes, {"a": offsets}, at_ends="drop" if is_dropped else "pad", stride=stride)
     wanted = []
     for code in dict.fromkeys(codes):
         mine = [row for row, each in enumerate(codes) if each == code]
@@ -78,7 +81,7 @@ def test_episodes_that_end_at_unselected_rows(
 ) -> None:
     codes = data.draw(st.permutations([code for code, length in enumerate(lengths) for _ in range(length)]))
     selected = sorted(data.draw(st.sets(st.integers(0, len(codes) - 1), min_size=1)))
-    table = WindowTable(episodes=episodes_of(codes).cut_at(np.array(selected)), offsets={"a": offsets})
+    table = make(episodes_of(codes).cut_at(np.array(selected)), {"a": offsets})
     stored = table.stored(np.array(selected))
     assert set(stored.tolist()) == set(selected), "no other row is read"
     found = table.find(stored, table.locate(stored, np.array(selected)))

@@ -17,7 +17,7 @@ from raylance.orders.order import Resolved
 from raylance.orders.shuffles import Sequential, WindowShuffle
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.planning.planned_rows import PlannedRows
-from raylance.samples.windows import Episodes, WindowTable
+from raylance.samples.windows import Episodes, Windows, WindowTable
 from raylance.settings import Options
 from raylance.work.read_work import ReadWork
 from tests.helpers.in_memory import InMemory, table_of
@@ -64,7 +64,9 @@ def test_every_item_has_its_rows_whatever_the_limit(
     table, samples, step = table_of(sizes), None, 2
     if windows is not None:  # samples of several rows, of episodes of 7; the limit holds one
         ends = np.minimum(np.arange(7, order.rows + 7, 7), order.rows)
-        samples, step, limit = WindowTable(episodes=Episodes(ends=ends), offsets={"row": windows}), 1, limit + 2000
+        of_rows = Windows(episode="e", offsets={"row": windows})
+        samples = WindowTable(windows=of_rows, episodes=Episodes(ends=ends), offsets={"row": windows})
+        step, limit = 1, limit + 2000
         table = table.append_column("row", pa.array(np.arange(order.rows)))
     sources = [InMemory(table, guess, step, samples) for _ in range(readers)]
     reading = Reading(plan, sources, limit, decodes=decodes)
