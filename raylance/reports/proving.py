@@ -29,7 +29,10 @@ logger = logging.getLogger(__name__)
 _LINES = 3  # most lines of a verdict
 FEW_ROWS = 10**7  # most rows of plans to compute, in about ten seconds, if the proof is only a part of the work
 _UNKNOWN_ROWS = "its records do not hold which rows were handed out: a raylance before 0.8 wrote them"
-_LACKING = "Records hold no storage_options=, pack=, windows=, order=, or new place of moved data (uri=): give them to prove_run."
+_LACKING = (
+    "Records hold no storage_options=, pack=, windows=, order=, or new place of moved data (uri=): give them to "
+    "prove_run."
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +147,8 @@ def prove_run(
             order in which `raylance.mix` got them.
         dataset: The name of one dataset in the run; None for all.
         storage_filesystem: A file system of pyarrow, as for `ray.train.RunConfig`; `path` is then a path in it.
-        **changes: Arguments of `raylance.dataset` that records do not hold, such as `storage_options`, `pack`, `windows`, or a
-            custom `order`.
+        **changes: Arguments of `raylance.dataset` that records do not hold, such as `storage_options`, `pack`,
+            `windows`, or a custom `order`.
 
     Raises:
         ConfigError: If `path` holds no record of the run, or none of this dataset; if the run has several datasets, and

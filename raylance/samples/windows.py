@@ -196,7 +196,7 @@ class Episodes:
     @classmethod
     def of_runs(cls, codes: Int64Array, lengths: Int64Array) -> "Episodes":
         """Makes episodes of runs of rows that follow one another in storage; equal codes are of one episode."""
-        if len(np.unique(codes)) == len(codes):
+        if (np.diff(codes) > 0).all() or len(np.unique(codes)) == len(codes):
             return cls(ends=np.cumsum(lengths))
         by_code = np.argsort(codes, kind="stable")
         starts = (np.cumsum(lengths) - lengths)[by_code]
@@ -274,6 +274,17 @@ class WindowTable:
             lowest, highest = self._reach
             first, end = first + max(0, -lowest), end - max(0, highest)
         return np.asarray((first <= places) & (places < end) & ((places - first) % self.windows.stride == 0))
+
+    def anchor_runs(self) -> tuple[Int64Array, Int64Array] | None:
+        """Returns the first offset and the number of consecutive anchors of each episode; None if anchors do not lie
+        next to each other.
+        """
+        if self.windows.stride > 1 or self.episodes.offsets is not None:
+            return None
+        lowest, highest = self._reach if self.windows.at_ends == "drop" else (0, 0)
+        starts, ends = np.r_[0, self.episodes.ends[:-1]] - lowest, self.episodes.ends - highest
+        has_any = starts < ends
+        return starts[has_any], (ends - starts)[has_any]
 
     @property
     def are_all_anchors(self) -> bool:

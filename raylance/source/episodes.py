@@ -70,7 +70,10 @@ def select_anchors(source: Source, table: Shared[WindowTable], selection: Shared
     """Returns the selected rows that are anchors; their fingerprint also depends on the windows."""
     rows, samples = selection.get(), table.get()
     if not samples.are_all_anchors:
-        rows = Selection.from_offsets(each[samples.are_anchors(each)] for each in _blocks(rows))
+        is_whole = rows.rows == samples.episodes.ends[-1]
+        runs = samples.anchor_runs() if is_whole else None
+        blocks = (each[samples.are_anchors(each)] for each in _blocks(rows))
+        rows = Selection.from_offsets(blocks) if runs is None else Selection.from_runs(*runs)
     if not rows.rows:
         raise DatasetError(
             f"no selected row of {source.uri!r}, version {source.version}, has whole windows, and at_ends='drop' "
