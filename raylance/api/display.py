@@ -114,16 +114,19 @@ def how_read(source: RowSource, plan: Plan) -> str:
     if chunk.steps * plan.global_batch_size > _LARGEST_TRIAL * plan.dp_size:
         either = "range or take" if source.read == "auto" else source.read
         return f"{either}, window by window"
-    offsets = source.load_selection().offsets(np.unique(plan.chunk_rows(chunk, 0)))
+    offsets = anchors = source.load_selection().offsets(np.unique(plan.chunk_rows(chunk, 0)))
     if not len(offsets):
         return "nothing: rank 0 has no rows"
+    if (samples := source.load_samples()) is not None:
+        offsets = samples.stored(anchors)
     reader, stored = source.open_reader(), int(offsets[-1] + 1 - offsets[0])
     how, (reads, at_once) = reader.choose(offsets), reader.count_reads(offsets)
     words = {"range": "stretches of stored rows", "take": "single rows by their offsets"}[how]
     share = f"{len(offsets) / stored:.0%} of the {stored:,} rows stored from its first to its last"
     size = len(offsets) * source.likely_row_bytes / reads / 2**20
+    each = "" if samples is None else f", {len(offsets) / len(anchors):.2f} of them a sample"
     return (
-        f"{how}: {words}; the first window needs {share}, in {counted(reads, 'read')} of {size:,.1f} MiB, "
+        f"{how}: {words}; the first window needs {share}{each}, in {counted(reads, 'read')} of {size:,.1f} MiB, "
         f"{at_once} at a time"
     )
 
