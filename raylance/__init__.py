@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from raylance.reports.page import report_run
     from raylance.reports.proving import RunProof, explain_run, prove_run
     from raylance.reports.watching import watch
+    from raylance.samples.table import SampleTable
     from raylance.samples.windows import Windows
     from raylance.settings import Options
     from raylance.source.packing import PackTokens
@@ -75,6 +76,7 @@ _MODULES = {
     "source.packing": ("PackTokens",),
     "orders.permutation": ("row_rng",),
     "orders.sampling": ("ClassBalanced", "Weighted"),
+    "samples.table": ("SampleTable",),
     "samples.windows": ("Windows",),
     "settings": ("Options",),
     "source.provenance": ("Provenance",),
@@ -96,10 +98,11 @@ __all__ = [
     "BadRowError", "BatchDecoder", "Batches", "CenterCrop", "ClassBalanced", "ConfigError", "CoverageError",
     "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit", "HelperError", "Image",
     "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder",
-    "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "Sequential",
-    "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "Windows", "add_column", "dataset",
-    "explain_run", "map_boxes", "map_points", "mix", "newest_checkpoint", "open_folder", "prove_run", "read_values",
-    "report", "report_if_preempted", "report_run", "restore", "row_rng", "watch", "write_column", "write_values",
+    "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "SampleTable",
+    "Sequential", "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "Windows", "add_column",
+    "dataset", "explain_run", "map_boxes", "map_points", "mix", "newest_checkpoint", "open_folder", "prove_run",
+    "read_values", "report", "report_if_preempted", "report_run", "restore", "row_rng", "watch", "write_column",
+    "write_values",
 ]  # fmt: skip
 
 

@@ -24,7 +24,8 @@ from raylance.orders.order import Order
 from raylance.orders.registry import make_order
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
-from raylance.samples.windows import Windows, WindowTable
+from raylance.samples.table import SampleTable
+from raylance.samples.windows import Windows
 from raylance.source.episodes import check_windows, share_windows
 from raylance.source.fields import blobs_inside, find_field, is_blob, leaf_names
 from raylance.source.filters import check_filter
@@ -55,7 +56,7 @@ def dataset(
     decode: Decoder | Sequence[Decoder] | None = None,
     transform: Transform | None = None,
     pack: PackTokens | None = None,
-    windows: Windows | None = None,
+    windows: Windows | SampleTable | None = None,
     order: str | Order = "window",
     seed: int = 0,
     window_bytes: int | None = None,
@@ -87,7 +88,8 @@ def dataset(
             (n, length); `doc_ids` (n, length), the row offset of each token's document, -1 for padding; and the
             start of each sequence: `first_row`, the row offset of its first document, and `first_token`, the number of
             its first token in that document.
-        windows: `raylance.Windows` makes a sample of each selected row and of rows around it in the same episode.
+        windows: `raylance.Windows` makes a sample of each selected row and of rows around it in the same episode; an
+            object of a subclass of `raylance.SampleTable`, of any rows.
         order: "window", "shard", "sequential" or "row", or an order with its parameters.
         seed: Seed of the order and of augmentation, on every rank. A `FractionSplit` has another seed.
         window_bytes: Bytes of memory for the windows of a shuffle, in total over all ranks: the current and the next
@@ -188,7 +190,7 @@ def _try_rows(
     source: Source,
     opened: lance.LanceDataset,
     selection: Shared[Selection],
-    samples: Shared[WindowTable] | None,
+    samples: Shared[SampleTable] | None,
     names: Sequence[str],
     asked: Decoding,
     mode: ReadMode,

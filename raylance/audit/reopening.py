@@ -17,7 +17,8 @@ from raylance.orders.registry import ORDERS
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.planning.plan import Remainder
 from raylance.planning.state import parse_state
-from raylance.samples.windows import IS_PAD, Windows
+from raylance.samples.table import IS_PAD, SampleTable
+from raylance.samples.windows import Windows
 from raylance.source.packing import PackTokens
 from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
 
@@ -97,7 +98,7 @@ def reopen(
             f"uri={uris}: the run read {len(parts)} datasets. Nothing was opened. Give a URI for each, or none."
         )
     if "pack" not in changes and saved.transform is None:
-        windows: Windows | None = changes.get("windows")
+        windows: Windows | SampleTable | None = changes.get("windows")
         added = {f"{name}{IS_PAD}" for name in windows.columns} if windows is not None else set()
         changes = {"columns": [name for name in saved.columns if name not in added], **changes}
     opened = {}

@@ -94,10 +94,14 @@ class Part:
         for batch in () if whole else self.scan({}):
             mask[batch[ROW_OFFSET].to_numpy()] = True
         samples = self.table.load_samples()
-        return mask if samples is None else self._anchors(mask, samples)
+        if isinstance(samples, WindowTable):
+            mask &= self._anchors(mask, samples)
+        elif samples is not None:
+            mask[mask] = samples.are_anchors(np.flatnonzero(mask))
+        return mask
 
     def _anchors(self, mask: BoolArray, samples: WindowTable) -> BoolArray:
-        """Returns which of the rows in a mask are anchors of windows, from a column of all rows."""
+        """Returns which rows may be anchors of windows, from a column of all rows; `mask` has the selected ones."""
         windows, offsets = samples.windows, [each for rows in samples.offsets.values() for each in rows]
         column = self.table.pinned.open().to_table(columns=[windows.episode])[windows.episode]
         frame = pd.DataFrame({"episode": pd.factorize(column.to_pandas())[0], "selected": mask})
@@ -111,7 +115,7 @@ class Part:
         is_dropped = windows.at_ends == "drop"
         first, last = (max(0, -min(offsets)), max(0, *offsets)) if is_dropped else (0, 0)
         is_anchor = (at >= first) & (at < rows - last) & ((at - first) % windows.stride == 0)
-        return np.asarray(mask & is_anchor.to_numpy())
+        return np.asarray(is_anchor)
 
     def scan(self, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
         """Yields the selected rows in storage order, in batches of `columns` (SQL by name) and `_rowoffset`."""

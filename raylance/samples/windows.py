@@ -4,18 +4,17 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from raylance.arguments import check_integer, check_word
 from raylance.errors import ConfigError
 from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.samples.table import Found, Located, SampleTable
 
 Ends = Literal["pad", "drop"]
 Neighbours = Literal["episode", "selected"]
-IS_PAD = "_is_pad"
-"""Suffix of the columns that say which rows of a window lie outside of the episode."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +88,11 @@ class Windows:
         """The columns that have windows."""
         return [*self.offsets, *self.seconds]
 
+    @property
+    def needs(self) -> list[str]:
+        """The columns from which episodes and times are found."""
+        return list(dict.fromkeys([self.episode, *([self.timestamp] if self.timestamp else [])]))
+
     def in_rows(self, fps: float | None) -> dict[str, tuple[int, ...]]:
         """Returns the offsets of each column in rows.
 
@@ -122,60 +126,6 @@ def _numbers(name: Any, given: Any, argument: str) -> tuple[Any, ...]:
     if not (isinstance(name, str) and values and is_number and all(map(math.isfinite, values))):
         raise ConfigError(f"Windows({argument}={{{name!r}: {given!r}}}): give at least one number for each column.")
     return values
-
-
-class Located(NamedTuple):
-    """Where the anchors of n samples are among stored rows that were read. All arrays are int64, (n,).
-
-    Attributes:
-        anchors: Their row offsets.
-        at: Their indices among the stored rows.
-        before: Number of rows of the episode before the anchor.
-        after: Number of rows of the episode after the anchor.
-    """
-
-    anchors: Int64Array
-    at: Int64Array
-    before: Int64Array
-    after: Int64Array
-
-    def part(self, which: Any) -> "Located":
-        """Returns some of them, by any index of NumPy."""
-        return Located(*(each[which] for each in self))
-
-
-class Found(NamedTuple):
-    """The rows of n samples among stored rows that were read.
-
-    Attributes:
-        windows: For each column with a window, the indices of its rows, int64, (n, k).
-        pads: For the same columns, which of these rows stand in place of rows outside of the episode, bool, (n, k);
-            empty if windows are always whole.
-    """
-
-    windows: dict[str, Int64Array]
-    pads: dict[str, BoolArray]
-
-
-class SampleTable(Protocol):
-    """Of which stored rows samples are made. A sample is named by the row offset of its anchor."""
-
-    @property
-    def columns(self) -> Mapping[str, int]:
-        """For each column of several rows, the number of these rows, k."""
-
-    def stored(self, anchors: Int64Array) -> Int64Array:
-        """Returns the offsets of all rows of which samples are made, int64, strictly ascending.
-
-        Args:
-            anchors: Row offsets, int64, (n,), in any order; they may repeat.
-        """
-
-    def locate(self, stored: Int64Array, anchors: Int64Array) -> Located:
-        """Finds anchors, in any order, among rows with the offsets `stored`, int64, strictly ascending."""
-
-    def find(self, stored: Int64Array, located: Located) -> Found:
-        """Finds the rows of samples among rows with the offsets `stored`, which have them all."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,8 +187,8 @@ class Episodes:
         return dataclasses.replace(self, ends=ends[ends > 0])
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WindowTable:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WindowTable(SampleTable):
     """The samples that `Windows` makes of some episodes.
 
     Attributes:
@@ -247,6 +197,7 @@ class WindowTable:
         offsets: For each column, its window's rows relative to the anchor.
     """
 
+    facts: ClassVar[int] = 2  # the number of rows before the anchor in its episode, and after it
     windows: Windows
     episodes: Episodes
     offsets: dict[str, tuple[int, ...]]
@@ -275,11 +226,12 @@ class WindowTable:
             first, end = first + max(0, -lowest), end - max(0, highest)
         return np.asarray((first <= places) & (places < end) & ((places - first) % self.windows.stride == 0))
 
-    def anchor_runs(self) -> tuple[Int64Array, Int64Array] | None:
-        """Returns the first offset and the number of consecutive anchors of each episode; None if anchors do not lie
-        next to each other.
+    def anchor_runs(self, selected: int) -> tuple[Int64Array, Int64Array] | None:
+        """Returns the first offset and the number of consecutive anchors of each episode. None if all rows are anchors,
+        if anchors do not lie next to each other, or if not all rows are selected, but only so many.
         """
-        if self.windows.stride > 1 or self.episodes.offsets is not None:
+        is_whole = selected == self.episodes.ends[-1] and self.episodes.offsets is None
+        if self.are_all_anchors or self.windows.stride > 1 or not is_whole:
             return None
         lowest, highest = self._reach if self.windows.at_ends == "drop" else (0, 0)
         starts, ends = np.r_[0, self.episodes.ends[:-1]] - lowest, self.episodes.ends - highest
@@ -309,14 +261,22 @@ class WindowTable:
         found = _union(np.concatenate(starts), np.concatenate(stops))
         return found if self.episodes.offsets is None else np.sort(self.episodes.offsets[found])
 
-    def locate(self, stored: Int64Array, anchors: Int64Array) -> Located:
-        """See `SampleTable.locate`."""
-        order = np.argsort(anchors)  # a search for ascending numbers is several times as fast
+    def rows(self, anchors: Int64Array) -> dict[str, Int64Array]:
+        """See `SampleTable.rows`."""
+        stored = self.stored(anchors)
+        found = self.find(stored, self.locate(stored, anchors)).windows
+        return {name: stored[indices] for name, indices in found.items()}
+
+    def pads(self, anchors: Int64Array) -> dict[str, BoolArray]:
+        """See `SampleTable.pads`."""
+        stored = self.stored(anchors)
+        return self.find(stored, self.locate(stored, anchors)).pads
+
+    def look_up(self, anchors: Int64Array) -> Int64Array:
+        """See `SampleTable.look_up`."""
         places = self.episodes.place_of(anchors)
-        at, first, end = (np.empty_like(anchors) for _ in range(3))
-        at[order] = np.searchsorted(stored, anchors[order])
-        first[order], end[order] = self.episodes.bounds(places[order])
-        return Located(anchors, at, places - first, end - 1 - places)
+        first, end = self.episodes.bounds(places)
+        return np.stack([places - first, end - 1 - places], axis=1)
 
     def find(self, stored: Int64Array, located: Located) -> Found:
         """See `SampleTable.find`."""
@@ -328,9 +288,9 @@ class WindowTable:
     def _find_window(
         self, stored: Int64Array, located: Located, offsets: tuple[int, ...]
     ) -> tuple[Int64Array, BoolArray]:
-        wanted = np.array(offsets)
-        edge = np.flatnonzero((located.before < -wanted.min()) | (located.after < wanted.max()))
-        inside = np.clip(wanted, -located.before[edge, None], located.after[edge, None])  # what is left of the window
+        wanted, (before, after) = np.array(offsets), located.facts.T
+        edge = np.flatnonzero((before < -wanted.min()) | (after < wanted.max()))
+        inside = np.clip(wanted, -before[edge, None], after[edge, None])  # what is left of the window
         is_pad = np.zeros((len(located.anchors), len(offsets)), dtype=np.bool_)
         is_pad[edge] = inside != wanted
         if self.episodes.offsets is None and self._is_near(offsets):

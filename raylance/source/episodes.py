@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
-from raylance.samples.windows import IS_PAD, Episodes, Windows, WindowTable
+from raylance.samples.table import IS_PAD, SampleTable
+from raylance.samples.windows import Episodes, Windows, WindowTable
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
 from raylance.source.limits import requests_of
 from raylance.source.retrying import patiently
@@ -27,8 +28,8 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def share_windows(
-    source: Source, opened: lance.LanceDataset, windows: Windows, selection: Shared[Selection]
-) -> tuple[Shared[WindowTable], Shared[Selection]]:
+    source: Source, opened: lance.LanceDataset, windows: Windows | SampleTable, selection: Shared[Selection]
+) -> tuple[Shared[SampleTable], Shared[Selection]]:
     """Reads the episodes of a dataset; returns the table of samples and the anchors among the selected rows, as values
     that all processes of a run share.
 
@@ -37,9 +38,13 @@ def share_windows(
             fails.
         ConfigError: If offsets in seconds are no whole rows, or the column of episodes has another type.
     """
-    table = make_table(source, windows, selection, opened)
-    make = functools.partial(make_table, source, windows, selection)
-    shared = Shared(f"episodes of {source.uri}", table, table.episodes.nbytes, make)
+    if isinstance(windows, SampleTable):
+        nbytes = sum(each.nbytes for each in vars(windows).values() if isinstance(each, np.ndarray))
+        shared: Shared[SampleTable] = Shared(f"samples of {source.uri}", windows, nbytes)
+    else:
+        table = make_table(source, windows, selection, opened)
+        make = functools.partial(make_table, source, windows, selection)
+        shared = Shared(f"episodes of {source.uri}", table, table.episodes.nbytes, make)
     anchors = select_anchors(source, shared, selection)
     again = functools.partial(select_anchors, source, shared, selection)
     return shared, Shared(f"anchors of {source.uri}", anchors, anchors.nbytes, again)
@@ -66,34 +71,34 @@ def make_table(
     return WindowTable(windows=windows, episodes=episodes, offsets=windows.in_rows(fps))
 
 
-def select_anchors(source: Source, table: Shared[WindowTable], selection: Shared[Selection]) -> Selection:
+def select_anchors(source: Source, table: Shared[SampleTable], selection: Shared[Selection]) -> Selection:
     """Returns the selected rows that are anchors; their fingerprint also depends on the windows."""
     rows, samples = selection.get(), table.get()
-    if not samples.are_all_anchors:
-        is_whole = rows.rows == samples.episodes.ends[-1]
-        runs = samples.anchor_runs() if is_whole else None
-        blocks = (each[samples.are_anchors(each)] for each in _blocks(rows))
-        rows = Selection.from_offsets(blocks) if runs is None else Selection.from_runs(*runs)
+    runs = samples.anchor_runs(rows.rows) if isinstance(samples, WindowTable) else None
+    if runs is not None:
+        rows = Selection.from_runs(*runs)
+    elif not (isinstance(samples, WindowTable) and samples.are_all_anchors):
+        rows = Selection.from_offsets(each[samples.are_anchors(each)] for each in _blocks(rows))
     if not rows.rows:
         raise DatasetError(
-            f"no selected row of {source.uri!r}, version {source.version}, has whole windows, and at_ends='drop' "
-            "leaves out the others; nothing was started. Use at_ends='pad', or shorter windows."
+            f"no selected row of {source.uri!r}, version {source.version}, is the anchor of a sample, as if none had "
+            "whole windows; nothing was started. Use at_ends='pad', or shorter windows."
         )
     digest = hashlib.blake2b((rows.fingerprint + samples.fingerprint).encode(), digest_size=16)
     return dataclasses.replace(rows, fingerprint=digest.hexdigest())
 
 
-def check_windows(opened: lance.LanceDataset, windows: Any, names: list[str]) -> Windows:
+def check_windows(opened: lance.LanceDataset, windows: Any, names: list[str]) -> Windows | SampleTable:
     """Checks that windows fit a dataset, of which the columns `names` are read.
 
     Raises:
         ConfigError: If a column with a window is not among them, or its windows cannot be tensors.
         DatasetError: If the dataset has not the column of episodes, or of timestamps.
     """
-    if not isinstance(windows, Windows):
-        raise ConfigError(f"windows={windows!r}: give raylance.Windows(episode=…, offsets={{…}}).")
+    if not isinstance(windows, Windows | SampleTable):
+        raise ConfigError(f"windows={windows!r}: give raylance.Windows(episode=…, offsets={{…}}), or a SampleTable.")
     schema = opened.schema
-    for name in [windows.episode, *([windows.timestamp] if windows.timestamp else [])]:
+    for name in windows.needs if isinstance(windows, Windows) else ():
         if name not in schema.names:
             raise DatasetError(
                 f"Windows needs the column {name!r}, which {opened.uri!r} does not have; nothing was started. Its "
@@ -138,9 +143,8 @@ class _Runs:
 def _read_episodes(dataset: lance.LanceDataset, windows: Windows) -> tuple[Episodes, float | None]:
     """Returns the episodes, and the rows a second, None if nothing says it."""
     runs, clock = _Runs(), _Clock(dataset, windows) if windows.timestamp else None
-    columns = list(dict.fromkeys([windows.episode, *([windows.timestamp] if windows.timestamp else [])]))
     first = 0
-    for batch in dataset.scanner(columns=columns, batch_size=_SCAN_ROWS).to_batches():
+    for batch in dataset.scanner(columns=windows.needs, batch_size=_SCAN_ROWS).to_batches():
         column = batch[windows.episode]
         column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         _check_episodes(dataset, windows.episode, column, first)

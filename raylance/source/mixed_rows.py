@@ -11,7 +11,7 @@ import pyarrow as pa
 from raylance.columns import ROW_OFFSET, join_offsets, split_offsets
 from raylance.environment.shared import Shared
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.samples.windows import Found, Located, SampleTable
+from raylance.samples.table import Found, Located, SampleTable
 from raylance.source.reader import RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import RowSource, Selected
@@ -41,11 +41,12 @@ class _MixSelection:
         return out
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _MixSamples:
-    """The tables of samples of the components; see `SampleTable`."""
+@dataclasses.dataclass(frozen=True)
+class _MixSamples(SampleTable):
+    """The tables of samples of the components, with joined offsets; only their selections have a fingerprint."""
 
     parts: tuple[SampleTable, ...]
+    fingerprint = ""
 
     @property
     def columns(self) -> Mapping[str, int]:
@@ -57,22 +58,25 @@ class _MixSamples:
         found = [join_offsets(number, self.parts[number].stored(own[which == number])) for number in numbers]
         return np.concatenate([*found, np.empty(0, dtype=np.int64)])
 
+    def rows(self, anchors: Int64Array) -> Mapping[str, Int64Array]:
+        stored = self.stored(anchors)
+        return {name: stored[each] for name, each in self.find(stored, self.locate(stored, anchors)).windows.items()}
+
     def locate(self, stored: Int64Array, anchors: Int64Array) -> Located:
-        found = Located(anchors, *(np.empty_like(anchors) for _ in range(3)))
+        facts = np.zeros((len(anchors), max(part.facts for part in self.parts)), dtype=np.int64)
+        found = Located(anchors, np.empty_like(anchors), facts)
         for part, mine, rows, begin in self._split(stored, anchors):
-            _, own = split_offsets(anchors[mine])
-            located = part.locate(rows, own)
-            found.at[mine], found.before[mine], found.after[mine] = located.at + begin, located.before, located.after
+            located = part.locate(rows, split_offsets(anchors[mine])[1])
+            found.at[mine] = located.at + begin
+            facts[mine, : part.facts] = located.facts
         return found
 
     def find(self, stored: Int64Array, located: Located) -> Found:
-        windows = {
-            name: np.empty((len(located.anchors), count), dtype=np.int64) for name, count in self.columns.items()
-        }
+        windows = {name: np.empty((len(located.at), count), dtype=np.int64) for name, count in self.columns.items()}
         pads: dict[str, BoolArray] = {}
         for part, mine, rows, begin in self._split(stored, located.anchors):
-            own = located.part(mine)
-            found = part.find(rows, own._replace(anchors=split_offsets(own.anchors)[1], at=own.at - begin))
+            anchors, at, facts = located.part(mine)
+            found = part.find(rows, Located(split_offsets(anchors)[1], at - begin, facts[:, : part.facts]))
             for name, indices in found.windows.items():
                 windows[name][mine] = indices + begin
             for name, is_pad in found.pads.items():

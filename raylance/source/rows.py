@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 
 from raylance.environment.shared import Shared
 from raylance.planning.proof import HasOffsets
-from raylance.samples.windows import SampleTable, WindowTable
+from raylance.samples.table import SampleTable
 from raylance.source.reader import Reader, ReadMode, RowReader
 from raylance.source.retrying import OPENING_S
 from raylance.source.selection import Selection
@@ -66,13 +66,13 @@ class TableRows(RowSource):
     pinned: Source
     selection: Shared[Selection]
     read: ReadMode
-    samples: Shared[WindowTable] | None = None
+    samples: Shared[SampleTable] | None = None
 
     def load_selection(self) -> Selection:
         """See `RowSource.load_selection`."""
         return self.selection.get()
 
-    def load_samples(self) -> WindowTable | None:
+    def load_samples(self) -> SampleTable | None:
         """See `RowSource.load_samples`."""
         return None if self.samples is None else self.samples.get()
 
@@ -100,7 +100,7 @@ def table_rows(
     row_bytes: float,
     stored_bytes: float = 0.0,
     read: ReadMode = "auto",
-    samples: Shared[WindowTable] | None = None,
+    samples: Shared[SampleTable] | None = None,
     sample_bytes: float | None = None,
 ) -> TableRows:
     """Makes the `TableRows` of a dataset. `stored_bytes` is the mean size of all rows as stored, 0 if unknown;

@@ -6,7 +6,7 @@ import pyarrow as pa
 from raylance.memory.arrow import take_rows
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.samples.windows import IS_PAD, Located, SampleTable
+from raylance.samples.table import IS_PAD, Located, SampleTable
 from raylance.source.reader import RowReader
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from raylance.memory.arrow import own_memory, slice_runs, take_rows
 from raylance.memory.lending import Lend
 from raylance.orders.permutation import Int64Array
-from raylance.samples.windows import Located, SampleTable
+from raylance.samples.table import Located, SampleTable
 from raylance.source.sampling import gather_samples
 from raylance.work.row_memory import Placed, RowMemory
 

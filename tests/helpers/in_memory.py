@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.errors import DatasetError
-from raylance.samples.windows import SampleTable
+from raylance.samples.table import SampleTable
 from raylance.source.reader import RowReader
 
 
