@@ -105,10 +105,12 @@ class Account:
             return Pace(_EVEN_BLOCK_BYTES, row_bytes, limit_rows=1 << 40, least_bytes=row_bytes)
         return Pace(max(1, min(_BLOCK_BYTES, self.window_bytes // _BLOCKS)), row_bytes, least_bytes=least)
 
-    def learn_chunk(self, samples: int, rows: int, nbytes: int) -> None:
-        """Learns the mean bytes of a row, and how many rows a sample adds, from a chunk that is loaded. The mean rises
-        at once and falls slowly: a chunk that is too small costs some speed, and one that is too large is loaded again
-        in parts.
-        """
+    def learn_rows(self, samples: int, rows: int) -> None:
+        """Learns how many stored rows a chunk has for its samples, which may have many rows each, or share them."""
         self._rows_each = max(1.0, rows / samples)
+
+    def learn_chunk(self, rows: int, nbytes: int) -> None:
+        """Learns the mean bytes of a row from a chunk that is loaded. The mean rises at once and falls slowly: a chunk
+        that is too small costs some speed, and one that is too large is loaded again in parts.
+        """
         self._loaded_bytes = nbytes / rows if self.is_even else max(self._loaded_bytes / 2, nbytes / rows)

@@ -165,6 +165,7 @@ class ChunkTable:
         # An answer may overtake another one, and the rows of a load may come before those of an earlier load.
         held.loaded_rows, held.nbytes = max(held.loaded_rows, event.rows), max(held.nbytes, event.nbytes)
         held.stored_rows = event.stored_rows
+        account.learn_rows(held.rows, held.stored_rows)
         if not held.calls:
             rows, nbytes = held.loaded_rows - held.paced[0], held.nbytes - held.paced[1]
             if rows:
@@ -175,7 +176,7 @@ class ChunkTable:
         if held.loaded_rows == held.stored_rows:
             if held.calls:
                 return  # a read that was repeated may still copy rows to places of its load, until this is answered
-            account.learn_chunk(held.rows, held.stored_rows, held.nbytes)
+            account.learn_chunk(held.stored_rows, held.nbytes)
             held.state = change(held.state, ChunkState.LOADED)
         elif held.nbytes + held.needs_bytes > account.window_bytes and held.rows == 1:
             self._free(held)

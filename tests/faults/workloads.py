@@ -84,7 +84,7 @@ class Slowly:
         return {name: values for name, values in batch.items() if name != "_rowoffset"}
 
 
-NAMES = ("images", "ragged", "batch", "fatal", "vectors", "mixture", "peers")
+NAMES = ("images", "ragged", "batch", "fatal", "vectors", "mixture", "peers", "windows")
 FATAL = "fatal"
 
 
@@ -95,6 +95,7 @@ def write(folder: Path) -> None:
         table = pa.table(
             {
                 "id": np.arange(rows + DELETED),
+                "episode": np.arange(rows + DELETED) * 7 // 100,
                 "image": pa.array(
                     [encode(rng.integers(0, 255, (24, 32, 3), np.uint8), "JPEG") for _ in range(rows + DELETED)]
                 ),
@@ -125,6 +126,9 @@ def opened(name: str, folder: str | os.PathLike[str], armed: str = "", **argumen
             return raylance.dataset(uri, columns=["id", "code"], decode=decode, on_bad_row="mask", **common)
         case "vectors":
             return raylance.dataset(uri, columns=["id", "vector"], transform=Slowly(), **common)
+        case "windows":
+            windows = raylance.Windows(episode="episode", offsets={"vector": range(-2, 3)})
+            return raylance.dataset(uri, columns=["id", "vector"], windows=windows, transform=Slowly(), **common)
         case "mixture":
             remainder = common.pop("remainder")
             parts = {

@@ -192,6 +192,31 @@ def test_map_style_rows(uri: str) -> None:
     ]
 
 
+def test_workers_of_torchs_dataloader(uri: str) -> None:
+    from raylance import torch_data
+
+    samples, data = expected(frames()), raylance.dataset(uri, windows=WINDOWS, remainder="ragged")
+    made = torch_data.IterableDataset(data, global_batch_size=32, with_row_offset=True)
+    seen = [offset for batch in torch_data.Loader(made, num_workers=2) for offset in check(batch, samples)]
+    assert sorted(seen) == list(range(ROWS))
+
+
+def test_shares_change_in_mid_epoch(uri: str) -> None:
+    samples, data = expected(frames()), raylance.dataset(uri, windows=WINDOWS, order="row", remainder="ragged")
+    loaders = [data.loader(rank=rank, world_size=2) for rank in range(2)]
+    seen = []
+    for loader in loaders:
+        batches = iter(loader.iter_batches(global_batch_size=40, with_row_offset=True))
+        for _ in range(4):
+            seen += check(next(batches), samples)
+    loaders[1].close()
+    loaders[0].reshard(0, 1)
+    with loaders[0] as loader:
+        for batch in loader.iter_batches(global_batch_size=40, with_row_offset=True):
+            seen += check(batch, samples)
+    assert sorted(seen) == list(range(ROWS))
+
+
 def test_weighted_samples_and_mixtures(uri: str, write_dataset: Callable[..., str]) -> None:
     samples = expected(frames())
     drawn = raylance.dataset(uri, windows=WINDOWS, order=raylance.Weighted(weights="state"))
