@@ -153,7 +153,8 @@ def dataset(
     samples = None
     if windows is not None:
         plain = [name for name in names if name not in {each.column for each in asked.decoders}]
-        samples, selection = share_windows(source, opened, check_windows(opened, windows, plain), selection)
+        checked = check_windows(opened, windows, plain, [each.output_name for each in asked.decoders])
+        samples, selection = share_windows(source, opened, checked, selection)
     spec = _try_rows(source, opened, selection, samples, names, asked, read)
     if pack is not None:
         packed = pack_rows(spec.source, pack)

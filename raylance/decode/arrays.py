@@ -284,7 +284,10 @@ def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
     if array.null_count:
         fix = f"Filter them out ({filter_of_nulls(name)}), or fill them in the dataset."
         if where:
-            fix = "No filter on the column finds these: fill them in the dataset, or leave their rows out of it."
+            fix = (
+                "No filter on the column finds nulls in stored lists: fill them in the dataset, or leave their rows "
+                f"out of it. In windows=, {filter_of_nulls(name)} with neighbours='selected' ends windows there."
+            )
         raise DatasetError(
             f"column {name!r} has {array.null_count} nulls{where} in this batch, which an array of {array.type} cannot "
             f"hold; the epoch stops here, because no value may be invented. {fix}"

@@ -134,9 +134,11 @@ class TableSize:
 
 
 def width_of(kind: pa.DataType) -> int:
-    """Returns the bytes of a value; 0 if values differ in size or do not have whole bytes."""
-    bits = _bits(kind)
-    return bits // 8 if bits % 8 == 0 else 0
+    """Returns the bytes of a value; 0 if values differ in size, or do not have whole bytes, as lists of bools."""
+    inner = kind
+    while isinstance(inner, pa.BaseExtensionType) or pa.types.is_fixed_size_list(inner):
+        inner = inner.storage_type if isinstance(inner, pa.BaseExtensionType) else inner.value_type
+    return _bits(kind) // 8 if _bits(inner) % 8 == 0 else 0
 
 
 def _bits(kind: pa.DataType) -> int:

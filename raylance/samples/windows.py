@@ -15,6 +15,7 @@ from raylance.samples.table import Found, Located, SampleTable
 
 Ends = Literal["pad", "drop"]
 Neighbours = Literal["episode", "selected"]
+_FURTHEST = 1 << 48  # a row offset has less
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +36,13 @@ class Windows:
         fps: Rows a second.
         timestamp: Column of seconds (numbers, or Arrow timestamps). If it is given, each row must follow the one before
             it in its episode by 1 / fps: each is checked when the dataset is opened.
-        tolerance_s: By how many seconds offsets in seconds, and distances of timestamps, may differ from whole rows.
+        tolerance_s: By how many seconds offsets in seconds, and distances of timestamps, may differ from whole rows;
+            distances also by what the type of floats rounds.
         at_ends: "pad" repeats the first or last row of the episode in place of rows outside of it. Batches then have a
             column `<column>_is_pad`, bool (n, k), for each window. "drop" leaves out anchors whose windows are not
             whole.
-        stride: Distance between the anchors of an episode in rows, from its first possible one on.
+        stride: Distance between the anchors of an episode in rows, from its first possible one on. Rows that are not
+            selected count, too, unless the episode ends there.
         neighbours: "episode" also takes rows that filter or split have not selected, if they are near a selected one.
             With "selected", an episode ends for a window where the next row is not selected.
     """
@@ -66,6 +69,8 @@ class Windows:
             for name, each in rows.items()
         }
         object.__setattr__(self, "offsets", whole)
+        for name, each in whole.items():
+            _check_reach(name, each)
         seconds = {name: _numbers(name, each, "seconds") for name, each in _items("seconds", self.seconds)}
         object.__setattr__(self, "seconds", {name: tuple(map(float, each)) for name, each in seconds.items()})
         if not self.columns:
@@ -74,10 +79,13 @@ class Windows:
             )
         if both := sorted(self.offsets.keys() & self.seconds.keys()):
             raise ConfigError(f"Windows(): {both[0]!r} is in offsets= and in seconds=. Name it in one of them.")
-        for name, value in (("fps", self.fps), ("tolerance_s", self.tolerance_s)):
+        numbers: dict[str, Any] = {"tolerance_s": self.tolerance_s} | ({} if self.fps is None else {"fps": self.fps})
+        for name, value in numbers.items():
             is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-            if value is not None and not (is_number and 0 < value < math.inf):
+            if not (is_number and 0 < value < math.inf):
                 raise ConfigError(f"Windows({name}={value!r}): must be a positive number.")
+        if self.timestamp is not None and not (isinstance(self.timestamp, str) and self.timestamp):
+            raise ConfigError(f"Windows(timestamp={self.timestamp!r}): give the name of a column.")
         if self.seconds and self.fps is None and self.timestamp is None:
             raise ConfigError(
                 "Windows(seconds=…): how many rows a second has is not known. Give fps=, or the column timestamp=."
@@ -100,15 +108,27 @@ class Windows:
             ConfigError: If an offset in seconds is not a whole number of rows.
         """
         found = {name: tuple(offsets) for name, offsets in self.offsets.items()}
+        if self.seconds and fps is None:
+            raise ConfigError(
+                f"Windows(seconds=…): no episode has two rows, so how far they are apart in {self.timestamp!r} is not "
+                "known; nothing was started. Give fps=."
+            )
+        if fps is not None and self.tolerance_s >= 0.5 / fps:
+            raise ConfigError(
+                f"Windows: tolerance_s={self.tolerance_s:g} is half of {1 / fps:g} s or more, by which rows are apart: "
+                "any time would be near a row. Nothing was started. Give a smaller one."
+            )
         for name, seconds in self.seconds.items():
             rate = fps or math.nan
+            _check_reach(name, [each * rate for each in seconds])
             rows = [round(each * rate) for each in seconds]
             for each, row in zip(seconds, rows, strict=True):
                 if abs(each - row / rate) > self.tolerance_s:
                     raise ConfigError(
                         f"Windows: seconds[{name!r}] has {each:g} s, which is {each * rate:g} rows at {rate:g} rows a "
                         f"second; the nearest row is {abs(each - row / rate):g} s away, tolerance_s allows "
-                        f"{self.tolerance_s:g} s. Nothing was started. Give whole multiples of {1 / rate:g} s."
+                        f"{self.tolerance_s:g} s. Nothing was started. Give whole multiples of {1 / rate:g} s; or "
+                        "fps=, if it was inferred from rounded timestamps."
                     )
             found[name] = tuple(rows)
         return {name: found[name] for name in self.columns}
@@ -120,8 +140,16 @@ def _items(argument: str, given: Any) -> Iterable[tuple[Any, Any]]:
     return given.items()
 
 
+def _check_reach(name: str, offsets: Iterable[float]) -> None:
+    for each in offsets:
+        if abs(each) >= _FURTHEST:
+            raise ConfigError(f"Windows: {name!r} has a row {each:g} rows from the anchor; no dataset has so many.")
+
+
 def _numbers(name: Any, given: Any, argument: str) -> tuple[Any, ...]:
-    values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else ()
+    is_array = isinstance(given, np.ndarray) and given.ndim != 1
+    is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes) and not is_array
+    values = tuple(given) if is_list else ()
     is_number = all(isinstance(each, int | float | np.number) and not isinstance(each, bool) for each in values)
     if not (isinstance(name, str) and values and is_number and all(map(math.isfinite, values))):
         raise ConfigError(f"Windows({argument}={{{name!r}: {given!r}}}): give at least one number for each column.")
@@ -290,6 +318,8 @@ class WindowTable(SampleTable):
     ) -> tuple[Int64Array, BoolArray]:
         wanted, (before, after) = np.array(offsets), located.facts.T
         edge = np.flatnonzero((before < -wanted.min()) | (after < wanted.max()))
+        if len(edge) and self.windows.at_ends == "drop":  # somebody asks for a row that is no anchor
+            raise IndexError(f"row {located.anchors[edge[0]]} has no whole window, and at_ends='drop' marks no padding")
         inside = np.clip(wanted, -before[edge, None], after[edge, None])  # what is left of the window
         is_pad = np.zeros((len(located.anchors), len(offsets)), dtype=np.bool_)
         is_pad[edge] = inside != wanted

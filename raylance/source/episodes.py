@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lance
@@ -17,6 +17,7 @@ from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.samples.table import IS_PAD, SampleTable
 from raylance.samples.windows import Episodes, Windows, WindowTable
+from raylance.source.fields import find_field
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
 from raylance.source.limits import requests_of
 from raylance.source.retrying import patiently
@@ -81,15 +82,19 @@ def select_anchors(source: Source, table: Shared[SampleTable], selection: Shared
         rows = Selection.from_offsets(each[samples.are_anchors(each)] for each in _blocks(rows))
     if not rows.rows:
         raise DatasetError(
-            f"no selected row of {source.uri!r}, version {source.version}, is the anchor of a sample, as if none had "
-            "whole windows; nothing was started. Use at_ends='pad', or shorter windows."
+            f"no selected row of {source.uri!r}, version {source.version}, is the anchor of a sample; nothing was "
+            "started. at_ends='drop' leaves out rows without whole windows, and stride= counts from the first possible "
+            "row of each episode, selected or not."
         )
     digest = hashlib.blake2b((rows.fingerprint + samples.fingerprint).encode(), digest_size=16)
     return dataclasses.replace(rows, fingerprint=digest.hexdigest())
 
 
-def check_windows(opened: lance.LanceDataset, windows: Any, names: list[str]) -> Windows | SampleTable:
-    """Checks that windows fit a dataset, of which the columns `names` are read.
+def check_windows(
+    opened: lance.LanceDataset, windows: Any, names: Sequence[str], made: Sequence[str]
+) -> Windows | SampleTable:
+    """Checks that windows fit a dataset, of which the columns `names` are delivered as they are stored, and `made` by
+    decoders.
 
     Raises:
         ConfigError: If a column with a window is not among them, or its windows cannot be tensors.
@@ -110,14 +115,15 @@ def check_windows(opened: lance.LanceDataset, windows: Any, names: list[str]) ->
                 f"Windows: {name!r} is none of the columns that are delivered: {', '.join(names)}. Nothing was "
                 "started. Name it in columns=, without a decoder, or give it no window."
             )
-        if f"{name}{IS_PAD}" in names:
+        if f"{name}{IS_PAD}" in {*names, *made} and not (isinstance(windows, Windows) and windows.at_ends == "drop"):
             raise ConfigError(
-                f"Windows: the column {name + IS_PAD!r} of the dataset has the name of the column that says which rows "
-                f"of the window of {name!r} are padding. Nothing was started. Leave it out of columns=."
+                f"Windows: batches have another column {name + IS_PAD!r}, which is the name of the one that says which "
+                f"rows of the window of {name!r} are padding. Nothing was started. Leave it out, or rename it."
             )
-        if not _is_dense(schema.field(name).type):
+        field = find_field(schema, name)
+        if field is not None and not _is_dense(field.type):
             raise ConfigError(
-                f"Windows: column {name!r} is {schema.field(name).type}; windows are of numbers, or of lists of one "
+                f"Windows: column {name!r} is {field.type}; windows are of numbers, or of lists of one "
                 "length. Nothing was started. Store it so, or give it no window."
             )
     return windows
@@ -125,7 +131,7 @@ def check_windows(opened: lance.LanceDataset, windows: Any, names: list[str]) ->
 
 def _is_dense(kind: pa.DataType) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
-        return _is_dense(kind.storage_type)
+        return kind.extension_name == "lance.bfloat16" or _is_dense(kind.storage_type)
     if pa.types.is_fixed_size_list(kind):
         return _is_dense(kind.value_type)
     return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind))
@@ -196,7 +202,7 @@ class _Clock:
     def __init__(self, dataset: lance.LanceDataset, windows: Windows) -> None:
         self.fps, self._tolerance_s = windows.fps, windows.tolerance_s
         self._uri, self._name, self._episode = dataset.uri, windows.timestamp, windows.episode
-        self._precision = 0.0
+        self._dtype: np.dtype[Any] = np.dtype(np.int64)  # of the timestamps
 
     def times_of(self, column: pa.Array, first: int) -> npt.NDArray[np.float64]:
         """Returns timestamps in seconds; `first` is the offset of the first one."""
@@ -216,16 +222,23 @@ class _Clock:
             whole = column.cast(pa.int64()).to_numpy()
             return np.asarray((whole - whole[0]) * _UNITS[kind.unit]) + float(whole[0]) * _UNITS[kind.unit]
         values = column.to_numpy()
-        if values.dtype.kind == "f" and len(values):  # a float32 of an hour counts quarters of a millisecond
-            self._precision = max(self._precision, 2 * float(np.spacing(np.abs(values).max())))
+        self._dtype = values.dtype
         return np.asarray(values, dtype=np.float64)
+
+    def _rounding(self, times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Returns by how much the distance of two times may be rounded: a float32 of an hour by half a millisecond."""
+        if self._dtype.kind != "f":
+            return np.zeros(len(times))
+        with np.errstate(invalid="ignore"):  # NaN and infinity, which no distance can be
+            steps: npt.NDArray[np.float64] = np.spacing(np.abs(times).astype(self._dtype)).astype(np.float64)
+        return np.nan_to_num(2 * steps, posinf=0.0)
 
     def check_within(self, times: npt.NDArray[np.float64], ends: Int64Array, first: int) -> None:
         """Checks rows that follow one another in storage; runs of one episode end at the indices `ends`."""
         steps = np.diff(times)
         is_inside = np.ones(len(steps), dtype=np.bool_)
         is_inside[ends[:-1] - 1] = False
-        self._check(steps, is_inside, times, np.arange(1, len(times)) + first)
+        self._check(steps, is_inside, self._rounding(times[1:]), np.arange(1, len(times)) + first)
 
     def check_between(self, codes: Int64Array, lengths: Int64Array, times: npt.NDArray[np.float64]) -> None:
         """Checks runs that follow one another in their episode, with the times of their first and last rows."""
@@ -233,10 +246,14 @@ class _Clock:
         begins = (np.cumsum(lengths) - lengths)[by_code]
         steps = times[by_code][1:, 0] - times[by_code][:-1, 1]
         is_inside = np.diff(codes[by_code]) == 0
-        self._check(steps, is_inside, times[by_code][:, 0], begins[1:])
+        self._check(steps, is_inside, self._rounding(times[by_code][1:, 0]), begins[1:])
 
     def _check(
-        self, steps: npt.NDArray[np.float64], is_inside: npt.NDArray[np.bool_], times: Any, rows: Int64Array
+        self,
+        steps: npt.NDArray[np.float64],
+        is_inside: npt.NDArray[np.bool_],
+        rounding: npt.NDArray[np.float64],
+        rows: Int64Array,
     ) -> None:
         if not is_inside.any():
             return
@@ -245,7 +262,13 @@ class _Clock:
             if not found > 0:
                 self._refuse(rows[is_inside][0], found, "and how far rows are apart is not known")
             self.fps = 1 / found
-        wrong = np.flatnonzero(is_inside & (np.abs(steps - 1 / self.fps) > self._tolerance_s + self._precision))
+        coarse = np.flatnonzero(is_inside & (rounding >= 0.5 / self.fps))
+        if len(coarse):
+            self._refuse(
+                int(rows[coarse[0]]), float(steps[coarse[0]]), f"a type that rounds by {rounding[coarse[0]]:g} s"
+            )
+        is_right = np.abs(steps - 1 / self.fps) <= self._tolerance_s + rounding  # False for NaN
+        wrong = np.flatnonzero(is_inside & ~is_right)
         if len(wrong):
             self._refuse(int(rows[wrong[0]]), float(steps[wrong[0]]), f"instead of {1 / self.fps:g} s")
 
@@ -253,7 +276,8 @@ class _Clock:
         raise DatasetError(
             f"Windows: the row at offset {row} of {self._uri!r} follows the one before it in its {self._episode!r} by "
             f"{step_s:g} s in {self._name!r}, {why} (tolerance_s={self._tolerance_s:g}): rows around it are not where "
-            "offsets expect them; nothing was started. Mend the timestamps, or leave the episode out of the dataset."
+            "offsets expect them; nothing was started. If timestamps are only rounded, give fps= and a larger "
+            "tolerance_s=; else mend them, or leave the episode out of the dataset."
         )
 
 

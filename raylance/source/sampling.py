@@ -43,7 +43,7 @@ def gather_samples(
         taken = take_rows(table.select([name]), indices.ravel(), lend).column(0)
         values = taken.chunk(0) if taken.num_chunks == 1 else taken.combine_chunks()
         columns[name] = pa.FixedSizeListArray.from_arrays(values, indices.shape[1])
-    pads = {f"{name}{IS_PAD}": _flags(is_pad) for name, is_pad in found.pads.items()}
+    pads = {f"{name}{IS_PAD}": _flags(found.pads[name]) for name in names if name in found.pads}
     return pa.table({name: columns[name] for name in names} | pads)
 
 

@@ -290,6 +290,88 @@ def test_times_are_checked(write_dataset: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("times", "row"),
+    [
+        (pa.array([*np.arange(20) / 10, float("nan"), *np.arange(21, 40) / 10]), 20),
+        (pa.array([*np.arange(20) / 10, *np.arange(21, 41) / 10]), 20),
+        (pa.array([*(4e6 + np.arange(20) / 10), *np.arange(20) / 10], pa.float32()), 1),
+        (pa.array(np.r_[np.arange(20), np.arange(19, 39)] * 100_000, pa.timestamp("us")), 20),
+    ],
+    ids=["NaN", "gap", "coarse", "twice"],
+)
+def test_times_that_are_not_regular_are_named(write_dataset: Callable[..., str], times: pa.Array, row: int) -> None:
+    uri = write_dataset(pa.table({"e": np.zeros(40, np.int64), "x": np.arange(40), "t": times}))
+    with pytest.raises(DatasetError, match=rf"offset {row} "):
+        raylance.dataset(uri, windows=raylance.Windows(episode="e", offsets={"x": [0]}, timestamp="t", fps=10))
+
+
+def test_types_of_windows(write_dataset: Callable[..., str]) -> None:
+    """Also of eight flags, which Arrow keeps in one byte."""
+    import ml_dtypes
+
+    rows = 60
+    bits = pa.array(np.arange(rows, dtype=np.float32).astype(ml_dtypes.bfloat16).view(np.uint16))
+    tensor = pa.fixed_shape_tensor(pa.int16(), (2, 3), permutation=[1, 0])
+    table = pa.table(
+        {
+            "e": pa.array([f"episode {row // 20}" for row in range(rows)]),
+            "flag": np.arange(rows) % 3 == 0,
+            "flags": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(rows * 8) % 5 == 0), 8),
+            "half": np.arange(rows).astype(np.float16),
+            "brain": pa.ExtensionArray.from_storage(
+                lance.arrow.BFloat16Type(),
+                pa.FixedSizeBinaryArray.from_buffers(pa.binary(2), rows, [None, bits.buffers()[1]]),
+            ),
+            "tensor": pa.ExtensionArray.from_storage(
+                tensor, pa.FixedSizeListArray.from_arrays(pa.array(np.arange(rows * 6, dtype=np.int16)), 6)
+            ),
+            "nested": pa.StructArray.from_arrays([pa.array(np.arange(rows))], ["x"]),
+        }
+    )
+    names = ["flag", "flags", "half", "brain", "tensor", "nested.x"]
+    windows = raylance.Windows(episode="e", offsets={name: range(8) for name in names})
+    data = raylance.dataset(write_dataset(table), columns=names, windows=windows, remainder="ragged")
+    assert [data.head(2)[name].shape for name in names] == [(2, 8), (2, 8, 8), (2, 8), (2, 8), (2, 8, 3, 2), (2, 8)]
+    seen = 0
+    for batch in data.iter_batches(batch_size=16, with_row_offset=True):
+        anchors = batch["_rowoffset"]
+        wanted = np.minimum(anchors[:, None] + np.arange(8), anchors[:, None] // 20 * 20 + 19)
+        assert (batch["flag"] == (wanted % 3 == 0)).all()
+        assert (batch["flags"] == ((wanted[..., None] * 8 + np.arange(8)) % 5 == 0)).all()
+        assert (batch["half"] == wanted).all()
+        assert (batch["brain"].astype(np.float32) == wanted).all()
+        whole = wanted[..., None, None] * 6 + np.arange(6).reshape(2, 3)
+        assert (batch["tensor"] == whole.transpose(0, 1, 3, 2)).all()
+        assert (batch["nested.x"] == wanted).all()
+        assert (batch["flag_is_pad"] == (anchors[:, None] + np.arange(8) != wanted)).all()
+        seen += len(anchors)
+    assert seen == rows
+
+
+def test_a_row_without_whole_windows_is_not_given_on_request(uri: str) -> None:
+    data = raylance.dataset(uri, windows=dataclasses.replace(WINDOWS, at_ends="drop"))
+    with pytest.raises(DatasetError, match="row 0 has no whole window"):
+        data.take([0])
+
+
+def test_mixtures_have_windows_in_all_parts_or_in_none(write_dataset: Callable[..., str]) -> None:
+    rows = np.arange(40)
+    uri = write_dataset(pa.table({"e": rows // 10, "v": rows}))
+    lists = write_dataset(pa.table({"e": rows, "v": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(80)), 2)}))
+    windows = raylance.Windows(episode="e", offsets={"v": [0, 1]}, at_ends="drop")
+    parts = {"a": (raylance.dataset(uri, windows=windows), 1), "b": (raylance.dataset(lists), 1)}
+    for names in ("ab", "ba"):
+        with pytest.raises(ConfigError, match="windows="):
+            raylance.mix({name: parts[name] for name in names})
+    both = raylance.Windows(episode="e", offsets={"v": [0], "e": [0]})
+    other = raylance.Windows(episode="e", offsets={"e": [0], "v": [0]})
+    mixture = raylance.mix(
+        {"a": (raylance.dataset(uri, windows=both), 1), "b": (raylance.dataset(uri, windows=other), 1)}
+    )
+    assert mixture.schema.names == ["e", "v", "e_is_pad", "v_is_pad"]
+
+
+@pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
         ({"windows": "rows"}, ConfigError, "'rows'"),
@@ -303,6 +385,7 @@ def test_times_are_checked(write_dataset: Callable[..., str]) -> None:
             DatasetError,
             "whole windows",
         ),
+        ({"windows": dataclasses.replace(WINDOWS, stride=50), "filter": "state = 5"}, DatasetError, "stride="),
         ({"windows": WINDOWS, "pack": raylance.PackTokens("name", 8)}, ConfigError, "pack="),
     ],
 )

@@ -104,6 +104,12 @@ def test_offsets_in_seconds_are_whole_rows() -> None:
     assert windows.in_rows(20) == {"x": (0,), "y": (-2, 0, 1)}
     with pytest.raises(ConfigError, match=r"0\.07 s.*1\.4 rows at 20 rows"):
         raylance.Windows(episode="e", seconds={"y": [0.07]}, fps=20).in_rows(20)
+    with pytest.raises(ConfigError, match="tolerance_s=0.03"):
+        raylance.Windows(episode="e", seconds={"y": [0.07]}, fps=20, tolerance_s=0.03).in_rows(20)
+    with pytest.raises(ConfigError, match="'y'"):
+        raylance.Windows(episode="e", seconds={"y": [1e300]}, fps=1e3).in_rows(1e3)
+    with pytest.raises(ConfigError, match="fps="):
+        raylance.Windows(episode="e", seconds={"y": [0.1]}, timestamp="t").in_rows(None)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +127,12 @@ def test_offsets_in_seconds_are_whole_rows() -> None:
         ({"offsets": {"x": [0]}, "stride": 0}, "stride"),
         ({"offsets": {"x": [0]}, "at_ends": "wrap"}, "'wrap'"),
         ({"offsets": {"x": [0]}, "episode": ""}, "episode"),
+        ({"offsets": {"x": [0]}, "timestamp": 5}, "timestamp=5"),
+        ({"offsets": {"x": [0]}, "tolerance_s": None}, "tolerance_s=None"),
+        ({"offsets": {"x": [2**62]}}, "'x'"),
+        ({"offsets": {"x": [-(2**63)]}}, "'x'"),
+        ({"offsets": {"x": [2**63]}}, "x"),
+        ({"offsets": {"x": np.array(3)}}, "array"),
     ],
 )
 def test_settings_that_cannot_be_honoured(arguments: dict[str, Any], message: str) -> None:
