@@ -61,6 +61,7 @@ class ReadSpec:
             "branch": self.source.branch,
             "version": self.source.version,
             "identity": self.source.identity,
+            "windows": self.source.windows,
             "columns": list(self.delivers),
             "decode": [describe(decoder) for decoder in self.decoding.decoders] if self.decoding else [],
             "transform": describe(self.decoding.transform) if self.decoding else None,

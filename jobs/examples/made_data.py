@@ -1,7 +1,8 @@
-"""Makes small datasets for the recipes, where no public one would be small enough: scenes and sounds.
+"""Makes small datasets for the recipes, where no public one would be small enough: scenes, sounds and episodes.
 
 `scenes` have a picture of one coloured shape, its mask, its box, a caption in tokens and a label; `sounds` are tones of
-different lengths, with the label of their pitch. Both are the same each time.
+different lengths, with the label of their pitch; `episodes` are frames of an arm that pushes a disc to the
+middle, as two cameras see it, with its state and action. All are the same each time.
 
     python -m jobs.examples.made_data scenes scenes.lance
 """
@@ -18,6 +19,7 @@ import PIL.ImageDraw
 import pyarrow as pa
 
 SHAPES, COLOURS = ("ellipse", "rectangle"), ("red", "green", "blue", "white")
+FRAMES = 20  # of an episode
 WORDS = 16  # of the captions: 0 ends one, and 1 to 15 are words
 
 
@@ -59,6 +61,34 @@ def sounds(rows: int) -> pa.Table:
     return _split({"sound": pa.array(encoded, pa.binary()), "label": pa.array(labels)}, rows)
 
 
+def episodes(rows: int) -> pa.Table:
+    """Frames, ten a second: cameras top and side (JPEG, 32 x 32), state (arm x, y, disc x, y), action (dx, dy)."""
+    rng = np.random.default_rng(0)
+    columns: dict[str, list[object]] = {name: [] for name in ("top", "side", "state", "action")}
+    arm, disc = np.zeros(2), np.zeros(2)
+    for row in range(rows):
+        if row % FRAMES == 0:
+            arm, disc = rng.uniform(0.1, 0.9, (2, 2))
+        has_disc = np.abs(arm - disc).max() < 0.1
+        action = np.clip((0.5 if has_disc else disc) - arm, -0.1, 0.1) + rng.normal(0, 0.005, 2)
+        for camera, (across, down) in (("top", (0, 1)), ("side", (1, 0))):
+            picture = PIL.Image.new("RGB", (32, 32))
+            draw = PIL.ImageDraw.Draw(picture)
+            for place, colour in ((disc, "red"), (arm, "white")):
+                x, y = 32 * place[across], 32 * place[down]
+                draw.ellipse([x - 3, y - 3, x + 3, y + 3], fill=colour)
+            columns[camera].append(_encode(picture, "JPEG"))
+        columns["state"].append([*arm, *disc])
+        columns["action"].append(action.tolist())
+        arm, disc = arm + action, disc + action * has_disc
+    types = {"top": pa.binary(), "side": pa.binary(), "state": pa.list_(pa.float32(), 4)}
+    types |= {"action": pa.list_(pa.float32(), 2)}
+    made = {name: pa.array(values, types[name]) for name, values in columns.items()}
+    frame, episode = np.arange(rows) % FRAMES, np.arange(rows) // FRAMES
+    made |= {"episode_index": pa.array(episode), "timestamp": pa.array(frame / 10)}
+    return pa.table(made | {"split": pa.array(["val" if number % 5 == 4 else "train" for number in episode])})
+
+
 def _encode(picture: PIL.Image.Image, kind: str) -> bytes:
     picture.save(buffer := io.BytesIO(), kind)
     return buffer.getvalue()
@@ -71,13 +101,13 @@ def _split(columns: dict[str, pa.Array], rows: int) -> pa.Table:
 def main(argv: list[str] | None = None) -> int:
     """Runs the job; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("scenes", "sounds"))
+    parser.add_argument("kind", choices=("scenes", "sounds", "episodes"))
     parser.add_argument("uri", help="where the dataset is written")
     parser.add_argument("--count", type=int, default=400, metavar="N", help="rows (default: 400)")
     args = parser.parse_args(argv)
-    made = {"scenes": scenes, "sounds": sounds}[args.kind](args.count)
+    made = {"scenes": scenes, "sounds": sounds, "episodes": episodes}[args.kind](args.count)
     lance.write_dataset(made, args.uri, max_rows_per_file=100)
-    print(f"{args.uri}: {made.num_rows} {args.kind}")
+    print(f"{args.uri}: {made.num_rows} rows of {args.kind}")
     return 0
 
 

@@ -22,7 +22,7 @@ from raylance.samples.windows import Windows
 from raylance.source.packing import PackTokens
 from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
 
-_KEPT = ("uri", "version", "branch", "filter", "split")
+_KEPT = ("uri", "version", "branch", "filter", "split", "windows")
 _RECORDED: dict[str, type[Order]] = {**ORDERS, ClassBalanced.name: ClassBalanced}
 _WRITTEN = (*ORDERS.values(), Weighted, ClassBalanced, FractionSplit, RangeSplit, ValueSplit, PackTokens, Windows)
 _SETTINGS = {kind.__name__: kind for kind in _WRITTEN}
@@ -79,8 +79,7 @@ def reopen(
             which the state names them.
         remainder: The argument `remainder` with which the run opened its dataset; a checkpoint does not hold it.
         **changes: Other arguments of `raylance.dataset`, for all datasets of a mixture: arguments that are not taken
-            from the state, such as `storage_options`, `decode`, `pack` and `windows`, and arguments that differ from
-            the run's.
+            from the state, such as `storage_options`, `decode` and `pack`, and arguments that differ from the run's.
 
     Raises:
         StateError: If the state is damaged.
@@ -98,14 +97,15 @@ def reopen(
             f"uri={uris}: the run read {len(parts)} datasets. Nothing was opened. Give a URI for each, or none."
         )
     if "pack" not in changes and saved.transform is None:
-        windows: Windows | SampleTable | None = changes.get("windows")
-        added = {f"{name}{IS_PAD}" for name in windows.columns} if windows is not None else set()
-        changes = {"columns": [name for name in saved.columns if name not in added], **changes}
+        changes = {"columns": saved.columns, **changes}
     opened = {}
     for number, (name, part) in enumerate(parts.items()):
         one = {key: getattr(saved, key) for key in _KEPT}
         if is_mixture:
-            one = {key: value[name] for key, value in one.items()}
+            one = {key: None if value is None else value[name] for key, value in one.items()}
+        windows: Windows | SampleTable | None = changes.get("windows")
+        if "windows" not in changes and one["windows"] is not None:
+            windows = _windows(one["windows"])
         arguments = {
             "version": one["version"] if one["branch"] is None else (one["branch"], one["version"]),
             "filter": one["filter"],
@@ -115,8 +115,13 @@ def reopen(
             "remainder": remainder,
             "empty_batches": True,  # as the run may have allowed; nothing is trained here
             "window_bytes": None if is_mixture else saved.window_bytes,
+            **changes,
+            "windows": windows,
         }
-        opened[name] = dataset(uris[number] if uris else one["uri"], **(arguments | changes))
+        if windows is not None and arguments.get("columns") is not None:
+            added = {f"{name}{IS_PAD}" for name in windows.columns}
+            arguments["columns"] = [name for name in arguments["columns"] if name not in added]
+        opened[name] = dataset(uris[number] if uris else one["uri"], **arguments)
     if not is_mixture:
         return opened[""]
     weighed = {name: (opened[name], part["quota"]) for name, part in parts.items()}
@@ -129,6 +134,18 @@ def reopen(
     spread = saved.order.get("spread", "pattern")
     order = dataclasses.replace(order, components=tuple(components), spread=spread).adopt(saved.order)
     return Dataset(spec.with_delivery(order=order))
+
+
+def _windows(text: str) -> Windows:
+    """Returns the windows that a checkpoint holds."""
+    try:
+        found = read_setting(text)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the run's samples are made by {text}, whose code no checkpoint holds: give it as windows=. Nothing was "
+            "opened without it."
+        ) from error
+    return cast("Windows", found)
 
 
 def _order(name: Any = None, **params: Any) -> Order:

@@ -39,8 +39,8 @@ out, so that the description is equal to that of earlier versions.
 _OMITTED_IF_ALL = ".epoch_rows"  # a component's field, left out if the component's epoch has all its selected rows
 
 _IDENTITY = (
-    "uri", "version", "branch", "filter", "split", "rows", "fingerprint", "identity", "order", "seed", "columns",
-    "decode", "transform", "codecs",
+    "uri", "version", "branch", "filter", "split", "windows", "rows", "fingerprint", "identity", "order", "seed",
+    "columns", "decode", "transform", "codecs",
 )  # fmt: skip
 
 
@@ -74,11 +74,14 @@ class State:
     # Checksum of `order` and `window_bytes`. A loader with "auto" sizes takes both from the state, so it could not
     # notice otherwise that somebody changed them.
     checksum: str = dataclasses.field(default="", compare=False)
+    windows: Any = None  # the `repr` of what makes samples of several rows; not in the state if it is None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the state as JSON-able values, which are copies."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         copied: dict[str, Any] = json.loads(json.dumps(fields))  # takes a tenth of the time of `dataclasses.asdict`
+        if self.windows is None:
+            del copied["windows"]
         return {"format": FORMAT, **copied, "checksum": self.order_checksum()}
 
     def order_checksum(self) -> str:
@@ -133,7 +136,7 @@ def parse_state(saved: Mapping[str, Any]) -> State:
             "wrote it. Nothing was loaded. Load it by raylance 0.9 and save it again, or start a new run."
         )
     fields = {field.name for field in dataclasses.fields(State)}
-    given = {key: value for key, value in saved.items() if key != "format"}
+    given = {"windows": None} | {key: value for key, value in saved.items() if key != "format"}
     if found < FORMAT:
         given = {_OLD_NAMES.get(key, key): value for key, value in given.items()}
     if set(given) != fields:
@@ -175,7 +178,8 @@ def check_state(saved: State, current: State) -> None:
     accepts every saved number, and the loader reuses it. Other columns or another decoding are allowed, with a warning,
     and so are equal files in another place. Raises StateError if fields differ, with both values of each, side by side.
     """
-    elsewhere, differing = (_compare(saved, current, names) for names in (("uri",), (*_MUST_MATCH, "order")))
+    samples = () if saved.fingerprint == current.fingerprint else ("windows",)  # different words may mean the same
+    elsewhere, differing = (_compare(saved, current, names) for names in (("uri",), (*_MUST_MATCH, *samples, "order")))
     is_known = bool(saved.identity and current.identity)  # else only the place tells data apart
     if differing or (elsewhere and not is_known):
         differing = "\n".join(filter(None, [elsewhere, differing]))

@@ -56,6 +56,10 @@ class SampleTable(abc.ABC):
     facts: ClassVar[int] = 0
     """Number of integers that `look_up` gives for each anchor."""
 
+    def __str__(self) -> str:
+        """What checkpoints say of the samples."""
+        return type(self).__qualname__
+
     @property
     @abc.abstractmethod
     def columns(self) -> Mapping[str, int]:

@@ -68,11 +68,12 @@ class Windows:
             name: tuple(check_integer(f"Windows: offsets[{name!r}]", n, None) for n in each)
             for name, each in rows.items()
         }
-        object.__setattr__(self, "offsets", whole)
+        object.__setattr__(self, "offsets", dict(sorted(whole.items())))
         for name, each in whole.items():
             _check_reach(name, each)
         seconds = {name: _numbers(name, each, "seconds") for name, each in _items("seconds", self.seconds)}
-        object.__setattr__(self, "seconds", {name: tuple(map(float, each)) for name, each in seconds.items()})
+        given = {name: tuple(map(float, each)) for name, each in sorted(seconds.items())}
+        object.__setattr__(self, "seconds", given)
         if not self.columns:
             raise ConfigError(
                 "Windows(): no column has a window. Name some in offsets= or seconds=, or leave windows= out."
@@ -224,6 +225,10 @@ class WindowTable(SampleTable):
         episodes: The episodes.
         offsets: For each column, its window's rows relative to the anchor.
     """
+
+    def __str__(self) -> str:
+        """The settings, from which `raylance.audit.reopen` makes the same samples."""
+        return repr(self.windows)
 
     facts: ClassVar[int] = 2  # the number of rows before the anchor in its episode, and after it
     windows: Windows

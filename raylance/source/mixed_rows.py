@@ -149,6 +149,7 @@ def mix_rows(parts: Mapping[str, RowSource]) -> MixedRows:
         branch={name: part.branch for name, part in parts.items()},
         version={name: part.version for name, part in parts.items()},
         identity={name: part.identity for name, part in parts.items()},
+        windows={name: part.windows for name, part in parts.items()} if widest.windows else None,
         columns=next(iter(parts.values())).columns,
         row_bytes=max(part.row_bytes for part in parts.values()),
         likely_row_bytes=widest.likely_row_bytes,

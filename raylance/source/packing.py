@@ -211,6 +211,7 @@ def pack_rows(documents: RowSource, pack: PackTokens) -> PackedRows:
         branch=documents.branch,
         version=documents.version,
         identity=documents.identity,
+        windows=None,
         columns=("input_ids", "doc_ids", "first_row", "first_token"),
         row_bytes=row_bytes,
         likely_row_bytes=row_bytes,

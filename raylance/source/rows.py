@@ -26,10 +26,13 @@ class Selected(HasOffsets, Protocol):
 class RowSource(abc.ABC):
     """Selected rows of pinned data; picklable."""
 
-    uri: Any  # where the data lie, JSON-able. In a mixture, this and the next three are dicts by name of a dataset
+    uri: Any  # where the data lie, JSON-able. In a mixture, this and the next four are dicts by name of a dataset
     branch: Any  # in which the version is counted; None for the branch that the URI opens
     version: Any  # the pinned version
     identity: Any  # hash of the version's files
+    windows: (
+        Any  # the `repr` of what makes samples of several rows; None if there is nothing, also in no part of a mixture
+    )
     columns: Sequence[str]  # to read
     row_bytes: float  # as it is read, the mean of a few rows; "auto" sizes of orders follow from it
     likely_row_bytes: float  # the best estimate, for the size of the first reads
@@ -111,6 +114,7 @@ def table_rows(
         branch=pinned.branch,
         version=pinned.version,
         identity=pinned.identity,
+        windows=None if samples is None else str(samples.get()),
         columns=columns,
         row_bytes=row_bytes,
         likely_row_bytes=max(row_bytes, stored_bytes),

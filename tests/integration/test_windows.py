@@ -247,7 +247,10 @@ def test_a_state_of_other_windows_is_refused(uri: str) -> None:
         state = loader.state_dict()
     longer = dataclasses.replace(WINDOWS, offsets=OFFSETS | {"done": (1, 2)})
     for other in ({"windows": longer}, {}):
-        with raylance.dataset(uri, **other).loader() as loader, pytest.raises(StateError):
+        with (
+            raylance.dataset(uri, **other).loader() as loader,
+            pytest.raises(StateError, match=r"windows: saved .*Windows\("),
+        ):
             loader.load_state_dict(state)
 
 

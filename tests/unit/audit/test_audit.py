@@ -45,6 +45,7 @@ def uris(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return tuple(made)
 
 
+SHIFTS = {"first": -1, "second": -2}
 WHOLE = raylance.Windows(episode="episode", offsets={"id": [0, 1]}, at_ends="drop", neighbours="selected")
 SINGLE: dict[str, dict[str, Any]] = {
     "window": {"order": WINDOW},
@@ -74,6 +75,14 @@ def opened(uris: tuple[str, ...], kind: str, remainder: Remainder = "drop") -> r
             "first": (raylance.dataset(uris[0], filter="id != 7", order=WINDOW, **columns), 0.6),
             "second": (raylance.dataset(uris[1], split=raylance.ValueSplit("split", "train"), **columns), 0.4),
         }
+        if kind == "mixture of windows":
+            windows = {
+                name: raylance.Windows(episode="episode", offsets={"id": [at, 0]}) for name, at in SHIFTS.items()
+            }
+            parts = {
+                name: (raylance.dataset(uri, windows=windows[name], order=WINDOW, **columns), 0.5)
+                for name, uri in zip(SHIFTS, uris, strict=True)
+            }
         if kind == "mixture with draws":
             drawn = raylance.ClassBalanced(column="split")
             parts["second"] = (raylance.dataset(uris[1], order=drawn, **columns), 0.4)
@@ -83,7 +92,7 @@ def opened(uris: tuple[str, ...], kind: str, remainder: Remainder = "drop") -> r
     return raylance.dataset(uris[0], **columns, **SINGLE[kind], remainder=remainder)
 
 
-KINDS = [*SINGLE, "mixture", "short mixture", "mixture with draws"]
+KINDS = [*SINGLE, "mixture", "mixture of windows", "short mixture", "mixture with draws"]
 
 
 @pytest.mark.parametrize("remainder", REMAINDERS)
@@ -187,7 +196,7 @@ def test_a_run_is_reopened_from_its_checkpoint(kind: str, uris: tuple[str, ...])
         batches = itertools.islice(loader.iter_batches(global_batch_size=9, with_row_offset=True), 4)
         batch = list(batches)[3]
         state = json.loads(json.dumps(loader.state_dict()))
-    pack = {name: SINGLE[kind][name] for name in ("pack", "windows") if name in SINGLE.get(kind, {})}
+    pack = {"pack": SINGLE[kind]["pack"]} if kind.startswith("packed") else {}
     again = reopen(state, uri=uris if "mixture" in kind else uris[0], **pack)
     assert spec_of(again).delivery.fingerprint == spec_of(data).delivery.fingerprint
     assert again.schema.names == data.schema.names

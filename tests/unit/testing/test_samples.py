@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.audit import EpochAudit
+from raylance.audit import EpochAudit, reopen
 from raylance.errors import StateError
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.windows import Episodes, WindowTable
@@ -111,6 +111,9 @@ def test_a_table_of_ones_own_through_everything(write_dataset: Callable[..., str
     with data.loader() as loader:
         next(iter(loader.iter_batches(batch_size=16)))
         state = loader.state_dict()
+    assert len(reopen(state, windows=Mirrored())) == ROWS - 10
+    with pytest.raises(raylance.ConfigError, match="Mirrored.*windows="):
+        reopen(state)
     changed = Mirrored()
     changed.fingerprint = "changed"
     with raylance.dataset(uri, windows=changed).loader() as loader, pytest.raises(StateError):
