@@ -157,7 +157,7 @@ def _numbers(name: Any, given: Any, argument: str) -> tuple[Any, ...]:
     return values
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class Episodes:
     """Where episodes begin and end. A row's place is its number if rows are sorted by episode.
 
@@ -166,24 +166,26 @@ class Episodes:
         offsets: The row offset at each place; None if the rows of each episode are stored together: then the place of a
             row is its offset.
         places: The place of each row offset; None if `offsets` is.
+        fps: Rows a second; None if nothing says it.
     """
 
     ends: Int64Array
     offsets: Int64Array | None = None
     places: Int64Array | None = None
+    fps: float | None = None
 
     @classmethod
-    def of_runs(cls, codes: Int64Array, lengths: Int64Array) -> "Episodes":
+    def of_runs(cls, codes: Int64Array, lengths: Int64Array, fps: float | None = None) -> "Episodes":
         """Makes episodes of runs of rows that follow one another in storage; equal codes are of one episode."""
         if (np.diff(codes) > 0).all() or len(np.unique(codes)) == len(codes):
-            return cls(ends=np.cumsum(lengths))
+            return cls(ends=np.cumsum(lengths), fps=fps)
         by_code = np.argsort(codes, kind="stable")
         starts = (np.cumsum(lengths) - lengths)[by_code]
         offsets = _joined(starts, lengths[by_code])
         places = np.empty_like(offsets)
         places[offsets] = np.arange(len(offsets))
         lasts = np.flatnonzero(np.diff(codes[by_code], append=codes.max() + 1))
-        return cls(ends=np.cumsum(lengths[by_code])[lasts], offsets=offsets, places=places)
+        return cls(ends=np.cumsum(lengths[by_code])[lasts], offsets=offsets, places=places, fps=fps)
 
     @property
     def nbytes(self) -> int:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from raylance.source.selection import Selection
 from raylance.source.version import Source
 
 _SCAN_ROWS = 1 << 18
+# Of versions that handles of this process have open: training and validation mostly open the same one.
+_known: "weakref.WeakValueDictionary[tuple[Any, ...], Episodes]" = weakref.WeakValueDictionary()
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -55,10 +58,21 @@ def make_table(
     source: Source, windows: Windows, selection: Shared[Selection], opened: lance.LanceDataset | None = None
 ) -> WindowTable:
     """Reads the episodes of a dataset. `opened` is the open dataset; None if it must be opened."""
+    key = source.uri, source.version, source.identity, *windows.needs, windows.fps, windows.tolerance_s
+    episodes = _known.get(key) or _find_episodes(source, windows, opened)
+    _known[key] = episodes
+    offsets = windows.in_rows(episodes.fps)
+    if windows.neighbours == "selected":
+        rows = selection.get()
+        episodes = episodes.cut_at(rows.offsets(np.arange(rows.rows)))
+    return WindowTable(windows=windows, episodes=episodes, offsets=offsets)
+
+
+def _find_episodes(source: Source, windows: Windows, opened: lance.LanceDataset | None) -> Episodes:
     dataset = source.open() if opened is None else opened
     try:
         read = functools.partial(_read_episodes, dataset, windows)
-        episodes, fps = patiently(read, functools.partial(requests_of, dataset))
+        return patiently(read, functools.partial(requests_of, dataset))
     except (ConfigError, DatasetError):
         raise
     except LANCE_ERRORS as error:
@@ -66,10 +80,6 @@ def make_table(
             f"the episodes of {source.uri!r}, version {source.version}, cannot be read ({readable_text(error)}); "
             "nothing was started. Check that its files are there, whole and readable."
         ) from error
-    if windows.neighbours == "selected":
-        rows = selection.get()
-        episodes = episodes.cut_at(rows.offsets(np.arange(rows.rows)))
-    return WindowTable(windows=windows, episodes=episodes, offsets=windows.in_rows(fps))
 
 
 def select_anchors(source: Source, table: Shared[SampleTable], selection: Shared[Selection]) -> Selection:
@@ -146,8 +156,7 @@ class _Runs:
     times: list[npt.NDArray[np.float64]] = dataclasses.field(default_factory=list)  # (runs, 2)
 
 
-def _read_episodes(dataset: lance.LanceDataset, windows: Windows) -> tuple[Episodes, float | None]:
-    """Returns the episodes, and the rows a second, None if nothing says it."""
+def _read_episodes(dataset: lance.LanceDataset, windows: Windows) -> Episodes:
     runs, clock = _Runs(), _Clock(dataset, windows) if windows.timestamp else None
     first = 0
     for batch in dataset.scanner(columns=windows.needs, batch_size=_SCAN_ROWS).to_batches():
@@ -173,8 +182,8 @@ def _read_episodes(dataset: lance.LanceDataset, windows: Windows) -> tuple[Episo
         clock.check_between(numbers, lengths, np.concatenate(runs.times))
     is_new = np.diff(numbers, prepend=-1) != 0  # a batch may end inside an episode
     starts = np.flatnonzero(is_new)
-    episodes = Episodes.of_runs(numbers[starts], np.add.reduceat(lengths, starts))
-    return episodes, windows.fps if clock is None else clock.fps
+    fps = windows.fps if clock is None else clock.fps
+    return Episodes.of_runs(numbers[starts], np.add.reduceat(lengths, starts), fps)
 
 
 def _check_episodes(dataset: lance.LanceDataset, name: str, column: pa.Array, first: int) -> None:
