@@ -228,14 +228,14 @@ class WindowTable(SampleTable):
         offsets: For each column, its window's rows relative to the anchor.
     """
 
-    def __str__(self) -> str:
-        """The settings, from which `raylance.audit.reopen` makes the same samples."""
-        return repr(self.windows)
-
     facts: ClassVar[int] = 2  # the number of rows before the anchor in its episode, and after it
     windows: Windows
     episodes: Episodes
     offsets: dict[str, tuple[int, ...]]
+
+    def __str__(self) -> str:
+        """The settings, from which `raylance.audit.reopen` makes the same samples."""
+        return repr(self.windows)
 
     @property
     def columns(self) -> dict[str, int]:

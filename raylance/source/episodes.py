@@ -228,8 +228,7 @@ class _Clock:
                 "started. Give it one, or leave timestamp= out."
             )
         if pa.types.is_timestamp(kind):
-            whole = column.cast(pa.int64()).to_numpy()
-            return np.asarray((whole - whole[0]) * _UNITS[kind.unit]) + float(whole[0]) * _UNITS[kind.unit]
+            return np.asarray(column.cast(pa.int64()).to_numpy() * _UNITS[kind.unit])
         values = column.to_numpy()
         self._dtype = values.dtype
         return np.asarray(values, dtype=np.float64)
