@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from raylance.source.packing import PackTokens
     from raylance.source.provenance import Provenance
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
+    from raylance.source.video_frames import Video
     from raylance.source.write_back import add_column, read_values, write_column, write_values
 
 _MODULES = {
@@ -81,6 +82,7 @@ _MODULES = {
     "settings": ("Options",),
     "source.provenance": ("Provenance",),
     "source.splits": ("FractionSplit", "RangeSplit", "ValueSplit"),
+    "source.video_frames": ("Video",),
     "source.write_back": ("add_column", "read_values", "write_column", "write_values"),
     "integrations.data_config": ("DataConfig",),
     "reports.page": ("report_run",),
@@ -99,10 +101,10 @@ __all__ = [
     "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit", "HelperError", "Image",
     "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder",
     "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "SampleTable",
-    "Sequential", "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "Windows", "add_column",
-    "dataset", "explain_run", "map_boxes", "map_points", "mix", "newest_checkpoint", "open_folder", "prove_run",
-    "read_values", "report", "report_if_preempted", "report_run", "restore", "row_rng", "watch", "write_column",
-    "write_values",
+    "Sequential", "ShardShuffle", "StateError", "ValueSplit", "Video", "Weighted", "WindowShuffle", "Windows",
+    "add_column", "dataset", "explain_run", "map_boxes", "map_points", "mix", "newest_checkpoint", "open_folder",
+    "prove_run", "read_values", "report", "report_if_preempted", "report_run", "restore", "row_rng", "watch",
+    "write_column", "write_values",
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from raylance.orders.order import Tables
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.state import describe
 from raylance.source.rows import RowSource
+from raylance.source.video_frames import codec_name
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +64,14 @@ class ReadSpec:
             "identity": self.source.identity,
             "windows": self.source.windows,
             "columns": list(self.delivers),
-            "decode": [describe(decoder) for decoder in self.decoding.decoders] if self.decoding else [],
+            "decode": [
+                describe(each) for each in (*self.source.cameras, *(self.decoding.decoders if self.decoding else ()))
+            ],
             "transform": describe(self.decoding.transform) if self.decoding else None,
-            "codecs": {d.output_name: d.codec for d in self.decoding.decoders if d.codec} if self.decoding else {},
+            "codecs": {each.column: codec_name() for each in self.source.cameras}
+            | {
+                each.output_name: each.codec for each in (self.decoding.decoders if self.decoding else ()) if each.codec
+            },
         }
 
 

@@ -119,7 +119,7 @@ def how_read(source: RowSource, plan: Plan) -> str:
         return "nothing: rank 0 has no rows"
     if (samples := source.load_samples()) is not None:
         offsets = samples.stored(anchors)
-    reader, stored = source.open_reader(), int(offsets[-1] + 1 - offsets[0])
+    reader, stored = source.open_rows(), int(offsets[-1] + 1 - offsets[0])
     how, (reads, at_once) = reader.choose(offsets), reader.count_reads(offsets)
     words = {"range": "stretches of stored rows", "take": "single rows by their offsets"}[how]
     share = f"{len(offsets) / stored:.0%} of the {stored:,} rows stored from its first to its last"

@@ -1,10 +1,11 @@
 """`raylance.dataset()`: checks every argument, opens a version, selects rows, tries a few, and binds the order."""
 
 import dataclasses
+import functools
 import logging
 import os
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, cast
 
 import lance
 import numpy as np
@@ -32,14 +33,15 @@ from raylance.source.filters import check_filter
 from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.pickled import refuse_pickled
 from raylance.source.provenance import STALE, Stale, check_fresh
-from raylance.source.reader import READ_MODES, Reader, ReadMode, stored_row_bytes
-from raylance.source.rows import table_rows
+from raylance.source.reader import READ_MODES, Reader, ReadMode, RowReader, stored_row_bytes
+from raylance.source.rows import TableRows, table_rows
 from raylance.source.sampling import read_samples
 from raylance.source.selection import Selection, share_selection
 from raylance.source.splits import Split
 from raylance.source.storage_options import StorageOptions
 from raylance.source.tables import SelectionRows, share_tables
 from raylance.source.version import Source, Version, pin
+from raylance.source.video_frames import Video, VideoColumn, VideoReader, open_video
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ def dataset(
     columns: Sequence[str] | None = None,
     filter: str | None = None,
     split: Split | None = None,
-    decode: Decoder | Sequence[Decoder] | None = None,
+    decode: Decoder | Video | Sequence[Decoder | Video] | None = None,
     transform: Transform | None = None,
     pack: PackTokens | None = None,
     windows: Windows | SampleTable | None = None,
@@ -136,6 +138,7 @@ def dataset(
     window_bytes = None if window_bytes is None else check_integer("window_bytes", window_bytes, 1)
     check_filter(filter)
     masks_bad_rows, most = on_bad_row == "mask", _check_bad_rows(max_bad_rows, on_bad_row)
+    cameras, decode = _split_cameras(decode, masks_bad_rows)
     asked = Decoding(
         decoders=_check_decoders(decode, transform),
         seed=seed,
@@ -149,13 +152,23 @@ def dataset(
 
     source, opened = _open_version(uri, version, storage_options, stale)
     names = _check_columns(opened, columns, asked.decoders)
+    videos, drops = _open_cameras(opened, cameras, names, asked.decoders, storage_options)
     selection = share_selection(source, filter, split, opened)
     samples = None
     if windows is not None:
-        plain = [name for name in names if name not in {each.column for each in asked.decoders}]
+        plain = [name for name in names if name not in {each.column for each in asked.decoders} | set(drops)]
+        plain += [each.column for each in cameras]
         checked = check_windows(opened, windows, plain, [each.output_name for each in asked.decoders])
         samples, selection = share_windows(source, opened, checked, selection)
-    spec = _try_rows(source, opened, selection, samples, names, asked, read)
+    made = (
+        functools.partial(VideoReader, videos=videos, drops=drops, dataset=source.uri, is_trial=True)
+        if videos
+        else None
+    )
+    spec = _try_rows(source, opened, selection, samples, names, asked, read, made)
+    if videos:
+        table = dataclasses.replace(cast("TableRows", spec.source), videos=videos, drops=drops)
+        spec = dataclasses.replace(spec, source=table)
     if pack is not None:
         packed = pack_rows(spec.source, pack)
         spec = ReadSpec(source=packed, delivers=packed.columns)
@@ -195,11 +208,13 @@ def _try_rows(
     names: Sequence[str],
     asked: Decoding,
     mode: ReadMode,
+    wrap: Callable[[RowReader], RowReader] | None = None,
 ) -> ReadSpec:
     """Reads and decodes a few samples; returns what follows: sizes, the delivered schema, lengths of lists."""
-    rows = probe = _probe(source, opened, names, selection.get())
+    plain = Reader(pinned=source, dataset=opened, columns=names, row_bytes=1)
+    reader = plain if wrap is None else wrap(plain)
+    rows = probe = _probe(reader, selection.get())
     if samples is not None:
-        reader = Reader(pinned=source, dataset=opened, columns=names, row_bytes=1)
         probe = read_samples(reader, samples.get(), rows[ROW_OFFSET].to_numpy())
     delivered = [name for name in probe.column_names if name != ROW_OFFSET]
     decoding, made = _resolve_decoding(dataclasses.replace(asked, datasets=dataset_names(source.uri)), probe, delivered)
@@ -393,7 +408,51 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, de
     return names
 
 
-def _probe(source: Source, opened: lance.LanceDataset, columns: Sequence[str], selection: Selection) -> pa.Table:
+def _probe(reader: RowReader, selection: Selection) -> pa.Table:
     """Reads a few rows, spread over the selection, to measure row sizes and to try the decoders."""
     rows = np.unique(np.linspace(0, selection.rows - 1, _PROBE_ROWS).astype(np.int64))
-    return Reader(pinned=source, dataset=opened, columns=columns, row_bytes=1).read(selection.offsets(rows))
+    return reader.read(selection.offsets(rows))
+
+
+def _split_cameras(
+    decode: Decoder | Video | Sequence[Decoder | Video] | None, masks_bad_rows: bool
+) -> tuple[list[Video], list[Decoder]]:
+    """Separates columns that are read from videos from those that decoders make of columns."""
+    given: list[Any] = list(decode) if isinstance(decode, list | tuple) else [] if decode is None else [decode]
+    cameras = [each for each in given if isinstance(each, Video)]
+    if cameras and masks_bad_rows:
+        raise ConfigError(
+            f"Video({cameras[0].column!r}): frames that cannot be decoded are not masked yet. Leave on_bad_row= out, "
+            "and bad rows with filter=."
+        )
+    return cameras, [each for each in given if not isinstance(each, Video)]
+
+
+def _open_cameras(
+    opened: lance.LanceDataset,
+    cameras: Sequence[Video],
+    names: list[str],
+    decoders: Sequence[Decoder],
+    storage_options: StorageOptions | None,
+) -> tuple[tuple[VideoColumn, ...], tuple[str, ...]]:
+    """Opens the datasets of videos. Adds the columns that say which frames rows have to `names`; returns those that
+    batches do not have.
+    """
+    taken = [*names, *(each.output_name for each in decoders)]
+    drops: list[str] = []
+    for each in cameras:
+        if each.column in taken:
+            raise ConfigError(f"Video({each.column!r}): batches have another column of this name. Choose another one.")
+        taken.append(each.column)
+        for name in (each.video, each.frame):
+            field = find_field(opened.schema, name)
+            if field is None or not pa.types.is_integer(field.type):
+                raise DatasetError(
+                    f"Video({each.column!r}) needs the column {name!r} of integers, and {opened.uri!r} has "
+                    f"{'none' if field is None else field.type}; nothing was started. Its columns are "
+                    f"{listed(opened.schema.names)}."
+                )
+            if name not in names:
+                names.append(name)
+                drops.append(name)
+    return tuple(open_video(each, storage_options) for each in cameras), tuple(drops)

@@ -21,6 +21,7 @@ from raylance.samples.table import IS_PAD, SampleTable
 from raylance.samples.windows import Windows
 from raylance.source.packing import PackTokens
 from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
+from raylance.source.video_frames import Video
 
 _KEPT = ("uri", "version", "branch", "filter", "split", "windows")
 _RECORDED: dict[str, type[Order]] = {**ORDERS, ClassBalanced.name: ClassBalanced}
@@ -98,6 +99,8 @@ def reopen(
         )
     if "pack" not in changes and saved.transform is None:
         changes = {"columns": saved.columns, **changes}
+    cameras = [] if "decode" in changes else _cameras(saved.decode, is_mixture=is_mixture)
+    changes = {"decode": cameras, **changes}
     opened = {}
     for number, (name, part) in enumerate(parts.items()):
         one = {key: getattr(saved, key) for key in _KEPT}
@@ -118,9 +121,8 @@ def reopen(
             **changes,
             "windows": windows,
         }
-        if windows is not None and arguments.get("columns") is not None:
-            added = {f"{name}{IS_PAD}" for name in windows.columns}
-            arguments["columns"] = [name for name in arguments["columns"] if name not in added]
+        if arguments.get("columns") is not None:
+            arguments["columns"] = _stored(arguments["columns"], windows, cameras)
         opened[name] = dataset(uris[number] if uris else one["uri"], **arguments)
     if not is_mixture:
         return opened[""]
@@ -134,6 +136,26 @@ def reopen(
     spread = saved.order.get("spread", "pattern")
     order = dataclasses.replace(order, components=tuple(components), spread=spread).adopt(saved.order)
     return Dataset(spec.with_delivery(order=order))
+
+
+def _stored(columns: Sequence[str], windows: Windows | SampleTable | None, cameras: Sequence[Video]) -> list[str]:
+    """Returns the columns of batches without those that windows and videos add."""
+    added = {f"{name}{IS_PAD}" for name in (windows.columns if windows is not None else ())}
+    return [name for name in columns if name not in added | {each.column for each in cameras}]
+
+
+def _cameras(decode: Sequence[Any], *, is_mixture: bool) -> list[Video]:
+    """Returns the columns of frames that a checkpoint describes."""
+    found = [dict(each) for each in decode if isinstance(each, Mapping) and each.get("class") == Video.__name__]
+    if found and is_mixture:  # it describes those of the first dataset
+        raise ConfigError(
+            "the run mixed datasets with frames of videos, and no checkpoint holds all their settings. Nothing was "
+            "opened. Open the datasets as the run did."
+        )
+    for fields in found:
+        del fields["class"]
+        fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return [Video(**fields) for fields in found]
 
 
 def _windows(text: str) -> Windows:

@@ -15,6 +15,7 @@ from raylance.samples.table import Found, Located, SampleTable
 from raylance.source.reader import RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import RowSource, Selected
+from raylance.source.video_frames import Video
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,6 +127,11 @@ class MixedRows(RowSource):
     def load_selection(self) -> Selected:
         """See `RowSource.load_selection`."""
         return _MixSelection(tuple(part.load_selection() for part in self.parts))
+
+    @property
+    def cameras(self) -> tuple[Video, ...]:
+        """See `RowSource.cameras`: those of the first component, which all have alike."""
+        return self.parts[0].cameras
 
     def load_samples(self) -> SampleTable | None:
         """See `RowSource.load_samples`."""

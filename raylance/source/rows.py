@@ -12,6 +12,7 @@ from raylance.source.reader import Reader, ReadMode, RowReader
 from raylance.source.retrying import OPENING_S
 from raylance.source.selection import Selection
 from raylance.source.version import Source
+from raylance.source.video_frames import Video, VideoColumn, VideoReader
 
 
 class Selected(HasOffsets, Protocol):
@@ -43,6 +44,11 @@ class RowSource(abc.ABC):
     def load_selection(self) -> Selected:
         """Returns the selected rows; fetches them if this process only has a reference."""
 
+    @property
+    def cameras(self) -> tuple[Video, ...]:
+        """The settings of columns that are frames of videos."""
+        return ()
+
     def load_samples(self) -> SampleTable | None:
         """Returns the table that says of which rows each sample is made; None if each selected row is a sample."""
         return None
@@ -70,17 +76,29 @@ class TableRows(RowSource):
     selection: Shared[Selection]
     read: ReadMode
     samples: Shared[SampleTable] | None = None
+    videos: tuple[VideoColumn, ...] = ()
+    drops: tuple[str, ...] = ()  # columns that only say which frames of the videos rows have
 
     def load_selection(self) -> Selection:
         """See `RowSource.load_selection`."""
         return self.selection.get()
 
+    @property
+    def cameras(self) -> tuple[Video, ...]:
+        """See `RowSource.cameras`."""
+        return tuple(each.setting for each in self.videos)
+
     def load_samples(self) -> SampleTable | None:
         """See `RowSource.load_samples`."""
         return None if self.samples is None else self.samples.get()
 
-    def open_reader(self, retry_s: float | None = None) -> Reader:
+    def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""
+        reader = self.open_rows(retry_s)
+        return VideoReader(reader, self.videos, self.drops, str(self.uri)) if self.videos else reader
+
+    def open_rows(self, retry_s: float | None = None) -> Reader:
+        """Makes a reader like `open_reader`, without the frames of videos."""
         return Reader(
             pinned=self.pinned,
             columns=self.columns,

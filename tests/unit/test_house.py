@@ -60,9 +60,9 @@ def test_public_surface() -> None:
         BadRowError BatchDecoder Batches CenterCrop ClassBalanced ConfigError CoverageError DataConfig Dataset
         DatasetError Decoder DeviceImage FractionSplit HelperError Image ImageCrop Options Order PackTokens Pad
         PlacementError Provenance RaggedDecoder RandomResizedCrop RangeSplit RankLoader RaylanceError RowShuffle
-        RunProof SampleTable Sequential ShardShuffle StateError ValueSplit Weighted WindowShuffle Windows add_column
-        dataset explain_run map_boxes map_points mix newest_checkpoint open_folder prove_run read_values report
-        report_if_preempted report_run restore row_rng watch write_column write_values
+        RunProof SampleTable Sequential ShardShuffle StateError ValueSplit Video Weighted WindowShuffle Windows
+        add_column dataset explain_run map_boxes map_points mix newest_checkpoint open_folder prove_run read_values
+        report report_if_preempted report_run restore row_rng watch write_column write_values
     """
     assert sorted(raylance.__all__) == names.split()
     for name in raylance.__all__:

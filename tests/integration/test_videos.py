@@ -1,0 +1,215 @@
+"""Frames of videos as columns: the pixels of the whole file, each frame in its row, however they are read."""
+
+import builtins
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+from raylance.audit import EpochAudit, reopen
+from raylance.errors import BadRowError, ConfigError, DatasetError
+from tests.helpers.videos import encode, scene, whole, write_videos
+
+EPISODES, FRAMES = 5, 40
+OFFSETS = np.array([-3, -1, 0, 1])
+KINDS: dict[str, dict[str, Any]] = {
+    "keyframes every 2": {"gop": 2},
+    "keyframes every 12": {"gop": 12},
+    "one keyframe": {"gop": 250},
+    "frames before their keyframe": {"gop": 9, "bf": 3, "x264-params": "open-gop=1:b-adapt=0:bframes=3"},
+    "keyframes where scenes change": {"gop": 15, "keyint_min": 3, "sc_threshold": 60},
+    "50 a second": {"gop": 25, "rate": 50},
+}
+
+
+def rows_of(videos: int = EPISODES, frames: int = FRAMES) -> pa.Table:
+    """A row for each frame, episodes stored one after another; the last video comes first."""
+    rows = videos * frames
+    return pa.table(
+        {
+            "episode": np.arange(rows) // frames,
+            "file": videos - 1 - np.arange(rows) // frames,
+            "frame": np.arange(rows) % frames,
+            "action": np.arange(rows),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, list[np.ndarray]]]:
+    """A dataset of videos of a kind, and their frames."""
+    known: dict[str, tuple[str, list[np.ndarray]]] = {}
+
+    def make(kind: str) -> tuple[str, list[np.ndarray]]:
+        if kind not in known:
+            videos = [encode(scene(seed, FRAMES), **KINDS[kind]) for seed in range(EPISODES)]
+            uri = str(tmp_path_factory.mktemp("videos") / "videos.lance")
+            known[kind] = (
+                write_videos(uri, videos, "2.2" if kind == "keyframes every 2" else "2.1"),
+                [*map(whole, videos)],
+            )
+        return known[kind]
+
+    return make
+
+
+def camera(uri: str, name: str = "top", **settings: Any) -> raylance.Video:
+    return raylance.Video(name, uri, video="file", frame="frame", **settings)
+
+
+def check(batch: dict[str, Any], frames: list[np.ndarray], name: str = "top", videos: int = EPISODES) -> list[int]:
+    """Compares the windows of a batch with frames; returns the rows."""
+    pixels = np.moveaxis(np.asarray(batch[name]), -3, -1)
+    for place, row in enumerate(np.asarray(batch["action"]).tolist()):
+        wanted = frames[videos - 1 - row // FRAMES][np.clip(row % FRAMES + OFFSETS, 0, FRAMES - 1)]
+        assert (pixels[place] == wanted).all(), (name, row)
+    return list(np.asarray(batch["action"]).tolist())
+
+
+def windows(*names: str) -> raylance.Windows:
+    return raylance.Windows(episode="episode", offsets=dict.fromkeys(names, OFFSETS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_are_those_of_the_whole_file(
+    kind: str, made: Callable[..., Any], write_dataset: Callable[..., str]
+) -> None:
+    uri, frames = made(kind)
+    data = raylance.dataset(
+        write_dataset(rows_of()), columns=["action"], decode=camera(uri), windows=windows("top"), remainder="ragged",
+        order=raylance.WindowShuffle(shard_rows=7, lanes=4, window_shards=2),
+    )  # fmt: skip
+    assert data.schema.names == ["action", "top", "top_is_pad"]
+    seen = [row for batch in data.iter_torch_batches(batch_size=16) for row in check(batch, frames)]
+    assert sorted(seen) == list(range(EPISODES * FRAMES))
+
+
+def test_cameras_of_unlike_sizes_in_any_order(made: Callable[..., Any], write_dataset: Callable[..., str]) -> None:
+    """Row by row in a random order, of a filter; a resume in another world."""
+    top, frames = made("keyframes every 12")
+    side, others = made("frames before their keyframe")
+    data = raylance.dataset(
+        write_dataset(rows_of()), columns=["action", "frame"], filter="action % 3 != 1", order="row",
+        decode=[camera(top), camera(side, "side")], windows=windows("top", "side"),
+    )  # fmt: skip
+    with data.loader() as loader:
+        batches = iter(loader.iter_batches(global_batch_size=20))
+        seen = [row for _ in range(3) for row in check(next(batches), frames)]
+        state = loader.state_dict()
+    for rank in range(2):
+        with data.loader(rank=rank, world_size=2) as loader:
+            loader.load_state_dict(state)
+            for batch in loader.iter_batches(global_batch_size=20):
+                assert check(batch, others, "side") == check(batch, frames)
+                seen += check(batch, frames)
+                assert (batch["frame"] == batch["action"] % FRAMES).all()
+    assert len(seen) == len(set(seen)) == len(data) // 20 * 20
+    again = reopen(state)
+    assert again.schema.names == data.schema.names
+    assert EpochAudit(again, state=state).count().ok
+    assert set(seen) <= {row for row in range(EPISODES * FRAMES) if row % 3 != 1}
+
+
+def test_single_frames_resized_and_on_request(made: Callable[..., Any], write_dataset: Callable[..., str]) -> None:
+    import lance
+
+    uri, _ = made("keyframes every 12")
+    stored = lance.dataset(uri).read_blobs("video_bytes", indices=list(range(EPISODES)), preserve_order=True)
+    frames = [whole(bytes(video), (16, 24)) for _, video in stored]
+    data = raylance.dataset(write_dataset(rows_of()), decode=camera(uri, size=(16, 24)), order="sequential")
+    assert data.schema.names == ["episode", "file", "frame", "action", "top"]
+    assert data[:0]["top"].shape == (0, 3, 16, 24)
+    batch = data.take([77, 3, 3])
+    assert batch["top"].shape == (3, 3, 16, 24)
+    for place, row in enumerate((77, 3, 3)):
+        assert (np.moveaxis(batch["top"][place], 0, -1) == frames[EPISODES - 1 - row // FRAMES][row % FRAMES]).all()
+    assert "stretches" in repr(data.plan(16)) or "single rows" in repr(data.plan(16))
+
+
+def test_videos_through_ray(made: Callable[..., Any], write_dataset: Callable[..., str], ray_session: None) -> None:
+    uri, frames = made("keyframes every 12")
+    data = raylance.dataset(
+        write_dataset(rows_of()), columns=["action"], decode=camera(uri), windows=windows("top"), remainder="ragged"
+    )
+    with data.loader(runtime="ray") as loader:
+        seen = [row for batch in loader.iter_torch_batches(global_batch_size=32) for row in check(batch, frames)]
+    assert sorted(seen) == list(range(EPISODES * FRAMES))
+
+
+def test_little_memory(made: Callable[..., Any], write_dataset: Callable[..., str]) -> None:
+    """Chunks of a few frames, and items that are larger than thought."""
+    uri, frames = made("keyframes every 12")
+    data = raylance.dataset(
+        write_dataset(rows_of()), columns=["action"], decode=camera(uri), windows=windows("top"), remainder="ragged"
+    )
+    with data.loader(runtime="threads", max_window_bytes=200_000, max_inflight_bytes=200_000) as loader:
+        seen = [row for batch in loader.iter_batches(global_batch_size=16) for row in check(batch, frames)]
+    assert sorted(seen) == list(range(EPISODES * FRAMES))
+
+
+def broken(kind: str) -> bytes:
+    frames = scene(9, FRAMES)
+    if kind == "short":
+        return encode(frames[:25])
+    if kind == "rate":
+        return encode(frames, times=[at + (at > 20) * 3 for at in range(FRAMES)])
+    video = bytearray(encode(frames, gop=40))
+    if kind == "damaged":
+        at = len(video) // 2
+        video[at : at + 200] = bytes(200)
+    return bytes(video) if kind == "damaged" else b"no video at all"
+
+
+@pytest.mark.parametrize(("kind", "row"), [("short", 65), ("rate", None), ("no video", 40), ("damaged", None)])
+def test_a_bad_video_is_named_after_the_rows_before_it(
+    kind: str, row: int | None, tmp_path: Path, write_dataset: Callable[..., str]
+) -> None:
+    uri = write_videos(str(tmp_path / "videos.lance"), [encode(scene(at, FRAMES)) for at in range(2)])
+    good = raylance.dataset(write_dataset(rows_of(2)), decode=camera(uri), order="sequential")
+    assert len(list(good.iter_batches(batch_size=8))) == 10
+    bad = write_videos(str(tmp_path / "bad.lance"), [broken(kind), encode(scene(1, FRAMES))])
+    data = raylance.dataset(write_dataset(rows_of(2)), decode=camera(bad, size=(32, 48)), order="sequential")
+    rows = 0
+    with pytest.raises(BadRowError, match=r"frame \d+ of video 0 in .*bad.lance") as raised:
+        for batch in data.iter_batches(batch_size=1):
+            rows += len(batch["action"])
+    assert raised.value.column == "top"
+    assert raised.value.row_offset == rows >= FRAMES
+    assert row is None or rows == row
+
+
+def test_what_cannot_be_honoured(
+    made: Callable[..., Any], write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, _ = made("keyframes every 12")
+    rows = write_dataset(rows_of().append_column("text", pa.array(["a"] * EPISODES * FRAMES)))
+    for settings, error, message in (
+        ({"decode": camera(uri), "on_bad_row": "mask"}, ConfigError, "on_bad_row"),
+        ({"decode": camera(uri, "action")}, ConfigError, "'action'"),
+        ({"decode": [camera(uri), camera(uri)]}, ConfigError, "'top'"),
+        ({"decode": camera(uri, blob="name")}, DatasetError, "'name'"),
+        ({"decode": raylance.Video("top", uri, video="text", frame="frame")}, DatasetError, "'text'.*string"),
+        ({"decode": raylance.Video("top", uri, video="nothing", frame="frame")}, DatasetError, "'nothing'"),
+    ):
+        with pytest.raises(error, match=message):
+            raylance.dataset(rows, **settings)
+    for arguments in ({"size": 0}, {"size": (1, 2, 3)}, {"blob": ""}):
+        with pytest.raises(ConfigError, match="Video"):
+            camera(uri, **arguments)
+    wrong = write_dataset(rows_of().set_column(1, "file", pa.array(np.full(EPISODES * FRAMES, 7))))
+    with pytest.raises(DatasetError, match=r"video 7.* 5 videos"):
+        next(iter(raylance.dataset(wrong, decode=camera(uri, size=8)).iter_batches(batch_size=8)))
+    imported = builtins.__import__
+
+    def without_av(name: str, *arguments: Any) -> Any:
+        if name == "av":
+            raise ImportError("No module named 'av'")
+        return imported(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", without_av)
+    with pytest.raises(ConfigError, match=r"raylance\[video\]"):
+        raylance.dataset(rows, decode=camera(uri))
