@@ -78,8 +78,10 @@ def _take_as_bytes(array: pa.Array, places: Int64Array, lend: Lend) -> pa.Array 
     if pa.types.is_fixed_size_list(kind) and (width := width_of(kind)):
         if (raw := raw_bytes(array)) is None:
             return None
-        whole = pa.Array.from_buffers(pa.binary(width), len(array), [None, pa.py_buffer(raw)])
-        return dense_array(kind, len(places), whole.take(pa.array(places)).buffers()[1])
+        data = lend(len(places) * width)[: len(places) * width]
+        # Without `mode`, NumPy would copy all once more before it writes to `out`.
+        np.take(raw.reshape(-1, width), places, axis=0, out=data.reshape(-1, width), mode="clip")
+        return dense_array(kind, len(places), pa.py_buffer(data))
     return None if layout_of(kind) is None else _take_variable(array, places, lend)
 
 
