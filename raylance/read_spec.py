@@ -88,7 +88,12 @@ class DatasetSpec:
         source, selection = read.source, read.source.load_selection()
         rows, fingerprint = selection.rows, selection.fingerprint
         of_rows = DeliverySpec(
-            uri=source.uri, rows=rows, fingerprint=fingerprint, row_bytes=source.row_bytes, **delivery
+            uri=source.uri,
+            rows=rows,
+            fingerprint=fingerprint,
+            row_bytes=source.row_bytes,
+            run_rows=source.run_rows,
+            **delivery,
         )
         return cls(read=read, delivery=of_rows)
 

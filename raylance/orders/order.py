@@ -59,12 +59,14 @@ class Rows(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The facts that resolve an order. The last three only affect sizes that are "auto"."""
+    """The facts that resolve an order. The last four only affect sizes that are "auto"."""
 
     rows: int  # number of rows of the selection, n
     seed: int  # seed of the run
     tables: Tables = dataclasses.field(default_factory=dict)  # what `Order.bind` looked up
     row_bytes: float = 1.0  # bytes of one row as it is read
+    # Rows that cost less if they are read one after the other: some keyframe distances of a video.
+    run_rows: int = 1
     global_batch_size: int = 1  # rows of one step over all ranks
     # Most bytes of the current and the next windows together, as if one rank held those of all ranks. A setting of the
     # dataset or the run, never of a rank, because all ranks must have the same order.

@@ -59,7 +59,7 @@ class _Laned(Order):
         """See `Order.resolve`. Sizes that are "auto" are chosen so that windows fit `facts.window_bytes`."""
         lanes = self.lanes
         if isinstance(lanes, str):
-            lanes = auto_lanes(facts.global_batch_size, facts.window_bytes, facts.row_bytes)
+            lanes = auto_lanes(facts)
         # Bytes of one lane's window. The current windows get half of the limit, because the next ones are read while
         # these are consumed. Lanes of all ranks share it, because the order must not depend on the world size.
         lane_bytes = facts.window_bytes / 2 / lanes
@@ -92,7 +92,7 @@ def _some_mebibytes(facts: Facts, lane_step: int, lane_bytes: float, lane_rows: 
     """Returns the "auto" number of rows of a shard, which one read gets: up to 4 MiB. A lane has `lane_rows` rows, a
     window of it may have `lane_bytes`, and a step takes `lane_step` rows of it.
     """
-    wanted = min(SHARD_BYTES, lane_bytes) / max(facts.row_bytes, 1)
+    wanted = min(_shard_bytes(facts), lane_bytes) / max(facts.row_bytes, 1)
     # Small datasets still get several shards a lane. Otherwise checkpoints could list no shard as complete.
     rows = max(1, min(int(wanted), -(-lane_rows // 4)))
     if lane_step <= rows:
@@ -312,13 +312,22 @@ class Sequential(_Laned):
     lanes: int | Auto = 1
 
 
-def auto_lanes(global_batch_size: int, window_bytes: float, row_bytes: float) -> int:
+def auto_lanes(facts: Facts) -> int:
     """Returns the largest divisor of the global batch size, up to 32, that leaves each lane enough bytes for one read.
-    Up to some MiB, a read costs the same for any size. Large rows are read one by one, so they need no such limit.
+    Up to some MiB, a read costs the same for any size. Large rows are read one by one, so they need no such limit,
+    unless they cost less one after the other: then a lane of few rows has them, too.
     """
-    fitting = int(window_bytes / 2 / SHARD_BYTES) if row_bytes <= _LARGE_ROW_BYTES else _MAX_AUTO_LANES
+    is_read_alone = facts.row_bytes > _LARGE_ROW_BYTES and facts.run_rows == 1
+    fitting = _MAX_AUTO_LANES if is_read_alone else int(facts.window_bytes / 2 / _shard_bytes(facts))
+    if facts.run_rows > 1:
+        fitting = min(fitting, facts.rows // (4 * facts.run_rows))
     most = min(max(fitting, _MIN_AUTO_LANES), _MAX_AUTO_LANES)
-    return max(d for d in range(1, most + 1) if global_batch_size % d == 0)
+    return max(d for d in range(1, most + 1) if facts.global_batch_size % d == 0)
+
+
+def _shard_bytes(facts: Facts) -> float:
+    """Returns the bytes of rows that are read one after the other."""
+    return max(SHARD_BYTES, facts.run_rows * facts.row_bytes) if facts.run_rows > 1 else SHARD_BYTES
 
 
 @functools.lru_cache(maxsize=64)

@@ -28,6 +28,7 @@ class DeliverySpec:
         empty_batches: Whether data-parallel ranks may get batches of no row in each step.
         masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
         window_bytes: Determines the sizes that the order leaves to "auto"; None for the run's value, or the default.
+        run_rows: See `Facts`.
     """
 
     uri: Any
@@ -43,6 +44,7 @@ class DeliverySpec:
     empty_batches: bool
     masks_bad_rows: bool
     window_bytes: int | None = None
+    run_rows: int = 1
 
     @property
     def facts(self) -> Facts:
@@ -85,6 +87,7 @@ def make_plan(
         dataclasses.replace(
             spec.facts,
             row_bytes=spec.row_bytes,
+            run_rows=spec.run_rows,
             global_batch_size=global_batch_size,
             window_bytes=spec.window_bytes or WINDOW_BYTES,
         )

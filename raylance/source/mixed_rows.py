@@ -129,6 +129,11 @@ class MixedRows(RowSource):
         return _MixSelection(tuple(part.load_selection() for part in self.parts))
 
     @property
+    def run_rows(self) -> int:
+        """See `RowSource.run_rows`."""
+        return max(part.run_rows for part in self.parts)
+
+    @property
     def cameras(self) -> tuple[Video, ...]:
         """See `RowSource.cameras`: those of the first component, which all have alike."""
         return self.parts[0].cameras

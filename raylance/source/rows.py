@@ -45,6 +45,11 @@ class RowSource(abc.ABC):
         """Returns the selected rows; fetches them if this process only has a reference."""
 
     @property
+    def run_rows(self) -> int:
+        """Number of rows that cost less if they are read one after the other; see `Facts`."""
+        return 1
+
+    @property
     def cameras(self) -> tuple[Video, ...]:
         """The settings of columns that are frames of videos."""
         return ()
@@ -82,6 +87,11 @@ class TableRows(RowSource):
     def load_selection(self) -> Selection:
         """See `RowSource.load_selection`."""
         return self.selection.get()
+
+    @property
+    def run_rows(self) -> int:
+        """See `RowSource.run_rows`."""
+        return max((each.run_rows for each in self.videos), default=1)
 
     @property
     def cameras(self) -> tuple[Video, ...]:

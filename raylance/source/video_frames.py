@@ -27,6 +27,7 @@ from raylance.source.version import Source, Version, pin
 
 T = TypeVar("T")
 Frames = npt.NDArray[np.uint8]
+_RUN_KEYFRAMES = 8  # keyframe distances of a run: half a distance is decoded before its first frame
 _OPEN = 8  # videos that a thread keeps open
 _BUFFER_BYTES = 256 << 10  # of one read from a video: a request of an object store takes long, whatever it brings
 
@@ -79,10 +80,13 @@ class VideoColumn:
     Attributes:
         setting: The setting, with its version and size.
         source: The pinned dataset of videos.
+        run_rows: Number of frames to decode one after the other: a few keyframe distances of the first video, because
+            decoding begins at a keyframe.
     """
 
     setting: Video
     source: Source
+    run_rows: int = 1
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -121,18 +125,18 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
             f"blobs; nothing was started. Its columns are {', '.join(opened.schema.names)}. Name the one that has the "
             "files, blob=…"
         )
-    size = setting.size
-    if size is None:
-        try:
-            video = _OpenVideo(_blob_file(opened, setting.blob, 0))
-        except Exception as error:
+    size, run_rows = setting.size, 1
+    try:
+        video = _OpenVideo(_blob_file(opened, setting.blob, 0))
+        size, run_rows = size or video.size, _RUN_KEYFRAMES * video.keyframe_distance
+        video.close()
+    except Exception as error:
+        if size is None:
             raise DatasetError(
                 f"Video({setting.column!r}): the first video of {source.uri!r} cannot be opened "
                 f"({readable_text(error)}), so the size of frames is not known; nothing was started. Give size=."
             ) from error
-        size = video.size
-        video.close()
-    return VideoColumn(dataclasses.replace(setting, version=source.version, size=size), source)
+    return VideoColumn(dataclasses.replace(setting, version=source.version, size=size), source, run_rows)
 
 
 def codec_name() -> str:
@@ -204,6 +208,11 @@ class _OpenVideo:
     def size(self) -> tuple[int, int]:
         """Height and width."""
         return self._stream.codec_context.height, self._stream.codec_context.width
+
+    @property
+    def keyframe_distance(self) -> int:
+        """Number of frames from one keyframe to the next, on average."""
+        return max(1, self._frames // len(self._keyframes))
 
     def close(self) -> None:
         """Frees the memory of ffmpeg."""

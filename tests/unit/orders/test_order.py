@@ -108,11 +108,26 @@ def test_golden_orders(order: Order, wanted: list[int]) -> None:
     assert every_row(resolve(order, 19, seed=0)) == wanted
 
 
+def lanes(batch: int, mebibytes: int, row_bytes: float, run_rows: int = 1, rows: int = 10**6) -> int:
+    facts = Facts(rows=rows, seed=0, row_bytes=row_bytes, run_rows=run_rows, global_batch_size=batch)
+    return auto_lanes(dataclasses.replace(facts, window_bytes=mebibytes << 20))
+
+
 def test_auto_lanes() -> None:
     sizes = (256, 96, 100, 7, 37, 33, 4096, 1)
-    assert [auto_lanes(size, 512 << 20, 3072) for size in sizes] == [32, 32, 25, 7, 1, 11, 32, 1]
-    assert [auto_lanes(96, mebibytes << 20, 3072) for mebibytes in (512, 255, 128, 64, 32, 1)] == [32, 24, 16, 8, 4, 4]
-    assert auto_lanes(96, 64 << 20, 1 << 20) == 32, "large rows are read one by one, and lose nothing"
+    assert [lanes(size, 512, 3072) for size in sizes] == [32, 32, 25, 7, 1, 11, 32, 1]
+    assert [lanes(96, mebibytes, 3072) for mebibytes in (512, 255, 128, 64, 32, 1)] == [32, 24, 16, 8, 4, 4]
+    assert lanes(96, 64, 1 << 20) == 32, "large rows are read one by one, and lose nothing"
+    assert [lanes(64, 512, 150_000, run) for run in (1, 16, 100, 240, 2000)] == [32, 32, 16, 4, 4]
+    assert lanes(64, 512, 27_000, 240, rows=3600) == 4, "few rows"
+
+
+def test_shards_of_rows_that_cost_less_one_after_the_other() -> None:
+    facts = Facts(rows=10**6, seed=0, row_bytes=27_000, global_batch_size=64)
+    found = [WindowShuffle().resolve(dataclasses.replace(facts, run_rows=run)).shard_rows for run in (1, 240, 2000)]
+    assert 100 < found[0] < 160
+    assert 230 <= found[1] <= 260
+    assert found[2] >= 1900
 
 
 # Frozen as the orders are, since sizes decide batches: rows, bytes of one, global batch, MiB of windows; then of a
