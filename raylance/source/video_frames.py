@@ -43,7 +43,7 @@ class Video:
 
     Attributes:
         column: Name of the column in batches.
-        videos: URI of a Lance dataset that has one video file in each row, of a constant frame rate.
+        videos: URI of a Lance dataset that has one video file in each row: MP4 or MOV, of a constant frame rate.
         video: Column of the row offsets of the videos in that dataset, an integer in each row.
         frame: Column of the numbers of the frames in their videos, from 0, an integer in each row.
         blob: Column of `videos` that holds the files.
@@ -190,16 +190,20 @@ class _OpenVideo:
                 raise ValueError("the file has no video")
             self._stream = stream = self._container.streams.video[0]
             stream.thread_type = "NONE"  # several videos are decoded at once
-            if stream.average_rate is None or stream.time_base is None:
+            if not stream.average_rate or not stream.time_base:
                 raise ValueError("the file says no frame rate")
             self._step = 1 / (stream.average_rate * stream.time_base)  # of time stamps
             self._start = stream.start_time or 0
             entries = list(stream.index_entries)
+            if not entries or len(entries) != stream.frames:
+                raise ValueError(
+                    f"the file's index has {len(entries)} of {stream.frames or 'unknown'} frames; an MP4 has all"
+                )
         except BaseException:
             self._container.close()
             raise
         self._keyframes = np.array([at for at, entry in enumerate(entries) if entry.is_keyframe] or [0])
-        self._times = [entry.timestamp for entry in entries if entry.is_keyframe] or [self._start]
+        self._times = [entries[at].timestamp for at in self._keyframes]
         self._frames, self._reformatter = len(entries), VideoReformatter()
         self._decoded: Iterator[Any] = iter(())
         self._at, self._is_placed = -1, False  # the number of the last frame, and whether another one may follow it
@@ -238,7 +242,7 @@ class _OpenVideo:
             out[place] = lines[:, : 3 * width].reshape(height, width, 3)
 
     def _frame(self, number: int) -> Any:
-        if not 0 <= number < max(1, self._frames):
+        if not 0 <= number < self._frames:
             raise ValueError(f"frame {number} is asked for, and the video has {self._frames}")
         nearest = int(np.searchsorted(self._keyframes, number, side="right")) - 1
         is_ahead = self._is_placed and self._at < number

@@ -21,10 +21,18 @@ def scene(seed: int, frames: int, height: int = 32, width: int = 48) -> np.ndarr
     return made
 
 
-def encode(frames: np.ndarray, *, gop: int = 12, rate: int = 10, times: Sequence[int] = (), **options: object) -> bytes:
-    """Encodes frames as H.264 in an MP4; `times` are when they are shown, in steps of the rate: else 0, 1, …"""
+def encode(
+    frames: np.ndarray,
+    *,
+    gop: int = 12,
+    rate: int = 10,
+    times: Sequence[int] = (),
+    format: str = "mp4",
+    **options: object,
+) -> bytes:
+    """Encodes frames as H.264 in a file; `times` are when they are shown, in steps of the rate: else 0, 1, …"""
     out = io.BytesIO()
-    with av.open(out, "w", format="mp4") as box:
+    with av.open(out, "w", format=format) as box:
         settings = {"g": str(gop), "keyint_min": str(gop), "sc_threshold": "0"} | {
             k: str(v) for k, v in options.items()
         }

@@ -18,6 +18,7 @@ from raylance.source import reader
 from raylance.source.reader import Reader, ReadMode
 from raylance.source.version import Source
 from tests.helpers.faulty_store import bucket_of, store_options
+from tests.helpers.videos import encode, scene, whole, write_videos
 
 ROWS = 3000
 OPTIONS = "scheme=http&endpoint_override={}"  # Arrow's words for where the API is
@@ -56,6 +57,28 @@ def test_pieces_come_in_order(uri: str, offsets: list[int], runs: int, mode: Rea
     assert [len(word) for word in found["word"].to_pylist()] == (wanted % 50).tolist()
     assert found["vector"].combine_chunks().flatten().to_numpy()[::100].tolist() == (wanted * 100.0).tolist()
     assert max(piece.num_rows for piece in pieces) <= max(1, piece_bytes // 450)
+
+
+def test_frames_of_videos_in_a_store(uri: str) -> None:
+    """Rows and videos are in the store, from which each thread of a reader reads parts of files."""
+    videos = [encode(scene(seed, 60), gop=20) for seed in range(3)]
+    write_videos("s3://read/videos.lance", videos)
+    rows = np.arange(180)
+    table = pa.table({"row": rows, "file": rows // 60, "frame": rows % 60})
+    lance.write_dataset(table, "s3://read/filmed.lance", max_rows_per_file=100)
+    data = raylance.dataset(
+        "s3://read/filmed.lance",
+        decode=raylance.Video("top", "s3://read/videos.lance", video="file", frame="frame"),
+        windows=raylance.Windows(episode="file", offsets={"top": [-2, 0]}),
+        remainder="ragged",
+    )
+    frames, seen = [whole(video) for video in videos], []
+    for batch in data.iter_batches(batch_size=16):
+        for row, pixels in zip(batch["row"].tolist(), batch["top"], strict=True):
+            wanted = frames[row // 60][np.clip(row % 60 + np.array([-2, 0]), 0, None)]
+            assert (np.moveaxis(pixels, 1, -1) == wanted).all()
+            seen.append(row)
+    assert sorted(seen) == rows.tolist()
 
 
 def test_a_column_is_written_where_the_dataset_and_the_parts_are_in_a_store(uri: str) -> None:

@@ -155,6 +155,8 @@ def broken(kind: str) -> bytes:
     frames = scene(9, FRAMES)
     if kind == "short":
         return encode(frames[:25])
+    if kind == "matroska":
+        return encode(frames, format="matroska")
     if kind == "rate":
         return encode(frames, times=[at + (at > 20) * 3 for at in range(FRAMES)])
     video = bytearray(encode(frames, gop=40))
@@ -164,7 +166,9 @@ def broken(kind: str) -> bytes:
     return bytes(video) if kind == "damaged" else b"no video at all"
 
 
-@pytest.mark.parametrize(("kind", "row"), [("short", 65), ("rate", None), ("no video", 40), ("damaged", None)])
+@pytest.mark.parametrize(
+    ("kind", "row"), [("short", 65), ("rate", None), ("no video", 40), ("matroska", 40), ("damaged", None)]
+)
 def test_a_bad_video_is_named_after_the_rows_before_it(
     kind: str, row: int | None, tmp_path: Path, write_dataset: Callable[..., str]
 ) -> None:
