@@ -15,6 +15,8 @@ import pyarrow as pa
 
 import raylance
 from tests.helpers.images import encode
+from tests.helpers.videos import encode as encode_video
+from tests.helpers.videos import scene, write_videos
 
 ROWS, BATCH, EPOCHS = 484, 16, 3  # a last step of four rows
 STEPS = -(-ROWS // BATCH)
@@ -84,18 +86,21 @@ class Slowly:
         return {name: values for name, values in batch.items() if name != "_rowoffset"}
 
 
-NAMES = ("images", "ragged", "batch", "fatal", "vectors", "mixture", "peers", "windows")
+NAMES = ("images", "ragged", "batch", "fatal", "vectors", "mixture", "peers", "windows", "clips")
 FATAL = "fatal"
 
 
 def write(folder: Path) -> None:
     """Writes the dataset of all workloads, and another for mixtures: several files, some rows deleted."""
+    write_videos(str(folder / "videos.lance"), [encode_video(scene(seed, 100), gop=20) for seed in range(5)])
     for name, rows in (("data", ROWS), ("other", 200)):
         rng = np.random.default_rng(rows)
         table = pa.table(
             {
                 "id": np.arange(rows + DELETED),
                 "episode": np.arange(rows + DELETED) * 7 // 100,
+                "video": np.arange(rows + DELETED) // 100,
+                "frame": np.arange(rows + DELETED) % 100,
                 "image": pa.array(
                     [encode(rng.integers(0, 255, (24, 32, 3), np.uint8), "JPEG") for _ in range(rows + DELETED)]
                 ),
@@ -129,6 +134,10 @@ def opened(name: str, folder: str | os.PathLike[str], armed: str = "", **argumen
         case "windows":
             windows = raylance.Windows(episode="episode", offsets={"vector": range(-2, 3)})
             return raylance.dataset(uri, columns=["id", "vector"], windows=windows, transform=Slowly(), **common)
+        case "clips":
+            windows = raylance.Windows(episode="video", offsets={"top": [-2, 0]})
+            camera = raylance.Video("top", f"{folder}/videos.lance", video="video", frame="frame")
+            return raylance.dataset(uri, columns=["id"], decode=camera, windows=windows, transform=Slowly(), **common)
         case "mixture":
             remainder = common.pop("remainder")
             parts = {
