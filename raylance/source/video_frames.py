@@ -257,8 +257,6 @@ class _OpenVideo:
             self._at = self._number(frame)
             if self._at != before + 1:
                 raise ValueError(f"frame {self._at} follows frame {before}, so the frame rate is not constant")
-            if frame.is_corrupt:
-                raise ValueError(f"frame {self._at} is damaged")
             self._is_placed = True
         return frame
 
@@ -279,6 +277,8 @@ class _OpenVideo:
         raise ValueError(f"no keyframe lies before frame {number}")
 
     def _number(self, frame: Any) -> int:
+        if frame.is_corrupt:
+            raise ValueError("a frame from which it follows is damaged")
         at = Fraction(frame.pts - self._start) / self._step
         if at.denominator != 1:
             raise ValueError(f"a frame is shown at {float(at):g} frames, so the frame rate is not constant")
