@@ -24,7 +24,7 @@ CAMERAS = ("top", "side")
 
 
 class Policy(torch.nn.Module):
-    """A convolution for each camera, and two layers over what they and the states say."""
+    """A convolution for each camera, and two layers over their features and the states."""
 
     def __init__(self) -> None:
         """Has the same weights wherever it is made."""

@@ -18,7 +18,7 @@ class Located(NamedTuple):
     Attributes:
         anchors: Their row offsets, int64, (n,).
         at: Their indices among the stored rows, int64, (n,).
-        facts: What `SampleTable.look_up` says of them.
+        facts: The result of `SampleTable.look_up` for them, int64, (n, `SampleTable.facts`).
     """
 
     anchors: Int64Array
@@ -57,7 +57,7 @@ class SampleTable(abc.ABC):
     """Number of integers that `look_up` gives for each anchor."""
 
     def __str__(self) -> str:
-        """What checkpoints say of the samples."""
+        """The text by which checkpoints name the samples."""
         return type(self).__qualname__
 
     @property
@@ -100,7 +100,7 @@ class SampleTable(abc.ABC):
         return np.unique(np.concatenate([anchors, *(each.ravel() for each in self.rows(anchors).values())]))
 
     def look_up(self, anchors: Int64Array) -> Int64Array:
-        """Returns what `find` needs to know of anchors, ascending, and looks up once: int64, (n, `facts`)."""
+        """Returns the facts about anchors, ascending, that `find` needs: int64, (n, `facts`). They are looked up once."""
         return np.empty((len(anchors), self.facts), dtype=np.int64)
 
     def locate(self, stored: Int64Array, anchors: Int64Array) -> Located:

@@ -37,7 +37,7 @@ class Windows:
         timestamp: Column of seconds (numbers, or Arrow timestamps). If it is given, each row must follow the one before
             it in its episode by 1 / fps: each is checked when the dataset is opened.
         tolerance_s: By how many seconds offsets in seconds, and distances of timestamps, may differ from whole rows;
-            distances also by what the type of floats rounds.
+            distances also by the rounding of their type of floats.
         at_ends: "pad" repeats the first or last row of the episode in place of rows outside of it. Batches then have a
             column `<column>_is_pad`, bool (n, k), for each window. "drop" leaves out anchors whose windows are not
             whole.
@@ -327,7 +327,7 @@ class WindowTable(SampleTable):
         edge = np.flatnonzero((before < -wanted.min()) | (after < wanted.max()))
         if len(edge) and self.windows.at_ends == "drop":  # somebody asks for a row that is no anchor
             raise IndexError(f"row {located.anchors[edge[0]]} has no whole window, and at_ends='drop' marks no padding")
-        inside = np.clip(wanted, -before[edge, None], after[edge, None])  # what is left of the window
+        inside = np.clip(wanted, -before[edge, None], after[edge, None])  # the nearest offsets inside the episode
         is_pad = np.zeros((len(located.anchors), len(offsets)), dtype=np.bool_)
         is_pad[edge] = inside != wanted
         if self.episodes.offsets is None and self._is_near(offsets):

@@ -140,7 +140,7 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
 
 
 def codec_name() -> str:
-    """Returns what decodes videos, with its versions: it decides about pixels."""
+    """Returns the name of the decoder of videos, with its versions, which decide about pixels."""
     import av
 
     return f"PyAV {av.__version__}, libavcodec {'.'.join(map(str, av.library_versions['libavcodec']))}"
