@@ -100,7 +100,7 @@ class SampleTable(abc.ABC):
         return np.unique(np.concatenate([anchors, *(each.ravel() for each in self.rows(anchors).values())]))
 
     def look_up(self, anchors: Int64Array) -> Int64Array:
-        """Returns the facts about anchors, ascending, that `find` needs: int64, (n, `facts`). They are looked up once."""
+        """Returns the facts of anchors, ascending, that `find` needs: int64, (n, `facts`). They are looked up once."""
         return np.empty((len(anchors), self.facts), dtype=np.int64)
 
     def locate(self, stored: Int64Array, anchors: Int64Array) -> Located:
