@@ -310,8 +310,7 @@ def test_times_that_are_not_regular_are_named(write_dataset: Callable[..., str],
 
 def test_types_of_windows(write_dataset: Callable[..., str]) -> None:
     """Also of eight flags, which Arrow keeps in one byte."""
-    import ml_dtypes
-
+    ml_dtypes = pytest.importorskip("ml_dtypes")
     rows = 60
     bits = pa.array(np.arange(rows, dtype=np.float32).astype(ml_dtypes.bfloat16).view(np.uint16))
     tensor = pa.fixed_shape_tensor(pa.int16(), (2, 3), permutation=[1, 0])
