@@ -272,6 +272,12 @@ def test_pictures_come_from_the_anchor(write_dataset: Callable[..., str]) -> Non
         assert batch["image"][:, 0, 0, 0].tolist() == batch["_rowoffset"].tolist()
         seen += check({name: each for name, each in batch.items() if name != "image"}, expected(frames(rows=100)))
     assert sorted(seen) == list(range(100))
+    with pytest.raises(ConfigError, match="'state_is_pad'"):
+        raylance.dataset(
+            data._spec.read.source.uri,
+            windows=WINDOWS,
+            decode=raylance.Image("image", size=(8, 8), name="state_is_pad"),
+        )
     with pytest.raises(ConfigError, match="'image'"):
         raylance.dataset(
             data._spec.read.source.uri, windows=raylance.Windows(episode="episode", offsets={"image": [0]})
