@@ -57,6 +57,7 @@ class ReadSpec:
     @property
     def origin(self) -> dict[str, Any]:
         """The fields of a checkpoint's `State` that describe the rows and their decoding."""
+        decoders = self.decoding.decoders if self.decoding else ()
         return {
             "uri": self.source.uri,
             "branch": self.source.branch,
@@ -64,14 +65,10 @@ class ReadSpec:
             "identity": self.source.identity,
             "windows": self.source.windows,
             "columns": list(self.delivers),
-            "decode": [
-                describe(each) for each in (*self.source.cameras, *(self.decoding.decoders if self.decoding else ()))
-            ],
+            "decode": [describe(each) for each in (*self.source.cameras, *decoders)],
             "transform": describe(self.decoding.transform) if self.decoding else None,
             "codecs": {each.column: codec_name() for each in self.source.cameras}
-            | {
-                each.output_name: each.codec for each in (self.decoding.decoders if self.decoding else ()) if each.codec
-            },
+            | {each.output_name: each.codec for each in decoders if each.codec},
         }
 
 

@@ -19,7 +19,7 @@ import PIL.ImageDraw
 import pyarrow as pa
 
 SHAPES, COLOURS = ("ellipse", "rectangle"), ("red", "green", "blue", "white")
-FRAMES = 20  # of an episode
+FRAMES = 20  # in each episode
 WORDS = 16  # of the captions: 0 ends one, and 1 to 15 are words
 
 

@@ -123,7 +123,7 @@ def _check_alike(
             f"mix(): {name!r} delivers {_fields(schema)}, {first_name!r} delivers {_fields(first_schema)}; a "
             "batch needs one schema. Choose columns=, decode=, transform= and windows= so that they agree."
         )
-    if (read_spec.source.load_samples() is None) != (first_read_spec.source.load_samples() is None):
+    if (read_spec.source.windows is None) != (first_read_spec.source.windows is None):
         raise ConfigError(
             f"mix(): of {name!r} and {first_name!r}, one has samples of several rows (windows=), and the other has "
             "not; use windows= for all or for none."

@@ -1,11 +1,10 @@
 """`raylance.dataset()`: checks every argument, opens a version, selects rows, tries a few, and binds the order."""
 
 import dataclasses
-import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import lance
 import numpy as np
@@ -34,14 +33,14 @@ from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.pickled import refuse_pickled
 from raylance.source.provenance import STALE, Stale, check_fresh
 from raylance.source.reader import READ_MODES, Reader, ReadMode, RowReader, stored_row_bytes
-from raylance.source.rows import TableRows, table_rows
+from raylance.source.rows import table_rows
 from raylance.source.sampling import read_samples
 from raylance.source.selection import Selection, share_selection
 from raylance.source.splits import Split
 from raylance.source.storage_options import StorageOptions
 from raylance.source.tables import SelectionRows, share_tables
 from raylance.source.version import Source, Version, pin
-from raylance.source.video_frames import Video, VideoColumn, VideoReader, open_video
+from raylance.source.video_frames import Cameras, Video, open_video
 
 logger = logging.getLogger(__name__)
 
@@ -152,23 +151,15 @@ def dataset(
 
     source, opened = _open_version(uri, version, storage_options, stale)
     names = _check_columns(opened, columns, asked.decoders)
-    videos, drops = _open_cameras(opened, cameras, names, asked.decoders, storage_options)
+    videos = _open_cameras(opened, cameras, names, asked.decoders, storage_options)
     selection = share_selection(source, filter, split, opened)
     samples = None
     if windows is not None:
-        plain = [name for name in names if name not in {each.column for each in asked.decoders} | set(drops)]
+        plain = [name for name in names if name not in {each.column for each in asked.decoders} | set(videos.drops)]
         plain += [each.column for each in cameras]
         checked = check_windows(opened, windows, plain, [each.output_name for each in asked.decoders])
         samples, selection = share_windows(source, opened, checked, selection)
-    made = (
-        functools.partial(VideoReader, videos=videos, drops=drops, dataset=source.uri, is_trial=True)
-        if videos
-        else None
-    )
-    spec = _try_rows(source, opened, selection, samples, names, asked, read, made)
-    if videos:
-        table = dataclasses.replace(cast("TableRows", spec.source), videos=videos, drops=drops)
-        spec = dataclasses.replace(spec, source=table)
+    spec = _try_rows(source, opened, selection, samples, videos, names, asked, read)
     if pack is not None:
         packed = pack_rows(spec.source, pack)
         spec = ReadSpec(source=packed, delivers=packed.columns)
@@ -205,14 +196,14 @@ def _try_rows(
     opened: lance.LanceDataset,
     selection: Shared[Selection],
     samples: Shared[SampleTable] | None,
+    videos: Cameras,
     names: Sequence[str],
     asked: Decoding,
     mode: ReadMode,
-    wrap: Callable[[RowReader], RowReader] | None = None,
 ) -> ReadSpec:
     """Reads and decodes a few samples; returns what follows: sizes, the delivered schema, lengths of lists."""
-    plain = Reader(pinned=source, dataset=opened, columns=names, row_bytes=1)
-    reader = plain if wrap is None else wrap(plain)
+    stored = Reader(pinned=source, dataset=opened, columns=names, row_bytes=1)
+    reader = videos.added_to(stored, source.uri, is_trial=True)
     rows = probe = _probe(reader, selection.get())
     if samples is not None:
         probe = read_samples(reader, samples.get(), rows[ROW_OFFSET].to_numpy())
@@ -228,6 +219,7 @@ def _try_rows(
         row_bytes=max(1.0, rows.nbytes / rows.num_rows),
         read=mode,
         samples=samples,
+        videos=videos,
         sample_bytes=None if samples is None else probe.nbytes / probe.num_rows,
         stored_bytes=stored_row_bytes(opened, names) if varies else 0.0,
     )
@@ -434,10 +426,8 @@ def _open_cameras(
     names: list[str],
     decoders: Sequence[Decoder],
     storage_options: StorageOptions | None,
-) -> tuple[tuple[VideoColumn, ...], tuple[str, ...]]:
-    """Opens the datasets of videos. Adds the columns that say which frames rows have to `names`; returns those that
-    batches do not have.
-    """
+) -> Cameras:
+    """Opens the datasets of videos. Adds the columns that say which frames rows have to `names`."""
     taken = [*names, *(each.output_name for each in decoders)]
     drops: list[str] = []
     for each in cameras:
@@ -455,4 +445,4 @@ def _open_cameras(
             if name not in names:
                 names.append(name)
                 drops.append(name)
-    return tuple(open_video(each, storage_options) for each in cameras), tuple(drops)
+    return Cameras(tuple(open_video(each, storage_options) for each in cameras), tuple(drops))

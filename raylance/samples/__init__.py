@@ -1,1 +1,1 @@
-"""Of which stored rows each sample is made; NumPy alone."""
+"""The stored rows that make up each sample, by NumPy alone."""

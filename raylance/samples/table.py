@@ -1,4 +1,4 @@
-"""The table of samples: of which stored rows each sample is made."""
+"""The table of samples: the stored rows that make up each sample."""
 
 import abc
 from collections.abc import Mapping
@@ -115,3 +115,17 @@ class SampleTable(abc.ABC):
         rows = self.rows(located.anchors)
         windows = {name: np.searchsorted(stored, each) for name, each in rows.items()}
         return Found(windows, dict(self.pads(located.anchors)))
+
+
+class FindingTable(SampleTable):
+    """A table whose `stored` and `find` are faster than by `rows`, so that `rows` and `pads` follow from them."""
+
+    def rows(self, anchors: Int64Array) -> dict[str, Int64Array]:
+        """See `SampleTable.rows`."""
+        stored = self.stored(anchors)
+        return {name: stored[at] for name, at in self.find(stored, self.locate(stored, anchors)).windows.items()}
+
+    def pads(self, anchors: Int64Array) -> dict[str, BoolArray]:
+        """See `SampleTable.pads`."""
+        stored = self.stored(anchors)
+        return self.find(stored, self.locate(stored, anchors)).pads

@@ -11,7 +11,7 @@ import numpy as np
 from raylance.arguments import check_integer, check_word
 from raylance.errors import ConfigError
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.samples.table import Found, Located, SampleTable
+from raylance.samples.table import FindingTable, Found, Located
 
 Ends = Literal["pad", "drop"]
 Neighbours = Literal["episode", "selected"]
@@ -144,7 +144,9 @@ def _items(argument: str, given: Any) -> Iterable[tuple[Any, Any]]:
 def _check_reach(name: str, offsets: Iterable[float]) -> None:
     for each in offsets:
         if abs(each) >= _FURTHEST:
-            raise ConfigError(f"Windows: {name!r} has a row {each:g} rows from the anchor; no dataset has so many.")
+            raise ConfigError(
+                f"Windows: {name!r} has a row {each:g} rows from the anchor; row offsets are below {_FURTHEST:,}."
+            )
 
 
 def _numbers(name: Any, given: Any, argument: str) -> tuple[Any, ...]:
@@ -219,7 +221,7 @@ class Episodes:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WindowTable(SampleTable):
+class WindowTable(FindingTable):
     """The samples that `Windows` makes of some episodes.
 
     Attributes:
@@ -263,7 +265,7 @@ class WindowTable(SampleTable):
 
     def anchor_runs(self, selected: int) -> tuple[Int64Array, Int64Array] | None:
         """Returns the first offset and the number of consecutive anchors of each episode. None if all rows are anchors,
-        if anchors do not lie next to each other, or if not all rows are selected, but only so many.
+        if anchors do not lie next to each other, or if `selected`, the number of selected rows, is not that of all.
         """
         is_whole = selected == self.episodes.ends[-1] and self.episodes.offsets is None
         if self.are_all_anchors or self.windows.stride > 1 or not is_whole:
@@ -296,17 +298,6 @@ class WindowTable(SampleTable):
         found = _union(np.concatenate(starts), np.concatenate(stops))
         return found if self.episodes.offsets is None else np.sort(self.episodes.offsets[found])
 
-    def rows(self, anchors: Int64Array) -> dict[str, Int64Array]:
-        """See `SampleTable.rows`."""
-        stored = self.stored(anchors)
-        found = self.find(stored, self.locate(stored, anchors)).windows
-        return {name: stored[indices] for name, indices in found.items()}
-
-    def pads(self, anchors: Int64Array) -> dict[str, BoolArray]:
-        """See `SampleTable.pads`."""
-        stored = self.stored(anchors)
-        return self.find(stored, self.locate(stored, anchors)).pads
-
     def look_up(self, anchors: Int64Array) -> Int64Array:
         """See `SampleTable.look_up`."""
         places = self.episodes.place_of(anchors)
@@ -325,7 +316,7 @@ class WindowTable(SampleTable):
     ) -> tuple[Int64Array, BoolArray]:
         wanted, (before, after) = np.array(offsets), located.facts.T
         edge = np.flatnonzero((before < -wanted.min()) | (after < wanted.max()))
-        if len(edge) and self.windows.at_ends == "drop":  # somebody asks for a row that is no anchor
+        if len(edge) and self.windows.at_ends == "drop":  # a row was asked for that is not an anchor
             raise IndexError(f"row {located.anchors[edge[0]]} has no whole window, and at_ends='drop' marks no padding")
         inside = np.clip(wanted, -before[edge, None], after[edge, None])  # the nearest offsets inside the episode
         is_pad = np.zeros((len(located.anchors), len(offsets)), dtype=np.bool_)

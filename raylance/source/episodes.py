@@ -26,7 +26,7 @@ from raylance.source.selection import Selection
 from raylance.source.version import Source
 
 _SCAN_ROWS = 1 << 18
-# Of versions that handles of this process have open: training and validation mostly open the same one.
+# Episodes of the versions that handles of this process have open: training and validation mostly open the same one.
 _known: "weakref.WeakValueDictionary[tuple[Any, ...], Episodes]" = weakref.WeakValueDictionary()
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
@@ -147,17 +147,12 @@ def _is_dense(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind))
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _Runs:
-    """Runs of rows of one episode that follow one another in storage, with the times of first and last rows."""
-
-    values: list[pa.Array] = dataclasses.field(default_factory=list)  # the episode of each run
-    lengths: list[Int64Array] = dataclasses.field(default_factory=list)
-    times: list[npt.NDArray[np.float64]] = dataclasses.field(default_factory=list)  # (runs, 2)
-
-
 def _read_episodes(dataset: lance.LanceDataset, windows: Windows) -> Episodes:
-    runs, clock = _Runs(), _Clock(dataset, windows) if windows.timestamp else None
+    clock = _Clock(dataset, windows) if windows.timestamp else None
+    # For each run of rows of one episode in storage: the episode; the length; the first and the last time, (runs, 2).
+    values: list[pa.Array] = []
+    counts: list[Int64Array] = []
+    spans: list[npt.NDArray[np.float64]] = []
     first = 0
     for batch in dataset.scanner(columns=windows.needs, batch_size=_SCAN_ROWS).to_batches():
         column = batch[windows.episode]
@@ -165,21 +160,21 @@ def _read_episodes(dataset: lance.LanceDataset, windows: Windows) -> Episodes:
         _check_episodes(dataset, windows.episode, column, first)
         encoded = pc.run_end_encode(column)
         ends = encoded.run_ends.to_numpy().astype(np.int64)
-        runs.values.append(encoded.values)
-        runs.lengths.append(np.diff(ends, prepend=0))
+        values.append(encoded.values)
+        counts.append(np.diff(ends, prepend=0))
         if clock is not None:
             times = clock.times_of(batch[windows.timestamp], first)
             clock.check_within(times, ends, first)
-            runs.times.append(np.stack([times[np.r_[0, ends[:-1]]], times[ends - 1]], axis=1))
+            spans.append(np.stack([times[np.r_[0, ends[:-1]]], times[ends - 1]], axis=1))
         first += len(column)
-    if not runs.values:
-        raise DatasetError(f"{dataset.uri!r} has no row, so there is no episode; nothing was started.")
-    lengths = np.concatenate(runs.lengths)
-    codes = pa.chunked_array(runs.values).dictionary_encode().combine_chunks()
+    if not values:
+        raise DatasetError(f"{dataset.uri!r} is empty, so it has no episodes; nothing was started.")
+    lengths = np.concatenate(counts)
+    codes = pa.chunked_array(values).dictionary_encode().combine_chunks()
     codes = codes.chunk(0) if isinstance(codes, pa.ChunkedArray) else codes
     numbers = codes.indices.to_numpy().astype(np.int64)
     if clock is not None:
-        clock.check_between(numbers, lengths, np.concatenate(runs.times))
+        clock.check_between(numbers, lengths, np.concatenate(spans))
     is_new = np.diff(numbers, prepend=-1) != 0  # a batch may end inside an episode
     starts = np.flatnonzero(is_new)
     fps = windows.fps if clock is None else clock.fps
@@ -211,7 +206,7 @@ class _Clock:
     def __init__(self, dataset: lance.LanceDataset, windows: Windows) -> None:
         self.fps, self._tolerance_s = windows.fps, windows.tolerance_s
         self._uri, self._name, self._episode = dataset.uri, windows.timestamp, windows.episode
-        self._dtype: np.dtype[Any] = np.dtype(np.int64)  # of the timestamps
+        self._dtype: np.dtype[Any] = np.dtype(np.int64)  # dtype of the timestamps
 
     def times_of(self, column: pa.Array, first: int) -> npt.NDArray[np.float64]:
         """Returns timestamps in seconds; `first` is the offset of the first one."""
@@ -252,9 +247,9 @@ class _Clock:
         """Checks runs that follow one another in their episode, with the times of their first and last rows."""
         by_code = np.argsort(codes, kind="stable")
         begins = (np.cumsum(lengths) - lengths)[by_code]
-        steps = times[by_code][1:, 0] - times[by_code][:-1, 1]
+        firsts, lasts = times[by_code].T
         is_inside = np.diff(codes[by_code]) == 0
-        self._check(steps, is_inside, self._rounding(times[by_code][1:, 0]), begins[1:])
+        self._check(firsts[1:] - lasts[:-1], is_inside, self._rounding(firsts[1:]), begins[1:])
 
     def _check(
         self,

@@ -11,7 +11,7 @@ import pyarrow as pa
 from raylance.columns import ROW_OFFSET, join_offsets, split_offsets
 from raylance.environment.shared import Shared
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.samples.table import Found, Located, SampleTable
+from raylance.samples.table import FindingTable, Found, Located, SampleTable
 from raylance.source.reader import RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import RowSource, Selected
@@ -43,7 +43,7 @@ class _MixSelection:
 
 
 @dataclasses.dataclass(frozen=True)
-class _MixSamples(SampleTable):
+class _MixSamples(FindingTable):
     """The tables of samples of the components, with joined offsets; only their selections have a fingerprint."""
 
     parts: tuple[SampleTable, ...]
@@ -58,10 +58,6 @@ class _MixSamples(SampleTable):
         numbers = np.unique(which).tolist()
         found = [join_offsets(number, self.parts[number].stored(own[which == number])) for number in numbers]
         return np.concatenate([*found, np.empty(0, dtype=np.int64)])
-
-    def rows(self, anchors: Int64Array) -> Mapping[str, Int64Array]:
-        stored = self.stored(anchors)
-        return {name: stored[each] for name, each in self.find(stored, self.locate(stored, anchors)).windows.items()}
 
     def locate(self, stored: Int64Array, anchors: Int64Array) -> Located:
         facts = np.zeros((len(anchors), max(part.facts for part in self.parts)), dtype=np.int64)

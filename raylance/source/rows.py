@@ -12,7 +12,7 @@ from raylance.source.reader import Reader, ReadMode, RowReader
 from raylance.source.retrying import OPENING_S
 from raylance.source.selection import Selection
 from raylance.source.version import Source
-from raylance.source.video_frames import Video, VideoColumn, VideoReader
+from raylance.source.video_frames import NO_CAMERAS, Cameras, Video
 
 
 class Selected(HasOffsets, Protocol):
@@ -36,7 +36,7 @@ class RowSource(abc.ABC):
     row_bytes: float  # as it is read, the mean of a few rows; "auto" sizes of orders follow from it
     likely_row_bytes: float  # the best estimate, for the size of the first reads
     measure: str  # how `likely_row_bytes` was measured, in words
-    sample_bytes: float  # of a sample, which may have several rows; the best estimate, for the size of the first items
+    sample_bytes: float  # the best estimate for a sample, which may have several rows; for the size of the first items
 
     @abc.abstractmethod
     def load_selection(self) -> Selected:
@@ -79,8 +79,7 @@ class TableRows(RowSource):
     selection: Shared[Selection]
     read: ReadMode
     samples: Shared[SampleTable] | None = None
-    videos: tuple[VideoColumn, ...] = ()
-    drops: tuple[str, ...] = ()  # columns that only say which frames of the videos rows have
+    videos: Cameras = NO_CAMERAS
 
     def load_selection(self) -> Selection:
         """See `RowSource.load_selection`."""
@@ -89,12 +88,12 @@ class TableRows(RowSource):
     @property
     def run_rows(self) -> int:
         """See `RowSource.run_rows`."""
-        return max((each.run_rows for each in self.videos), default=1)
+        return max((each.run_rows for each in self.videos.videos), default=1)
 
     @property
     def cameras(self) -> tuple[Video, ...]:
         """See `RowSource.cameras`."""
-        return tuple(each.setting for each in self.videos)
+        return tuple(each.setting for each in self.videos.videos)
 
     def load_samples(self) -> SampleTable | None:
         """See `RowSource.load_samples`."""
@@ -102,8 +101,7 @@ class TableRows(RowSource):
 
     def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""
-        reader = self.open_rows(retry_s)
-        return VideoReader(reader, self.videos, self.drops, str(self.uri)) if self.videos else reader
+        return self.videos.added_to(self.open_rows(retry_s), str(self.uri))
 
     def open_rows(self, retry_s: float | None = None) -> Reader:
         """Makes a reader like `open_reader`, without the frames of videos."""
@@ -131,6 +129,7 @@ def table_rows(
     read: ReadMode = "auto",
     samples: Shared[SampleTable] | None = None,
     sample_bytes: float | None = None,
+    videos: Cameras = NO_CAMERAS,
 ) -> TableRows:
     """Makes the `TableRows` of a dataset. `stored_bytes` is the mean size of all rows as stored, 0 if unknown;
     `sample_bytes` that of a sample of several rows.
@@ -150,4 +149,5 @@ def table_rows(
         selection=selection,
         read=read,
         samples=samples,
+        videos=videos,
     )

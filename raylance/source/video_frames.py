@@ -4,7 +4,7 @@ import dataclasses
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 Frames = npt.NDArray[np.uint8]
 _RUN_KEYFRAMES = 8  # keyframe distances of a run: half a distance is decoded before its first frame
 _OPEN = 8  # videos that a thread keeps open
-_BUFFER_BYTES = 256 << 10  # of one read from a video: a request of an object store takes long, whatever it brings
+_BUFFER_BYTES = 256 << 10  # that one read of a video asks for: small requests to an object store take as long
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,6 +100,26 @@ class VideoColumn:
     def kind(self) -> pa.DataType:
         """Arrow type of the column: pixels as they lie in memory, (H, W, 3), which are (3, H, W) in batches."""
         return pa.fixed_shape_tensor(pa.uint8(), self.shape, permutation=[2, 0, 1])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cameras:
+    """The columns of a dataset that are frames of videos; picklable.
+
+    Attributes:
+        videos: The columns.
+        drops: Columns of the rows that are only needed to find frames, and that batches do not have.
+    """
+
+    videos: tuple[VideoColumn, ...] = ()
+    drops: tuple[str, ...] = ()
+
+    def added_to(self, reader: RowReader, dataset: str, *, is_trial: bool = False) -> RowReader:
+        """Returns a reader that also reads the frames, see `VideoReader`; the same reader if there are no videos."""
+        return VideoReader(reader, self, dataset, is_trial=is_trial) if self.videos else reader
+
+
+NO_CAMERAS = Cameras()
 
 
 def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoColumn:
@@ -192,7 +212,7 @@ class _OpenVideo:
             stream.thread_type = "NONE"  # several videos are decoded at once
             if not stream.average_rate or not stream.time_base:
                 raise ValueError("the file says no frame rate")
-            self._step = 1 / (stream.average_rate * stream.time_base)  # of time stamps
+            self._step = 1 / (stream.average_rate * stream.time_base)  # timestamps from one frame to the next
             self._start = stream.start_time or 0
             entries = list(stream.index_entries)
             if not entries or len(entries) != stream.frames:
@@ -288,19 +308,11 @@ class _OpenVideo:
 class VideoReader(RowReader):
     """Reads rows together with the frames that they name. Several threads may use one reader at once."""
 
-    def __init__(
-        self,
-        reader: RowReader,
-        videos: Sequence[VideoColumn],
-        drops: Sequence[str],
-        dataset: str,
-        *,
-        is_trial: bool = False,
-    ) -> None:
-        """Takes a reader of the rows; the videos; columns of the rows that are only needed to find frames; and the name
-        of the dataset for errors. In a trial, whose pixels nobody uses, frames may be bad.
+    def __init__(self, reader: RowReader, cameras: Cameras, dataset: str, *, is_trial: bool) -> None:
+        """Takes a reader of the rows, the columns to add, and the name of the dataset for errors. In a trial, whose
+        pixels nobody uses, frames may be bad.
         """
-        self._reader, self._videos, self._drops, self._dataset = reader, videos, list(drops), dataset
+        self._reader, self._videos, self._drops, self._dataset = reader, cameras.videos, cameras.drops, dataset
         self._is_trial = is_trial
         self._opened: dict[int, lance.LanceDataset] = {}
         self._local, self._opening = threading.local(), threading.Lock()
@@ -330,9 +342,9 @@ class VideoReader(RowReader):
     def _with_frames(self, table: pa.Table) -> pa.Table:
         whole = table.drop_columns([ROW_OFFSET, *self._drops])
         for number, column in enumerate(self._videos):
-            frames = self._decode(number, column, table)
-            flat = pa.FixedSizeListArray.from_arrays(pa.array(frames.reshape(-1)), column.kind.storage_type.list_size)
-            whole = whole.append_column(column.setting.column, pa.ExtensionArray.from_storage(column.kind, flat))
+            kind, frames = column.kind, self._decode(number, column, table)
+            flat = pa.FixedSizeListArray.from_arrays(pa.array(frames.reshape(-1)), kind.storage_type.list_size)
+            whole = whole.append_column(column.setting.column, pa.ExtensionArray.from_storage(kind, flat))
         return whole.append_column(ROW_OFFSET, table[ROW_OFFSET])
 
     def _decode(self, number: int, column: VideoColumn, table: pa.Table) -> Frames:
@@ -344,14 +356,13 @@ class VideoReader(RowReader):
                 row = int(table[ROW_OFFSET].filter(values.is_null())[0].as_py())
                 raise BadRowError(setting.column, row, f"it has no value in {name!r}", self._dataset)
         videos, frames = (np.asarray(values.to_numpy(), dtype=np.int64) for values in named)
-        order = np.lexsort((frames, videos))
+        offsets, order = table[ROW_OFFSET].to_numpy(), np.lexsort((frames, videos))
         _, cuts = np.unique(videos[order], return_index=True)
         for mine in np.split(order, cuts[1:]) if len(order) else ():
-            different, which = np.unique(frames[mine], return_inverse=True)
-            decoded = np.empty((len(different), *column.shape), np.uint8)
-            first = mine[np.searchsorted(which, np.arange(len(different)))]  # a row of each frame
+            different, first, which = np.unique(frames[mine], return_index=True, return_inverse=True)
+            decoded, rows = np.empty((len(different), *column.shape), np.uint8), offsets[mine[first]]
             try:
-                self._read(number, int(videos[mine[0]]), different, decoded, table[ROW_OFFSET].to_numpy()[first])
+                self._read(number, int(videos[mine[0]]), different, decoded, rows)
             except BadRowError:
                 if not self._is_trial:
                     raise
@@ -367,7 +378,7 @@ class VideoReader(RowReader):
             opened = opened or _OpenVideo(file)
             opened.read(frames, out)
         except Exception as error:
-            if file.error is not None:  # of the storage, which may be asked again
+            if file.error is not None:  # the storage failed, and the read may be repeated
                 raise file.error from error
             at = frames.searchsorted(error.number) if isinstance(error, _FrameError) else 0
             cause = error.__cause__ or error
