@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from raylance.source.packing import PackTokens
     from raylance.source.provenance import Provenance
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
-    from raylance.source.video_frames import Video
+    from raylance.source.videos import Video
     from raylance.source.write_back import add_column, read_values, write_column, write_values
 
 _MODULES = {
@@ -82,7 +82,7 @@ _MODULES = {
     "settings": ("Options",),
     "source.provenance": ("Provenance",),
     "source.splits": ("FractionSplit", "RangeSplit", "ValueSplit"),
-    "source.video_frames": ("Video",),
+    "source.videos": ("Video",),
     "source.write_back": ("add_column", "read_values", "write_column", "write_values"),
     "integrations.data_config": ("DataConfig",),
     "reports.page": ("report_run",),

@@ -14,7 +14,7 @@ from raylance.orders.order import Tables
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.state import describe
 from raylance.source.rows import RowSource
-from raylance.source.video_frames import codec_name
+from raylance.source.videos import codec_name
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

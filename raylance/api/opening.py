@@ -33,6 +33,7 @@ from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.pickled import refuse_pickled
 from raylance.source.provenance import STALE, Stale, check_fresh
 from raylance.source.reader import READ_MODES, Reader, ReadMode, RowReader, stored_row_bytes
+from raylance.source.retrying import OPENING_S
 from raylance.source.rows import table_rows
 from raylance.source.sampling import read_samples
 from raylance.source.selection import Selection, share_selection
@@ -40,7 +41,8 @@ from raylance.source.splits import Split
 from raylance.source.storage_options import StorageOptions
 from raylance.source.tables import SelectionRows, share_tables
 from raylance.source.version import Source, Version, pin
-from raylance.source.video_frames import Cameras, Video, open_video
+from raylance.source.video_reader import VideoReader
+from raylance.source.videos import Cameras, Video, open_video
 
 logger = logging.getLogger(__name__)
 
@@ -202,8 +204,9 @@ def _try_rows(
     mode: ReadMode,
 ) -> ReadSpec:
     """Reads and decodes a few samples; returns what follows: sizes, the delivered schema, lengths of lists."""
-    stored = Reader(pinned=source, dataset=opened, columns=names, row_bytes=1)
-    reader = videos.added_to(stored, source.uri, is_trial=True)
+    reader: RowReader = Reader(pinned=source, dataset=opened, columns=names, row_bytes=1)
+    if videos.videos:
+        reader = VideoReader(reader, videos, source.uri, retry_s=OPENING_S, missing=False, is_trial=True)
     rows = probe = _probe(reader, selection.get())
     if samples is not None:
         probe = read_samples(reader, samples.get(), rows[ROW_OFFSET].to_numpy())

@@ -21,7 +21,7 @@ from raylance.samples.table import IS_PAD, SampleTable
 from raylance.samples.windows import Windows
 from raylance.source.packing import PackTokens
 from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
-from raylance.source.video_frames import Video
+from raylance.source.videos import Video
 
 _KEPT = ("uri", "version", "branch", "filter", "split", "windows")
 _RECORDED: dict[str, type[Order]] = {**ORDERS, ClassBalanced.name: ClassBalanced}

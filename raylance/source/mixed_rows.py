@@ -15,7 +15,7 @@ from raylance.samples.table import FindingTable, Found, Located, SampleTable
 from raylance.source.reader import RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import RowSource, Selected
-from raylance.source.video_frames import Video
+from raylance.source.videos import Video
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,10 +5,7 @@ import dataclasses
 import functools
 import itertools
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
 from typing import Literal, TypeVar
 
 import lance
@@ -23,10 +20,11 @@ from raylance.memory.arrow import wanted_rows
 from raylance.orders.permutation import Int64Array
 from raylance.source.data_files import DataFiles
 from raylance.source.fields import find_field, is_blob, select_fields
-from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, readable_text
-from raylance.source.limits import Calls, requests_of, result_of, within
-from raylance.source.retrying import OPENING_S, Outage, Wanted, always, answer_limit_s, patiently, retrying
-from raylance.source.version import Source, VersionCheck
+from raylance.source.lance_errors import LANCE_ERRORS, readable_text
+from raylance.source.limits import requests_of
+from raylance.source.reads import Reads
+from raylance.source.retrying import OPENING_S, Wanted, always, patiently
+from raylance.source.version import Source
 
 T = TypeVar("T")
 Prepare = Callable[[int, pa.Table, Int64Array | None], T]  # see `RowReader.read_pieces`
@@ -46,7 +44,6 @@ _DIRECT_BYTES = _WIDE * _PIECE_BYTES
 _REQUESTS = 8  # reads at once from an object store, each of which takes long
 _READS = 2  # reads at once from a disk: one piece is read while another is copied; more would wait for the interpreter
 _NOTHING: _Read = pa.table({}), None
-_QUEUED = 2  # pieces that wait for a thread, so that no thread waits for the caller, which takes results in order
 
 
 def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> float:
@@ -145,6 +142,11 @@ class _Piece:
     is_range: bool
 
 
+def _name(pieces: Sequence[_Piece]) -> str:
+    offsets = pieces[0].offsets
+    return f"rows {offsets[0]} to {pieces[-1].offsets[-1]}" if len(offsets) else "columns"
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Reader(RowReader):
     """Reads rows of a pinned dataset, in pieces of some MiB.
@@ -154,12 +156,10 @@ class Reader(RowReader):
             time to time while reads succeed.
         columns: Columns to read; "image.bytes" is the field `bytes` of the struct `image`.
         row_bytes: Estimated bytes of a row of these columns; decides between range and take.
-        dataset: The open dataset; None if the next read must open it: at first, and after a read that failed.
+        dataset: The open dataset; None if the first read must open it.
         mode: "range" and "take" read all rows in that way; "auto" chooses, see `choose`.
-        retry_s: Seconds for which a read is repeated if the storage fails, and which one attempt may take without an
-            answer. For `retry_s` after a read gave up, each read gets only one attempt, with less time: else each one
-            would wait for the same outage in full.
-        missing: Whether a read is also repeated if a file is missing, because the file was there and may come back.
+        retry_s: Seconds for which a read is repeated if the storage fails; see `Reads`.
+        missing: Whether a read is also repeated if a file is missing.
     """
 
     pinned: Source
@@ -169,23 +169,20 @@ class Reader(RowReader):
     mode: ReadMode = "auto"
     retry_s: float = OPENING_S
     missing: bool = False
-    _gave_up: Outage = dataclasses.field(default_factory=Outage, init=False, repr=False)  # when a read last gave up
-    _is_closed: bool = dataclasses.field(default=False, init=False, repr=False)
-    _check: VersionCheck = dataclasses.field(init=False, repr=False)
-    _calls: Calls = dataclasses.field(init=False, repr=False)
-    _reads_at_once: int = dataclasses.field(init=False, repr=False)
+    _reads: Reads = dataclasses.field(init=False, repr=False)
     _files: DataFiles | None = dataclasses.field(default=None, init=False, repr=False)
     _schemas: tuple[pa.Schema, pa.Schema] | None = dataclasses.field(default=None, init=False, repr=False)
     _blobs: list[str] | None = dataclasses.field(default=None, init=False, repr=False)  # None before the first read
     _listing: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False)
-    _opening: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        limit_s = answer_limit_s(self.retry_s, again=False)
-        self._check = VersionCheck(functools.partial(within, limit_s, self.pinned.check, limit_s))
-        is_remote = "://" in self.pinned.uri and not self.pinned.uri.startswith("file")
-        self._reads_at_once = _REQUESTS if is_remote else _READS
-        self._calls = Calls(self._reads_at_once, "read")
+        self._reads = Reads(
+            self.pinned,
+            at_once=_REQUESTS if self.pinned.is_remote else _READS,
+            retry_s=self.retry_s,
+            missing=self.missing,
+            dataset=self.dataset,
+        )
         quoted = [name for name in self.columns if "`" in name]
         if quoted:  # Lance panics on such a name, quoted or not
             raise DatasetError(
@@ -211,110 +208,15 @@ class Reader(RowReader):
         is_wanted: Wanted = always,
     ) -> None:
         """See `RowReader.read_pieces`."""
-        lasts = time.monotonic() - self._gave_up.until_s < self.retry_s  # whether a read gave up lately
-        outage, retry_s = (self._gave_up, 0.0) if lasts else (Outage(), self.retry_s)
-        dataset: lance.LanceDataset | None = None
-        failed, pieces = False, self._pieces(offsets)
-        begun = deque(itertools.islice(pieces, 1))  # pieces whose rows were not added yet
-        try:
-            for attempt in retrying(
-                retry_s, missing=self.missing, outage=outage, is_wanted=lambda: not self._is_closed and is_wanted()
-            ):
-                with attempt:
-                    limit_s = answer_limit_s(self.retry_s, again=lasts or failed)
-                    failed = True  # unless a table comes
-                    dataset = self._open_dataset(dataset, limit_s)
-                    make = functools.partial(self._make, dataset, prepare, is_wanted)
-                    for made in self._read_pieces(dataset, begun, pieces, make, limit_s):
-                        if made is None or not add(made):
-                            return
-                        failed = False
-                        if not lasts:
-                            outage.since_s, outage.attempts = time.monotonic(), 1
-        except (DatasetError, *LANCE_ERRORS) as error:
-            if not is_wanted():  # then a failure says nothing about rows that others want
-                return
-            if self.dataset is dataset:
-                self.dataset = None  # the next read opens it again
-            failure = failure_of(error)
-            rows = f"rows {begun[0].offsets[0]} to {begun[-1].offsets[-1]}" if len(begun[0].offsets) else "columns"
-            what = f"{rows} of {self.pinned.uri!r}, version {self.pinned.version}, cannot be read"
-            if failure is Failure.PASSING or (self.missing and failure is Failure.MISSING):
-                raise DatasetError(f"{what} ({readable_text(error)}; {outage}). {self._give_up(outage)}") from error
-            cause = self._why_missing(error) if failure is Failure.MISSING else error
-            raise DatasetError(f"{what} ({readable_text(cause)}). The epoch stops here.") from cause
+
+        def make(dataset: lance.LanceDataset, piece: _Piece) -> T | None:
+            return self._make(dataset, prepare, is_wanted, piece)
+
+        self._reads.run(self._pieces(offsets), make, add, _name, is_wanted)
 
     def close(self) -> None:
         """See `RowReader.close`."""
-        self._is_closed = True
-
-    def _give_up(self, outage: Outage) -> str:
-        """Records that a read has given up; returns the advice for the user."""
-        outage.until_s = time.monotonic()
-        self._gave_up = outage
-        if not self.missing:
-            return "Nothing more is read. Try again when the storage is back."
-        return (
-            "The epoch stops here. When the storage is back, continue from the last checkpoint, or iterate again; "
-            "read_timeout_s sets how long to wait for it."
-        )
-
-    def _open_dataset(self, failed: lance.LanceDataset | None, limit_s: float) -> lance.LanceDataset:
-        """Returns the dataset to read. If none is open, or the open one is `failed`, one thread opens it."""
-        with self._opening:
-            dataset = self.dataset
-            if dataset is None or dataset is failed:
-                self.dataset = None  # if this opening fails, the next read opens it again
-                self.dataset = dataset = within(limit_s, self._open_once)
-                self._check.postpone()
-                return dataset
-        self._check.run_if_due()
-        return dataset
-
-    def _open_once(self) -> lance.LanceDataset:
-        return self.pinned.open_once(answer_limit_s(self.retry_s, again=False))
-
-    def _why_missing(self, error: Exception) -> Exception:
-        """Returns the reason for a missing file: the version is gone or another dataset has its place; else `error`."""
-        try:
-            within(answer_limit_s(self.retry_s, again=True), self._open_once)
-        except (DatasetError, TimeoutError) as found:
-            return found if isinstance(found, DatasetError) else error
-        return error
-
-    def _read_pieces(
-        self,
-        dataset: lance.LanceDataset,
-        begun: deque[_Piece],
-        pieces: Iterator[_Piece],
-        make: Callable[[_Piece], T],
-        limit_s: float,
-    ) -> Iterator[T]:
-        """Makes tables of the pieces in `begun`, then of further ones, several at once. Yields them in order."""
-        calls, progress = self._calls, functools.partial(requests_of, dataset)
-        running: deque[Future[T]] = deque()
-        again = iter(tuple(begun))
-        try:
-            while True:
-                while len(running) < self._reads_at_once + _QUEUED:
-                    piece = next(again, None)
-                    if piece is None:
-                        if (piece := next(pieces, None)) is None:
-                            break
-                        begun.append(piece)
-                    running.append(calls.submit(make, piece))
-                if not running:
-                    return
-                yield result_of(running.popleft(), limit_s, progress)
-                begun.popleft()
-        except TimeoutError:
-            if self._calls is calls:  # calls that hang keep the old threads
-                self._calls = Calls(self._reads_at_once, "read")
-            limit_s = 0.0
-            raise
-        finally:
-            # Also after an error. Reads that have not begun never do, and only hung ones outlive this call.
-            wait([future for future in running if not future.cancel()], min(limit_s, threading.TIMEOUT_MAX))
+        self._reads.close()
 
     def _pieces(self, offsets: Int64Array) -> Iterator[_Piece]:
         """Cuts offsets into one or more pieces of about one size, one for each call."""
@@ -395,7 +297,7 @@ class Reader(RowReader):
 
     def count_reads(self, offsets: Int64Array) -> tuple[int, int]:
         """Returns the number of reads into which offsets are cut, and the number of reads that run at once."""
-        return sum(1 for _ in self._pieces(offsets)), self._reads_at_once
+        return sum(1 for _ in self._pieces(offsets)), self._reads.at_once
 
     def choose(self, offsets: Int64Array) -> ReadMode:
         """Chooses "range" if ranges are long and most of their rows are wanted, else "take".

@@ -12,7 +12,8 @@ from raylance.source.reader import Reader, ReadMode, RowReader
 from raylance.source.retrying import OPENING_S
 from raylance.source.selection import Selection
 from raylance.source.version import Source
-from raylance.source.video_frames import NO_CAMERAS, Cameras, Video
+from raylance.source.video_reader import VideoReader
+from raylance.source.videos import NO_CAMERAS, Cameras, Video
 
 
 class Selected(HasOffsets, Protocol):
@@ -101,14 +102,17 @@ class TableRows(RowSource):
 
     def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""
-        return self.videos.added_to(self.open_rows(retry_s), str(self.uri))
+        rows = self.open_rows(retry_s)
+        if not self.videos.videos:
+            return rows
+        return VideoReader(rows, self.videos, str(self.uri), retry_s=rows.retry_s, missing=rows.missing)
 
     def open_rows(self, retry_s: float | None = None) -> Reader:
         """Makes a reader like `open_reader`, without the frames of videos."""
         return Reader(
             pinned=self.pinned,
             columns=self.columns,
-            row_bytes=self.row_bytes,
+            row_bytes=max(1.0, self.row_bytes - self.videos.row_bytes),
             mode=self.read,
             retry_s=OPENING_S if retry_s is None else retry_s,
             missing=retry_s is not None,

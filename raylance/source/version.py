@@ -68,6 +68,11 @@ class Source:
     # Credentials, endpoint, …, or a function that returns them; never shown
     storage_options: StorageOptions | None = dataclasses.field(default=None, repr=False)
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether each request to the storage takes long, as those to an object store do."""
+        return "://" in self.uri and not self.uri.startswith("file")
+
     def open(self) -> lance.LanceDataset:
         """Opens exactly the pinned version; tries again while the storage fails. Raises DatasetError if it is gone,
         another dataset is in its place, or the storage fails for too long.

@@ -205,7 +205,7 @@ def test_what_cannot_be_honoured(
         with pytest.raises(ConfigError, match="Video"):
             camera(uri, **arguments)
     wrong = write_dataset(rows_of().set_column(1, "file", pa.array(np.full(EPISODES * FRAMES, 7))))
-    with pytest.raises(DatasetError, match=r"video 7.* 5 videos"):
+    with pytest.raises(BadRowError, match=r"video 7.* 5 videos"):
         next(iter(raylance.dataset(wrong, decode=camera(uri, size=8)).iter_batches(batch_size=8)))
     imported = builtins.__import__
 

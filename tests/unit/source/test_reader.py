@@ -20,7 +20,8 @@ from raylance.api.dataset import spec_of
 from raylance.errors import DatasetError
 from raylance.source.data_files import DataFiles
 from raylance.source.reader import READ_MODES, Reader, ReadMode
-from raylance.source.version import Source, VersionCheck, pin
+from raylance.source.reads import Reads
+from raylance.source.version import Source, pin
 
 
 def table(first: int, rows: int) -> pa.Table:
@@ -114,28 +115,25 @@ def test_rows_that_are_gone_are_an_error_and_not_a_short_table(write_dataset: Ca
             reader.read(np.arange(5, 20))
 
 
-def test_a_read_that_fails_in_one_thread_leaves_the_dataset_to_the_other(
-    write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_fails_in_one_thread_leaves_the_dataset_to_the_other(write_dataset: Callable[..., str]) -> None:
     """A shard actor reads ahead in one thread, and what was not read ahead in another one, by one reader."""
-    uri, offsets = write_dataset(table(0, 10)), np.arange(10)
-    reader = Reader(pinned=Source(uri=uri, version=1), columns=["id"], row_bytes=8)
-    reader.read(offsets)
-    other = ThreadPoolExecutor(1)
-    failures: list[BaseException | None] = []
+    reads = Reads(Source(uri=write_dataset(table(0, 10)), version=1), at_once=2, retry_s=0.0, missing=False)
+    counted: list[int] = []
 
-    def fails(*_: object) -> None:
+    def run(make: Callable[[lance.LanceDataset, int], int]) -> None:
+        reads.run(iter([0]), make, lambda rows: counted.append(rows) is None, str)
+
+    def fails(*_: object) -> int:
         raise OSError("the storage is away")
 
-    def fail_in_the_other_thread(*_: object) -> None:
-        with monkeypatch.context() as storage:
-            storage.setattr(Source, "open_once", fails)
-            failures.append(other.submit(reader._open_dataset, reader.dataset, 60.0).exception())
+    def count_after_a_failure(dataset: lance.LanceDataset, _: int) -> int:
+        with pytest.raises(DatasetError, match="the storage is away"):
+            run(fails)
+        return int(dataset.count_rows())
 
-    monkeypatch.setattr(VersionCheck, "run_if_due", fail_in_the_other_thread)
-    assert reader.read(offsets)["id"].to_pylist() == list(range(10))
-    assert [type(failure) for failure in failures] == [OSError]
-    assert reader.read(offsets)["id"].to_pylist() == list(range(10)), "the next read opens it again"
+    run(count_after_a_failure)
+    run(lambda dataset, _: int(dataset.count_rows()))
+    assert counted == [10, 10], "the next call opens it again"
 
 
 def test_threads_that_begin_together_open_the_dataset_once(

@@ -1,0 +1,297 @@
+"""One video file: its index, and its frames, decoded from byte ranges that were read before."""
+
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raylance.memory.lending import Bytes
+from raylance.orders.permutation import Int64Array
+
+Frames = npt.NDArray[np.uint8]
+Span = tuple[int, int]  # bytes [begin, end) of a file
+_BUFFER_BYTES = 64 << 10  # that ffmpeg asks for at once
+_REORDERED = 16  # frames that may be stored after one that is shown after them, by H.264 and H.265
+_CLOSE_BYTES = 64 << 10  # ranges closer than this are read as one
+
+
+class MissingBytesError(Exception):
+    """Raised if ffmpeg asks for bytes that were not read.
+
+    Attributes:
+        offset: The first of these bytes.
+    """
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"bytes from {offset} on are missing")
+        self.offset = offset
+
+
+class FrameError(Exception):
+    """Raised if a frame cannot be decoded.
+
+    Attributes:
+        number: Number of the frame.
+        cause: Why.
+    """
+
+    def __init__(self, number: int, cause: Exception) -> None:
+        super().__init__(number)
+        self.number, self.cause = number, cause
+
+
+def join_spans(spans: Sequence[Span]) -> list[Span]:
+    """Returns ranges that hold all of these ranges, ascending; those that lie close together become one."""
+    joined: list[Span] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1] + _CLOSE_BYTES:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VideoIndex:
+    """Where the frames of a video lie in its file. Frames are numbered as they are stored, which is not always as they
+    are shown: those that are shown before a keyframe may be stored after it.
+
+    Attributes:
+        keyframes: Numbers of the keyframes, ascending, int64.
+        times: Their timestamps in the file.
+        begins: First byte of each frame, int64.
+        ends: The byte after each frame, int64.
+        is_reordered: Whether frames may be stored in another order than they are shown.
+    """
+
+    keyframes: Int64Array
+    times: Sequence[int]
+    begins: Int64Array
+    ends: Int64Array
+    is_reordered: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.keyframes.nbytes + self.begins.nbytes + self.ends.nbytes
+
+    @property
+    def frames(self) -> int:
+        """Number of frames."""
+        return len(self.begins)
+
+    @property
+    def keyframe_distance(self) -> int:
+        """Number of frames from one keyframe to the next, on average."""
+        return max(1, self.frames // len(self.keyframes))
+
+    def keyframe_of(self, frames: Int64Array) -> Int64Array:
+        """Returns, for each frame, how many keyframes are stored before it, the first one not counted; int64."""
+        return np.maximum(np.searchsorted(self.keyframes, frames, side="right") - 1, 0)
+
+    def spans(self, frames: Int64Array) -> list[Span]:
+        """Returns the bytes from which these frames are decoded, as far as the index says it."""
+        inside = frames[(frames >= 0) & (frames < self.frames)]
+        if not len(inside):
+            return []
+        late = _REORDERED if self.is_reordered else 0
+        # A frame that is shown shortly before a keyframe may be stored after it, and needs the keyframe before, too.
+        firsts = self.keyframe_of(np.maximum(inside - late, 0))
+        lasts = np.minimum(inside + late, self.frames - 1)
+        found = []
+        for keyframe in np.unique(firsts):
+            first, last = self.keyframes[keyframe], lasts[firsts == keyframe].max()
+            found.append((int(self.begins[first]), int(self.ends[last])))
+        return join_spans(found)
+
+
+class _Ranges:
+    """Byte ranges of a file, which ffmpeg reads like the whole file."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._at = size, 0
+        self._begins: list[int] = []
+        self._data: list[Bytes] = []
+        self.missing: MissingBytesError | None = None
+
+    def hold(self, ranges: Mapping[int, Bytes]) -> None:
+        """Takes the ranges from which is read from now on, by their first byte."""
+        self._begins, self._data, self.missing = [], [], None
+        end = 0
+        for begin, data in sorted(ranges.items()):
+            if begin + len(data) > end:  # ranges may overlap
+                self._begins.append(max(begin, end))
+                self._data.append(data[max(0, end - begin) :])
+                end = begin + len(data)
+
+    def read(self, size: int = -1) -> bytes:
+        """Reads up to `size` bytes; fewer if a range ends."""
+        if self._at >= self._size:
+            return b""
+        number = bisect_right(self._begins, self._at) - 1
+        inside = self._at - self._begins[number] if number >= 0 else 0
+        found = self._data[number][inside : inside + size if size >= 0 else None] if number >= 0 else b""
+        if not len(found):
+            self.missing = MissingBytesError(self._at)
+            raise self.missing
+        self._at += len(found)
+        return bytes(found)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Moves the place."""
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Returns the place."""
+        return self._at
+
+
+class OpenVideo:
+    """A video that one thread decodes. It decodes on from its last frame if no keyframe lies between, else from the
+    keyframe before the wanted frame.
+    """
+
+    def __init__(self, size: int, ranges: Mapping[int, Bytes], index: VideoIndex | None = None) -> None:
+        """Opens a file of `size` bytes; `index` is what `read_index` has returned for it.
+
+        Raises:
+            MissingBytesError: If more bytes are needed.
+            Exception: Whatever PyAV raises for a file that is no video; ValueError if frames cannot be counted.
+        """
+        import av
+        from av.video.reformatter import VideoReformatter
+
+        self._file = _Ranges(size)
+        self._file.hold(ranges)
+        try:
+            self._container: Any = av.open(self._file, buffer_size=_BUFFER_BYTES)
+        except Exception as error:
+            raise self._file.missing or error from error
+        try:
+            self._stream = self._checked_stream()
+            self.index = index or self._read_index()
+        except BaseException as error:
+            self._container.close()
+            raise self._file.missing or error from error
+        self._reformatter = VideoReformatter()
+        self._decoded: Iterator[Any] = iter(())
+        self._at, self._is_placed = -1, False  # the number of the last frame, and whether another one may follow it
+
+    def _checked_stream(self) -> Any:
+        if not self._container.streams.video:
+            raise ValueError("the file has no video")
+        stream = self._container.streams.video[0]
+        stream.thread_type = "NONE"  # several videos are decoded at once
+        if not stream.average_rate or not stream.time_base:
+            raise ValueError("the file says no frame rate")
+        self._step = 1 / (stream.average_rate * stream.time_base)  # timestamps from one frame to the next
+        self._start = stream.start_time or 0
+        return stream
+
+    def _read_index(self) -> VideoIndex:
+        entries = list(self._stream.index_entries)
+        if not entries or len(entries) != self._stream.frames:
+            raise ValueError(
+                f"the file's index has {len(entries)} of {self._stream.frames or 'unknown'} frames; an MP4 has all"
+            )
+        keyframes = [at for at, entry in enumerate(entries) if entry.is_keyframe] or [0]
+        begins = np.array([entry.pos for entry in entries], dtype=np.int64)
+        return VideoIndex(
+            keyframes=np.array(keyframes, dtype=np.int64),
+            times=[entries[at].timestamp for at in keyframes],
+            begins=begins,
+            ends=begins + np.array([entry.size for entry in entries]),
+            is_reordered=bool(self._stream.codec_context.has_b_frames),
+        )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self._stream.codec_context.height, self._stream.codec_context.width
+
+    @property
+    def rate(self) -> Fraction:
+        """Frames a second."""
+        return Fraction(self._stream.average_rate)
+
+    def close(self) -> None:
+        """Frees the memory of ffmpeg."""
+        self._container.close()
+
+    def read(self, numbers: Int64Array, out: Frames, ranges: Mapping[int, Bytes]) -> None:
+        """Decodes frames from byte ranges of the file.
+
+        Args:
+            numbers: Numbers of the frames as they are shown, strictly ascending, int64.
+            out: Where their pixels are written, uint8 (n, H, W, 3).
+            ranges: The byte ranges that were read, by their first byte.
+
+        Raises:
+            MissingBytesError: If more bytes are needed. Decoding then begins at a keyframe again.
+            FrameError: If a frame cannot be decoded; those before it are decoded.
+        """
+        self._file.hold(ranges)
+        height, width = out.shape[1:3]
+        for place, number in enumerate(numbers.tolist()):
+            try:
+                frame = self._frame(number)
+            except Exception as error:
+                self._is_placed = False
+                if self._file.missing is not None:
+                    raise self._file.missing from error
+                raise FrameError(number, error) from error
+            # A reformatter that is kept, in this thread alone, costs a tenth of `to_ndarray`.
+            plane: Any = self._reformatter.reformat(
+                frame, width=width, height=height, format="rgb24", threads=1
+            ).planes[0]
+            lines = np.frombuffer(plane, np.uint8).reshape(height, plane.line_size)
+            out[place] = lines[:, : 3 * width].reshape(height, width, 3)
+
+    def _frame(self, number: int) -> Any:
+        index = self.index
+        if not 0 <= number < index.frames:
+            raise ValueError(f"frame {number} is asked for, and the video has {index.frames}")
+        nearest = int(np.searchsorted(index.keyframes, number, side="right")) - 1
+        is_ahead = self._is_placed and self._at < number
+        frame = None
+        if not is_ahead or index.keyframes[max(0, nearest)] > self._at + 1:
+            frame = self._go_before(number, nearest)
+        while frame is None or self._at < number:
+            before, self._is_placed = self._at, False  # until a frame has come
+            frame = next(self._decoded, None)
+            if frame is None:
+                raise ValueError(f"frame {number} is asked for, and decoding ends after frame {before}")
+            self._at = self._number(frame)
+            if self._at != before + 1:
+                raise ValueError(f"frame {self._at} follows frame {before}, so the frame rate is not constant")
+            self._is_placed = True
+        return frame
+
+    def _go_before(self, number: int, nearest: int) -> Any:
+        """Goes to a keyframe before a frame; returns the first frame from there. Keyframes are counted as they are
+        stored, where frames that are shown before one may follow it: then the one before it is taken.
+        """
+        self._is_placed = False
+        for at in range(max(0, nearest), -1, -1):
+            self._container.seek(self.index.times[at], stream=self._stream, backward=True)
+            self._decoded = self._container.decode(self._stream)
+            frame = next(self._decoded, None)
+            while frame is not None and not frame.key_frame:  # it may refer to frames that were not decoded
+                frame = next(self._decoded, None)
+            if frame is not None and (found := self._number(frame)) <= number:
+                self._at, self._is_placed = found, True
+                return frame
+        raise ValueError(f"no keyframe lies before frame {number}")
+
+    def _number(self, frame: Any) -> int:
+        if frame.is_corrupt:
+            raise ValueError("a frame from which it follows is damaged")
+        at = Fraction(frame.pts - self._start) / self._step
+        if at.denominator != 1:
+            raise ValueError(f"a frame is shown at {float(at):g} frames, so the frame rate is not constant")
+        return int(at)

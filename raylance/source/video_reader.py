@@ -1,0 +1,370 @@
+"""Reads rows together with the frames of videos that they name."""
+
+import dataclasses
+import itertools
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from raylance.columns import ROW_OFFSET
+from raylance.errors import BadRowError
+from raylance.orders.permutation import Int64Array
+from raylance.source.lance_errors import readable_text
+from raylance.source.limits import Calls
+from raylance.source.reader import Prepare, RowReader
+from raylance.source.reads import Reads
+from raylance.source.retrying import Wanted, always
+from raylance.source.video_file import FrameError, Frames, MissingBytesError, OpenVideo, Span, join_spans
+from raylance.source.video_files import Ranges, VideoFile, VideoFiles
+from raylance.source.videos import Cameras, VideoColumn
+
+T = TypeVar("T")
+
+_THREADS = 2  # that decode
+_PIECE_BYTES = 4 << 20  # of frames that are passed on at once: the allocator reuses freed pieces of this size
+_RANGE_BYTES = 32 << 20  # of files that are held at once
+_AHEAD = _THREADS + 2  # pieces that are decoded, or wait for a thread
+_NULL = np.iinfo(np.int64).min  # in place of a video
+_NO_FILE = VideoFile(0, failure=ValueError("the row names no video or no frame"))
+_OPEN = 4  # videos that a thread keeps open, with the memory of their decoders
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows [first, last) of a load, and the bytes from which their frames are decoded: by number of the files, and row
+    of the video.
+    """
+
+    first: int
+    last: int
+    spans: dict[tuple[int, int], list[Span]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(end - begin for spans in self.spans.values() for begin, end in spans)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Decoded(Generic[T]):
+    """What became of a piece: the prepared rows; if they are not all, why."""
+
+    made: list[T]
+    error: BadRowError | None = None
+    missing: tuple[tuple[int, int], int] | None = None  # a video as in `_Piece`, and the offset of bytes to read
+
+
+class VideoReader(RowReader):
+    """Reads rows together with the frames that they name. Several threads may use one reader at once.
+
+    A load reads its rows first. Their frames are cut into pieces at keyframes. The byte ranges of all pieces are read
+    in one call for each dataset of videos. Then each piece is decoded by one thread.
+    """
+
+    def __init__(
+        self,
+        reader: RowReader,
+        cameras: Cameras,
+        dataset: str,
+        *,
+        retry_s: float,
+        missing: bool,
+        is_trial: bool = False,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            reader: Reads the rows.
+            cameras: The columns to add.
+            dataset: Name of the dataset of rows, for errors.
+            retry_s: As in `Reads`, for the datasets of videos.
+            missing: As in `Reads`.
+            is_trial: Whether frames may be bad, because nobody uses the pixels.
+        """
+        self._reader, self.columns, self._drops, self.dataset = reader, cameras.videos, cameras.drops, dataset
+        self.is_trial, self.row_bytes = is_trial, max(1, cameras.row_bytes)
+        self.files: list[VideoFiles] = []
+        self.files_of: list[int] = []  # the number of each column's files
+        keys: list[tuple[object, ...]] = []
+        for column in self.columns:
+            key = column.source.uri, column.source.version, column.setting.blob
+            if key not in keys:
+                keys.append(key)
+                reads = Reads(column.source, at_once=_THREADS, retry_s=retry_s, missing=missing)
+                self.files.append(VideoFiles(reads, column.setting.blob))
+            self.files_of.append(keys.index(key))
+        self.threads, self._local = Calls(_THREADS, "raylance-frames"), threading.local()
+
+    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Wanted = always) -> None:
+        """See `RowReader.read_into`."""
+
+        def keep(table: pa.Table) -> bool:
+            add(table)
+            return True
+
+        self.read_pieces(offsets, lambda _, table, __: table, keep, is_wanted)
+
+    def read_pieces(
+        self,
+        offsets: Int64Array,
+        prepare: Prepare[T],
+        add: Callable[[T], bool],
+        is_wanted: Wanted = always,
+    ) -> None:
+        """See `RowReader.read_pieces`."""
+        table = self._reader.read_wanted(offsets, is_wanted)
+        if table is None:
+            return
+        if not table.num_rows:
+            add(prepare(0, self.with_frames(table, self.new_frames(0)), None))
+            return
+        load = _Load(self, table, is_wanted)
+        for group in load.groups():
+            if not (is_wanted() and load.run(group, prepare, add)):
+                return
+
+    def close(self) -> None:
+        """See `RowReader.close`."""
+        self._reader.close()
+        for files in self.files:
+            files.reads.close()
+
+    def new_frames(self, rows: int) -> list[Frames]:
+        """Returns new memory for the frames of some rows, by column."""
+        return [np.empty((rows, *each.shape), np.uint8) for each in self.columns]
+
+    def with_frames(self, table: pa.Table, frames: Sequence[Frames]) -> pa.Table:
+        """Returns rows with their frames, as they are delivered."""
+        whole = table.drop_columns([ROW_OFFSET, *self._drops])
+        for column, pixels in zip(self.columns, frames, strict=True):
+            flat = pa.FixedSizeListArray.from_arrays(pa.array(pixels.reshape(-1)), column.kind.storage_type.list_size)
+            whole = whole.append_column(column.setting.column, pa.ExtensionArray.from_storage(column.kind, flat))
+        return whole.append_column(ROW_OFFSET, table[ROW_OFFSET])
+
+    @property
+    def open_videos(self) -> "OrderedDict[tuple[int, int], OpenVideo]":
+        """The videos that this thread has open, by number of the files and row; the last used one comes last."""
+        kept: OrderedDict[tuple[int, int], OpenVideo] = self._local.__dict__.setdefault("kept", OrderedDict())
+        return kept
+
+
+class _Load:
+    """One load of rows, and the frames that they name."""
+
+    def __init__(self, reader: VideoReader, table: pa.Table, is_wanted: Wanted) -> None:
+        """Finds the frames, and opens files that are not known yet.
+
+        Raises:
+            DatasetError: If the storage of videos fails for too long.
+        """
+        self._reader, self._table, self._is_wanted = reader, table, is_wanted
+        self._named = [_named(column, table) for column in reader.columns]
+        wanted: list[set[int]] = [set() for _ in reader.files]
+        for number, (videos, _) in zip(reader.files_of, self._named, strict=True):
+            wanted[number].update(np.unique(videos[videos != _NULL]).tolist())
+        self._files: dict[tuple[int, int], VideoFile] = {
+            (number, video): file
+            for number, videos in enumerate(wanted)
+            for video, file in reader.files[number].find(sorted(videos), is_wanted).items()
+        }
+
+    def groups(self) -> Iterator[list[_Piece]]:
+        """Yields the pieces of the load, together those whose bytes are read in one call."""
+        group: list[_Piece] = []
+        if not self._is_wanted():
+            return  # then files may be missing
+        for piece in self._pieces():
+            if group and sum(each.nbytes for each in group) + piece.nbytes > _RANGE_BYTES:
+                yield group
+                group = []
+            group.append(piece)
+        yield group
+
+    def _pieces(self) -> Iterator[_Piece]:
+        """Cuts the rows at keyframes, into pieces that are not small; one thread decodes each."""
+        least_rows, first = max(1, _PIECE_BYTES // self._reader.row_bytes), 0
+        for last in [*self._cuts().tolist(), self._table.num_rows]:
+            if last - first >= least_rows or last == self._table.num_rows:
+                yield _Piece(first, last, self._spans(first, last))
+                first = last
+
+    def _cuts(self) -> Int64Array:
+        """Returns where rows begin a part between two keyframes, in the column whose keyframes are furthest apart."""
+        parts: list[Int64Array] = []
+        for column, (videos, frames) in enumerate(self._named):
+            keyframes = np.zeros(len(frames), dtype=np.int64)
+            for video, rows in self._rows_of(column, 0, len(frames)):
+                if (index := self._file(column, video).index) is not None:
+                    keyframes[rows] = index.keyframe_of(frames[rows])
+            changes = (np.diff(videos) != 0) | (np.diff(keyframes) != 0)
+            parts.append(np.flatnonzero(changes) + 1)
+        return min(parts, key=len)
+
+    def _spans(self, first: int, last: int) -> dict[tuple[int, int], list[Span]]:
+        spans: dict[tuple[int, int], list[Span]] = {}
+        for column, (_, frames) in enumerate(self._named):
+            for video, rows in self._rows_of(column, first, last):
+                file, key = self._file(column, video), (self._reader.files_of[column], video)
+                if file.index is not None:
+                    more = [span for span in file.index.spans(frames[rows]) if not file.has(span)]
+                    spans[key] = join_spans([*spans.get(key, ()), *more])
+        return spans
+
+    def _rows_of(self, column: int, first: int, last: int) -> Iterator[tuple[int, Int64Array]]:
+        """Yields the videos that rows [first, last) name, and the indices of these rows, ordered by frame."""
+        videos, frames = (each[first:last] for each in self._named[column])
+        order = np.lexsort((frames, videos))
+        _, cuts = np.unique(videos[order], return_index=True)
+        for mine in np.split(order, cuts[1:]):
+            yield int(videos[mine[0]]), mine + first
+
+    def _file(self, column: int, video: int) -> VideoFile:
+        return _NO_FILE if video == _NULL else self._files[self._reader.files_of[column], video]
+
+    def run(self, group: list[_Piece], prepare: Prepare[T], add: Callable[[T], bool]) -> bool:
+        """Reads the bytes of pieces, decodes them, and adds their rows; returns whether more may follow.
+
+        Raises:
+            BadRowError: If a frame cannot be decoded; the rows before it were added.
+            DatasetError: If the storage of videos fails for too long.
+        """
+        ranges = self._read(group)
+        running: deque[tuple[_Piece, Future[_Decoded[T]]]] = deque()
+        pieces = iter(group)
+
+        def submit(piece: _Piece) -> Future[_Decoded[T]]:
+            return self._reader.threads.submit(self._decode, piece, ranges, prepare)
+
+        try:
+            while True:
+                running.extend((piece, submit(piece)) for piece in itertools.islice(pieces, _AHEAD - len(running)))
+                if not running:
+                    return True
+                piece, future = running.popleft()
+                found = future.result()
+                while found.missing is not None and self._is_wanted():
+                    key, offset = found.missing
+                    span = self._files[key].span_from(offset)
+                    more = self._reader.files[key[0]].read({key[1]: [span]}, self._is_wanted)
+                    ranges[key] = ranges.get(key, {}) | more[key[1]]
+                    found = submit(piece).result()
+                if not all(add(made) for made in found.made):
+                    return False
+                if found.error is not None:
+                    raise found.error
+        finally:
+            wait([future for _, future in running if not future.cancel()])
+
+    def _read(self, group: Sequence[_Piece]) -> dict[tuple[int, int], Ranges]:
+        """Reads the bytes of pieces, in one call for each dataset of videos."""
+        found: dict[tuple[int, int], Ranges] = {}
+        for number, files in enumerate(self._reader.files):
+            spans: dict[int, list[Span]] = {}
+            for (of, video), each in itertools.chain.from_iterable(piece.spans.items() for piece in group):
+                if of == number and each:
+                    spans.setdefault(video, []).extend(each)
+            joined = {video: join_spans(each) for video, each in spans.items()}
+            found |= {(number, video): each for video, each in files.read(joined, self._is_wanted).items()}
+        return found
+
+    def _decode(self, piece: _Piece, ranges: dict[tuple[int, int], Ranges], prepare: Prepare[T]) -> _Decoded[T]:
+        """Decodes the frames of a piece, and prepares its rows, some MiB at once."""
+        made: list[T] = []
+        step = max(1, _PIECE_BYTES // self._reader.row_bytes)
+        for first in range(piece.first, piece.last, step):
+            if not self._is_wanted():
+                break
+            last = min(first + step, piece.last)
+            try:
+                pixels, errors = self._decode_rows(first, last, ranges)
+            except _MissingError as error:
+                return _Decoded([], missing=error.missing)
+            if errors and not self._reader.is_trial:
+                last = min(errors)
+            if last > first:
+                rows = self._table.slice(first, last - first)
+                whole = self._reader.with_frames(rows, [each[: last - first] for each in pixels])
+                made.append(prepare(first, whole, None))
+            if last in errors:
+                return _Decoded(made, error=errors[last])
+        return _Decoded(made)
+
+    def _decode_rows(
+        self, first: int, last: int, ranges: dict[tuple[int, int], Ranges]
+    ) -> tuple[list[Frames], dict[int, BadRowError]]:
+        """Returns the frames of rows [first, last) by column, and the errors of rows without a frame, which are 0."""
+        made, errors = self._reader.new_frames(last - first), dict[int, BadRowError]()
+        for column, out in enumerate(made):
+            for video, rows in self._rows_of(column, first, last):
+                numbers, which = np.unique(self._named[column][1][rows], return_inverse=True)
+                is_run = len(numbers) == len(rows) and bool((np.diff(rows) == 1).all())
+                pixels = out[rows[0] - first : rows[-1] + 1 - first] if is_run else np.empty_like(out[: len(numbers)])
+                for low, high, error in self._decode_video(column, video, numbers, pixels, ranges):
+                    pixels[low:high] = 0
+                    for row in rows[(low <= which) & (which < high)].tolist():
+                        errors.setdefault(row, self._bad_row(column, row, error))
+                if not is_run:
+                    out[rows - first] = pixels[which]
+        return made, errors
+
+    def _decode_video(
+        self, column: int, video: int, numbers: Int64Array, out: Frames, ranges: dict[tuple[int, int], Ranges]
+    ) -> Iterator[tuple[int, int, Exception]]:
+        """Decodes frames of one video. Yields the indices [low, high) of those that cannot be decoded, and the reason:
+        a bad frame, and all after it up to the next keyframe.
+        """
+        file, kept, low = self._file(column, video), self._reader.open_videos, 0
+        if file.failure is not None or file.index is None:
+            yield 0, len(numbers), file.failure or ValueError("its index is not known")
+            return
+        key = self._reader.files_of[column], video
+        opened, held, is_good = kept.pop(key, None), file.head | ranges.get(key, {}), True
+        try:
+            opened = opened or OpenVideo(file.size, held, file.index)
+            while low < len(numbers):
+                try:
+                    opened.read(numbers[low:], out[low:], held)
+                    break
+                except FrameError as error:
+                    is_good, bad = False, int(numbers.searchsorted(error.number))
+                    keyframes = file.index.keyframe_of(numbers)
+                    low = int(np.searchsorted(keyframes, keyframes[bad], side="right"))
+                    yield bad, low, error.cause
+        except MissingBytesError as error:
+            raise _MissingError(key, error.offset) from error
+        if is_good:
+            kept[key] = opened
+        else:
+            opened.close()
+        while len(kept) > _OPEN:
+            kept.popitem(last=False)[1].close()
+
+    def _bad_row(self, column: int, row: int, error: Exception) -> BadRowError:
+        setting, (videos, frames) = self._reader.columns[column].setting, (each[row] for each in self._named[column])
+        reason = readable_text(error)
+        if videos != _NULL:
+            reason = f"frame {frames} of video {videos} in {setting.videos!r}: {reason}"
+        offset = int(self._table[ROW_OFFSET][row].as_py())
+        bad = BadRowError(setting.column, offset, reason, self._reader.dataset)
+        bad.__cause__ = error
+        return bad
+
+
+class _MissingError(Exception):
+    """Bytes of a video are missing."""
+
+    def __init__(self, key: tuple[int, int], offset: int) -> None:
+        super().__init__(key, offset)
+        self.missing = key, offset
+
+
+def _named(column: VideoColumn, table: pa.Table) -> tuple[Int64Array, Int64Array]:
+    """Returns the videos and the numbers of the frames that rows name; `_NULL` if a row names none."""
+    names = column.setting.video, column.setting.frame
+    videos, frames = (np.asarray(table[name].fill_null(0).to_numpy(), dtype=np.int64) for name in names)
+    is_null = [table[name].is_null().to_numpy() for name in names if table[name].null_count]
+    return np.where(np.any(is_null, axis=0), _NULL, videos) if is_null else videos, frames
