@@ -273,12 +273,13 @@ class OpenVideo:
         return frame
 
     def _go_before(self, number: int, nearest: int) -> Any:
-        """Goes to a keyframe before a frame; returns the first frame from there. Keyframes are counted as they are
-        stored, where frames that are shown before one may follow it: then the one before it is taken.
-        """
+        """Goes to a keyframe before a frame, or to the frame if it is one; returns the first frame from there."""
         self._is_placed = False
-        for at in range(max(0, nearest), -1, -1):
-            self._container.seek(self.index.times[at], stream=self._stream, backward=True)
+        # ffmpeg looks for the last keyframe that is shown no later than a time. Where the file says times wrongly,
+        # keyframes before it are tried, by when they are decoded, which is no later.
+        shown = self._start + round(number * self._step)
+        for time in [shown, *(self.index.times[at] for at in range(max(0, nearest), -1, -1))]:
+            self._container.seek(time, stream=self._stream, backward=True)
             self._decoded = self._container.decode(self._stream)
             frame = next(self._decoded, None)
             while frame is not None and not frame.key_frame:  # it may refer to frames that were not decoded
