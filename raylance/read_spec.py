@@ -14,7 +14,7 @@ from raylance.orders.order import Tables
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.state import describe
 from raylance.source.rows import RowSource
-from raylance.source.videos import codec_name
+from raylance.source.videos import Video, codec_name
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +65,9 @@ class ReadSpec:
             "identity": self.source.identity,
             "windows": self.source.windows,
             "columns": list(self.delivers),
-            "decode": [describe(each) for each in (*self.source.cameras, *decoders)],
+            "decode": [describe(each) for each in (*self.source.derived, *decoders)],
             "transform": describe(self.decoding.transform) if self.decoding else None,
-            "codecs": {each.column: codec_name() for each in self.source.cameras}
+            "codecs": {each.column: codec_name() for each in self.source.derived if isinstance(each, Video)}
             | {each.output_name: each.codec for each in decoders if each.codec},
         }
 

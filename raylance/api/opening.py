@@ -26,6 +26,7 @@ from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.samples.table import SampleTable
 from raylance.samples.windows import Windows
+from raylance.source.derived import Derived, Made
 from raylance.source.episodes import check_windows, share_windows
 from raylance.source.fields import blobs_inside, find_field, is_blob, leaf_names
 from raylance.source.filters import check_filter
@@ -41,8 +42,8 @@ from raylance.source.splits import Split
 from raylance.source.storage_options import StorageOptions
 from raylance.source.tables import SelectionRows, share_tables
 from raylance.source.version import Source, Version, pin
-from raylance.source.video_reader import VideoReader
-from raylance.source.videos import Cameras, Video, open_video
+from raylance.source.video_reader import add_columns
+from raylance.source.videos import AddedColumns, Video, open_video
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def dataset(
     columns: Sequence[str] | None = None,
     filter: str | None = None,
     split: Split | None = None,
-    decode: Decoder | Video | Sequence[Decoder | Video] | None = None,
+    decode: Decoder | Derived | Sequence[Decoder | Derived] | None = None,
     transform: Transform | None = None,
     pack: PackTokens | None = None,
     windows: Windows | SampleTable | None = None,
@@ -139,7 +140,7 @@ def dataset(
     window_bytes = None if window_bytes is None else check_integer("window_bytes", window_bytes, 1)
     check_filter(filter)
     masks_bad_rows, most = on_bad_row == "mask", _check_bad_rows(max_bad_rows, on_bad_row)
-    cameras, decode = _split_cameras(decode, masks_bad_rows)
+    derived, decode = _split_derived(decode, masks_bad_rows)
     asked = Decoding(
         decoders=_check_decoders(decode, transform),
         seed=seed,
@@ -153,15 +154,19 @@ def dataset(
 
     source, opened = _open_version(uri, version, storage_options, stale)
     names = _check_columns(opened, columns, asked.decoders)
-    videos = _open_cameras(opened, cameras, names, asked.decoders, storage_options)
+    added = _open_derived(opened, derived, names, asked.decoders, storage_options)
     selection = share_selection(source, filter, split, opened)
     samples = None
     if windows is not None:
-        plain = [name for name in names if name not in {each.column for each in asked.decoders} | set(videos.drops)]
-        plain += [each.column for each in cameras]
+        plain = [
+            name
+            for name in names
+            if name not in {each.column for each in asked.decoders} | {*added.drops, *added.video_drops}
+        ]
+        plain += [each.column for each in derived]
         checked = check_windows(opened, windows, plain, [each.output_name for each in asked.decoders])
         samples, selection = share_windows(source, opened, checked, selection)
-    spec = _try_rows(source, opened, selection, samples, videos, names, asked, read)
+    spec = _try_rows(source, opened, selection, samples, added, names, asked, read)
     if pack is not None:
         packed = pack_rows(spec.source, pack)
         spec = ReadSpec(source=packed, delivers=packed.columns)
@@ -198,15 +203,14 @@ def _try_rows(
     opened: lance.LanceDataset,
     selection: Shared[Selection],
     samples: Shared[SampleTable] | None,
-    videos: Cameras,
+    added: AddedColumns,
     names: Sequence[str],
     asked: Decoding,
     mode: ReadMode,
 ) -> ReadSpec:
     """Reads and decodes a few samples; returns what follows: sizes, the delivered schema, lengths of lists."""
-    reader: RowReader = Reader(pinned=source, dataset=opened, columns=names, row_bytes=1)
-    if videos.videos:
-        reader = VideoReader(reader, videos, source.uri, retry_s=OPENING_S, missing=False, is_trial=True)
+    stored = Reader(pinned=source, dataset=opened, columns=names, row_bytes=1)
+    reader = add_columns(stored, added, source.uri, retry_s=OPENING_S, missing=False, is_trial=True)
     rows = probe = _probe(reader, selection.get())
     if samples is not None:
         probe = read_samples(reader, samples.get(), rows[ROW_OFFSET].to_numpy())
@@ -222,7 +226,7 @@ def _try_rows(
         row_bytes=max(1.0, rows.nbytes / rows.num_rows),
         read=mode,
         samples=samples,
-        videos=videos,
+        added=added,
         sample_bytes=None if samples is None else probe.nbytes / probe.num_rows,
         stored_bytes=stored_row_bytes(opened, names) if varies else 0.0,
     )
@@ -409,43 +413,42 @@ def _probe(reader: RowReader, selection: Selection) -> pa.Table:
     return reader.read(selection.offsets(rows))
 
 
-def _split_cameras(
-    decode: Decoder | Video | Sequence[Decoder | Video] | None, masks_bad_rows: bool
-) -> tuple[list[Video], list[Decoder]]:
-    """Separates columns that are read from videos from those that decoders make of columns."""
+def _split_derived(
+    decode: Decoder | Derived | Sequence[Decoder | Derived] | None, masks_bad_rows: bool
+) -> tuple[list[Derived], list[Decoder]]:
+    """Separates columns that readers make from those that decoders make of columns."""
     given: list[Any] = list(decode) if isinstance(decode, list | tuple) else [] if decode is None else [decode]
-    cameras = [each for each in given if isinstance(each, Video)]
-    if cameras and masks_bad_rows:
+    derived = [each for each in given if isinstance(each, Derived)]
+    if masks_bad_rows and (videos := [each for each in derived if isinstance(each, Video)]):
         raise ConfigError(
-            f"Video({cameras[0].column!r}): frames that cannot be decoded are not masked yet. Leave on_bad_row= out, "
+            f"Video({videos[0].column!r}): frames that cannot be decoded are not masked yet. Leave on_bad_row= out, "
             "and bad rows with filter=."
         )
-    return cameras, [each for each in given if not isinstance(each, Video)]
+    return derived, [each for each in given if not isinstance(each, Derived)]
 
 
-def _open_cameras(
+def _open_derived(
     opened: lance.LanceDataset,
-    cameras: Sequence[Video],
+    derived: Sequence[Derived],
     names: list[str],
     decoders: Sequence[Decoder],
     storage_options: StorageOptions | None,
-) -> Cameras:
-    """Opens the datasets of videos. Adds the columns that say which frames rows have to `names`."""
-    taken = [*names, *(each.output_name for each in decoders)]
-    drops: list[str] = []
-    for each in cameras:
+) -> AddedColumns:
+    """Opens what columns that readers make need. Adds the stored columns of which they are made to `names`."""
+    taken, asked = [*names, *(each.output_name for each in decoders)], {*names}
+    for each in derived:
         if each.column in taken:
-            raise ConfigError(f"Video({each.column!r}): batches have another column of this name. Choose another one.")
+            kind = type(each).__name__
+            raise ConfigError(f"{kind}({each.column!r}): batches have another column of this name. Choose another one.")
         taken.append(each.column)
-        for name in (each.video, each.frame):
-            field = find_field(opened.schema, name)
-            if field is None or not pa.types.is_integer(field.type):
-                raise DatasetError(
-                    f"Video({each.column!r}) needs the column {name!r} of integers, and {opened.uri!r} has "
-                    f"{'none' if field is None else field.type}; nothing was started. Its columns are "
-                    f"{listed(opened.schema.names)}."
-                )
-            if name not in names:
-                names.append(name)
-                drops.append(name)
-    return Cameras(tuple(open_video(each, storage_options) for each in cameras), tuple(drops))
+        each.check(opened.schema, opened.uri)
+        names += [name for name in each.needs if name not in names]
+    for_videos = {name for each in derived if isinstance(each, Video) for name in each.needs}
+    videos = {each.column: open_video(each, storage_options) for each in derived if isinstance(each, Video)}
+    return AddedColumns(
+        settings=tuple(videos[each.column].setting if isinstance(each, Video) else each for each in derived),
+        videos=tuple(videos.values()),
+        makers={each.column: each.open(storage_options) for each in derived if isinstance(each, Made)},
+        drops=tuple(name for name in names if name not in asked | for_videos),
+        video_drops=tuple(name for name in names if name in for_videos - asked),
+    )

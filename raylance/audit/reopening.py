@@ -19,6 +19,7 @@ from raylance.planning.plan import Remainder
 from raylance.planning.state import parse_state
 from raylance.samples.table import IS_PAD, SampleTable
 from raylance.samples.windows import Windows
+from raylance.source.derived import Derived, Renamed
 from raylance.source.packing import PackTokens
 from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
 from raylance.source.videos import Video
@@ -26,6 +27,7 @@ from raylance.source.videos import Video
 _KEPT = ("uri", "version", "branch", "filter", "split", "windows")
 _RECORDED: dict[str, type[Order]] = {**ORDERS, ClassBalanced.name: ClassBalanced}
 _WRITTEN = (*ORDERS.values(), Weighted, ClassBalanced, FractionSplit, RangeSplit, ValueSplit, PackTokens, Windows)
+_DERIVED: dict[str, type[Derived]] = {kind.__name__: kind for kind in (Video, Renamed)}
 _SETTINGS = {kind.__name__: kind for kind in _WRITTEN}
 
 
@@ -99,8 +101,8 @@ def reopen(
         )
     if "pack" not in changes and saved.transform is None:
         changes = {"columns": saved.columns, **changes}
-    cameras = [] if "decode" in changes else _cameras(saved.decode, is_mixture=is_mixture)
-    changes = {"decode": cameras, **changes}
+    derived = [] if "decode" in changes else _derived(saved.decode, is_mixture=is_mixture)
+    changes = {"decode": derived, **changes}
     opened = {}
     for number, (name, part) in enumerate(parts.items()):
         one = {key: getattr(saved, key) for key in _KEPT}
@@ -122,7 +124,7 @@ def reopen(
             "windows": windows,
         }
         if arguments.get("columns") is not None:
-            arguments["columns"] = _stored(arguments["columns"], windows, cameras)
+            arguments["columns"] = _stored(arguments["columns"], windows, derived)
         opened[name] = dataset(uris[number] if uris else one["uri"], **arguments)
     if not is_mixture:
         return opened[""]
@@ -138,24 +140,24 @@ def reopen(
     return Dataset(spec.with_delivery(order=order))
 
 
-def _stored(columns: Sequence[str], windows: Windows | SampleTable | None, cameras: Sequence[Video]) -> list[str]:
+def _stored(columns: Sequence[str], windows: Windows | SampleTable | None, derived: Sequence[Derived]) -> list[str]:
     """Returns the columns of batches without those that windows and videos add."""
     added = {f"{name}{IS_PAD}" for name in (windows.columns if windows is not None else ())}
-    return [name for name in columns if name not in added | {each.column for each in cameras}]
+    return [name for name in columns if name not in added | {each.column for each in derived}]
 
 
-def _cameras(decode: Sequence[Any], *, is_mixture: bool) -> list[Video]:
-    """Returns the columns of frames that a checkpoint describes."""
-    found = [dict(each) for each in decode if isinstance(each, Mapping) and each.get("class") == Video.__name__]
+def _derived(decode: Sequence[Any], *, is_mixture: bool) -> list[Derived]:
+    """Returns the columns that readers made, as a checkpoint describes them."""
+    found = [dict(each) for each in decode if isinstance(each, Mapping) and each.get("class") in _DERIVED]
     if found and is_mixture:  # it describes those of the first dataset
         raise ConfigError(
-            "the run mixed datasets with frames of videos, and no checkpoint holds all their settings. Nothing was "
-            "opened. Open the datasets as the run did."
+            f"the run mixed datasets with columns that readers made ({found[0]['class']}), and no checkpoint holds all "
+            "their settings. Nothing was opened. Open the datasets as the run did."
         )
+    kinds = [_DERIVED[fields.pop("class")] for fields in found]
     for fields in found:
-        del fields["class"]
         fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    return [Video(**fields) for fields in found]
+    return [kind(**fields) for kind, fields in zip(kinds, found, strict=True)]
 
 
 def _windows(text: str) -> Windows:

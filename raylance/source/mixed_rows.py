@@ -12,10 +12,10 @@ from raylance.columns import ROW_OFFSET, join_offsets, split_offsets
 from raylance.environment.shared import Shared
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.table import FindingTable, Found, Located, SampleTable
+from raylance.source.derived import Derived
 from raylance.source.reader import RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import RowSource, Selected
-from raylance.source.videos import Video
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,9 +130,9 @@ class MixedRows(RowSource):
         return max(part.run_rows for part in self.parts)
 
     @property
-    def cameras(self) -> tuple[Video, ...]:
-        """See `RowSource.cameras`: those of the first component, which all have alike."""
-        return self.parts[0].cameras
+    def derived(self) -> tuple[Derived, ...]:
+        """See `RowSource.derived`: those of the first component, which all have alike."""
+        return self.parts[0].derived
 
     def load_samples(self) -> SampleTable | None:
         """See `RowSource.load_samples`."""

@@ -8,12 +8,13 @@ from typing import Any, Protocol, Self
 from raylance.environment.shared import Shared
 from raylance.planning.proof import HasOffsets
 from raylance.samples.table import SampleTable
+from raylance.source.derived import Derived
 from raylance.source.reader import Reader, ReadMode, RowReader
 from raylance.source.retrying import OPENING_S
 from raylance.source.selection import Selection
 from raylance.source.version import Source
-from raylance.source.video_reader import VideoReader
-from raylance.source.videos import NO_CAMERAS, Cameras, Video
+from raylance.source.video_reader import add_columns
+from raylance.source.videos import NOTHING_ADDED, AddedColumns
 
 
 class Selected(HasOffsets, Protocol):
@@ -49,8 +50,8 @@ class RowSource(abc.ABC):
         return 1
 
     @property
-    def cameras(self) -> tuple[Video, ...]:
-        """The settings of columns that are frames of videos."""
+    def derived(self) -> tuple[Derived, ...]:
+        """The settings of columns that readers make."""
         return ()
 
     def load_samples(self) -> SampleTable | None:
@@ -80,7 +81,7 @@ class TableRows(RowSource):
     selection: Shared[Selection]
     read: ReadMode
     samples: Shared[SampleTable] | None = None
-    videos: Cameras = NO_CAMERAS
+    added: AddedColumns = NOTHING_ADDED
 
     def load_selection(self) -> Selection:
         """See `RowSource.load_selection`."""
@@ -89,12 +90,12 @@ class TableRows(RowSource):
     @property
     def run_rows(self) -> int:
         """See `RowSource.run_rows`."""
-        return max((each.run_rows for each in self.videos.videos), default=1)
+        return max((each.run_rows for each in self.added.videos), default=1)
 
     @property
-    def cameras(self) -> tuple[Video, ...]:
-        """See `RowSource.cameras`."""
-        return tuple(each.setting for each in self.videos.videos)
+    def derived(self) -> tuple[Derived, ...]:
+        """See `RowSource.derived`."""
+        return self.added.settings
 
     def load_samples(self) -> SampleTable | None:
         """See `RowSource.load_samples`."""
@@ -103,16 +104,14 @@ class TableRows(RowSource):
     def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""
         rows = self.open_rows(retry_s)
-        if not self.videos.videos:
-            return rows
-        return VideoReader(rows, self.videos, str(self.uri), retry_s=rows.retry_s, missing=rows.missing)
+        return add_columns(rows, self.added, str(self.uri), retry_s=rows.retry_s, missing=rows.missing)
 
     def open_rows(self, retry_s: float | None = None) -> Reader:
-        """Makes a reader like `open_reader`, without the frames of videos."""
+        """Makes a reader like `open_reader`, without added columns."""
         return Reader(
             pinned=self.pinned,
             columns=self.columns,
-            row_bytes=max(1.0, self.row_bytes - self.videos.row_bytes),
+            row_bytes=max(1.0, self.row_bytes - self.added.frame_bytes),
             mode=self.read,
             retry_s=OPENING_S if retry_s is None else retry_s,
             missing=retry_s is not None,
@@ -121,7 +120,8 @@ class TableRows(RowSource):
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
         """See `RowSource.map_shared`."""
         samples = None if self.samples is None else change(self.samples)
-        return dataclasses.replace(self, selection=change(self.selection), samples=samples)
+        added = self.added.map_shared(change)
+        return dataclasses.replace(self, selection=change(self.selection), samples=samples, added=added)
 
 
 def table_rows(
@@ -133,7 +133,7 @@ def table_rows(
     read: ReadMode = "auto",
     samples: Shared[SampleTable] | None = None,
     sample_bytes: float | None = None,
-    videos: Cameras = NO_CAMERAS,
+    added: AddedColumns = NOTHING_ADDED,
 ) -> TableRows:
     """Makes the `TableRows` of a dataset. `stored_bytes` is the mean size of all rows as stored, 0 if unknown;
     `sample_bytes` that of a sample of several rows.
@@ -153,5 +153,5 @@ def table_rows(
         selection=selection,
         read=read,
         samples=samples,
-        videos=videos,
+        added=added,
     )

@@ -65,6 +65,7 @@ class VideoIndex:
         times: Their timestamps in the file.
         begins: First byte of each frame, int64.
         ends: The byte after each frame, int64.
+        rate: Frames a second.
         is_reordered: Whether frames may be stored in another order than they are shown.
     """
 
@@ -72,6 +73,7 @@ class VideoIndex:
     times: Sequence[int]
     begins: Int64Array
     ends: Int64Array
+    rate: float
     is_reordered: bool
 
     @property
@@ -206,6 +208,7 @@ class OpenVideo:
             times=[entries[at].timestamp for at in keyframes],
             begins=begins,
             ends=begins + np.array([entry.size for entry in entries]),
+            rate=float(self._stream.average_rate),
             is_reordered=bool(self._stream.codec_context.has_b_frames),
         )
 
@@ -213,11 +216,6 @@ class OpenVideo:
     def size(self) -> tuple[int, int]:
         """Height and width."""
         return self._stream.codec_context.height, self._stream.codec_context.width
-
-    @property
-    def rate(self) -> Fraction:
-        """Frames a second."""
-        return Fraction(self._stream.average_rate)
 
     def close(self) -> None:
         """Frees the memory of ffmpeg."""

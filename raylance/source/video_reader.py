@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ import pyarrow as pa
 from raylance.columns import ROW_OFFSET
 from raylance.errors import BadRowError
 from raylance.orders.permutation import Int64Array
+from raylance.source.derived import DerivingReader
 from raylance.source.lance_errors import readable_text
 from raylance.source.limits import Calls
 from raylance.source.reader import Prepare, RowReader
@@ -21,7 +23,7 @@ from raylance.source.reads import Reads
 from raylance.source.retrying import Wanted, always
 from raylance.source.video_file import FrameError, Frames, MissingBytesError, OpenVideo, Span, join_spans
 from raylance.source.video_files import Ranges, VideoFile, VideoFiles
-from raylance.source.videos import Cameras, VideoColumn
+from raylance.source.videos import NO_VIDEO, AddedColumns
 
 T = TypeVar("T")
 
@@ -29,8 +31,7 @@ _THREADS = 2  # that decode
 _PIECE_BYTES = 4 << 20  # of frames that are passed on at once: the allocator reuses freed pieces of this size
 _RANGE_BYTES = 32 << 20  # of files that are held at once
 _AHEAD = _THREADS + 2  # pieces that are decoded, or wait for a thread
-_NULL = np.iinfo(np.int64).min  # in place of a video
-_NO_FILE = VideoFile(0, failure=ValueError("the row names no video or no frame"))
+_NO_FILE = VideoFile(0, failure=ValueError("the row names no frame"))
 _OPEN = 4  # videos that a thread keeps open, with the memory of their decoders
 
 
@@ -68,7 +69,7 @@ class VideoReader(RowReader):
     def __init__(
         self,
         reader: RowReader,
-        cameras: Cameras,
+        added: AddedColumns,
         dataset: str,
         *,
         retry_s: float,
@@ -79,14 +80,14 @@ class VideoReader(RowReader):
 
         Args:
             reader: Reads the rows.
-            cameras: The columns to add.
+            added: The columns to add.
             dataset: Name of the dataset of rows, for errors.
             retry_s: As in `Reads`, for the datasets of videos.
             missing: As in `Reads`.
             is_trial: Whether frames may be bad, because nobody uses the pixels.
         """
-        self._reader, self.columns, self._drops, self.dataset = reader, cameras.videos, cameras.drops, dataset
-        self.is_trial, self.row_bytes = is_trial, max(1, cameras.row_bytes)
+        self._reader, self.columns, self._drops, self.dataset = reader, added.videos, added.video_drops, dataset
+        self.is_trial, self.row_bytes = is_trial, max(1, added.frame_bytes)
         self.files: list[VideoFiles] = []
         self.files_of: list[int] = []  # the number of each column's files
         keys: list[tuple[object, ...]] = []
@@ -162,10 +163,11 @@ class _Load:
             DatasetError: If the storage of videos fails for too long.
         """
         self._reader, self._table, self._is_wanted = reader, table, is_wanted
-        self._named = [_named(column, table) for column in reader.columns]
+        finders = [column.finder.get() for column in reader.columns]
+        self._named, self._rates = [each.find(table) for each in finders], [each.rate for each in finders]
         wanted: list[set[int]] = [set() for _ in reader.files]
-        for number, (videos, _) in zip(reader.files_of, self._named, strict=True):
-            wanted[number].update(np.unique(videos[videos != _NULL]).tolist())
+        for number, (videos, _, _) in zip(reader.files_of, self._named, strict=True):
+            wanted[number].update(np.unique(videos[videos != NO_VIDEO]).tolist())
         self._files: dict[tuple[int, int], VideoFile] = {
             (number, video): file
             for number, videos in enumerate(wanted)
@@ -195,7 +197,7 @@ class _Load:
     def _cuts(self) -> Int64Array:
         """Returns where rows begin a part between two keyframes, in the column whose keyframes are furthest apart."""
         parts: list[Int64Array] = []
-        for column, (videos, frames) in enumerate(self._named):
+        for column, (videos, frames, _) in enumerate(self._named):
             keyframes = np.zeros(len(frames), dtype=np.int64)
             for video, rows in self._rows_of(column, 0, len(frames)):
                 if (index := self._file(column, video).index) is not None:
@@ -206,7 +208,7 @@ class _Load:
 
     def _spans(self, first: int, last: int) -> dict[tuple[int, int], list[Span]]:
         spans: dict[tuple[int, int], list[Span]] = {}
-        for column, (_, frames) in enumerate(self._named):
+        for column, (_, frames, _) in enumerate(self._named):
             for video, rows in self._rows_of(column, first, last):
                 file, key = self._file(column, video), (self._reader.files_of[column], video)
                 if file.index is not None:
@@ -216,14 +218,14 @@ class _Load:
 
     def _rows_of(self, column: int, first: int, last: int) -> Iterator[tuple[int, Int64Array]]:
         """Yields the videos that rows [first, last) name, and the indices of these rows, ordered by frame."""
-        videos, frames = (each[first:last] for each in self._named[column])
+        videos, frames = (each[first:last] for each in self._named[column][:2])
         order = np.lexsort((frames, videos))
         _, cuts = np.unique(videos[order], return_index=True)
         for mine in np.split(order, cuts[1:]):
             yield int(videos[mine[0]]), mine + first
 
     def _file(self, column: int, video: int) -> VideoFile:
-        return _NO_FILE if video == _NULL else self._files[self._reader.files_of[column], video]
+        return _NO_FILE if video == NO_VIDEO else self._files[self._reader.files_of[column], video]
 
     def run(self, group: list[_Piece], prepare: Prepare[T], add: Callable[[T], bool]) -> bool:
         """Reads the bytes of pieces, decodes them, and adds their rows; returns whether more may follow.
@@ -321,6 +323,10 @@ class _Load:
         if file.failure is not None or file.index is None:
             yield 0, len(numbers), file.failure or ValueError("its index is not known")
             return
+        rate = self._rates[column]
+        if rate is not None and not math.isclose(rate, file.index.rate, rel_tol=1e-6):
+            yield 0, len(numbers), ValueError(f"it has {file.index.rate:g} frames a second, the rows say {rate:g}")
+            return
         key = self._reader.files_of[column], video
         opened, held, is_good = kept.pop(key, None), file.head | ranges.get(key, {}), True
         try:
@@ -344,10 +350,10 @@ class _Load:
             kept.popitem(last=False)[1].close()
 
     def _bad_row(self, column: int, row: int, error: Exception) -> BadRowError:
-        setting, (videos, frames) = self._reader.columns[column].setting, (each[row] for each in self._named[column])
-        reason = readable_text(error)
-        if videos != _NULL:
-            reason = f"frame {frames} of video {videos} in {setting.videos!r}: {reason}"
+        setting, named = self._reader.columns[column].setting, self._named[column]
+        reason = named.reasons.get(row) or (
+            f"frame {named.frames[row]} of video {named.videos[row]} in {setting.videos!r}: {readable_text(error)}"
+        )
         offset = int(self._table[ROW_OFFSET][row].as_py())
         bad = BadRowError(setting.column, offset, reason, self._reader.dataset)
         bad.__cause__ = error
@@ -362,9 +368,12 @@ class _MissingError(Exception):
         self.missing = key, offset
 
 
-def _named(column: VideoColumn, table: pa.Table) -> tuple[Int64Array, Int64Array]:
-    """Returns the videos and the numbers of the frames that rows name; `_NULL` if a row names none."""
-    names = column.setting.video, column.setting.frame
-    videos, frames = (np.asarray(table[name].fill_null(0).to_numpy(), dtype=np.int64) for name in names)
-    is_null = [table[name].is_null().to_numpy() for name in names if table[name].null_count]
-    return np.where(np.any(is_null, axis=0), _NULL, videos) if is_null else videos, frames
+def add_columns(
+    reader: RowReader, added: AddedColumns, dataset: str, *, retry_s: float, missing: bool, is_trial: bool = False
+) -> RowReader:
+    """Returns a reader of rows with added columns; see `VideoReader` for the arguments."""
+    if added.makers:
+        reader = DerivingReader(reader, added.makers, added.drops, dataset)
+    if added.videos:
+        reader = VideoReader(reader, added, dataset, retry_s=retry_s, missing=missing, is_trial=is_trial)
+    return reader

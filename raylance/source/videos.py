@@ -1,13 +1,20 @@
 """Frames of videos that lie in another dataset, as a column of the rows that name them."""
 
+import abc
 import dataclasses
 import math
 import os
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from raylance.arguments import check_integer
+from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
+from raylance.orders.permutation import Int64Array
+from raylance.source.derived import Derived, LookedUp, Maker
 from raylance.source.fields import find_field, is_blob
 from raylance.source.lance_errors import readable_text
 from raylance.source.reads import Reads
@@ -16,11 +23,66 @@ from raylance.source.storage_options import StorageOptions
 from raylance.source.version import Source, Version, pin
 from raylance.source.video_files import VideoFiles
 
+NO_VIDEO = int(np.iinfo(np.int64).min)
+"""Stands in place of the row of a video for rows that name no frame."""
+
 _RUN_KEYFRAMES = 8  # keyframe distances of a run: half a distance is decoded before its first frame
 
 
+class NamedFrames(NamedTuple):
+    """The frames that rows name.
+
+    Attributes:
+        videos: Rows of the dataset of videos, int64; `NO_VIDEO` for rows that name no frame.
+        frames: Numbers of the frames, int64.
+        reasons: Why rows name no frame, by index.
+    """
+
+    videos: Int64Array
+    frames: Int64Array
+    reasons: dict[int, str]
+
+
+class FrameFinder(abc.ABC):
+    """Finds the frames that rows name; picklable."""
+
+    rate: ClassVar[float | None] = None  # frames a second that the videos must have
+
+    @abc.abstractmethod
+    def find(self, table: pa.Table) -> NamedFrames:
+        """Finds the frames of some rows, which have `_rowoffset`."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class Video:
+class FramesByNumber(FrameFinder):
+    """Finds frames by two columns: the row offset of the video, and the number of the frame."""
+
+    video: str
+    frame: str
+
+    def find(self, table: pa.Table) -> NamedFrames:
+        """See `FrameFinder.find`."""
+        videos, reasons = np.empty(0, np.int64), dict[int, str]()
+        found = [np.asarray(table[name].fill_null(0).to_numpy(), dtype=np.int64) for name in (self.video, self.frame)]
+        for name in (self.video, self.frame):
+            if table[name].null_count:
+                rows = np.flatnonzero(table[name].is_null().to_numpy())
+                reasons |= dict.fromkeys(rows.tolist(), f"it has no value in {name!r}")
+        videos, frames = found
+        return NamedFrames(without(videos, reasons), frames, reasons)
+
+
+def without(videos: Int64Array, reasons: Mapping[int, str]) -> Int64Array:
+    """Returns videos, with `NO_VIDEO` for the rows that have reasons."""
+    if not reasons:
+        return videos
+    kept = videos.copy()
+    kept[list(reasons)] = NO_VIDEO
+    return kept
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Video(Derived):
     """A column of pictures that are frames of videos in another dataset. Pass it to `raylance.dataset` in `decode`.
 
     Each row of the dataset names one frame. Frames of one window of the shuffle that follow one another in their video
@@ -59,6 +121,25 @@ class Video:
                 raise ConfigError(f"Video(size={self.size!r}): give height and width, or one integer.")
             object.__setattr__(self, "size", tuple(check_integer("Video: size", each, 1) for each in given))
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """See `Derived.needs`."""
+        return self.video, self.frame
+
+    def check(self, schema: pa.Schema, uri: str) -> None:
+        """See `Derived.check`."""
+        Derived.check(self, schema, uri)
+        for name in self.needs:
+            if not pa.types.is_integer(schema.field(name).type):
+                raise DatasetError(
+                    f"Video({self.column!r}) needs the column {name!r} of integers, and {uri!r} has "
+                    f"{schema.field(name).type}; nothing was started."
+                )
+
+    def find_frames(self, storage_options: StorageOptions | None) -> Shared[FrameFinder]:
+        """Returns what finds the frames of rows."""
+        return Shared("names of frames", FramesByNumber(self.video, self.frame), 0)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VideoColumn:
@@ -67,12 +148,14 @@ class VideoColumn:
     Attributes:
         setting: The setting, with its version and size.
         source: The pinned dataset of videos.
+        finder: Finds the frames of rows.
         run_rows: Number of frames to decode one after the other: a few keyframe distances of the first video, because
             decoding begins at a keyframe.
     """
 
     setting: Video
     source: Source
+    finder: Shared[FrameFinder]
     run_rows: int = 1
 
     @property
@@ -90,24 +173,39 @@ class VideoColumn:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Cameras:
-    """The columns of a dataset that are frames of videos; picklable.
+class AddedColumns:
+    """The columns that readers add to stored ones; picklable.
 
     Attributes:
-        videos: The columns.
-        drops: Columns of the rows that are only needed to find frames, and that batches do not have.
+        settings: The settings, in the order in which they were given.
+        videos: Those that are frames of videos.
+        makers: What makes the others, by name.
+        drops: Stored columns that batches do not have, and that only the columns in `makers` need.
+        video_drops: Stored columns that batches do not have, and that the columns in `videos` need.
     """
 
+    settings: tuple[Derived, ...] = ()
     videos: tuple[VideoColumn, ...] = ()
+    makers: Mapping[str, Maker] = dataclasses.field(default_factory=dict)
     drops: tuple[str, ...] = ()
+    video_drops: tuple[str, ...] = ()
 
     @property
-    def row_bytes(self) -> int:
+    def frame_bytes(self) -> int:
         """Bytes of the frames of a row."""
         return sum(math.prod(each.shape) for each in self.videos)
 
+    def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> "AddedColumns":
+        """See `RowSource.map_shared`."""
+        videos = tuple(dataclasses.replace(each, finder=change(each.finder)) for each in self.videos)
+        makers = {
+            name: dataclasses.replace(each, values=change(each.values)) if isinstance(each, LookedUp) else each
+            for name, each in self.makers.items()
+        }
+        return dataclasses.replace(self, videos=videos, makers=makers)
 
-NO_CAMERAS = Cameras()
+
+NOTHING_ADDED = AddedColumns()
 
 
 def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoColumn:
@@ -124,6 +222,7 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
             f"Video({setting.column!r}): PyAV is not installed, which decodes videos ({error}). Nothing was started. "
             "Install it here and wherever rows are read: pip install raylance[video]."
         ) from error
+    finder = setting.find_frames(storage_options)
     source = pin(setting.videos, setting.version, storage_options)
     opened = source.open()
     field = find_field(opened.schema, setting.blob)
@@ -145,7 +244,7 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
                 f"Video({setting.column!r}): the first video of {source.uri!r} cannot be opened "
                 f"({readable_text(error)}), so the size of frames is not known; nothing was started. Give size=."
             ) from error
-    return VideoColumn(dataclasses.replace(setting, version=source.version, size=size), source, run_rows)
+    return VideoColumn(dataclasses.replace(setting, version=source.version, size=size), source, finder, run_rows)
 
 
 def codec_name() -> str:

@@ -1,0 +1,179 @@
+"""Columns that readers make of stored ones: under other names, in other shapes, or looked up by number."""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from raylance.columns import ROW_OFFSET
+from raylance.environment.shared import Shared
+from raylance.errors import BadRowError, ConfigError, DatasetError
+from raylance.memory.arrow import wanted_rows
+from raylance.orders.permutation import Int64Array
+from raylance.source.reader import Prepare, RowReader
+from raylance.source.retrying import Wanted, always
+from raylance.source.storage_options import StorageOptions
+
+T = TypeVar("T")
+
+
+class Derived(abc.ABC):
+    """A setting: a column that readers make of stored ones. Pass it to `raylance.dataset` in `decode`.
+
+    Attributes:
+        column: Name of the column in batches.
+    """
+
+    column: str
+
+    @property
+    @abc.abstractmethod
+    def needs(self) -> tuple[str, ...]:
+        """The stored columns of which it is made."""
+
+    def check(self, schema: pa.Schema, uri: str) -> None:
+        """Checks that a dataset has what it needs.
+
+        Raises:
+            DatasetError: If a column is missing, or has another type.
+        """
+        for name in self.needs:
+            if name not in schema.names:
+                raise DatasetError(
+                    f"{type(self).__name__}({self.column!r}) needs the column {name!r}, which {uri!r} does not have; "
+                    f"nothing was started. Its columns are {', '.join(schema.names)}."
+                )
+
+
+class Maker(Protocol):
+    """Makes one column; picklable."""
+
+    def make(self, table: pa.Table, dataset: str) -> pa.ChunkedArray | pa.Array:
+        """Makes the column of some rows, which have `_rowoffset`; `dataset` is for errors.
+
+        Raises:
+            BadRowError: If a row has no such value.
+        """
+
+
+class Made(Derived):
+    """A setting whose column follows from values of the row."""
+
+    @abc.abstractmethod
+    def open(self, storage_options: StorageOptions | None) -> Maker:
+        """Reads what it needs beside the rows."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Renamed(Made):
+    """A column under another name.
+
+    Attributes:
+        column: Name in batches.
+        stored: Name in the dataset.
+        shape: Shape of each value, which may be stored as lists of lists, at least one axis; None as it is stored.
+    """
+
+    column: str
+    stored: str
+    shape: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.shape is not None:
+            object.__setattr__(self, "shape", tuple(self.shape))
+            if not self.shape or min(self.shape) < 1:
+                raise ConfigError(f"Renamed({self.column!r}, shape={self.shape}): give positive sizes.")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """See `Derived.needs`."""
+        return (self.stored,)
+
+    def open(self, storage_options: StorageOptions | None) -> "Renamed":
+        """See `Made.open`."""
+        return self
+
+    def make(self, table: pa.Table, dataset: str) -> pa.ChunkedArray | pa.Array:
+        """See `Maker.make`."""
+        stored = table[self.stored]
+        if self.shape is None:
+            return stored
+        values: pa.Array = stored.combine_chunks()
+        size = math.prod(self.shape)
+        while isinstance(values, pa.ExtensionArray) or hasattr(values, "flatten"):
+            if isinstance(values, pa.ExtensionArray):
+                values = values.storage
+            elif isinstance(values, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
+                values = values.flatten()
+            else:
+                break
+        if len(values) != size * len(stored) or values.null_count:
+            lengths = [0 if each is None else np.asarray(each, dtype=object).size for each in stored.to_pylist()]
+            wrong = [row for row, length in enumerate(lengths) if length != size] or [0]
+            row = int(table[ROW_OFFSET][wrong[0]].as_py())
+            raise BadRowError(self.column, row, f"its {self.stored!r} has not the shape {self.shape}", dataset)
+        kind = pa.fixed_shape_tensor(values.type, self.shape)
+        return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(values, size))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LookedUp:
+    """Makes a column of texts that rows name by their number.
+
+    Attributes:
+        column: Name in batches.
+        number: The stored column of numbers.
+        values: The texts.
+    """
+
+    column: str
+    number: str
+    values: Shared[pa.Array]
+
+    def make(self, table: pa.Table, dataset: str) -> pa.ChunkedArray | pa.Array:
+        """See `Maker.make`."""
+        numbers, values = table[self.number].to_numpy(), self.values.get()
+        wrong = np.flatnonzero(~((numbers >= 0) & (numbers < len(values))))
+        if len(wrong):
+            row = int(table[ROW_OFFSET][int(wrong[0])].as_py())
+            reason = f"its {self.number!r} is {numbers[wrong[0]]}, and there are {len(values)} texts, numbered from 0"
+            raise BadRowError(self.column, row, reason, dataset)
+        return values.take(pa.array(numbers.astype(np.int64)))
+
+
+class DerivingReader(RowReader):
+    """Reads rows together with columns that are made of them. Several threads may use one reader at once."""
+
+    def __init__(self, reader: RowReader, makers: Mapping[str, Maker], drops: Sequence[str], dataset: str) -> None:
+        """Takes a reader of stored rows, what makes columns by name, the stored columns that are then left out, and the
+        name of the dataset for errors.
+        """
+        self._reader, self._makers, self._drops, self._dataset = reader, makers, [ROW_OFFSET, *drops], dataset
+
+    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Wanted = always) -> None:
+        """See `RowReader.read_into`."""
+        self._reader.read_into(offsets, lambda table: add(self._with_columns(table)), is_wanted)
+
+    def read_pieces(
+        self, offsets: Int64Array, prepare: Prepare[T], add: Callable[[T], bool], is_wanted: Wanted = always
+    ) -> None:
+        """See `RowReader.read_pieces`."""
+
+        def with_columns(first: int, table: pa.Table, places: Int64Array | None) -> T:
+            return prepare(first, self._with_columns(wanted_rows(table, places)), None)
+
+        self._reader.read_pieces(offsets, with_columns, add, is_wanted)
+
+    def close(self) -> None:
+        """See `RowReader.close`."""
+        self._reader.close()
+
+    def _with_columns(self, table: pa.Table) -> pa.Table:
+        whole = table.drop_columns(self._drops)
+        for name, maker in self._makers.items():
+            whole = whole.append_column(name, maker.make(table, self._dataset))
+        return whole.append_column(ROW_OFFSET, table[ROW_OFFSET])
