@@ -7,6 +7,7 @@ from raylance._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from raylance import audit as audit
+    from raylance import lerobot as lerobot
     from raylance import testing as testing
     from raylance import torch_data as torch_data
     from raylance import torchft as torchft
@@ -93,7 +94,7 @@ _MODULES = {
     "integrations.checkpoints": ("report", "restore"),
     "integrations.preemption": ("report_if_preempted",),
 }
-_SUBMODULES = ("audit", "testing", "torch_data", "torchft")
+_SUBMODULES = ("audit", "lerobot", "testing", "torch_data", "torchft")
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [

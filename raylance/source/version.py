@@ -189,7 +189,7 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: S
             "Nothing was opened. Give it in storage_options or in the environment."
         )
     check_uri(uri)
-    uri = _locate(uri)
+    uri = locate(uri)
     if not callable(storage_options):
         check_options(storage_options)
     try:
@@ -209,8 +209,9 @@ def check_uri(uri: str) -> None:
         )
 
 
-def _locate(uri: str) -> str:
+def locate(uri: str | os.PathLike[str]) -> str:
     """Returns a local path as an absolute one, because workers and later runs may have another working directory."""
+    uri = os.fspath(uri)
     if uri[:5].lower() == "file:" and "://" not in uri:
         return f"file:///{uri[5:].lstrip('/')}"
     if "://" in uri:

@@ -44,9 +44,13 @@ class NamedFrames(NamedTuple):
 
 
 class FrameFinder(abc.ABC):
-    """Finds the frames that rows name; picklable."""
+    """Finds the frames that rows name; picklable.
 
-    rate: ClassVar[float | None] = None  # frames a second that the videos must have
+    Attributes:
+        rate: Frames a second that the videos must have; None for any.
+    """
+
+    rate: float | None
 
     @abc.abstractmethod
     def find(self, table: pa.Table) -> NamedFrames:
@@ -57,6 +61,7 @@ class FrameFinder(abc.ABC):
 class FramesByNumber(FrameFinder):
     """Finds frames by two columns: the row offset of the video, and the number of the frame."""
 
+    rate: ClassVar[None] = None  # type: ignore[misc]
     video: str
     frame: str
 

@@ -1,0 +1,209 @@
+"""Opens datasets of robots that are stored in LeRobot's Lance layout."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raylance.api.dataset import Dataset
+from raylance.api.opening import dataset
+from raylance.arguments import check_integer, listed
+from raylance.decode.decoder import Decoder
+from raylance.decode.images import Image
+from raylance.errors import ConfigError
+from raylance.samples.windows import Ends, Windows
+from raylance.source.derived import Derived, Renamed
+from raylance.source.lerobot import (
+    EPISODE,
+    FRAMES,
+    VIDEOS,
+    Camera,
+    Metadata,
+    Task,
+    check_rows,
+    refuse_alike,
+    refuse_missing,
+    stored_name,
+)
+from raylance.source.lerobot import load_metadata as _load_metadata
+from raylance.source.storage_options import StorageOptions
+from raylance.source.version import Version, locate, pin
+
+Metadata = Metadata
+Size = int | tuple[int, int]
+_TASK = "task"
+_INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+_NUMBERS = ("bool", "float16", "float32", "float64", *_INTEGERS)
+
+
+def load_metadata(root: str | os.PathLike[str], storage_options: StorageOptions | None = None) -> Metadata:
+    """Reads the metadata of a dataset: features, tasks, statistics for normalization, episodes.
+
+    Args:
+        root: Folder or URI of the dataset, see `open`.
+        storage_options: Options of the object store, see `raylance.dataset`.
+
+    Raises:
+        DatasetError: If files are missing or damaged, or episodes do not have all rows, one after another.
+    """
+    return _load_metadata(locate(root).rstrip("/"), storage_options)
+
+
+def open(
+    root: str | os.PathLike[str],
+    *,
+    delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+    episodes: Sequence[int] | None = None,
+    columns: Sequence[str] | None = None,
+    size: Size | Mapping[str, Size] | None = None,
+    tolerance_s: float = 1e-4,
+    at_ends: Ends = "pad",
+    version: Version | None = None,
+    videos_version: Version | None = None,
+    filter: str | None = None,
+    storage_options: StorageOptions | None = None,
+    **options: Any,
+) -> Dataset:
+    """Opens a dataset in LeRobot's Lance layout, as `lerobot-lancedb` writes it: `frames.lance`, `videos.lance`, and
+    `meta/` or `meta.lance`. Batches have the features under LeRobot's names, with the values of LeRobot's own reader;
+    `task` is the description of the row's task; frames are uint8 (n, 3, H, W), of several timestamps (n, k, 3, H, W).
+
+    Args:
+        root: Folder or URI of the dataset: a path, s3://…, hf://datasets/….
+        delta_timestamps: For each feature that has several values in a sample, their times relative to the sample's, in
+            seconds. Batches then also have `<feature>_is_pad`, bool (n, k).
+        episodes: Numbers of the episodes to read; None for all.
+        columns: Features to deliver, `task` among them; None for all but those of dtype "language".
+        size: Height and width to which frames are resized, or an integer for both, or a dict of these by feature; None
+            for the size of each camera.
+        tolerance_s: By how many seconds timestamps may differ from frames, and `delta_timestamps` from whole frames.
+        at_ends: "pad" repeats the first or last frame of an episode, as LeRobot does; "drop" leaves out samples that
+            are not whole, see `raylance.Windows`.
+        version: Version of `frames.lance`; None for the newest.
+        videos_version: Version of `videos.lance`; None for the newest.
+        filter: SQL expression that selects rows, by stored names: with underscores for dots.
+        storage_options: Options of the object store, see `raylance.dataset`.
+        **options: Other arguments of `raylance.dataset`: order, seed, split, transform, ….
+
+    Returns:
+        A handle, as `raylance.dataset` returns.
+
+    Raises:
+        ConfigError: If an argument cannot be honoured; if PyAV is needed and not installed.
+        DatasetError: If a table or the metadata are missing or damaged; if they contradict one another: episodes that
+            do not lie one after another, another number of rows, videos that are missing or empty. What cannot be known
+            without reading rows and videos, such as a video that is too short, is a `BadRowError` at the first row that
+            needs it.
+    """
+    root = locate(root).rstrip("/")
+    if given := sorted({"windows", "decode", "pack"} & options.keys()):
+        raise ConfigError(f"raylance.lerobot.open({given[0]}=…): the layout decides it. Use raylance.dataset().")
+    metadata = _load_metadata(root, storage_options)
+    names = _checked_columns(metadata, columns)
+    deltas = dict(delta_timestamps or {})
+    _check_deltas(metadata, deltas, names)
+    chosen = _checked_episodes(metadata, episodes)
+    source = pin(f"{root}/{FRAMES}", version, storage_options)
+    check_rows(source, source.open(), metadata)
+
+    decode: list[Decoder | Derived] = []
+    stored: list[str] = []
+    for name in names:
+        if name == _TASK:
+            decode.append(Task(_TASK, root))
+            continue
+        feature = metadata.features[name]
+        shape, dtype = tuple(feature["shape"]), feature["dtype"]
+        if dtype == "video":
+            camera = Camera(
+                name, f"{root}/{VIDEOS}", version=videos_version, size=_size_of(name, size) or shape[:2], root=root,
+                tolerance_s=tolerance_s,
+            )  # fmt: skip
+            selected = range(len(metadata.episodes)) if chosen is None else chosen
+            identity = refuse_missing(camera, selected, storage_options)
+            decode.append(dataclasses.replace(camera, identity=identity))
+        elif dtype == "image":
+            stored.append(f"{stored_name(name)}.bytes")
+            decode.append(Image(stored[-1], name=name, size=_size_of(name, size) or shape[:2]))
+        elif len(shape) > 1:
+            decode.append(Renamed(name, stored_name(name), shape=shape))
+        elif name != stored_name(name):
+            decode.append(Renamed(name, stored_name(name)))
+        else:
+            stored.append(name)
+    windows = None
+    if deltas:
+        windows = Windows(
+            episode=EPISODE, seconds=deltas, fps=metadata.fps, tolerance_s=tolerance_s, at_ends=at_ends
+        )  # fmt: skip
+    return dataset(
+        source.uri,
+        version=source.version if source.branch is None else (source.branch, source.version),
+        columns=stored or [EPISODE],
+        filter=_filter_of(chosen, filter),
+        decode=decode,
+        windows=windows,
+        storage_options=storage_options,
+        **options,
+    )
+
+
+def _checked_columns(metadata: Metadata, columns: Sequence[str] | None) -> list[str]:
+    every = [*metadata.features, *([_TASK] if metadata.tasks else [])]
+    if columns is None:
+        names = [name for name in every if name == _TASK or metadata.features[name]["dtype"] != "language"]
+    else:
+        names = [columns] if isinstance(columns, str) else list(dict.fromkeys(columns))
+    if unknown := [name for name in names if name not in every]:
+        raise ConfigError(f"columns={columns!r}: there is no feature {unknown[0]!r}; there are {listed(every)}.")
+    refuse_alike(names)
+    for name in set(names) - {_TASK}:
+        info = metadata.features[name].get("info") or metadata.features[name].get("video_info") or {}
+        if info.get("is_depth_map") or info.get("video.is_depth_map"):
+            raise ConfigError(
+                f"{name!r} is a camera of depth, whose videos of 12 bits are not decoded yet. Nothing was started. "
+                "Leave it out of columns=."
+            )
+    return names
+
+
+def _check_deltas(metadata: Metadata, deltas: Mapping[str, Sequence[float]], names: Sequence[str]) -> None:
+    for name in deltas:
+        if name not in names or name == _TASK:
+            raise ConfigError(
+                f"delta_timestamps has {name!r}, which is no feature that is delivered: {listed(names)}. Nothing was "
+                "started."
+            )
+        if metadata.features[name]["dtype"] not in ("video", *_NUMBERS):
+            raise ConfigError(
+                f"delta_timestamps has {name!r} of dtype {metadata.features[name]['dtype']!r}: only numbers and videos "
+                "can have several values in a sample. Nothing was started."
+            )
+
+
+def _checked_episodes(metadata: Metadata, episodes: Sequence[int] | None) -> list[int] | None:
+    if episodes is None:
+        return None
+    chosen = sorted({check_integer("episodes", each, 0) for each in episodes})
+    if not chosen or chosen[-1] >= len(metadata.episodes):
+        raise ConfigError(f"episodes={episodes!r}: give numbers from 0 to {len(metadata.episodes) - 1}, at least one.")
+    return chosen
+
+
+def _filter_of(chosen: list[int] | None, given: str | None) -> str | None:
+    """Returns the SQL expression that selects episodes and, with it, what was given."""
+    if chosen is None:
+        return given
+    runs: list[list[int]] = []
+    for each in chosen:
+        if runs and runs[-1][1] == each - 1:
+            runs[-1][1] = each
+        else:
+            runs.append([each, each])
+    found = " OR ".join(f"{EPISODE} BETWEEN {first} AND {last}" for first, last in runs)
+    return f"({found})" if given is None else f"({found}) AND ({given})"
+
+
+def _size_of(name: str, size: Size | Mapping[str, Size] | None) -> tuple[int, int] | None:
+    found = size.get(name) if isinstance(size, Mapping) else size
+    return None if found is None else (found, found) if isinstance(found, int) else found

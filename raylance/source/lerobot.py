@@ -1,0 +1,375 @@
+"""Datasets of robots in LeRobot's Lance layout: their metadata, and the frames of their cameras.
+
+The layout (lerobot-lancedb 0.3, lerobot#4363) has three tables and a folder. `frames.lance` has a row for each frame,
+sorted by `index`, with underscores for the dots in names of features. `videos.lance` has an MP4 in each row, of several
+episodes one after another. `meta/` has LeRobot's own files of version 3, and `meta.lance` the same files in rows.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from lance.file import LanceFileSession
+
+from raylance.columns import ROW_OFFSET
+from raylance.environment.shared import Shared
+from raylance.errors import ConfigError, DatasetError
+from raylance.orders.permutation import Int64Array
+from raylance.source.derived import Derived, LookedUp, Made
+from raylance.source.lance_errors import LANCE_ERRORS, readable_text
+from raylance.source.retrying import patiently
+from raylance.source.storage_options import StorageOptions, current, open_dataset
+from raylance.source.version import Source, pin
+from raylance.source.videos import FrameFinder, NamedFrames, Video, without
+
+FRAMES, VIDEOS = "frames.lance", "videos.lance"
+EPISODE, TIMESTAMP, TASK_NUMBER = "episode_index", "timestamp", "task_index"
+_META, _META_TABLE = "meta", "meta.lance"
+_OPENING_S = 60.0
+_NAMED = 3  # examples in an error
+
+
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
+class Metadata:
+    """What the files in `meta/` say of a dataset.
+
+    Attributes:
+        root: Folder or URI of the dataset.
+        fps: Frames a second, of rows and videos.
+        features: For each feature, its "dtype", "shape" and "names", as LeRobot writes them.
+        tasks: Descriptions of the tasks, by number.
+        stats: For each feature, arrays such as "mean", "std", "min" and "max", float64, for normalization.
+        episodes: A row for each episode: `episode_index`, `dataset_from_index`, `dataset_to_index`, `tasks`, and for
+            each camera where its video begins.
+        total_frames: Number of rows.
+    """
+
+    root: str
+    fps: float
+    features: Mapping[str, Mapping[str, Any]]
+    tasks: Sequence[str]
+    stats: Mapping[str, Mapping[str, npt.NDArray[Any]]]
+    episodes: pa.Table
+    total_frames: int
+
+    @property
+    def cameras(self) -> list[str]:
+        """Names of the features that are videos."""
+        return [name for name, feature in self.features.items() if feature["dtype"] == "video"]
+
+    def numbers(self, name: str, dtype: type = np.int64) -> npt.NDArray[Any]:
+        """Returns a column of `episodes`.
+
+        Raises:
+            DatasetError: If it is missing, or an episode has no value.
+        """
+        if name not in self.episodes.column_names or self.episodes[name].null_count:
+            raise DatasetError(
+                f"the episodes in {self.root}/{_META} have no {name!r}, or not each of them has; nothing was started. "
+                "Convert the dataset again."
+            )
+        return np.asarray(self.episodes[name].to_numpy(), dtype=dtype)
+
+
+_known: "weakref.WeakValueDictionary[str, Metadata]" = weakref.WeakValueDictionary()
+
+
+def load_metadata(root: str, storage_options: StorageOptions | None = None) -> Metadata:
+    """Reads and checks the metadata of a dataset; while somebody holds them, they are not read again.
+
+    Raises:
+        DatasetError: If files are missing or damaged, or episodes do not lie one after another.
+    """
+    if (found := _known.get(root)) is None:
+        try:
+            files = patiently(functools.partial(_read_files, root, storage_options))
+            found = _parse(root, files)
+        except (*LANCE_ERRORS, KeyError, TypeError, pa.ArrowException) as error:
+            raise DatasetError(
+                f"the metadata of {root!r} cannot be read ({readable_text(error)}); nothing was started. It must be a "
+                f"dataset in LeRobot's Lance layout, with {FRAMES}, and {_META}/ or {_META_TABLE}."
+            ) from error
+        _known[root] = found
+    return found
+
+
+def _read_files(root: str, storage_options: StorageOptions | None) -> dict[str, bytes]:
+    """Returns the files of `meta/`, by path. A remote folder is read in one table if there is one, as LeRobot does."""
+    session = LanceFileSession(root, storage_options=current(storage_options))
+    ways = [functools.partial(_from_folder, session), functools.partial(_from_table, root, storage_options)]
+    for read in reversed(ways) if "://" in root else ways:
+        if found := read():
+            return found
+    raise FileNotFoundError(f"there is neither {_META}/info.json nor {_META_TABLE}")
+
+
+def _from_folder(session: LanceFileSession) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for path in session.list(_META):
+            name = path.partition(f"{_META}/")[2]
+            if _is_needed(name):
+                local = Path(folder, str(len(found)))
+                session.download_file(f"{_META}/{name}", local)
+                found[name] = local.read_bytes()
+    return found
+
+
+def _from_table(root: str, storage_options: StorageOptions | None) -> dict[str, bytes]:
+    try:
+        table = open_dataset(f"{root}/{_META_TABLE}", storage_options, _OPENING_S).to_table(columns=["path", "data"])
+    except (ValueError, FileNotFoundError):  # there is none
+        return {}
+    return {row["path"]: row["data"] for row in table.to_pylist() if _is_needed(row["path"])}
+
+
+def _is_needed(path: str) -> bool:
+    return path in ("info.json", "stats.json", "tasks.parquet") or path.startswith("episodes/")
+
+
+def _parse(root: str, files: Mapping[str, bytes]) -> Metadata:
+    info = json.loads(files["info.json"])
+    if not str(info["codebase_version"]).startswith("v3."):
+        raise ValueError(f"codebase_version is {info['codebase_version']!r}, and only v3 has this layout")
+    paths = sorted(path for path in files if path.startswith("episodes/"))
+    episodes = pa.concat_tables([_episodes(files[path]) for path in paths], promote_options="permissive")
+    tasks = pq.read_table(io.BytesIO(files["tasks.parquet"])).sort_by("task_index")
+    texts = next(name for name in tasks.column_names if name != "task_index")  # "task", or the index of pandas
+    stats = json.loads(files.get("stats.json", b"{}"))
+    metadata = Metadata(
+        root=root,
+        fps=float(info["fps"]),
+        features=info["features"],
+        tasks=tasks[texts].to_pylist(),
+        stats={name: {kind: np.array(value) for kind, value in each.items()} for name, each in stats.items()},
+        episodes=episodes.sort_by(EPISODE),
+        total_frames=int(info["total_frames"]),
+    )
+    _check_bounds(metadata)
+    return metadata
+
+
+def _episodes(file: bytes) -> pa.Table:
+    found = pq.ParquetFile(io.BytesIO(file))
+    return found.read(columns=[name for name in found.schema_arrow.names if not name.startswith("stats/")])
+
+
+def _check_bounds(metadata: Metadata) -> None:
+    """Raises DatasetError if episodes are not numbered, or do not have all rows, one episode after another."""
+    numbers, where = metadata.numbers(EPISODE), f"the episodes in {metadata.root}/{_META}"
+    begins, ends = metadata.numbers("dataset_from_index"), metadata.numbers("dataset_to_index")
+    if (wrong := np.flatnonzero(numbers != np.arange(len(numbers)))).size:
+        raise DatasetError(f"{where} are not numbered from 0: there is no episode {wrong[0]}. Nothing was started.")
+    expected = np.r_[0, ends[:-1]]
+    if (wrong := np.flatnonzero((begins != expected) | (ends < begins))).size:
+        at = int(wrong[0])
+        raise DatasetError(
+            f"{where} do not lie one after another: episode {at} has rows {begins[at]} to {ends[at]}, and the one "
+            f"before ends at {expected[at]}. Nothing was started. Convert the dataset again."
+        )
+    if (last := int(ends[-1]) if len(ends) else 0) != metadata.total_frames:
+        raise DatasetError(
+            f"{where} have {last:,} rows, and info.json says {metadata.total_frames:,} (total_frames). Nothing was "
+            "started. Convert the dataset again."
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Camera(Video):
+    """A camera of a dataset in LeRobot's layout: which frame a row has follows from its episode and its timestamp.
+
+    Attributes:
+        root: Folder or URI of the dataset.
+        tolerance_s: By how many seconds a timestamp may lie away from its frame.
+        identity: Hash of where episodes lie in videos; "" for any.
+    """
+
+    video: str = EPISODE
+    frame: str = TIMESTAMP
+    _: dataclasses.KW_ONLY
+    root: str = ""
+    tolerance_s: float = 1e-4
+    identity: str = ""
+
+    def check(self, schema: pa.Schema, uri: str) -> None:
+        """See `Derived.check`."""
+        Derived.check(self, schema, uri)
+
+    def find_frames(self, storage_options: StorageOptions | None) -> Shared[FrameFinder]:
+        """See `Video.find_frames`."""
+        finder = find_episodes(self, storage_options)
+        if self.identity not in ("", finder.identity):
+            raise DatasetError(
+                f"{self.root}/{_META} or {self.root}/{VIDEOS} has changed: the episodes of {self.column!r} lie in "
+                f"other frames than before (hash {finder.identity}, was {self.identity}). Nothing was started."
+            )
+        again = functools.partial(find_episodes, self, storage_options)
+        return Shared(f"episodes of {self.column}", finder, finder.nbytes, again)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FramesByTime(FrameFinder):
+    """Finds frames by episode and timestamp.
+
+    Attributes:
+        rate: Frames a second.
+        tolerance_s: See `Camera`.
+        videos: Row of the video that has each episode, int64; -1 if there is none.
+        begins_s: When each episode begins in its video, float64.
+        ends: The row offset after each episode, int64.
+        files: Names of videos that are missing, by episode.
+    """
+
+    rate: float
+    tolerance_s: float
+    videos: Int64Array
+    begins_s: npt.NDArray[np.float64]
+    ends: Int64Array
+    files: Mapping[int, str]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.videos.nbytes + self.begins_s.nbytes + self.ends.nbytes
+
+    @property
+    def identity(self) -> str:
+        """Hash of the arrays."""
+        digest = hashlib.blake2b(digest_size=8)
+        for array in (self.videos, self.begins_s, self.ends):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def find(self, table: pa.Table) -> NamedFrames:
+        """See `FrameFinder.find`."""
+        given, times = table[EPISODE].to_numpy(), np.asarray(table[TIMESTAMP].to_numpy(), dtype=np.float64)
+        offsets, reasons = table[ROW_OFFSET].to_numpy(), dict[int, str]()
+        last = len(self.ends) - 1
+        episodes = np.asarray(np.clip(np.nan_to_num(given, nan=-1), 0, last), dtype=np.int64)
+        places = np.nan_to_num(self.begins_s[episodes] + times, nan=-1.0, posinf=-1.0, neginf=-1.0) * self.rate
+        frames = np.rint(places).astype(np.int64)
+        begins = np.where(episodes > 0, self.ends[episodes - 1], 0)
+        is_inside = (begins <= offsets) & (offsets < self.ends[episodes])
+        away_s = np.abs(places - frames) / self.rate
+        for row in np.flatnonzero(episodes != given).tolist():
+            reasons[row] = f"its episode is {given[row]}, and {_META}/ has episodes 0 to {last}"
+        for row in np.flatnonzero(~is_inside).tolist():
+            rows = f"rows {begins[row]} to {self.ends[episodes[row]]}"
+            reasons.setdefault(row, f"it says episode {given[row]}, which has {rows} by {_META}/")
+        for row in np.flatnonzero(self.videos[episodes] < 0).tolist():
+            reasons.setdefault(row, f"{VIDEOS} does not have {self.files[int(episodes[row])]} of episode {given[row]}")
+        for row in np.flatnonzero(~(away_s < self.tolerance_s)).tolist():
+            why = f"its timestamp {times[row]:g} s is {away_s[row]:g} s away from a frame at {self.rate:g} frames/s"
+            reasons.setdefault(row, f"{why}, tolerance_s allows {self.tolerance_s:g} s")
+        return NamedFrames(without(self.videos[episodes], reasons), frames, reasons)
+
+
+def find_episodes(camera: Camera, storage_options: StorageOptions | None) -> FramesByTime:
+    """Reads where the episodes of a camera lie in its videos.
+
+    Raises:
+        DatasetError: If metadata or videos cannot be read.
+    """
+    metadata, name = load_metadata(camera.root, storage_options), f"videos/{camera.column}"
+    source = pin(camera.videos, camera.version, storage_options)
+    rows = patiently(functools.partial(_rows_of_files, source, camera.column))
+    named = list(zip(*(metadata.numbers(f"{name}/{part}_index").tolist() for part in ("chunk", "file")), strict=True))
+    missing = {episode: file for episode, file in enumerate(named) if file not in rows}
+    return FramesByTime(
+        rate=metadata.fps,
+        tolerance_s=camera.tolerance_s,
+        videos=np.array([rows.get(file, -1) for file in named], dtype=np.int64),
+        begins_s=metadata.numbers(f"{name}/from_timestamp", np.float64),
+        ends=metadata.numbers("dataset_to_index"),
+        files={episode: f"{camera.column}, chunk {chunk}, file {file}" for episode, (chunk, file) in missing.items()},
+    )
+
+
+def _rows_of_files(source: Source, key: str) -> dict[tuple[int, int], int]:
+    """Returns the row of each video of a camera that is not empty, by its numbers of chunk and file."""
+    opened, columns = source.open_once(), ["video_key", "chunk_index", "file_index", "file_size"]
+    if lost := [name for name in columns if name not in opened.schema.names]:
+        raise DatasetError(f"{source.uri!r} has no column {lost[0]!r}, so it is no {VIDEOS} of LeRobot's layout.")
+    table = opened.to_table(columns=columns)
+    rows = np.flatnonzero(pc.and_(pc.equal(table["video_key"], key), pc.greater(table["file_size"], 0)).to_numpy())
+    mine = table.take(rows)
+    numbers = zip(mine["chunk_index"].to_pylist(), mine["file_index"].to_pylist(), strict=True)
+    return dict(zip(numbers, rows.tolist(), strict=True))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task(Made):
+    """The description of each row's task.
+
+    Attributes:
+        column: Name of the column in batches.
+        root: Folder or URI of the dataset.
+    """
+
+    column: str
+    root: str
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """See `Derived.needs`."""
+        return (TASK_NUMBER,)
+
+    def open(self, storage_options: StorageOptions | None) -> LookedUp:
+        """See `Made.open`."""
+        values = _texts(self.root, storage_options)
+        again = functools.partial(_texts, self.root, storage_options)
+        return LookedUp(self.column, TASK_NUMBER, Shared(f"tasks of {self.root}", values, values.nbytes, again))
+
+
+def _texts(root: str, storage_options: StorageOptions | None) -> pa.Array:
+    return pa.array(load_metadata(root, storage_options).tasks, pa.string())
+
+
+def refuse_missing(camera: Camera, episodes: Iterable[int], storage_options: StorageOptions | None) -> str:
+    """Checks that the videos of these episodes are there and not empty; returns the identity for `Camera`.
+
+    Raises:
+        DatasetError: If one is not.
+    """
+    found = find_episodes(camera, storage_options)
+    if lost := [f"{found.files[each]} (episode {each})" for each in episodes if each in found.files]:
+        raise DatasetError(
+            f"{camera.videos!r} does not have {len(lost):,} videos, or they are empty: {'; '.join(lost[:_NAMED])}. "
+            "Nothing was started. Leave these episodes out, episodes=[…]; or convert the dataset again."
+        )
+    return found.identity
+
+
+def check_rows(source: Source, opened: lance.LanceDataset, metadata: Metadata) -> None:
+    """Raises DatasetError if the table of frames has not the rows that the metadata say."""
+    if (rows := opened.count_rows()) != metadata.total_frames:
+        raise DatasetError(
+            f"{source.uri!r}, version {source.version}, has {rows:,} rows, and info.json says "
+            f"{metadata.total_frames:,} (total_frames). Nothing was started. Convert the dataset again."
+        )
+
+
+def stored_name(feature: str) -> str:
+    """Returns the name of a feature's column in the table of frames."""
+    return feature.replace(".", "_")
+
+
+def refuse_alike(features: Iterable[str]) -> None:
+    """Raises ConfigError if two features have one stored name."""
+    names: dict[str, str] = {}
+    for feature in features:
+        if (other := names.setdefault(stored_name(feature), feature)) != feature:
+            raise ConfigError(f"the features {other!r} and {feature!r} are both stored as {stored_name(feature)!r}.")
