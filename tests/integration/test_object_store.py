@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import lance
 import numpy as np
@@ -13,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raylance
+from raylance import lerobot
 from raylance.integrations.checkpoint_files import write_files
 from raylance.source import reader
 from raylance.source.reader import Reader, ReadMode
 from raylance.source.version import Source
 from tests.helpers.faulty_store import bucket_of, store_options
+from tests.helpers.lerobot import make_robots
 from tests.helpers.videos import encode, scene, whole, write_videos
 
 ROWS = 3000
@@ -79,6 +82,25 @@ def test_frames_of_videos_in_a_store(uri: str) -> None:
             assert (np.moveaxis(pixels, 1, -1) == wanted).all()
             seen.append(row)
     assert sorted(seen) == rows.tolist()
+
+
+@pytest.mark.parametrize("meta", ["table", "folder"])
+def test_robots_in_a_store(uri: str, meta: str, tmp_path: Path) -> None:
+    """LeRobot's own files are in a folder of the store, or in a table."""
+    robots, root = make_robots(), f"s3://read/robots-{meta}"
+    robots.write(str(tmp_path) if meta == "folder" else root, meta=meta)
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            bucket_of(int(os.environ["AWS_ENDPOINT"].rpartition(":")[2]), "read").upload_file(
+                str(path), f"robots-folder/{path.relative_to(tmp_path)}"
+            )
+    top = "observation.images.top"
+    data = lerobot.open(root, columns=["index", top], delta_timestamps={top: [0.0]}, remainder="ragged")
+    seen = []
+    for batch in data.iter_batches(batch_size=16):
+        seen += batch["index"].tolist()
+        assert (np.moveaxis(batch[top][:, 0], 1, -1) == robots.pixels[top][batch["index"]]).all()
+    assert sorted(seen) == list(range(166))
 
 
 def test_a_column_is_written_where_the_dataset_and_the_parts_are_in_a_store(uri: str) -> None:

@@ -1,0 +1,246 @@
+"""LeRobot's Lance layout: items as by plain loops over whole files, and every contradiction in it by name."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from raylance import lerobot
+from raylance.audit import EpochAudit, reopen
+from raylance.errors import BadRowError, ConfigError, DatasetError
+from tests.helpers.lerobot import CAMERAS, TASKS, Robots, changed, make_robots, with_images
+
+TOP, WRIST = CAMERAS
+DELTAS = {
+    TOP: [-0.2, -0.1, 0.0], WRIST: [0.0, 0.3], "observation.state": [-0.1, 0.0], "observation.grid": [0.0, 0.1],
+    "action": [at / 10 for at in range(8)],
+}  # fmt: skip
+
+
+def values_of(robots: Robots) -> dict[str, np.ndarray]:
+    """All values by feature, rows first; frames as (n, 3, H, W)."""
+    found = {name: np.moveaxis(pixels, -1, 1) for name, pixels in robots.pixels.items()}
+    for name in robots.info["features"].keys() - CAMERAS.keys():
+        column = robots.frames[name.replace(".", "_")]
+        is_list = pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type)
+        found[name] = np.array(column.to_pylist(), np.float32) if is_list else column.to_numpy()
+    return found
+
+
+def check(batch: dict[str, Any], robots: Robots, deltas: dict[str, list[float]]) -> list[int]:
+    """Compares a batch with the loops; returns its rows."""
+    rows = np.asarray(batch["index"]).tolist()
+    for name, values in values_of(robots).items():
+        if name not in deltas:
+            np.testing.assert_array_equal(batch[name], values[rows], err_msg=name)
+            continue
+        for place, row in enumerate(rows):
+            wanted, pads = robots.window(name, values, row, deltas[name])
+            np.testing.assert_array_equal(batch[name][place], wanted, err_msg=f"{name} of row {row}")
+            assert np.asarray(batch[f"{name}_is_pad"][place]).tolist() == pads
+    assert list(batch["task"]) == [TASKS[number] for number in np.asarray(batch["task_index"]).tolist()]
+    return rows
+
+
+@pytest.fixture(scope="module")
+def robots() -> Robots:
+    return make_robots()
+
+
+@pytest.fixture(scope="module")
+def root(robots: Robots, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return robots.write(str(tmp_path_factory.mktemp("lerobot")))
+
+
+def test_items_are_those_of_loops_over_whole_files(robots: Robots, root: str) -> None:
+    data = lerobot.open(root, delta_timestamps=DELTAS, remainder="ragged")
+    seen = [row for batch in data.iter_torch_batches(batch_size=16) for row in check(batch, robots, DELTAS)]
+    assert sorted(seen) == list(range(sum(robots.lengths)))
+    batch = next(iter(data.iter_torch_batches(batch_size=4)))
+    assert batch[TOP].shape == (4, 3, 3, 32, 48)
+    assert batch["observation.grid"].shape == (4, 2, 2, 3)
+    assert batch["next.done"].shape == (4,)
+
+
+def test_metadata_from_a_table_and_episodes_that_are_chosen(robots: Robots, tmp_path: Path) -> None:
+    uri = robots.write(str(tmp_path), meta="table")
+    metadata = lerobot.load_metadata(uri)
+    assert (metadata.fps, metadata.tasks, metadata.cameras) == (10.0, TASKS, [TOP, WRIST])
+    assert metadata.stats["action"]["std"].tolist() == [0.1, 0.2]
+    data = lerobot.open(f"{uri}/", episodes=[3, 0, 1], filter="frame_index > 2", order="sequential", remainder="ragged")
+    seen = [row for batch in data.iter_batches(batch_size=16) for row in check(batch, robots, {})]
+    episode, frame = (robots.frames[name].to_numpy() for name in ("episode_index", "frame_index"))
+    assert seen == np.flatnonzero(np.isin(episode, [0, 1, 3]) & (frame > 2)).tolist()
+    few = lerobot.open(uri, columns=["task", TOP], size={TOP: (8, 12)}, delta_timestamps={TOP: [0.0]}, at_ends="drop")
+    batch = few.take([5])
+    assert batch[TOP].shape == (1, 1, 3, 8, 12)
+    assert {"task", TOP} <= batch.keys() <= {"task", TOP, "episode_index", "_rowoffset"}
+
+
+def test_a_run_resumes_and_its_state_opens_it_again(robots: Robots, root: str) -> None:
+    data = lerobot.open(root, delta_timestamps=DELTAS)
+    with data.loader() as loader:
+        batches = iter(loader.iter_batches(global_batch_size=20))
+        seen = [row for _ in range(3) for row in check(next(batches), robots, DELTAS)]
+        state = loader.state_dict()
+    for rank in range(2):
+        with data.loader(rank=rank, world_size=2) as loader:
+            loader.load_state_dict(state)
+            for batch in loader.iter_batches(global_batch_size=20):
+                seen += check(batch, robots, DELTAS)
+    assert len(seen) == len(set(seen)) == len(data) // 20 * 20
+    again = reopen(state)
+    assert again.schema.equals(data.schema)
+    assert EpochAudit(again, state=state).count().ok
+
+
+def test_other_metadata_than_the_run_had(robots: Robots, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    uri = robots.write(str(tmp_path))
+    with lerobot.open(uri).loader() as loader:
+        next(iter(loader.iter_batches(global_batch_size=8)))
+        state = loader.state_dict()
+    shutil.rmtree(tmp_path / "meta")
+    moved = make_robots()
+    moved.episodes[1][f"videos/{TOP}/from_timestamp"] = 0.0
+    moved.write(str(tmp_path / "other"))
+    shutil.copytree(tmp_path / "other" / "meta", tmp_path / "meta")
+    with pytest.raises(DatasetError, match=f"'{TOP}' lie in other frames"):
+        reopen(state)
+    with lerobot.open(uri).loader() as loader:  # as with other settings that make other batches of the same rows
+        loader.load_state_dict(state)
+    assert TOP in caplog.text
+
+
+def test_pictures_are_decoded(tmp_path: Path) -> None:
+    robots = with_images(make_robots(), "observation.image")
+    data = lerobot.open(robots.write(str(tmp_path)), columns=["index", "observation.image"], order="sequential")
+    batch = next(iter(data.iter_torch_batches(batch_size=16)))
+    assert batch["observation.image"].shape == (16, 3, 8, 8)
+    assert (batch["observation.image"][:, 0, 0, 0] == batch["index"]).all()
+    with pytest.raises(ConfigError, match=r"'observation.image' of dtype 'image'"):
+        lerobot.open(str(tmp_path), delta_timestamps={"observation.image": [0.0]})
+
+
+def gap(robots: Robots) -> None:
+    robots.episodes[2]["dataset_from_index"] += 1
+
+
+def unnumbered(robots: Robots) -> None:
+    robots.episodes[2]["episode_index"] = 7
+
+
+def fewer(robots: Robots) -> None:
+    robots.info["total_frames"] -= 1
+
+
+def lost_rows(robots: Robots) -> None:
+    robots.frames = robots.frames.slice(0, 150)
+
+
+def lost_video(robots: Robots) -> None:
+    del robots.videos[WRIST, 2]
+
+
+def empty_video(robots: Robots) -> None:
+    robots.videos[WRIST, 2] = b""
+
+
+def old(robots: Robots) -> None:
+    robots.info["codebase_version"] = "v2.1"
+
+
+def unplaced(robots: Robots) -> None:
+    for episode in robots.episodes:
+        del episode[f"videos/{TOP}/from_timestamp"]
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (gap, "episode 2 has rows 64 to 80.* ends at 63"), (unnumbered, "no episode 2"), (fewer, "166 rows.* 165"),
+        (lost_rows, "150 rows.* 166"), (lost_video, f"{WRIST}, chunk 0, file 2 .episode 3"),
+        (empty_video, f"{WRIST}, chunk 0, file 2 .episode 3"), (old, "v2.1"),
+        (unplaced, f"videos/{TOP}/from_timestamp"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_itself_is_refused_when_opened(
+    change: Callable[[Robots], None], names: str, tmp_path: Path
+) -> None:
+    robots = make_robots()
+    change(robots)
+    uri = robots.write(str(tmp_path))
+    with pytest.raises(DatasetError, match=names):
+        lerobot.open(uri)
+    if change is lost_video:
+        assert len(lerobot.open(uri, episodes=[0, 1, 2, 4])) == 111
+        assert len(lerobot.open(uri, columns=["action", TOP])) == 166
+
+
+def short_video(robots: Robots) -> int:
+    robots.videos[TOP, 1] = robots.videos[TOP, 0]  # 63 frames of 103
+    return 63 + 63
+
+
+def late(robots: Robots) -> int:
+    robots.frames = changed(robots.frames, "timestamp", 70, 0.73)  # of frame 7 of its episode
+    return 70
+
+
+def in_another_episode(robots: Robots) -> int:
+    robots.frames = changed(robots.frames, "episode_index", 50, 4)
+    return 50
+
+
+def in_no_episode(robots: Robots) -> int:
+    robots.frames = changed(robots.frames, "episode_index", 50, 9)
+    return 50
+
+
+def in_no_task(robots: Robots) -> int:
+    robots.frames = changed(robots.frames, "task_index", 50, 3)
+    return 50
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (short_video, "frame 63 is asked for, and the video has 63"), (late, "0.03 s away.* 10 frames/s"),
+        (in_another_episode, "episode 4, which has rows 135 to 166"), (in_no_episode, "episode is 9.* 0 to 4"),
+        (in_no_task, "'task_index' is 3"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_itself_in_rows_and_videos_is_named_at_the_first_row(
+    change: Callable[[Robots], int], names: str, tmp_path: Path
+) -> None:
+    robots = make_robots()
+    row = change(robots)
+    with pytest.raises(BadRowError, match=names) as raised:
+        for _ in lerobot.open(robots.write(str(tmp_path)), order="sequential").iter_batches(batch_size=1):
+            pass
+    assert raised.value.row_offset == row
+
+
+def test_what_cannot_be_honoured(root: str, tmp_path: Path) -> None:
+    for arguments, names in (
+        ({"columns": ["nothing"]}, "'nothing'"),
+        ({"episodes": [5]}, r"\[5\].* 0 to 4"),
+        ({"episodes": []}, r"\[\]"),
+        ({"delta_timestamps": {"task": [0.0]}}, "'task'"),
+        ({"delta_timestamps": {TOP: [0.05]}}, "0.05"),
+        ({"windows": None}, "windows"),
+        ({"shuffle": True}, "shuffle"),
+    ):
+        with pytest.raises((ConfigError, TypeError), match=names):
+            lerobot.open(root, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(DatasetError, match="meta"):
+        lerobot.open(tmp_path)
+    depth = make_robots()
+    depth.info["features"][TOP]["info"] = {"is_depth_map": True}
+    uri = depth.write(str(tmp_path / "depth"))
+    with pytest.raises(ConfigError, match=TOP):
+        lerobot.open(uri)
+    assert TOP not in lerobot.open(uri, columns=["action"]).schema.names
