@@ -21,6 +21,11 @@ SEED = "_seed"
 COMPONENT = "_component"
 """Index of the row's dataset in a mixture, int64."""
 
+FAILURE = "_failure:"
+"""Prefix, with the name of a column that readers make, of the column that says why a row has no value in it; used only
+between reader and decoder.
+"""
+
 TRANSFORM = "transform()"
 """Used instead of a column name in the notes on a row on which the transform fails."""
 

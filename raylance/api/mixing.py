@@ -153,7 +153,8 @@ def _fields(schema: pa.Schema) -> str:
 
 
 def _decoding(read_spec: ReadSpec) -> object:
-    return None if read_spec.decoding is None else (read_spec.decoding.decoders, read_spec.decoding.transform)
+    decoding = read_spec.decoding
+    return None if decoding is None else (decoding.decoders, decoding.marks, decoding.transform)
 
 
 def _max_bad_rows(read_spec: ReadSpec) -> object:

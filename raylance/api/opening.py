@@ -140,13 +140,14 @@ def dataset(
     window_bytes = None if window_bytes is None else check_integer("window_bytes", window_bytes, 1)
     check_filter(filter)
     masks_bad_rows, most = on_bad_row == "mask", _check_bad_rows(max_bad_rows, on_bad_row)
-    derived, decode = _split_derived(decode, masks_bad_rows)
+    derived, decode = _split_derived(decode)
     asked = Decoding(
         decoders=_check_decoders(decode, transform),
         seed=seed,
         mask_bad_rows=masks_bad_rows,
         max_bad_rows=most,
         transform=transform,
+        marks=tuple(each.column for each in derived if isinstance(each, Video)) if masks_bad_rows else (),
     )
     if pack is not None and windows is not None:
         raise ConfigError("pack= makes samples of all tokens, windows= of rows: give one of them.")
@@ -154,7 +155,7 @@ def dataset(
 
     source, opened = _open_version(uri, version, storage_options, stale)
     names = _check_columns(opened, columns, asked.decoders)
-    added = _open_derived(opened, derived, names, asked.decoders, storage_options)
+    added = _open_derived(opened, derived, names, asked, storage_options)
     selection = share_selection(source, filter, split, opened)
     samples = None
     if windows is not None:
@@ -314,7 +315,7 @@ def _warn_of_unlike_crops(decoders: Sequence[Decoder]) -> None:
 
 def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str]) -> tuple[Decoding | None, pa.Table]:
     """Fills settings that decoders leave open, such as `size`, from a few rows; also returns the rows as delivered."""
-    if not decoding.decoders and decoding.transform is None:
+    if not (decoding.decoders or decoding.marks) and decoding.transform is None:
         return None, probe.select(names)
     decoders = {each.output_name: resolve_decoder(each, probe) for each in decoding.decoders if each.like is None}
     for each in decoding.decoders:
@@ -414,16 +415,11 @@ def _probe(reader: RowReader, selection: Selection) -> pa.Table:
 
 
 def _split_derived(
-    decode: Decoder | Derived | Sequence[Decoder | Derived] | None, masks_bad_rows: bool
+    decode: Decoder | Derived | Sequence[Decoder | Derived] | None,
 ) -> tuple[list[Derived], list[Decoder]]:
     """Separates columns that readers make from those that decoders make of columns."""
     given: list[Any] = list(decode) if isinstance(decode, list | tuple) else [] if decode is None else [decode]
     derived = [each for each in given if isinstance(each, Derived)]
-    if masks_bad_rows and (videos := [each for each in derived if isinstance(each, Video)]):
-        raise ConfigError(
-            f"Video({videos[0].column!r}): frames that cannot be decoded are not masked yet. Leave on_bad_row= out, "
-            "and bad rows with filter=."
-        )
     return derived, [each for each in given if not isinstance(each, Derived)]
 
 
@@ -431,11 +427,11 @@ def _open_derived(
     opened: lance.LanceDataset,
     derived: Sequence[Derived],
     names: list[str],
-    decoders: Sequence[Decoder],
+    asked: Decoding,
     storage_options: StorageOptions | None,
 ) -> AddedColumns:
     """Opens what columns that readers make need. Adds the stored columns of which they are made to `names`."""
-    taken, asked = [*names, *(each.output_name for each in decoders)], {*names}
+    taken, given = [*names, *asked.names], {*names}
     for each in derived:
         if each.column in taken:
             kind = type(each).__name__
@@ -449,6 +445,7 @@ def _open_derived(
         settings=tuple(videos[each.column].setting if isinstance(each, Video) else each for each in derived),
         videos=tuple(videos.values()),
         makers={each.column: each.open(storage_options) for each in derived if isinstance(each, Made)},
-        drops=tuple(name for name in names if name not in asked | for_videos),
-        video_drops=tuple(name for name in names if name in for_videos - asked),
+        drops=tuple(name for name in names if name not in given | for_videos),
+        video_drops=tuple(name for name in names if name in for_videos - given),
+        masks=bool(asked.marks),
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import DRAW, ROW_OFFSET, TRANSFORM, dataset_of, describe_rows, split_offsets
+from raylance.columns import DRAW, FAILURE, ROW_OFFSET, TRANSFORM, dataset_of, describe_rows, split_offsets
 from raylance.decode.decoder import Decoder, Draws, RaggedDecoder, is_on_device, is_users
 from raylance.decode.transforms import Transform, describe_exception
 from raylance.errors import BadRowError, HelperError
@@ -33,13 +33,15 @@ class Decoding:
     # One row of zeros with the schema that the transform returned at the opening, to which each of its results is cast.
     # It replaces rows on which the transform fails. None at the opening, and without a transform.
     blank: pa.Table | None = None
+    marks: tuple[str, ...] = ()  # columns that readers make, in which rows may be bad; see `raylance.columns.FAILURE`
     datasets: tuple[str, ...] = ()  # name of the dataset for errors; in a mixture, by component
     ragged_bytes: float = 0.0  # mean bytes of the ragged columns of one sampled row
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns that decoders read."""
-        return list(dict.fromkeys(decoder.column for decoder in self.decoders))
+        """Names of the columns that decoders read, and of those that say which rows are bad."""
+        failures = [f"{FAILURE}{name}" for name in self.marks]
+        return list(dict.fromkeys([*(decoder.column for decoder in self.decoders), *failures]))
 
     @property
     def names(self) -> list[str]:
@@ -55,13 +57,14 @@ class Decoding:
     def in_helpers(self) -> "Decoding | None":
         """The decoders that decode actors run, and the transform; None if there are neither."""
         decoders = tuple(decoder for decoder in self.decoders if not is_on_device(decoder))
-        return dataclasses.replace(self, decoders=decoders) if decoders or self.transform is not None else None
+        is_needed = decoders or self.marks or self.transform is not None
+        return dataclasses.replace(self, decoders=decoders) if is_needed else None
 
     @property
     def on_device(self) -> "Decoding | None":
         """The decoders that run on the trainer's device; None if there are none."""
         decoders = tuple(decoder for decoder in self.decoders if is_on_device(decoder))
-        return dataclasses.replace(self, decoders=decoders, transform=None, blank=None) if decoders else None
+        return dataclasses.replace(self, decoders=decoders, transform=None, blank=None, marks=()) if decoders else None
 
     @property
     def ragged(self) -> list[str]:
@@ -117,6 +120,13 @@ class DecodedRows:
     def describe(self, rows: Sequence[int]) -> str:
         """Names some of the rows in an error text."""
         return describe_rows(self.table[ROW_OFFSET].to_numpy()[rows], self._decoding.datasets)
+
+    def add_failures(self) -> None:
+        """Notes the rows that are bad in columns that readers make. Raises BadRowError if bad rows are not masked."""
+        for name in self._decoding.marks:
+            found = self.table[f"{FAILURE}{name}"]
+            for row in np.flatnonzero(found.is_valid().to_numpy()).tolist() if found.null_count < len(found) else ():
+                self.add_bad(row, name, ValueError(found[row].as_py()))
 
     def give_up(self, why: str) -> None:
         """Marks all rows as bad, so that no decoder tries them; in the notes by the first column, as none is known to

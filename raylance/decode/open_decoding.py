@@ -56,6 +56,7 @@ class OpenDecoding:
                 with contextlib.suppress(ConfigError):  # decoding raises this error again, and names the row
                     _ = column.opened
         begin, rows = clock.now(), DecodedRows(self._decoding, table, epoch)
+        rows.add_failures()
         if given_up:
             rows.give_up(given_up)
         made = self._decode(rows, executor, own_memory=own_memory)

@@ -3,6 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
+from raylance.columns import FAILURE
 from raylance.memory.arrow import take_rows
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import BoolArray, Int64Array
@@ -37,14 +38,27 @@ def gather_samples(
         says which of its rows are padding, if the table of samples tells.
     """
     found, names = samples.find(stored, located), table.column_names
-    single = [name for name in names if name not in found.windows]
+    windows = {name: at for name in names if (at := found.windows.get(name.removeprefix(FAILURE))) is not None}
+    single = [name for name in names if name not in windows]
     columns = dict(zip(single, take_rows(table.select(single), located.at, lend).columns, strict=True))
-    for name, indices in found.windows.items():
+    for name, indices in windows.items():
+        if name.startswith(FAILURE):
+            columns[name] = _first_of_each(table[name], indices)
+            continue
         taken = take_rows(table.select([name]), indices.ravel(), lend).column(0)
         values = taken.chunk(0) if taken.num_chunks == 1 else taken.combine_chunks()
         columns[name] = pa.FixedSizeListArray.from_arrays(values, indices.shape[1])
     pads = {f"{name}{IS_PAD}": _flags(found.pads[name]) for name in names if name in found.pads}
     return pa.table({name: columns[name] for name in names} | pads)
+
+
+def _first_of_each(reasons: pa.ChunkedArray, indices: Int64Array) -> pa.Array:
+    """Returns the first text of each row of indices, shape (n, k); null if there is none."""
+    if reasons.null_count == len(reasons):
+        return pa.nulls(len(indices), pa.string())
+    is_bad = reasons.is_valid().to_numpy()[indices]
+    first = indices[np.arange(len(indices)), is_bad.argmax(axis=1)]
+    return reasons.take(pa.array(first)).combine_chunks()
 
 
 def _flags(values: BoolArray) -> pa.Array:

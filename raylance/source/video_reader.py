@@ -5,14 +5,14 @@ import itertools
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import ROW_OFFSET
+from raylance.columns import FAILURE, ROW_OFFSET
 from raylance.errors import BadRowError
 from raylance.orders.permutation import Int64Array
 from raylance.source.derived import DerivingReader
@@ -87,7 +87,7 @@ class VideoReader(RowReader):
             is_trial: Whether frames may be bad, because nobody uses the pixels.
         """
         self._reader, self.columns, self._drops, self.dataset = reader, added.videos, added.video_drops, dataset
-        self.is_trial, self.row_bytes = is_trial, max(1, added.frame_bytes)
+        self.is_trial, self.masks, self.row_bytes = is_trial, added.masks, max(1, added.frame_bytes)
         self.files: list[VideoFiles] = []
         self.files_of: list[int] = []  # the number of each column's files
         keys: list[tuple[object, ...]] = []
@@ -121,7 +121,7 @@ class VideoReader(RowReader):
         if table is None:
             return
         if not table.num_rows:
-            add(prepare(0, self.with_frames(table, self.new_frames(0)), None))
+            add(prepare(0, self.with_frames(table, self.new_frames(0), {}), None))
             return
         load = _Load(self, table, is_wanted)
         for group in load.groups():
@@ -138,12 +138,22 @@ class VideoReader(RowReader):
         """Returns new memory for the frames of some rows, by column."""
         return [np.empty((rows, *each.shape), np.uint8) for each in self.columns]
 
-    def with_frames(self, table: pa.Table, frames: Sequence[Frames]) -> pa.Table:
-        """Returns rows with their frames, as they are delivered."""
+    def with_frames(
+        self, table: pa.Table, frames: Sequence[Frames], errors: Mapping[int, BadRowError], first: int = 0
+    ) -> pa.Table:
+        """Returns rows with their frames, as they are delivered. `errors` are those of bad rows, by number from `first`
+        on.
+        """
         whole = table.drop_columns([ROW_OFFSET, *self._drops])
         for column, pixels in zip(self.columns, frames, strict=True):
             flat = pa.FixedSizeListArray.from_arrays(pa.array(pixels.reshape(-1)), column.kind.storage_type.list_size)
             whole = whole.append_column(column.setting.column, pa.ExtensionArray.from_storage(column.kind, flat))
+            if self.masks:
+                reasons: list[str | None] = [None] * table.num_rows
+                for row, error in errors.items():
+                    if error.column == column.setting.column:
+                        reasons[row - first] = error.reason
+                whole = whole.append_column(f"{FAILURE}{column.setting.column}", pa.array(reasons, pa.string()))
         return whole.append_column(ROW_OFFSET, table[ROW_OFFSET])
 
     @property
@@ -285,13 +295,16 @@ class _Load:
                 pixels, errors = self._decode_rows(first, last, ranges)
             except _MissingError as error:
                 return _Decoded([], missing=error.missing)
-            if errors and not self._reader.is_trial:
+            is_allowed = self._reader.is_trial or self._reader.masks
+            if errors and not is_allowed:
                 last = min(errors)
             if last > first:
                 rows = self._table.slice(first, last - first)
-                whole = self._reader.with_frames(rows, [each[: last - first] for each in pixels])
-                made.append(prepare(first, whole, None))
-            if last in errors:
+                cut = [each[: last - first] for each in pixels]
+                made.append(
+                    prepare(first, self._reader.with_frames(rows, cut, errors if is_allowed else {}, first), None)
+                )
+            if last in errors and not is_allowed:
                 return _Decoded(made, error=errors[last])
         return _Decoded(made)
 

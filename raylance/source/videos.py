@@ -187,6 +187,8 @@ class AddedColumns:
         makers: What makes the others, by name.
         drops: Stored columns that batches do not have, and that only the columns in `makers` need.
         video_drops: Stored columns that batches do not have, and that the columns in `videos` need.
+        masks: Whether a row whose frame cannot be decoded has zeros, and the reason in the column `FAILURE` names;
+            else it is an error.
     """
 
     settings: tuple[Derived, ...] = ()
@@ -194,6 +196,7 @@ class AddedColumns:
     makers: Mapping[str, Maker] = dataclasses.field(default_factory=dict)
     drops: tuple[str, ...] = ()
     video_drops: tuple[str, ...] = ()
+    masks: bool = False
 
     @property
     def frame_bytes(self) -> int:

@@ -1,5 +1,6 @@
 """Small videos, and their frames by a decoder that knows nothing of raylance."""
 
+import contextlib
 import io
 from collections.abc import Sequence
 from fractions import Fraction
@@ -49,9 +50,9 @@ def encode(
 
 
 def whole(video: bytes, size: tuple[int, int] | None = None) -> np.ndarray:
-    """All frames of a video, decoded from its begin: uint8 (frames, height, width, 3)."""
+    """All frames of a video, decoded from its begin up to the first error: uint8 (frames, height, width, 3)."""
     found = []
-    with av.open(io.BytesIO(video)) as box:
+    with av.open(io.BytesIO(video)) as box, contextlib.suppress(av.error.InvalidDataError):
         for frame in box.decode(video=0):
             height, width = size or (frame.height, frame.width)
             found.append(frame.to_ndarray(format="rgb24", width=width, height=height))

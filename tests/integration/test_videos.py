@@ -186,13 +186,48 @@ def test_a_bad_video_is_named_after_the_rows_before_it(
     assert row is None or rows == row
 
 
+@pytest.mark.parametrize(
+    ("kind", "runtime"),
+    [("short", "threads"), ("rate", "threads"), ("no video", "threads"), ("damaged", "threads"), ("short", "ray")],
+)
+def test_bad_frames_are_masked(
+    kind: str, runtime: Any, tmp_path: Path, write_dataset: Callable[..., str], ray_session: None
+) -> None:
+    """A sample is masked if one of its frames is bad; its other columns, and other samples, are as ever."""
+    videos = [encode(scene(at, FRAMES)) for at in range(3)]
+    frames, rows = [whole(video) for video in videos], write_dataset(rows_of(3))
+    bad = write_videos(str(tmp_path / "bad.lance"), [videos[0], broken(kind), videos[2]])
+    good = frames if kind == "no video" else [frames[0], np.resize(whole(broken(kind)), frames[1].shape), frames[2]]
+    data = raylance.dataset(
+        rows, columns=["action"], on_bad_row="mask", max_bad_rows=None, remainder="ragged",
+        decode=[camera(bad, size=(32, 48)), camera(write_videos(str(tmp_path / "good.lance"), videos), "side")],
+        windows=windows("top"),
+    )  # fmt: skip
+    assert {*data.schema.names} == {"action", "top", "side", "top_is_pad"}
+    seen, masked = [], []
+    with data.loader(runtime=runtime) as loader:
+        for batch in loader.iter_torch_batches(global_batch_size=16):
+            assert not any(name.startswith("_failure") for name in batch)
+            valid = batch["_valid"].numpy()
+            seen += check({name: column[valid] for name, column in batch.items()}, good, videos=3)
+            masked += batch["action"][~valid].tolist()
+            for row, side in zip(batch["action"].tolist(), batch["side"].numpy(), strict=True):
+                assert (side.transpose(1, 2, 0) == frames[2 - row // FRAMES][row % FRAMES]).all()
+    assert sorted(seen + masked) == list(range(3 * FRAMES))
+    assert {row // FRAMES for row in masked} == {1}
+    first = {"short": 24, "no video": 0}.get(kind)  # the window of a row has the one after it
+    assert min(masked) == FRAMES + first if first is not None else masked
+    few = raylance.dataset(rows, columns=["action"], on_bad_row="mask", max_bad_rows=2, decode=camera(bad, size=32))
+    with pytest.raises(BadRowError, match=r"frame \d+ of video 1"), few.loader(runtime="threads") as loader:
+        list(loader.iter_batches(global_batch_size=8))
+
+
 def test_what_cannot_be_honoured(
     made: Callable[..., Any], write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri, _ = made("keyframes every 12")
     rows = write_dataset(rows_of().append_column("text", pa.array(["a"] * EPISODES * FRAMES)))
     for settings, error, message in (
-        ({"decode": camera(uri), "on_bad_row": "mask"}, ConfigError, "on_bad_row"),
         ({"decode": camera(uri, "action")}, ConfigError, "'action'"),
         ({"decode": [camera(uri), camera(uri)]}, ConfigError, "'top'"),
         ({"decode": camera(uri, blob="name")}, DatasetError, "'name'"),
