@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from raylance.decode.crops import CenterCrop, RandomResizedCrop, map_boxes, map_points
     from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder
     from raylance.decode.device_images import DeviceImage
+    from raylance.decode.frames import FrameCrop
     from raylance.decode.images import Image, ImageCrop
     from raylance.errors import (
         BadRowError,
@@ -69,6 +70,7 @@ _MODULES = {
     "decode.crops": ("CenterCrop", "RandomResizedCrop", "map_boxes", "map_points"),
     "decode.decoder": ("BatchDecoder", "Decoder", "RaggedDecoder"),
     "decode.device_images": ("DeviceImage",),
+    "decode.frames": ("FrameCrop",),
     "decode.images": ("Image", "ImageCrop"),
     "api.batches": ("Batches",),
     "api.loader": ("RankLoader",),
@@ -99,8 +101,8 @@ _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "BadRowError", "BatchDecoder", "Batches", "CenterCrop", "ClassBalanced", "ConfigError", "CoverageError",
-    "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit", "HelperError", "Image",
-    "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder",
+    "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit", "FrameCrop", "HelperError",
+    "Image", "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder",
     "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "SampleTable",
     "Sequential", "ShardShuffle", "StateError", "ValueSplit", "Video", "Weighted", "WindowShuffle", "Windows",
     "add_column", "dataset", "explain_run", "map_boxes", "map_points", "mix", "newest_checkpoint", "open_folder",

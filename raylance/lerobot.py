@@ -9,6 +9,7 @@ from raylance.api.dataset import Dataset
 from raylance.api.opening import dataset
 from raylance.arguments import check_integer, listed
 from raylance.decode.decoder import Decoder
+from raylance.decode.frames import FrameCrop
 from raylance.decode.images import Image
 from raylance.errors import ConfigError
 from raylance.samples.windows import Ends, Windows
@@ -56,6 +57,7 @@ def open(
     episodes: Sequence[int] | None = None,
     columns: Sequence[str] | None = None,
     size: Size | Mapping[str, Size] | None = None,
+    crops: Sequence[FrameCrop] = (),
     tolerance_s: float = 1e-4,
     at_ends: Ends = "pad",
     version: Version | None = None,
@@ -76,6 +78,7 @@ def open(
         columns: Features to deliver, `task` among them; None for all but those of dtype "language".
         size: Height and width to which frames are resized, or an integer for both, or a dict of these by feature; None
             for the size of each camera.
+        crops: `raylance.FrameCrop` of cameras, by feature.
         tolerance_s: By how many seconds timestamps may differ from frames, and `delta_timestamps` from whole frames.
         at_ends: "pad" repeats the first or last frame of an episode, as LeRobot does; "drop" leaves out samples that
             are not whole, see `raylance.Windows`.
@@ -106,7 +109,7 @@ def open(
     source = pin(f"{root}/{FRAMES}", version, storage_options)
     check_rows(source, source.open(), metadata)
 
-    decode: list[Decoder | Derived] = []
+    decode: list[Decoder | Derived] = [*crops]
     stored: list[str] = []
     for name in names:
         if name == _TASK:

@@ -16,6 +16,7 @@ from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_n
 from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
 from raylance.decode.decoder import Decoder, is_on_device
 from raylance.decode.decoding import Decoding
+from raylance.decode.frames import FrameCrop
 from raylance.decode.open_decoding import OpenDecoding, resolve_decoder
 from raylance.decode.transforms import Transform
 from raylance.environment.shared import Shared
@@ -154,7 +155,7 @@ def dataset(
     columns = columns if pack is None else _check_pack(pack, columns, asked)
 
     source, opened = _open_version(uri, version, storage_options, stale)
-    names = _check_columns(opened, columns, asked.decoders)
+    names = _check_columns(opened, columns, [each for each in asked.decoders if not isinstance(each, FrameCrop)])
     added = _open_derived(opened, derived, names, asked, storage_options)
     selection = share_selection(source, filter, split, opened)
     samples = None
@@ -317,11 +318,11 @@ def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str])
     """Fills settings that decoders leave open, such as `size`, from a few rows; also returns the rows as delivered."""
     if not (decoding.decoders or decoding.marks) and decoding.transform is None:
         return None, probe.select(names)
-    decoders = {each.output_name: resolve_decoder(each, probe) for each in decoding.decoders if each.like is None}
+    decoders = {each.output_name: _resolve(each, probe) for each in decoding.decoders if each.like is None}
     for each in decoding.decoders:
         if each.like is not None:
             leader = decoders[each.like]
-            decoders[each.output_name] = resolve_decoder(each.follow(leader), probe, leader)
+            decoders[each.output_name] = _resolve(each.follow(leader), probe, leader)
     ordered = tuple(decoders[each.output_name] for each in decoding.decoders)
     decoding = dataclasses.replace(decoding, decoders=ordered)
     if decoding.ragged:
@@ -332,6 +333,12 @@ def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str])
     made, _ = OpenDecoding(dataclasses.replace(decoding, mask_bad_rows=True)).apply(probe, 0)
     made = made.drop_columns([VALID])
     return (decoding if decoding.transform is None else dataclasses.replace(decoding, blank=blank_row(made))), made
+
+
+def _resolve(decoder: Decoder, probe: pa.Table, leader: Decoder | None = None) -> Decoder:
+    if isinstance(decoder, FrameCrop):
+        return decoder.of_type(probe.schema.field(decoder.column).type, leader)
+    return resolve_decoder(decoder, probe, leader)
 
 
 def _default_columns(schema: pa.Schema, decoded: Sequence[str]) -> list[str]:
@@ -431,7 +438,15 @@ def _open_derived(
     storage_options: StorageOptions | None,
 ) -> AddedColumns:
     """Opens what columns that readers make need. Adds the stored columns of which they are made to `names`."""
-    taken, given = [*names, *asked.names], {*names}
+    frames = {each.column for each in derived if isinstance(each, Video)}
+    crops = [each for each in asked.decoders if isinstance(each, FrameCrop)]
+    if lost := [each.column for each in crops if each.column not in frames]:
+        raise ConfigError(
+            f"FrameCrop({lost[0]!r}): there is no Video of this name in decode=, but {listed([*frames]) or 'none'}. "
+            "Nothing was started."
+        )
+    made = [name for name in asked.names if name not in frames or all(name != each.output_name for each in crops)]
+    taken, given = [*names, *made], {*names}
     for each in derived:
         if each.column in taken:
             kind = type(each).__name__

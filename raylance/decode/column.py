@@ -15,6 +15,7 @@ from raylance.decode.decoder import Decoder, Draws, RowDecoder, wrong_ragged
 from raylance.decode.decoding import DecodedRows
 from raylance.decode.transforms import describe_exception, error_of_no_row
 from raylance.errors import ConfigError, HelperError
+from raylance.memory.arrow import raw_bytes, width_of
 
 Array = npt.NDArray[Any]
 
@@ -263,4 +264,7 @@ def _refuse_returned(made: Any, method: str) -> None:
 
 def read_only(column: pa.ChunkedArray) -> list[memoryview | None]:
     """Returns the bytes of each row, None for a null. They are read-only, because rows may be decoded again."""
+    if width := width_of(column.type):  # frames
+        raws = [raw for chunk in column.chunks if (raw := raw_bytes(chunk)) is not None]
+        return [memoryview(row.data).toreadonly() for raw in raws for row in raw.reshape(-1, width)]
     return [memoryview(value.as_buffer()).cast("B").toreadonly() if value.is_valid else None for value in column]

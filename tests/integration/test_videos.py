@@ -222,6 +222,51 @@ def test_bad_frames_are_masked(
         list(loader.iter_batches(global_batch_size=8))
 
 
+def test_all_frames_of_a_sample_get_one_part(made: Callable[..., Any], write_dataset: Callable[..., str]) -> None:
+    uri, frames = made("keyframes every 12")
+    crops = [
+        raylance.FrameCrop("top", (20, 30), random=True, hflip=0.5),
+        raylance.FrameCrop("side", 16, like="top"),
+        raylance.FrameCrop("top", 8, name="middle"),
+    ]
+    data = raylance.dataset(
+        write_dataset(rows_of()), columns=["action"], decode=[camera(uri), camera(uri, "side"), *crops], seed=5,
+        windows=windows("top", "side"), remainder="ragged",
+    )  # fmt: skip
+    parts: dict[int, tuple[int, int, bool]] = {}
+    for batch in data.iter_torch_batches(batch_size=16):
+        assert batch["top"].shape[1:] == (4, 3, 20, 30)
+        for place, row in enumerate(batch["action"].tolist()):
+            wanted = frames[EPISODES - 1 - row // FRAMES][np.clip(row % FRAMES + OFFSETS, 0, FRAMES - 1)]
+            top, side, middle = (batch[name][place].permute(0, 2, 3, 1).numpy() for name in ("top", "side", "middle"))
+            found = [
+                (y, x, flip) for y in range(13) for x in range(19) for flip in (False, True)
+                if (wanted[:, y : y + 20, x : x + 30][:, :, :: -1 if flip else 1] == top).all()
+            ]  # fmt: skip
+            assert len(found) == 1, row
+            parts[row] = found[0]
+            assert (middle == wanted[:, 12:20, 20:28]).all()
+            assert any(
+                (wanted[:, y : y + 16, x : x + 16][:, :, :: -1 if found[0][2] else 1] == side).all()
+                for y in range(17) for x in range(33)
+                if abs(y / 16 - found[0][0] / 12) < 0.15 and abs(x / 32 - found[0][1] / 18) < 0.12
+            )  # fmt: skip
+    assert len(parts) == EPISODES * FRAMES
+    assert len({part[:2] for part in parts.values()}) > 100
+    assert 60 < sum(flip for *_, flip in parts.values()) < 140
+    again = data.take([7])  # of epoch 0, as the batches
+    y, x, flip = parts[7]
+    wanted = frames[EPISODES - 1][np.clip(7 + OFFSETS, 0, FRAMES - 1)][:, y : y + 20, x : x + 30]
+    assert (again["top"][0] == wanted[:, :, :: -1 if flip else 1]).all()
+    for wrong, message in (
+        (raylance.FrameCrop("top", 99), r"top.*99"),
+        (raylance.FrameCrop("other", 8), "'other'"),
+        (raylance.FrameCrop("top", 8, like="nothing"), "'nothing'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            raylance.dataset(write_dataset(rows_of()), decode=[camera(uri), wrong])
+
+
 def test_what_cannot_be_honoured(
     made: Callable[..., Any], write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,105 @@
+"""Cuts a part out of frames of videos: the same part of all frames of a sample."""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raylance.decode.crops import whole_size
+from raylance.decode.decoder import Decoder, Draws
+from raylance.errors import ConfigError
+from raylance.planning.state import OMIT_DEFAULT
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrameCrop(Decoder):
+    """Cuts a part out of the frames of a `raylance.Video`, without resizing. In windows, all frames of a sample get the
+    same part, and are flipped alike. Pass it to `raylance.dataset` in `decode`, beside the `Video`.
+
+    Frames come as uint8 (n, h, w, 3), or (n, k, h, w, 3) in windows; torch batches have the channels before height and
+    width.
+
+    Attributes:
+        column: Name of the `Video` column.
+        size: Height and width of the part in pixels, or one number for a square.
+        random: Whether the part is drawn for each sample, keyed by seed, epoch and row; else it is the middle.
+        hflip: Probability that the frames of a sample are flipped from left to right.
+        like: Name of another `FrameCrop` whose part, as fractions of what is left over, and flip this one gets: for
+            cameras that show the same. Leave out `random` and `hflip` here.
+        name: Name of the column in batches; None for `column`. With names, several parts of a column are cut.
+        source: Shape of a sample as it is decoded; set when the dataset is opened.
+        follows: The crop that `like` names; set when the dataset is opened.
+    """
+
+    size: tuple[int, int] | int
+    random: bool = False
+    hflip: float = 0.0
+    like: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+    name: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+    source: tuple[int, ...] = dataclasses.field(default=(), repr=False)
+    follows: "FrameCrop | None" = dataclasses.field(default=None, repr=False)
+
+    dtype = np.dtype(np.uint8)
+    channels_last = True
+    content = "frames"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", whole_size(f"FrameCrop({self.column!r}, ", self.size))
+        if not 0 <= self.hflip <= 1:
+            raise ConfigError(f"FrameCrop({self.column!r}, hflip={self.hflip}): a probability lies in [0, 1].")
+        if self.like is not None and (self.random or self.hflip):
+            raise ConfigError(
+                f"FrameCrop({self.column!r}, like={self.like!r}): its part and flip are those of that column. Leave "
+                "random= and hflip= out."
+            )
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of the part."""
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a sample: (h, w, 3), or (k, h, w, 3)."""
+        return (*self.source[:-3], *self.sides, 3)
+
+    @property
+    def draws(self) -> int:
+        """Numbers for top, left and flip."""
+        leader = self.follows or self
+        return 3 if leader.random or leader.hflip else 0
+
+    def of_type(self, kind: pa.DataType, follows: Decoder | None) -> "FrameCrop":
+        """Returns the setting for a column of frames of this type.
+
+        Raises:
+            ConfigError: If the frames are smaller than the part, or `follows` is no `FrameCrop`.
+        """
+        shape: tuple[int, ...] = ()
+        while not isinstance(kind, pa.FixedShapeTensorType):
+            shape, kind = (*shape, kind.list_size), kind.value_type
+        source = (*shape, *kind.shape)
+        if any(side > whole for side, whole in zip(self.sides, source[-3:-1], strict=True)):
+            raise ConfigError(
+                f"FrameCrop({self.column!r}, size={self.size}): its frames are {source[-3:-1]}, which is smaller. "
+                "Nothing was started."
+            )
+        if follows is not None and not isinstance(follows, FrameCrop):
+            raise ConfigError(
+                f"FrameCrop({self.column!r}, like={self.like!r}): that is a {type(follows).__name__}, and must be a "
+                "FrameCrop. Nothing was started."
+            )
+        return dataclasses.replace(self, source=source, follows=follows)
+
+    def open(self) -> "FrameCrop":
+        """See `Decoder.open`."""
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[np.uint8]) -> None:
+        """See `RowDecoder.decode_into`; `encoded` has the pixels."""
+        frames, leader = np.frombuffer(encoded, np.uint8).reshape(self.source), self.follows or self
+        free = [whole - side for whole, side in zip(self.source[-3:-1], self.sides, strict=True)]
+        top, left = (int(draws[axis] * (free[axis] + 1)) if leader.random else free[axis] // 2 for axis in (0, 1))
+        part = frames[..., top : top + self.sides[0], left : left + self.sides[1], :]
+        out[...] = part[..., ::-1, :] if leader.hflip and draws[2] < leader.hflip else part
