@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from raylance.api.mixing import mix
     from raylance.api.opening import dataset
     from raylance.decode.arrays import Pad
+    from raylance.decode.clips import Clip
     from raylance.decode.crops import CenterCrop, RandomResizedCrop, map_boxes, map_points
     from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder
     from raylance.decode.device_images import DeviceImage
@@ -67,6 +68,7 @@ _MODULES = {
         "StateError",
     ),
     "decode.arrays": ("Pad",),
+    "decode.clips": ("Clip",),
     "decode.crops": ("CenterCrop", "RandomResizedCrop", "map_boxes", "map_points"),
     "decode.decoder": ("BatchDecoder", "Decoder", "RaggedDecoder"),
     "decode.device_images": ("DeviceImage",),
@@ -100,7 +102,7 @@ _SUBMODULES = ("audit", "lerobot", "testing", "torch_data", "torchft")
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "BadRowError", "BatchDecoder", "Batches", "CenterCrop", "ClassBalanced", "ConfigError", "CoverageError",
+    "BadRowError", "BatchDecoder", "Batches", "CenterCrop", "ClassBalanced", "Clip", "ConfigError", "CoverageError",
     "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit", "FrameCrop", "HelperError",
     "Image", "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder",
     "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "SampleTable",

@@ -267,6 +267,53 @@ def test_all_frames_of_a_sample_get_one_part(made: Callable[..., Any], write_dat
             raylance.dataset(write_dataset(rows_of()), decode=[camera(uri), wrong])
 
 
+def test_clips_of_the_videos_of_rows(tmp_path: Path) -> None:
+    """Each row has a video of its own, of another length; one is damaged, one is too short."""
+    import lance
+
+    videos = [encode(scene(seed, 20 + seed), gop=6) for seed in range(12)]
+    frames = [whole(video) for video in videos]
+    videos[5], videos[7] = b"no video", encode(scene(7, 9))
+    uri = write_videos(str(tmp_path / "clips.lance"), videos, "2.2")
+    assert lance.dataset(uri).count_rows() == 12
+    seen: dict[int, list[int]] = {}
+    lance.dataset(uri).add_columns({"number": "cast(replace(name, '.mp4', '') as bigint)"})
+    settings: dict[str, Any] = {"on_bad_row": "mask", "max_bad_rows": None, "remainder": "ragged"}
+    settings["columns"] = ["video_bytes", "number"]
+    clip = raylance.Clip("video_bytes", 4, stride=3, start="random", crop=(24, 40), random_crop=True, hflip=0.5)
+    data = raylance.dataset(uri, decode=clip, **settings)
+    for _ in range(6):
+        for batch in data.iter_torch_batches(batch_size=5):
+            assert batch["video_bytes"].shape[1:] == (4, 3, 24, 40)
+            for row, valid, pixels in zip(
+                batch["number"].tolist(), batch["_valid"].tolist(), batch["video_bytes"], strict=True
+            ):
+                assert valid == (row not in (5, 7))
+                if not valid:
+                    assert not pixels.any()
+                    continue
+                made = pixels.permute(0, 2, 3, 1).numpy()
+                seen.setdefault(row, []).append(
+                    next(
+                        first for first in range(len(frames[row]) - 9) for y in range(9) for x in range(9)
+                        for step in (1, -1)
+                        if (frames[row][first : first + 10 : 3, y : y + 24, x : x + 40][:, :, ::step] == made).all()
+                    )
+                )  # fmt: skip
+    assert sorted(seen) == [row for row in range(12) if row not in (5, 7)]
+    assert len({tuple(firsts) for firsts in seen.values()}) > 5
+    plain = raylance.dataset(uri, decode=raylance.Clip("video_bytes", 10, size=(16, 24), short="repeat"), **settings)
+    batch = plain.take([7, 3])
+    wanted = whole(videos[7], (16, 24))
+    assert (batch["video_bytes"][0] == wanted[[*range(9), 8]]).all()
+    assert (batch["video_bytes"][1] == whole(videos[3], (16, 24))[6:16]).all()
+    with pytest.raises(BadRowError, match="9 frames, 10 are asked for"):
+        raylance.dataset(uri, decode=raylance.Clip("video_bytes", 10), columns=["video_bytes"]).take([7])
+    for arguments in ({"frames": 0}, {"frames": 2, "start": "late"}, {"frames": 2, "size": 8, "crop": 9}):
+        with pytest.raises(ConfigError, match="Clip"):
+            raylance.Clip("video_bytes", **arguments)
+
+
 def test_what_cannot_be_honoured(
     made: Callable[..., Any], write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
