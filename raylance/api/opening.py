@@ -49,6 +49,7 @@ from raylance.source.videos import AddedColumns, Video, open_video
 logger = logging.getLogger(__name__)
 
 _PROBE_ROWS = 16
+_PROBE_FRAMES = 4  # rows whose frames of videos are decoded: each may lie in another file
 
 
 def dataset(
@@ -213,9 +214,10 @@ def _try_rows(
     """Reads and decodes a few samples; returns what follows: sizes, the delivered schema, lengths of lists."""
     stored = Reader(pinned=source, dataset=opened, columns=names, row_bytes=1)
     reader = add_columns(stored, added, source.uri, retry_s=OPENING_S, missing=False, is_trial=True)
-    rows = probe = _probe(reader, selection.get())
-    if samples is not None:
-        probe = read_samples(reader, samples.get(), rows[ROW_OFFSET].to_numpy())
+    rows = probe = _probe(stored, selection.get())
+    if samples is not None or reader is not stored:
+        few = rows[ROW_OFFSET].to_numpy()[: _PROBE_FRAMES if added.videos else None]
+        probe = read_samples(reader, None if samples is None else samples.get(), few)
     delivered = [name for name in probe.column_names if name != ROW_OFFSET]
     decoding, made = _resolve_decoding(dataclasses.replace(asked, datasets=dataset_names(source.uri)), probe, delivered)
     # Measuring stored bytes costs a read for each fragment, and is not needed if all rows have the same size.
@@ -225,12 +227,12 @@ def _try_rows(
         source,
         selection,
         names,
-        row_bytes=max(1.0, rows.nbytes / rows.num_rows),
+        row_bytes=max(1.0, rows.nbytes / rows.num_rows) + added.frame_bytes,
         read=mode,
         samples=samples,
         added=added,
         sample_bytes=None if samples is None else probe.nbytes / probe.num_rows,
-        stored_bytes=stored_row_bytes(opened, names) if varies else 0.0,
+        stored_bytes=stored_row_bytes(opened, names) + added.frame_bytes if varies else 0.0,
     )
     return ReadSpec(
         source=table,
