@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 import raylance
 from jobs.benchmark.memory import Peak, processes
 from tests.helpers.cluster import in_object_store
+from tests.helpers.videos import encode, scene, write_videos
 
 MIB = 1 << 20
 
@@ -95,6 +97,39 @@ def test_large_rows_all_in_one_place(write_dataset: Callable[..., str], floor: i
     # The block that finds them was thought to have 2 MiB, and may hold all 40 of them, 320 MiB; once.
     assert watch.most - floor < 12 * limit
     assert stats["held_bytes"] <= 3 * limit, "and the block that finds them"
+
+
+@pytest.mark.promise("P7")
+@pytest.mark.slow
+@pytest.mark.parametrize("distance", [8, 240])
+def test_frames_of_videos_are_held_within_both_limits(
+    distance: int, tmp_path: Path, write_dataset: Callable[..., str], floor: int
+) -> None:
+    """An epoch decodes 480 MiB of frames; samples have eight times as much. A keyframe distance may be larger than what
+    is held.
+    """
+    videos = [encode(scene(seed, 240, 384, 448), gop=distance) for seed in range(4)]
+    rows = np.arange(4 * 240)
+    uri = write_dataset(pa.table({"row": rows, "file": rows // 240, "frame": rows % 240}))
+    top = raylance.Video("top", write_videos(str(tmp_path / "videos.lance"), videos), video="file", frame="frame")
+    windows = raylance.Windows(episode="file", offsets={"top": range(-7, 1)})
+    dataset = raylance.dataset(uri, columns=["row"], decode=top, windows=windows, seed=1, remainder="ragged")
+    limit, inflight, sample = 48 * MIB, 24 * MIB, 8 * 384 * 448 * 3
+    seen: list[int] = []
+    with watch_shard_actor() as watch, dataset.loader(max_window_bytes=limit, max_inflight_bytes=inflight) as loader:
+        for number, batch in enumerate(loader.iter_batches(global_batch_size=4, prefetch_batches=99)):
+            seen += batch["row"].tolist()
+            del batch
+            if number % 60 == 30:
+                time.sleep(0.3)  # for what is on its way to arrive
+                deadline = time.monotonic() + 10
+                while (used := in_object_store()) > inflight + 9 * sample and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                assert used <= inflight + 9 * sample
+        stats = loader.stats()
+    assert sorted(seen) == rows.tolist()
+    assert stats["held_bytes"] <= limit * 9 / 8
+    assert watch.most - floor < 4 * limit + 100 * MIB, "PyAV and what it holds for open videos"
 
 
 def test_a_row_that_is_larger_than_all_that_may_be_held(write_dataset: Callable[..., str]) -> None:
