@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from raylance.api.dataset import Dataset
@@ -22,6 +22,7 @@ from raylance.source.lerobot import (
     Metadata,
     Task,
     check_rows,
+    opening,
     refuse_alike,
     refuse_missing,
     stored_name,
@@ -68,7 +69,8 @@ def open(
 ) -> Dataset:
     """Opens a dataset in LeRobot's Lance layout, as `lerobot-lancedb` writes it: `frames.lance`, `videos.lance`, and
     `meta/` or `meta.lance`. Batches have the features under LeRobot's names, with the values of LeRobot's own reader;
-    `task` is the description of the row's task; frames are uint8 (n, 3, H, W), of several timestamps (n, k, 3, H, W).
+    `task` is the description of the row's task. Frames are uint8 (n, 3, H, W); those in `delta_timestamps` are
+    (n, k, 3, H, W), also for one timestamp. Numbers have the dtypes in which they are stored.
 
     Args:
         root: Folder or URI of the dataset: a path, s3://…, hf://datasets/….
@@ -76,8 +78,8 @@ def open(
             seconds. Batches then also have `<feature>_is_pad`, bool (n, k).
         episodes: Numbers of the episodes to read; None for all.
         columns: Features to deliver, `task` among them; None for all but those of dtype "language".
-        size: Height and width to which frames are resized, or an integer for both, or a dict of these by feature; None
-            for the size of each camera.
+        size: Height and width to which frames and pictures are resized, or an integer for both, or a dict of these by
+            feature; None for the size that they have.
         crops: `raylance.FrameCrop` of cameras, by feature.
         tolerance_s: By how many seconds timestamps may differ from frames, and `delta_timestamps` from whole frames.
         at_ends: "pad" repeats the first or last frame of an episode, as LeRobot does; "drop" leaves out samples that
@@ -103,52 +105,67 @@ def open(
         raise ConfigError(f"raylance.lerobot.open({given[0]}=…): the layout decides it. Use raylance.dataset().")
     metadata = _load_metadata(root, storage_options)
     names = _checked_columns(metadata, columns)
+    if isinstance(size, Mapping) and (unknown := [name for name in size if name not in names]):
+        raise ConfigError(f"size={size!r}: there is no feature {unknown[0]!r} in columns; there are {listed(names)}.")
     deltas = dict(delta_timestamps or {})
     _check_deltas(metadata, deltas, names)
     chosen = _checked_episodes(metadata, episodes)
     source = pin(f"{root}/{FRAMES}", version, storage_options)
     check_rows(source, source.open(), metadata)
 
-    decode: list[Decoder | Derived] = [*crops]
-    stored: list[str] = []
-    for name in names:
-        if name == _TASK:
-            decode.append(Task(_TASK, root))
-            continue
-        feature = metadata.features[name]
-        shape, dtype = tuple(feature["shape"]), feature["dtype"]
-        if dtype == "video":
-            camera = Camera(
-                name, f"{root}/{VIDEOS}", version=videos_version, size=_size_of(name, size) or shape[:2], root=root,
-                tolerance_s=tolerance_s,
-            )  # fmt: skip
-            selected = range(len(metadata.episodes)) if chosen is None else chosen
-            identity = refuse_missing(camera, selected, storage_options)
-            decode.append(dataclasses.replace(camera, identity=identity))
-        elif dtype == "image":
-            stored.append(f"{stored_name(name)}.bytes")
-            decode.append(Image(stored[-1], name=name, size=_size_of(name, size) or shape[:2]))
-        elif len(shape) > 1:
-            decode.append(Renamed(name, stored_name(name), shape=shape))
-        elif name != stored_name(name):
-            decode.append(Renamed(name, stored_name(name)))
-        else:
-            stored.append(name)
     windows = None
     if deltas:
         windows = Windows(
             episode=EPISODE, seconds=deltas, fps=metadata.fps, tolerance_s=tolerance_s, at_ends=at_ends
         )  # fmt: skip
-    return dataset(
-        source.uri,
-        version=source.version if source.branch is None else (source.branch, source.version),
-        columns=stored or [EPISODE],
-        filter=_filter_of(chosen, filter),
-        decode=decode,
-        windows=windows,
-        storage_options=storage_options,
-        **options,
-    )
+    with opening(metadata):
+        decode: list[Decoder | Derived] = [*crops]
+        stored: list[str] = []
+        for name in names:
+            made = _column(metadata, name, size, tolerance_s, videos_version)
+            if isinstance(made, Camera):
+                selected = range(len(metadata.episodes)) if chosen is None else chosen
+                made = dataclasses.replace(made, identity=refuse_missing(made, selected, storage_options))
+            if isinstance(made, Image):
+                stored.append(made.column)
+            if made is None:
+                stored.append(name)
+            else:
+                decode.append(made)
+        return dataset(
+            source.uri,
+            version=source.version if source.branch is None else (source.branch, source.version),
+            columns=stored,
+            filter=_filter_of(chosen, filter),
+            decode=decode,
+            windows=windows,
+            storage_options=storage_options,
+            **options,
+        )
+
+
+def _column(
+    metadata: Metadata,
+    name: str,
+    size: Size | Mapping[str, Size] | None,
+    tolerance_s: float,
+    videos_version: Version | None,
+) -> Decoder | Derived | None:
+    """Returns what makes the column of a feature; None if it is delivered as it is stored."""
+    if name == _TASK:
+        return Task(_TASK, metadata.root)
+    feature, own_size = metadata.features[name], size.get(name) if isinstance(size, Mapping) else size
+    shape, dtype = tuple(feature["shape"]), feature["dtype"]
+    if dtype == "video":
+        return Camera(
+            name, f"{metadata.root}/{VIDEOS}", version=videos_version, size=own_size, root=metadata.root,
+            tolerance_s=tolerance_s,
+        )  # fmt: skip
+    if dtype == "image":
+        return Image(f"{stored_name(name)}.bytes", name=name, size=own_size)
+    if len(shape) > 1 or name != stored_name(name):
+        return Renamed(name, stored_name(name), shape=shape if len(shape) > 1 else None)
+    return None
 
 
 def _checked_columns(metadata: Metadata, columns: Sequence[str] | None) -> list[str]:
@@ -187,6 +204,8 @@ def _check_deltas(metadata: Metadata, deltas: Mapping[str, Sequence[float]], nam
 def _checked_episodes(metadata: Metadata, episodes: Sequence[int] | None) -> list[int] | None:
     if episodes is None:
         return None
+    if not isinstance(episodes, Iterable):
+        raise ConfigError(f"episodes={episodes!r}: give a list of numbers.")
     chosen = sorted({check_integer("episodes", each, 0) for each in episodes})
     if not chosen or chosen[-1] >= len(metadata.episodes):
         raise ConfigError(f"episodes={episodes!r}: give numbers from 0 to {len(metadata.episodes) - 1}, at least one.")
@@ -205,8 +224,3 @@ def _filter_of(chosen: list[int] | None, given: str | None) -> str | None:
             runs.append([each, each])
     found = " OR ".join(f"{EPISODE} BETWEEN {first} AND {last}" for first, last in runs)
     return f"({found})" if given is None else f"({found}) AND ({given})"
-
-
-def _size_of(name: str, size: Size | Mapping[str, Size] | None) -> tuple[int, int] | None:
-    found = size.get(name) if isinstance(size, Mapping) else size
-    return None if found is None else (found, found) if isinstance(found, int) else found

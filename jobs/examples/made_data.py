@@ -61,10 +61,13 @@ def sounds(rows: int) -> pa.Table:
     return _split({"sound": pa.array(encoded, pa.binary()), "label": pa.array(labels)}, rows)
 
 
-def episodes(rows: int) -> pa.Table:
-    """Frames, ten a second: cameras top and side (JPEG, 32 x 32), state (arm x, y, disc x, y), action (dx, dy)."""
+def episodes(rows: int) -> tuple[pa.Table, pa.Table]:
+    """Rows, ten a second: state (arm x, y, disc x, y), action (dx, dy), and which frames the cameras top and side have
+    (32 x 32). Then the videos, one of each episode and camera.
+    """
     rng = np.random.default_rng(0)
-    columns: dict[str, list[object]] = {name: [] for name in ("top", "side", "state", "action")}
+    columns: dict[str, list[object]] = {"state": [], "action": []}
+    pictures: dict[str, list[PIL.Image.Image]] = {"top": [], "side": []}
     arm, disc = np.zeros(2), np.zeros(2)
     for row in range(rows):
         if row % FRAMES == 0:
@@ -77,16 +80,38 @@ def episodes(rows: int) -> pa.Table:
             for place, colour in ((disc, "red"), (arm, "white")):
                 x, y = 32 * place[across], 32 * place[down]
                 draw.ellipse([x - 3, y - 3, x + 3, y + 3], fill=colour)
-            columns[camera].append(_encode(picture, "JPEG"))
+            pictures[camera].append(picture)
         columns["state"].append([*arm, *disc])
         columns["action"].append(action.tolist())
         arm, disc = arm + action, disc + action * has_disc
-    types = {"top": pa.binary(), "side": pa.binary(), "state": pa.list_(pa.float32(), 4)}
-    types |= {"action": pa.list_(pa.float32(), 2)}
+    types = {"state": pa.list_(pa.float32(), 4), "action": pa.list_(pa.float32(), 2)}
     made = {name: pa.array(values, types[name]) for name, values in columns.items()}
     frame, episode = np.arange(rows) % FRAMES, np.arange(rows) // FRAMES
-    made |= {"episode_index": pa.array(episode), "timestamp": pa.array(frame / 10)}
-    return pa.table(made | {"split": pa.array(["val" if number % 5 == 4 else "train" for number in episode])})
+    made |= {"episode_index": pa.array(episode), "timestamp": pa.array(frame / 10), "frame": pa.array(frame)}
+    made |= {"top_video": pa.array(2 * episode), "side_video": pa.array(2 * episode + 1)}
+    parts = [slice(begin, begin + FRAMES) for begin in range(0, rows, FRAMES)]
+    files = [_video(pictures[camera][part]) for part in parts for camera in ("top", "side")]
+    blob = pa.field("video_bytes", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    videos = pa.table([pa.array(files, pa.large_binary())], schema=pa.schema([blob]))
+    split = pa.array(["val" if number % 5 == 4 else "train" for number in episode])
+    return pa.table(made | {"split": split}), videos
+
+
+def videos_of(uri: str) -> str:
+    """Returns where the videos of episodes lie."""
+    return f"{uri.removesuffix('.lance')}-videos.lance"
+
+
+def _video(pictures: list[PIL.Image.Image]) -> bytes:
+    import av
+
+    with av.open(out := io.BytesIO(), "w", format="mp4") as box:
+        stream = box.add_stream("libx264", rate=10, options={"g": "10"})
+        stream.width, stream.height, stream.pix_fmt = *pictures[0].size, "yuv420p"
+        for picture in pictures:
+            box.mux(stream.encode(av.VideoFrame.from_image(picture)))
+        box.mux(stream.encode())
+    return out.getvalue()
 
 
 def _encode(picture: PIL.Image.Image, kind: str) -> bytes:
@@ -105,7 +130,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("uri", help="where the dataset is written")
     parser.add_argument("--count", type=int, default=400, metavar="N", help="rows (default: 400)")
     args = parser.parse_args(argv)
-    made = {"scenes": scenes, "sounds": sounds, "episodes": episodes}[args.kind](args.count)
+    if args.kind == "episodes":
+        made, videos = episodes(args.count)
+        lance.write_dataset(videos, videos_of(args.uri))
+    else:
+        made = {"scenes": scenes, "sounds": sounds}[args.kind](args.count)
     lance.write_dataset(made, args.uri, max_rows_per_file=100)
     print(f"{args.uri}: {made.num_rows} rows of {args.kind}")
     return 0

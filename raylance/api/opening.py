@@ -156,7 +156,8 @@ def dataset(
     columns = columns if pack is None else _check_pack(pack, columns, asked)
 
     source, opened = _open_version(uri, version, storage_options, stale)
-    names = _check_columns(opened, columns, [each for each in asked.decoders if not isinstance(each, FrameCrop)])
+    of_stored = [each for each in asked.decoders if not isinstance(each, FrameCrop)]
+    names = _check_columns(opened, columns, of_stored, may_be_none=bool(derived))
     added = _open_derived(opened, derived, names, asked, storage_options)
     selection = share_selection(source, filter, split, opened)
     samples = None
@@ -166,8 +167,8 @@ def dataset(
             for name in names
             if name not in {each.column for each in asked.decoders} | {*added.drops, *added.video_drops}
         ]
-        plain += [each.column for each in derived]
-        checked = check_windows(opened, windows, plain, [each.output_name for each in asked.decoders])
+        made = [each.column for each in derived]
+        checked = check_windows(opened, windows, plain, made, [each.output_name for each in asked.decoders])
         samples, selection = share_windows(source, opened, checked, selection)
     spec = _try_rows(source, opened, selection, samples, added, names, asked, read)
     if pack is not None:
@@ -378,13 +379,15 @@ def _find_fields(opened: lance.LanceDataset, names: Sequence[str]) -> dict[str, 
     return fields
 
 
-def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, decoders: Sequence[Decoder]) -> list[str]:
+def _check_columns(
+    opened: lance.LanceDataset, columns: Sequence[str] | None, decoders: Sequence[Decoder], *, may_be_none: bool
+) -> list[str]:
     if isinstance(columns, str):
         raise ConfigError(f"columns={columns!r}: give a list of names, here [{columns!r}].")
     decoded = [decoder.column for decoder in decoders]
     names = _default_columns(opened.schema, decoded) if columns is None else list(columns)
     fields = _find_fields(opened, [*names, *decoded])
-    if not names or len(set(names)) < len(names):
+    if not (names or may_be_none) or len(set(names)) < len(names):
         raise ConfigError(f"columns={names}: name at least one column, and each once.")
     added = {COMPONENT, DRAW, ROW_OFFSET, SEED, VALID}
     in_helpers = {decoder.column for decoder in decoders if not is_on_device(decoder)}

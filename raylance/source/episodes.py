@@ -101,10 +101,9 @@ def select_anchors(source: Source, table: Shared[SampleTable], selection: Shared
 
 
 def check_windows(
-    opened: lance.LanceDataset, windows: Any, names: Sequence[str], made: Sequence[str]
+    opened: lance.LanceDataset, windows: Any, stored: Sequence[str], made: Sequence[str], decoded: Sequence[str]
 ) -> Windows | SampleTable:
-    """Checks that windows fit a dataset, of which the columns `names` are delivered as they are stored, and `made` by
-    decoders.
+    """Checks that windows fit a dataset, whose columns are delivered as they are stored, made by readers, or decoded.
 
     Raises:
         ConfigError: If a column with a window is not among them, or its windows cannot be tensors.
@@ -120,18 +119,20 @@ def check_windows(
                 f"columns are {', '.join(schema.names)}."
             )
     for name in windows.columns:
-        if name not in names:
+        if name not in (*stored, *made):
             raise ConfigError(
-                f"Windows: {name!r} is none of the columns that are delivered: {', '.join(names)}. Nothing was "
-                "started. Name it in columns=, without a decoder, or give it no window."
+                f"Windows: {name!r} is none of the columns that are delivered: {', '.join((*stored, *made))}. Nothing "
+                "was started. Name it in columns=, without a decoder, or give it no window."
             )
-        if f"{name}{IS_PAD}" in {*names, *made} and not (isinstance(windows, Windows) and windows.at_ends == "drop"):
+        if f"{name}{IS_PAD}" in {*stored, *made, *decoded} and not (
+            isinstance(windows, Windows) and windows.at_ends == "drop"
+        ):
             raise ConfigError(
                 f"Windows: batches have another column {name + IS_PAD!r}, which is the name of the one that says which "
                 f"rows of the window of {name!r} are padding. Nothing was started. Leave it out, or rename it."
             )
         field = find_field(schema, name)
-        if field is not None and not _is_dense(field.type):
+        if name not in made and field is not None and not _is_dense(field.type):
             raise ConfigError(
                 f"Windows: column {name!r} is {field.type}; windows are of numbers, or of lists of one "
                 "length. Nothing was started. Store it so, or give it no window."

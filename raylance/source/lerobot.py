@@ -5,14 +5,15 @@ sorted by `index`, with underscores for the dots in names of features. `videos.l
 episodes one after another. `meta/` has LeRobot's own files of version 3, and `meta.lance` the same files in rows.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import hashlib
 import io
 import json
 import tempfile
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,9 @@ _OPENING_S = 60.0
 _NAMED = 3  # examples in an error
 
 
-@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """What the files in `meta/` say of a dataset.
+    """What LeRobot's own files in `meta/` say of a dataset.
 
     Attributes:
         root: Folder or URI of the dataset.
@@ -84,26 +85,36 @@ class Metadata:
         return np.asarray(self.episodes[name].to_numpy(), dtype=dtype)
 
 
-_known: "weakref.WeakValueDictionary[str, Metadata]" = weakref.WeakValueDictionary()
+# The metadata with which a dataset is being opened: each of its cameras needs them.
+_opening: "contextvars.ContextVar[Metadata | None]" = contextvars.ContextVar("metadata", default=None)
+
+
+@contextlib.contextmanager
+def opening(metadata: Metadata) -> Iterator[None]:
+    """Lets columns that are opened in the body of the `with` statement have these metadata, and not read them again."""
+    token = _opening.set(metadata)
+    try:
+        yield
+    finally:
+        _opening.reset(token)
 
 
 def load_metadata(root: str, storage_options: StorageOptions | None = None) -> Metadata:
-    """Reads and checks the metadata of a dataset; while somebody holds them, they are not read again.
+    """Reads and checks the metadata of a dataset.
 
     Raises:
         DatasetError: If files are missing or damaged, or episodes do not lie one after another.
     """
-    if (found := _known.get(root)) is None:
-        try:
-            files = patiently(functools.partial(_read_files, root, storage_options))
-            found = _parse(root, files)
-        except (*LANCE_ERRORS, KeyError, TypeError, pa.ArrowException) as error:
-            raise DatasetError(
-                f"the metadata of {root!r} cannot be read ({readable_text(error)}); nothing was started. It must be a "
-                f"dataset in LeRobot's Lance layout, with {FRAMES}, and {_META}/ or {_META_TABLE}."
-            ) from error
-        _known[root] = found
-    return found
+    known = _opening.get()
+    if known is not None and known.root == root:
+        return known
+    try:
+        return _parse(root, patiently(functools.partial(_read_files, root, storage_options)))
+    except (*LANCE_ERRORS, KeyError, TypeError, pa.ArrowException) as error:
+        raise DatasetError(
+            f"the metadata of {root!r} cannot be read ({readable_text(error)}); nothing was started. It must be a "
+            f"dataset in LeRobot's Lance layout, with {FRAMES}, and {_META}/ or {_META_TABLE}."
+        ) from error
 
 
 def _read_files(root: str, storage_options: StorageOptions | None) -> dict[str, bytes]:
@@ -137,7 +148,8 @@ def _from_table(root: str, storage_options: StorageOptions | None) -> dict[str, 
 
 
 def _is_needed(path: str) -> bool:
-    return path in ("info.json", "stats.json", "tasks.parquet") or path.startswith("episodes/")
+    is_episodes = path.startswith("episodes/") and path.endswith(".parquet") and not Path(path).name.startswith(".")
+    return path in ("info.json", "stats.json", "tasks.parquet") or is_episodes
 
 
 def _parse(root: str, files: Mapping[str, bytes]) -> Metadata:
@@ -239,6 +251,7 @@ class FramesByTime(FrameFinder):
     begins_s: npt.NDArray[np.float64]
     ends: Int64Array
     files: Mapping[int, str]
+    first_video: int
 
     @property
     def nbytes(self) -> int:
@@ -294,6 +307,7 @@ def find_episodes(camera: Camera, storage_options: StorageOptions | None) -> Fra
         videos=np.array([rows.get(file, -1) for file in named], dtype=np.int64),
         begins_s=metadata.numbers(f"{name}/from_timestamp", np.float64),
         ends=metadata.numbers("dataset_to_index"),
+        first_video=next(iter(rows.values()), 0),
         files={episode: f"{camera.column}, chunk {chunk}, file {file}" for episode, (chunk, file) in missing.items()},
     )
 

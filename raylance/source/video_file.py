@@ -3,7 +3,6 @@
 import dataclasses
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ Frames = npt.NDArray[np.uint8]
 Span = tuple[int, int]  # bytes [begin, end) of a file
 _BUFFER_BYTES = 64 << 10  # that ffmpeg asks for at once
 _REORDERED = 16  # frames that may be stored after one that is shown after them, by H.264 and H.265
+_AWAY = 0.25  # of a frame: by how much times may differ from those of a constant rate, because files round them
 _CLOSE_BYTES = 64 << 10  # ranges closer than this are read as one
 
 
@@ -57,15 +57,16 @@ def join_spans(spans: Sequence[Span]) -> list[Span]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VideoIndex:
-    """Where the frames of a video lie in its file. Frames are numbered as they are stored, which is not always as they
-    are shown: those that are shown before a keyframe may be stored after it.
+    """Where the frames of a video lie in its file. Here, frames are numbered as they are stored, which is not always as
+    they are shown: those that are shown before a keyframe may be stored after it.
 
     Attributes:
         keyframes: Numbers of the keyframes, ascending, int64.
         times: Their timestamps in the file.
         begins: First byte of each frame, int64.
         ends: The byte after each frame, int64.
-        rate: Frames a second.
+        rate: Frames a second, on average.
+        tick_s: Seconds by which the file rounds times.
         is_reordered: Whether frames may be stored in another order than they are shown.
     """
 
@@ -74,6 +75,7 @@ class VideoIndex:
     begins: Int64Array
     ends: Int64Array
     rate: float
+    tick_s: float
     is_reordered: bool
 
     @property
@@ -137,11 +139,15 @@ class _Ranges:
         number = bisect_right(self._begins, self._at) - 1
         inside = self._at - self._begins[number] if number >= 0 else 0
         found = self._data[number][inside : inside + size if size >= 0 else None] if number >= 0 else b""
-        if not len(found):
-            self.missing = MissingBytesError(self._at)
-            raise self.missing
+        if not len(found):  # as if the file ended here: PyAV prints errors that are raised here
+            self.missing = self.missing or MissingBytesError(self._at)
         self._at += len(found)
         return bytes(found)
+
+    def raise_missing(self) -> None:
+        """Raises MissingBytesError if bytes were asked for that were not read."""
+        if self.missing is not None:
+            raise self.missing
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Moves the place."""
@@ -175,11 +181,12 @@ class OpenVideo:
         except Exception as error:
             raise self._file.missing or error from error
         try:
+            self._file.raise_missing()
             self._stream = self._checked_stream()
             self.index = index or self._read_index()
-        except BaseException as error:
+        except BaseException:
             self._container.close()
-            raise self._file.missing or error from error
+            raise
         self._reformatter = VideoReformatter()
         self._decoded: Iterator[Any] = iter(())
         self._at, self._is_placed = -1, False  # the number of the last frame, and whether another one may follow it
@@ -187,8 +194,13 @@ class OpenVideo:
     def _checked_stream(self) -> Any:
         if not self._container.streams.video:
             raise ValueError("the file has no video")
+        from av.stream import Discard
+
         stream = self._container.streams.video[0]
         stream.thread_type = "NONE"  # several videos are decoded at once
+        for each in self._container.streams:
+            if each is not stream:
+                each.discard = Discard.all  # sound would be read, too
         if not stream.average_rate or not stream.time_base:
             raise ValueError("the file says no frame rate")
         self._step = 1 / (stream.average_rate * stream.time_base)  # timestamps from one frame to the next
@@ -196,10 +208,20 @@ class OpenVideo:
         return stream
 
     def _read_index(self) -> VideoIndex:
-        entries = list(self._stream.index_entries)
-        if not entries or len(entries) != self._stream.frames:
+        entries, frames = list(self._stream.index_entries), self._stream.frames
+        if not entries or not frames:
+            raise ValueError("the file has no index of all frames; it is fragmented, or no MP4. Write it again (remux)")
+        if len(entries) != frames or any(entry.is_discard for entry in entries):
             raise ValueError(
-                f"the file's index has {len(entries)} of {self._stream.frames or 'unknown'} frames; an MP4 has all"
+                f"the file has {frames} frames, of which an edit list leaves some out. Write it again without one "
+                "(encode it, do not copy the stream)"
+            )
+        times = np.array([entry.timestamp for entry in entries], dtype=np.float64)
+        away = np.abs((times - times[0]) / float(self._step) - np.arange(frames))
+        if away.max() > _AWAY:
+            raise ValueError(
+                f"frame {int(away.argmax())} lies {away.max():.3g} frames away from its time, so the frame rate is not "
+                "constant"
             )
         keyframes = [at for at, entry in enumerate(entries) if entry.is_keyframe] or [0]
         begins = np.array([entry.pos for entry in entries], dtype=np.int64)
@@ -209,6 +231,7 @@ class OpenVideo:
             begins=begins,
             ends=begins + np.array([entry.size for entry in entries]),
             rate=float(self._stream.average_rate),
+            tick_s=float(self._stream.time_base),
             is_reordered=bool(self._stream.codec_context.has_b_frames),
         )
 
@@ -240,9 +263,9 @@ class OpenVideo:
                 frame = self._frame(number)
             except Exception as error:
                 self._is_placed = False
-                if self._file.missing is not None:
-                    raise self._file.missing from error
+                self._file.raise_missing()
                 raise FrameError(number, error) from error
+            self._file.raise_missing()  # then the frame may be made of less than all its bytes
             # A reformatter that is kept, in this thread alone, costs a tenth of `to_ndarray`.
             plane: Any = self._reformatter.reformat(
                 frame, width=width, height=height, format="rgb24", threads=1
@@ -290,7 +313,7 @@ class OpenVideo:
     def _number(self, frame: Any) -> int:
         if frame.is_corrupt:
             raise ValueError("a frame from which it follows is damaged")
-        at = Fraction(frame.pts - self._start) / self._step
-        if at.denominator != 1:
-            raise ValueError(f"a frame is shown at {float(at):g} frames, so the frame rate is not constant")
-        return int(at)
+        at = float((frame.pts - self._start) / self._step)
+        if abs(at - round(at)) > _AWAY:
+            raise ValueError(f"a frame is shown at {at:g} frames, so the frame rate is not constant")
+        return round(at)

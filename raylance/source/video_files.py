@@ -15,8 +15,8 @@ from raylance.source.retrying import Wanted, always
 from raylance.source.video_file import MissingBytesError, OpenVideo, Span, VideoIndex, join_spans
 
 _HEAD_BYTES, _TAIL_BYTES = 64 << 10, 256 << 10  # one of them has the index of most files
-_MORE_BYTES = 256 << 10  # that are read if bytes are missing; each time for the same file, twice as many
-_WHOLE_BYTES = 8 << 20  # or all that follow, if they are fewer: an index at the end of a file follows all else
+_MORE_BYTES = 256 << 10  # that are read if bytes are missing
+_INDEX_BYTES = 8 << 20  # that are read to open a file if they are all that follow: an index at the end, mostly
 _KEPT_BYTES = 32 << 20  # of files whose index is kept though no load needs it now
 
 Ranges = dict[int, Bytes]  # by their first byte
@@ -37,7 +37,6 @@ class VideoFile:
     head: Ranges = dataclasses.field(default_factory=dict)
     index: VideoIndex | None = None
     failure: Exception | None = None
-    _missed: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -57,9 +56,11 @@ class VideoFile:
 
     def span_from(self, offset: int) -> Span:
         """Returns the bytes to read if those from `offset` on are missing."""
-        more, self._missed = _MORE_BYTES << self._missed, self._missed + 1
-        left = self.size - offset
-        return offset, offset + (left if left <= max(more, _WHOLE_BYTES) else more)
+        if self.index is None:
+            known, left = sum(len(data) for data in self.head.values()), self.size - offset
+            # All that is left may be the index; else, each time as many as all before: it may be large.
+            return offset, offset + (left if left <= _INDEX_BYTES else min(left, known))
+        return offset, min(self.size, offset + _MORE_BYTES)
 
 
 class VideoFiles:

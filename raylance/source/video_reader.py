@@ -1,8 +1,8 @@
 """Reads rows together with the frames of videos that they name."""
 
 import dataclasses
+import functools
 import itertools
-import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +32,7 @@ _PIECE_BYTES = 4 << 20  # of frames that are passed on at once: the allocator re
 _RANGE_BYTES = 32 << 20  # of files that are held at once
 _AHEAD = _THREADS + 2  # pieces that are decoded, or wait for a thread
 _NO_FILE = VideoFile(0, failure=ValueError("the row names no frame"))
+_VIDEOS = 64  # that one load has open: each holds some hundred KiB
 _OPEN = 4  # videos that a thread keeps open, with the memory of their decoders
 
 
@@ -123,10 +124,17 @@ class VideoReader(RowReader):
         if not table.num_rows:
             add(prepare(0, self.with_frames(table, self.new_frames(0), {}), None))
             return
-        load = _Load(self, table, is_wanted)
-        for group in load.groups():
-            if not (is_wanted() and load.run(group, prepare, add)):
-                return
+        firsts = self._cuts(table)
+        for first, last in itertools.pairwise([*firsts, table.num_rows]):
+            load = _Load(self, table.slice(first, last - first), is_wanted)
+            for group in load.groups():
+                if not (is_wanted() and load.run(group, functools.partial(_moved, prepare, first), add)):
+                    return
+
+    def _cuts(self, table: pa.Table) -> list[int]:
+        """Returns where to cut rows, so that no part names more than some videos, whose index is held meanwhile."""
+        new = [np.unique(each.finder.get().find(table).videos, return_index=True)[1] for each in self.columns]
+        return [0, *np.sort(np.concatenate(new))[_VIDEOS::_VIDEOS].tolist()]
 
     def close(self) -> None:
         """See `RowReader.close`."""
@@ -173,8 +181,8 @@ class _Load:
             DatasetError: If the storage of videos fails for too long.
         """
         self._reader, self._table, self._is_wanted = reader, table, is_wanted
-        finders = [column.finder.get() for column in reader.columns]
-        self._named, self._rates = [each.find(table) for each in finders], [each.rate for each in finders]
+        self._finders = [column.finder.get() for column in reader.columns]
+        self._named = [each.find(table) for each in self._finders]
         wanted: list[set[int]] = [set() for _ in reader.files]
         for number, (videos, _, _) in zip(reader.files_of, self._named, strict=True):
             wanted[number].update(np.unique(videos[videos != NO_VIDEO]).tolist())
@@ -222,7 +230,8 @@ class _Load:
             for video, rows in self._rows_of(column, first, last):
                 file, key = self._file(column, video), (self._reader.files_of[column], video)
                 if file.index is not None:
-                    more = [span for span in file.index.spans(frames[rows]) if not file.has(span)]
+                    cut = [(begin, min(end, file.size)) for begin, end in file.index.spans(frames[rows])]
+                    more = [span for span in cut if span[0] < span[1] and not file.has(span)]
                     spans[key] = join_spans([*spans.get(key, ()), *more])
         return spans
 
@@ -332,25 +341,31 @@ class _Load:
         """Decodes frames of one video. Yields the indices [low, high) of those that cannot be decoded, and the reason:
         a bad frame, and all after it up to the next keyframe.
         """
-        file, kept, low = self._file(column, video), self._reader.open_videos, 0
+        file, kept = self._file(column, video), self._reader.open_videos
         if file.failure is not None or file.index is None:
             yield 0, len(numbers), file.failure or ValueError("its index is not known")
             return
-        rate = self._rates[column]
-        if rate is not None and not math.isclose(rate, file.index.rate, rel_tol=1e-6):
-            yield 0, len(numbers), ValueError(f"it has {file.index.rate:g} frames a second, the rows say {rate:g}")
-            return
+        index, finder = file.index, self._finders[column]
+        if finder.rate is not None:
+            drift_s = index.frames * abs(1 / index.rate - 1 / finder.rate)
+            if drift_s > max(finder.tolerance_s, 2 * index.tick_s):
+                reason = f"it has {index.rate:.9g} frames a second, the rows say {finder.rate:.9g}"
+                yield 0, len(numbers), ValueError(reason)
+                return
+        for at in np.flatnonzero((numbers < 0) | (numbers >= index.frames)).tolist():
+            yield at, at + 1, ValueError(f"frame {numbers[at]} is asked for, and the video has {index.frames}")
+        low, high = np.searchsorted(numbers, [0, index.frames]).tolist()
         key = self._reader.files_of[column], video
         opened, held, is_good = kept.pop(key, None), file.head | ranges.get(key, {}), True
         try:
-            opened = opened or OpenVideo(file.size, held, file.index)
-            while low < len(numbers):
+            opened = opened or OpenVideo(file.size, held, index)
+            while low < high:
                 try:
-                    opened.read(numbers[low:], out[low:], held)
+                    opened.read(numbers[low:high], out[low:high], held)
                     break
                 except FrameError as error:
                     is_good, bad = False, int(numbers.searchsorted(error.number))
-                    keyframes = file.index.keyframe_of(numbers)
+                    keyframes = index.keyframe_of(numbers[:high])
                     low = int(np.searchsorted(keyframes, keyframes[bad], side="right"))
                     yield bad, low, error.cause
         except MissingBytesError as error:
@@ -379,6 +394,10 @@ class _MissingError(Exception):
     def __init__(self, key: tuple[int, int], offset: int) -> None:
         super().__init__(key, offset)
         self.missing = key, offset
+
+
+def _moved(prepare: Prepare[T], by: int, first: int, table: pa.Table, places: Int64Array | None) -> T:
+    return prepare(first + by, table, places)
 
 
 def add_columns(

@@ -48,9 +48,13 @@ class FrameFinder(abc.ABC):
 
     Attributes:
         rate: Frames a second that the videos must have; None for any.
+        tolerance_s: By how many seconds frames may be shown at other times than the rate says.
+        first_video: Row of a video that shows the size of frames.
     """
 
     rate: float | None
+    tolerance_s: float
+    first_video: int
 
     @abc.abstractmethod
     def find(self, table: pa.Table) -> NamedFrames:
@@ -62,6 +66,8 @@ class FramesByNumber(FrameFinder):
     """Finds frames by two columns: the row offset of the video, and the number of the frame."""
 
     rate: ClassVar[None] = None  # type: ignore[misc]
+    tolerance_s: ClassVar[float] = 0.0  # type: ignore[misc]
+    first_video: ClassVar[int] = 0  # type: ignore[misc]
     video: str
     frame: str
 
@@ -132,7 +138,11 @@ class Video(Derived):
         return self.video, self.frame
 
     def check(self, schema: pa.Schema, uri: str) -> None:
-        """See `Derived.check`."""
+        """Checks that a dataset has what it needs.
+
+        Raises:
+            DatasetError: If a column is missing, or has no integers.
+        """
         Derived.check(self, schema, uri)
         for name in self.needs:
             if not pa.types.is_integer(schema.field(name).type):
@@ -240,17 +250,18 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
             f"blobs; nothing was started. Its columns are {', '.join(opened.schema.names)}. Name the one that has the "
             "files, blob=…"
         )
-    size, run_rows = setting.size, 1
+    size, run_rows, first = setting.size, 1, finder.get().first_video
     try:
         reads = Reads(source, at_once=1, retry_s=OPENING_S, missing=False, dataset=opened)
-        video = VideoFiles(reads, setting.blob).find([0])[0].open()
+        video = VideoFiles(reads, setting.blob).find([first])[first].open()
         size, run_rows = size or video.size, _RUN_KEYFRAMES * video.index.keyframe_distance
         video.close()
     except Exception as error:
         if size is None:
             raise DatasetError(
-                f"Video({setting.column!r}): the first video of {source.uri!r} cannot be opened "
-                f"({readable_text(error)}), so the size of frames is not known; nothing was started. Give size=."
+                f"Video({setting.column!r}): video {first} of {source.uri!r} cannot be opened "
+                f"({readable_text(error)}), so the size of frames is not known; nothing was started. Mend it; or, if "
+                "other videos are good, give size=."
             ) from error
     return VideoColumn(dataclasses.replace(setting, version=source.version, size=size), source, finder, run_rows)
 

@@ -29,9 +29,13 @@ def encode(
     rate: int = 10,
     times: Sequence[int] = (),
     format: str = "mp4",
+    ticks: int = 0,
+    sound: bool = False,
     **options: object,
 ) -> bytes:
-    """Encodes frames as H.264 in a file; `times` are when they are shown, in steps of the rate: else 0, 1, …"""
+    """Encodes frames as H.264 in a file; `times` are when they are shown, in steps of the rate: else 0, 1, … With
+    `ticks`, times are rounded to so many a second. With `sound`, there is some between frames.
+    """
     out = io.BytesIO()
     with av.open(out, "w", format=format) as box:
         settings = {"g": str(gop), "keyint_min": str(gop), "sc_threshold": "0"} | {
@@ -40,12 +44,24 @@ def encode(
         stream = box.add_stream("libx264", rate=rate, options=settings)
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
+        if ticks:
+            stream.time_base = stream.codec_context.time_base = Fraction(1, ticks)
+        tones = box.add_stream("aac", rate=48000, layout="mono") if sound else None
         for at, pixels in enumerate(frames):
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             if times:
                 frame.pts, frame.time_base = times[at], Fraction(1, rate)
+            if ticks:
+                frame.pts, frame.time_base = round(at * ticks / rate), Fraction(1, ticks)
             box.mux(stream.encode(frame))
+            if tones is not None:
+                noise = np.random.default_rng(at).uniform(-1, 1, (1, 48000 // rate)).astype(np.float32)
+                played = av.AudioFrame.from_ndarray(noise, format="fltp", layout="mono")
+                played.sample_rate, played.pts = 48000, at * (48000 // rate)
+                box.mux(tones.encode(played))
         box.mux(stream.encode())
+        if tones is not None:
+            box.mux(tones.encode())
     return out.getvalue()
 
 

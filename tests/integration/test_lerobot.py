@@ -125,6 +125,27 @@ def test_pictures_are_decoded(tmp_path: Path) -> None:
         lerobot.open(str(tmp_path), delta_timestamps={"observation.image": [0.0]})
 
 
+def test_shapes_and_sizes_as_others_write_them(tmp_path: Path) -> None:
+    """Channels first; several axes under a name without a dot; no column but those asked for; files of a system."""
+    robots = make_robots()
+    robots.info["features"][TOP] |= {"shape": [3, 32, 48], "names": ["channels", "height", "width"]}
+    robots.info["features"]["grid"] = robots.info["features"].pop("observation.grid")
+    robots.frames = robots.frames.rename_columns({"observation_grid": "grid"})
+    uri = robots.write(str(tmp_path))
+    for name in (".DS_Store", "._file-000.parquet"):
+        (tmp_path / "meta" / "episodes" / name).write_bytes(b"x")
+    deltas = {"grid": [0.0, 0.1], TOP: [0.0]}
+    data = lerobot.open(uri, delta_timestamps=deltas, remainder="ragged")
+    seen = [row for batch in data.iter_torch_batches(batch_size=16) for row in check(batch, robots, deltas)]
+    assert sorted(seen) == list(range(sum(robots.lengths)))
+    for columns in (["task"], [TOP], ["action", "task"]):
+        assert lerobot.open(uri, columns=columns).schema.names == sorted(columns, key=lambda name: name != "action")
+    held = lerobot.load_metadata(uri)
+    shutil.rmtree(tmp_path)
+    make_robots((10, 12, 14, 16, 18)).write(uri)
+    assert (held.total_frames, lerobot.load_metadata(uri).total_frames, len(lerobot.open(uri))) == (166, 70, 70)
+
+
 def gap(robots: Robots) -> None:
     robots.episodes[2]["dataset_from_index"] += 1
 
@@ -229,6 +250,8 @@ def test_what_cannot_be_honoured(root: str, tmp_path: Path) -> None:
         ({"columns": ["nothing"]}, "'nothing'"),
         ({"episodes": [5]}, r"\[5\].* 0 to 4"),
         ({"episodes": []}, r"\[\]"),
+        ({"episodes": 3}, "3"),
+        ({"size": {"nothing": 8}}, "'nothing'"),
         ({"delta_timestamps": {"task": [0.0]}}, "'task'"),
         ({"delta_timestamps": {TOP: [0.05]}}, "0.05"),
         ({"windows": None}, "windows"),

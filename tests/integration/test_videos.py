@@ -1,10 +1,13 @@
 """Frames of videos as columns: the pixels of the whole file, each frame in its row, however they are read."""
 
 import builtins
+import io
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -23,6 +26,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "frames before their keyframe": {"gop": 9, "bf": 3, "x264-params": "open-gop=1:b-adapt=0:bframes=3"},
     "keyframes where scenes change": {"gop": 15, "keyint_min": 3, "sc_threshold": 60},
     "50 a second": {"gop": 25, "rate": 50},
+    "times in milliseconds": {"gop": 10, "rate": 30, "ticks": 1000},
+    "sound between frames": {"gop": 6, "sound": True},
 }
 
 
@@ -159,6 +164,20 @@ def broken(kind: str) -> bytes:
         return encode(frames, format="matroska")
     if kind == "rate":
         return encode(frames, times=[at + (at > 20) * 3 for at in range(FRAMES)])
+    if kind == "rate of the same mean":  # a frame more, and then one less
+        times = [2 * at - (at == 20) - 2 * (20 < at < 30) for at in range(FRAMES)]
+        return encode(frames, rate=20, times=times)
+    if kind == "cut":
+        with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
+            options = {"movflags": "faststart"}
+            with av.open(io.BytesIO(encode(frames))) as source, av.open(file.name, "w", options=options) as box:
+                stream = box.add_stream_from_template(source.streams.video[0])
+                for packet in source.demux(video=0):
+                    if packet.dts is not None:
+                        packet.stream = stream
+                        box.mux(packet)
+            whole_file = Path(file.name).read_bytes()
+            return whole_file[: len(whole_file) // 2]
     video = bytearray(encode(frames, gop=40))
     if kind == "damaged":
         at = len(video) // 2
@@ -167,8 +186,12 @@ def broken(kind: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("kind", "row"), [("short", 65), ("rate", None), ("no video", 40), ("matroska", 40), ("damaged", None)]
-)
+    ("kind", "row"),
+    [
+        ("short", 65), ("rate", 40), ("rate of the same mean", 40), ("no video", 40), ("matroska", 40),
+        ("damaged", None), ("cut", None),
+    ],
+)  # fmt: skip
 def test_a_bad_video_is_named_after_the_rows_before_it(
     kind: str, row: int | None, tmp_path: Path, write_dataset: Callable[..., str]
 ) -> None:
@@ -184,6 +207,46 @@ def test_a_bad_video_is_named_after_the_rows_before_it(
     assert raised.value.column == "top"
     assert raised.value.row_offset == rows >= FRAMES
     assert row is None or rows == row
+
+
+def test_a_number_that_no_frame_has_is_blamed_alone(
+    made: Callable[..., Any], write_dataset: Callable[..., str]
+) -> None:
+    uri, frames = made("keyframes every 12")
+    for wrong in (-1, FRAMES):
+        numbers = np.where(np.arange(20) == 6, wrong, np.arange(20))
+        rows = write_dataset(pa.table({"file": np.zeros(20, np.int64), "frame": numbers, "action": np.arange(20)}))
+        seen = 0
+        with pytest.raises(BadRowError, match=f"frame {wrong} is asked for, and the video has {FRAMES}") as raised:
+            for batch in raylance.dataset(rows, decode=camera(uri), order="sequential").iter_batches(batch_size=1):
+                assert (np.moveaxis(batch["top"][0], 0, -1) == frames[0][seen]).all()
+                seen += 1
+        assert raised.value.row_offset == seen == 6
+        masked = raylance.dataset(rows, decode=camera(uri), on_bad_row="mask", max_bad_rows=1)
+        assert masked.take(range(20))["_valid"].tolist() == [row != 6 for row in range(20)]
+
+
+def test_sound_is_not_read(tmp_path: Path, write_dataset: Callable[..., str]) -> None:
+    """Where there is sound between the frames, nothing but what was planned is read."""
+    import lance
+
+    videos = [encode(scene(seed, 400, 64, 96), gop=8, sound=True) for seed in range(2)]
+    uri = write_videos(str(tmp_path / "videos.lance"), videos, "2.2")
+    numbers = np.arange(0, 800, 7)
+    rows = write_dataset(pa.table({"file": numbers // 400, "frame": numbers % 400, "action": numbers}))
+    data = raylance.dataset(rows, decode=camera(uri), order="row", remainder="ragged")
+    frames, before, read = [*map(whole, videos)], lance.LanceDataset.read_blob_ranges, []
+
+    def count(dataset: Any, column: str, requests: Any, **options: Any) -> Any:
+        read.append(sum(length for *_, length in requests))
+        return before(dataset, column, requests, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lance.LanceDataset, "read_blob_ranges", count)
+        for batch in data.iter_batches(batch_size=16):
+            for number, pixels in zip(batch["action"].tolist(), batch["top"], strict=True):
+                assert (np.moveaxis(pixels, 0, -1) == frames[number // 400][number % 400]).all()
+    assert len(read) <= 4, "the begin and end of files, when opened and in the run; and frames, twice"
 
 
 @pytest.mark.parametrize(
