@@ -19,7 +19,6 @@ from raylance.source.lerobot import (
     FRAMES,
     VIDEOS,
     Camera,
-    Metadata,
     Task,
     check_rows,
     opening,
@@ -27,11 +26,11 @@ from raylance.source.lerobot import (
     refuse_missing,
     stored_name,
 )
+from raylance.source.lerobot import Metadata as Metadata
 from raylance.source.lerobot import load_metadata as _load_metadata
 from raylance.source.storage_options import StorageOptions
 from raylance.source.version import Version, locate, pin
 
-Metadata = Metadata
 Size = int | tuple[int, int]
 _TASK = "task"
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
