@@ -14,6 +14,7 @@ import PIL.Image
 from raylance.decode.arrays import OFFSETS
 
 _SIDE = 96  # maximum height and width of a thumbnail in pixels
+_FRAMES = 8  # number of pictures of a sample that are shown
 _VALUES = 4  # number of values of a vector that are shown
 _TEXT = 60  # number of characters of a text that are shown
 _CLASSES = 20
@@ -101,19 +102,31 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "detach"):  # a tensor
         value = value.detach().cpu()
         value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
-        if value.dtype == np.uint8 and value.ndim == 3:
-            value = np.moveaxis(value, 0, -1)
+        if value.dtype == np.uint8 and value.ndim in (3, 4):
+            value = np.moveaxis(value, -3, -1)
     return value.item() if isinstance(value, np.generic) or getattr(value, "ndim", 1) == 0 else value
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3 and value.shape[-1] == 3:
-        image = PIL.Image.fromarray(np.ascontiguousarray(value))
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (3, 4):
+        if value.shape[-1] != 3 and value.shape[-3] == 3:  # frames of a NumPy batch
+            value = np.moveaxis(value, -3, -1)
+        if value.shape[-1] == 3:
+            return _strip(value.reshape(-1, *value.shape[-3:]))
+    return html.escape(_text(value))
+
+
+def _strip(frames: np.ndarray) -> str:
+    """Returns HTML of pictures (k, H, W, 3) beside each other, the first ones of many."""
+    tags = []
+    for frame in frames[:_FRAMES]:
+        image = PIL.Image.fromarray(np.ascontiguousarray(frame))
         image.thumbnail((_SIDE, _SIDE))
         image.save(buffer := io.BytesIO(), "PNG")
         encoded = base64.b64encode(buffer.getvalue()).decode()
-        return f"<img src='data:image/png;base64,{encoded}' title='{value.shape[1]} × {value.shape[0]}'>"
-    return html.escape(_text(value))
+        tags.append(f"<img src='data:image/png;base64,{encoded}' title='{frame.shape[1]} × {frame.shape[0]}'>")
+    more = f" and {len(frames) - _FRAMES} more" if len(frames) > _FRAMES else ""
+    return "".join(tags) + more
 
 
 def _text(value: Any) -> str:

@@ -209,6 +209,14 @@ def test_a_bad_video_is_named_after_the_rows_before_it(
     assert row is None or rows == row
 
 
+def test_a_sample_is_shown_as_a_strip(made: Callable[..., Any], write_dataset: Callable[..., str]) -> None:
+    top = camera(made("keyframes every 12")[0])
+    data = raylance.dataset(write_dataset(rows_of()), decode=top, windows=windows("top"))
+    batch = next(iter(data.iter_torch_batches(batch_size=4)))
+    for shown, rows in ((data.show(3), 3), (data.show(batch), 4), (data.show(data.head(2)), 2)):
+        assert shown._repr_html_().count("48 × 32") == 4 * rows
+
+
 def test_a_number_that_no_frame_has_is_blamed_alone(
     made: Callable[..., Any], write_dataset: Callable[..., str]
 ) -> None:
