@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from raylance.columns import COMPONENT
 from raylance.decode.decoding import Decoding
 from raylance.environment.shared import Shared, SharedTables
 from raylance.orders.mixture import MixOrder
@@ -57,7 +58,7 @@ class ReadSpec:
     @property
     def origin(self) -> dict[str, Any]:
         """The fields of a checkpoint's `State` that describe the rows and their decoding."""
-        decoders = self.decoding.decoders if self.decoding else ()
+        decoders, derived = self.decoding.decoders if self.decoding else (), self.source.derived
         return {
             "uri": self.source.uri,
             "branch": self.source.branch,
@@ -65,9 +66,12 @@ class ReadSpec:
             "identity": self.source.identity,
             "windows": self.source.windows,
             "columns": list(self.delivers),
-            "decode": [describe(each) for each in (*self.source.derived, *decoders)],
+            "decode": [
+                *(describe(each) | ({COMPONENT: name} if name else {}) for name, each in derived),
+                *map(describe, decoders),
+            ],
             "transform": describe(self.decoding.transform) if self.decoding else None,
-            "codecs": {each.column: codec_name() for each in self.source.derived if isinstance(each, Video)}
+            "codecs": {each.column: codec_name() for _, each in derived if isinstance(each, Video)}
             | {each.output_name: each.codec for each in decoders if each.codec},
         }
 

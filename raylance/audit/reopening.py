@@ -10,6 +10,7 @@ import numpy as np
 from raylance.api.dataset import Dataset, spec_of
 from raylance.api.mixing import mix
 from raylance.api.opening import dataset
+from raylance.columns import COMPONENT
 from raylance.errors import ConfigError, StateError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Order
@@ -102,13 +103,12 @@ def reopen(
         )
     if "pack" not in changes and saved.transform is None:
         changes = {"columns": saved.columns, **changes}
-    derived = [] if "decode" in changes else _derived(saved.decode, is_mixture=is_mixture)
-    changes = {"decode": derived, **changes}
     opened = {}
     for number, (name, part) in enumerate(parts.items()):
         one = {key: getattr(saved, key) for key in _KEPT}
         if is_mixture:
             one = {key: None if value is None else value[name] for key, value in one.items()}
+        derived = [] if "decode" in changes else _derived(saved.decode, name)
         windows: Windows | SampleTable | None = changes.get("windows")
         if "windows" not in changes and one["windows"] is not None:
             windows = _windows(one["windows"])
@@ -121,11 +121,12 @@ def reopen(
             "remainder": remainder,
             "empty_batches": True,  # as the run may have allowed; nothing is trained here
             "window_bytes": None if is_mixture else saved.window_bytes,
+            "decode": derived,
             **changes,
             "windows": windows,
         }
         if arguments.get("columns") is not None:
-            arguments["columns"] = _stored(arguments["columns"], windows, derived)
+            arguments["columns"] = _stored(arguments["columns"], windows, derived, saved.decode)
         opened[name] = dataset(uris[number] if uris else one["uri"], **arguments)
     if not is_mixture:
         return opened[""]
@@ -141,24 +142,30 @@ def reopen(
     return Dataset(spec.with_delivery(order=order))
 
 
-def _stored(columns: Sequence[str], windows: Windows | SampleTable | None, derived: Sequence[Derived]) -> list[str]:
-    """Returns the columns of batches without those that windows and videos add."""
+def _stored(
+    columns: Sequence[str], windows: Windows | SampleTable | None, derived: Sequence[Derived], decode: Sequence[Any]
+) -> list[str]:
+    """Returns the stored columns of which those of batches were made, without those that windows and readers add."""
     added = {f"{name}{IS_PAD}" for name in (windows.columns if windows is not None else ())}
-    return [name for name in columns if name not in added | {each.column for each in derived}]
+    added |= {each.column for each in derived}
+    decoded = {
+        each.get("name") or each["column"]: each["column"]
+        for each in decode
+        if isinstance(each, Mapping) and "column" in each and each.get("class") not in _DERIVED
+    }
+    named = (decoded.get(name, name) for name in columns)
+    return list(dict.fromkeys(name for name in named if name not in added))
 
 
-def _derived(decode: Sequence[Any], *, is_mixture: bool) -> list[Derived]:
-    """Returns the columns that readers made, as a checkpoint describes them."""
-    found = [dict(each) for each in decode if isinstance(each, Mapping) and each.get("class") in _DERIVED]
-    if found and is_mixture:  # it describes those of the first dataset
-        raise ConfigError(
-            f"the run mixed datasets with columns that readers made ({found[0]['class']}), and no checkpoint holds all "
-            "their settings. Nothing was opened. Open the datasets as the run did."
-        )
-    kinds = [_DERIVED[fields.pop("class")] for fields in found]
-    for fields in found:
-        fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    return [kind(**fields) for kind, fields in zip(kinds, found, strict=True)]
+def _derived(decode: Sequence[Any], component: str) -> list[Derived]:
+    """Returns the columns that readers made of a component, as a checkpoint describes them."""
+    found = []
+    for each in decode:
+        if isinstance(each, Mapping) and each.get("class") in _DERIVED and each.get(COMPONENT, "") == component:
+            fields = {name: value for name, value in each.items() if name not in ("class", COMPONENT)}
+            fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+            found.append(_DERIVED[each["class"]](**fields))
+    return found
 
 
 def _windows(text: str) -> Windows:

@@ -130,9 +130,10 @@ class MixedRows(RowSource):
         return max(part.run_rows for part in self.parts)
 
     @property
-    def derived(self) -> tuple[Derived, ...]:
-        """See `RowSource.derived`: those of the first component, which all have alike."""
-        return self.parts[0].derived
+    def derived(self) -> tuple[tuple[str, Derived], ...]:
+        """See `RowSource.derived`."""
+        named = zip(self.uri, self.parts, strict=True)
+        return tuple((name, each) for name, part in named for _, each in part.derived)
 
     def load_samples(self) -> SampleTable | None:
         """See `RowSource.load_samples`."""

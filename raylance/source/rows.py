@@ -50,8 +50,8 @@ class RowSource(abc.ABC):
         return 1
 
     @property
-    def derived(self) -> tuple[Derived, ...]:
-        """The settings of columns that readers make."""
+    def derived(self) -> tuple[tuple[str, Derived], ...]:
+        """The settings of columns that readers make, each with the name of its component in a mixture, else ""."""
         return ()
 
     def load_samples(self) -> SampleTable | None:
@@ -93,9 +93,9 @@ class TableRows(RowSource):
         return max((each.run_rows for each in self.added.videos), default=1)
 
     @property
-    def derived(self) -> tuple[Derived, ...]:
+    def derived(self) -> tuple[tuple[str, Derived], ...]:
         """See `RowSource.derived`."""
-        return self.added.settings
+        return tuple(("", each) for each in self.added.settings)
 
     def load_samples(self) -> SampleTable | None:
         """See `RowSource.load_samples`."""

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import raylance
 from raylance import lerobot
 from raylance.audit import EpochAudit, reopen
 from raylance.errors import BadRowError, ConfigError, DatasetError
@@ -144,6 +145,31 @@ def test_shapes_and_sizes_as_others_write_them(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
     make_robots((10, 12, 14, 16, 18)).write(uri)
     assert (held.total_frames, lerobot.load_metadata(uri).total_frames, len(lerobot.open(uri))) == (166, 70, 70)
+
+
+def test_a_mixture_of_robots_opens_again_from_its_state(robots: Robots, root: str, tmp_path: Path) -> None:
+    other = make_robots((9, 12, 30, 8, 21))
+    deltas = {TOP: [-0.1, 0.0], "action": [0.0, 0.1]}
+    opened = {
+        name: lerobot.open(uri, delta_timestamps=deltas, size=16)
+        for name, uri in (("one", root), ("two", other.write(str(tmp_path))))
+    }
+    data = raylance.mix({name: (each, 1) for name, each in opened.items()}, stop="all_exhausted", remainder="ragged")
+    with data.loader() as loader:
+        batches = iter(loader.iter_torch_batches(global_batch_size=16, with_row_offset=True))
+        batch = next(batches)
+        state = loader.state_dict()
+    for place, (of, row) in enumerate(zip(batch["_component"].tolist(), batch["index"].tolist(), strict=True)):
+        made = (robots, other)[of]
+        wanted, _ = made.window("action", values_of(made)["action"], row, deltas["action"])
+        np.testing.assert_array_equal(batch["action"][place], wanted)
+    again = reopen(state)
+    assert again.schema.names == data.schema.names
+    assert EpochAudit(again, state=state).count().ok
+    with_pictures = lerobot.open(with_images(make_robots(), "observation.image").write(str(tmp_path / "more")))
+    with with_pictures.loader() as loader:
+        next(iter(loader.iter_batches(global_batch_size=8)))
+        assert EpochAudit(reopen(loader.state_dict()), state=loader.state_dict()).count().ok
 
 
 def gap(robots: Robots) -> None:
