@@ -123,11 +123,26 @@ def how_read(source: RowSource, plan: Plan) -> str:
     how, (reads, at_once) = reader.choose(offsets), reader.count_reads(offsets)
     words = {"range": "stretches of stored rows", "take": "single rows by their offsets"}[how]
     share = f"{len(offsets) / stored:.0%} of the {stored:,} rows stored from its first to its last"
-    size = len(offsets) * source.likely_row_bytes / reads / 2**20
+    size = len(offsets) * max(1.0, source.likely_row_bytes - source.added.frame_bytes) / reads / 2**20
     each = "" if samples is None else f", {len(offsets) / len(anchors):.2f} of them a sample"
     return (
         f"{how}: {words}; the first window needs {share}{each}, in {counted(reads, 'read')} of {size:,.1f} MiB, "
-        f"{at_once} at a time"
+        f"{at_once} at a time{_how_decoded(source, offsets, len(anchors))}"
+    )
+
+
+def _how_decoded(source: TableRows, offsets: Int64Array, samples: int) -> str:
+    """Describes how many frames of videos are decoded for the rows at `offsets`, which are those of some samples, if
+    rows that follow one another name frames that do.
+    """
+    if not source.added.videos:
+        return ""
+    distance = max(each.keyframe_distance for each in source.added.videos)
+    # Frames between two wanted ones are decoded, too, or, on average, half of those after the next keyframe.
+    between = np.minimum(np.diff(offsets, prepend=offsets[0] - distance) - 1, (distance - 1) / 2)
+    return (
+        f"; of each video column, about {(len(offsets) + between.sum()) / samples:.2f} frames are decoded a sample, "
+        f"from keyframes every {distance} frames"
     )
 
 

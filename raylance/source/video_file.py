@@ -91,7 +91,7 @@ class VideoIndex:
     @property
     def keyframe_distance(self) -> int:
         """Number of frames from one keyframe to the next, on average."""
-        return max(1, self.frames // len(self.keyframes))
+        return max(1, round(self.frames / len(self.keyframes)))
 
     def keyframe_of(self, frames: Int64Array) -> Int64Array:
         """Returns, for each frame, how many keyframes are stored before it, the first one not counted; int64."""

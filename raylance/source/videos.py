@@ -164,14 +164,18 @@ class VideoColumn:
         setting: The setting, with its version and size.
         source: The pinned dataset of videos.
         finder: Finds the frames of rows.
-        run_rows: Number of frames to decode one after the other: a few keyframe distances of the first video, because
-            decoding begins at a keyframe.
+        keyframe_distance: Number of frames from one keyframe to the next, in one of the videos.
     """
 
     setting: Video
     source: Source
     finder: Shared[FrameFinder]
-    run_rows: int = 1
+    keyframe_distance: int = 1
+
+    @property
+    def run_rows(self) -> int:
+        """Number of frames to decode one after the other: a few keyframe distances, because decoding begins at one."""
+        return _RUN_KEYFRAMES * self.keyframe_distance if self.keyframe_distance > 1 else 1
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -250,11 +254,11 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
             f"blobs; nothing was started. Its columns are {', '.join(opened.schema.names)}. Name the one that has the "
             "files, blob=…"
         )
-    size, run_rows, first = setting.size, 1, finder.get().first_video
+    size, distance, first = setting.size, 1, finder.get().first_video
     try:
         reads = Reads(source, at_once=1, retry_s=OPENING_S, missing=False, dataset=opened)
         video = VideoFiles(reads, setting.blob).find([first])[first].open()
-        size, run_rows = size or video.size, _RUN_KEYFRAMES * video.index.keyframe_distance
+        size, distance = size or video.size, video.index.keyframe_distance
         video.close()
     except Exception as error:
         if size is None:
@@ -263,7 +267,7 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
                 f"({readable_text(error)}), so the size of frames is not known; nothing was started. Mend it; or, if "
                 "other videos are good, give size=."
             ) from error
-    return VideoColumn(dataclasses.replace(setting, version=source.version, size=size), source, finder, run_rows)
+    return VideoColumn(dataclasses.replace(setting, version=source.version, size=size), source, finder, distance)
 
 
 def codec_name() -> str:

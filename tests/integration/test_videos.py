@@ -91,6 +91,8 @@ def test_frames_are_those_of_the_whole_file(
     assert data.schema.names == ["action", "top", "top_is_pad"]
     seen = [row for batch in data.iter_torch_batches(batch_size=16) for row in check(batch, frames)]
     assert sorted(seen) == list(range(EPISODES * FRAMES))
+    if kind == "keyframes every 12":
+        assert "keyframes every 10 frames" in repr(data.plan(global_batch_size=16)), "4 of 40 frames"
 
 
 def test_cameras_of_unlike_sizes_in_any_order(made: Callable[..., Any], write_dataset: Callable[..., str]) -> None:
