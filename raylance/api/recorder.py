@@ -37,6 +37,7 @@ from raylance.planning.summary import counted
 from raylance.read_spec import ReadSpec
 from raylance.secrets import public_uri
 from raylance.settings import Options
+from raylance.source.videos import Video
 
 
 class Recorder:
@@ -288,6 +289,7 @@ class Recorder:
             "rows": self.cursor.delivery_spec.rows,
             "row_bytes": float(source.likely_row_bytes),
             "decodes": decoding.names if decoding else [],
+            "videos": [each.column for _, each in source.derived if isinstance(each, Video)],
             "draft": [getattr(each, "draft", True) for each in images],
             "order": self.cursor.delivery_spec.order.name,
             "num_workers": self._num_workers,

@@ -13,6 +13,12 @@ _MOST_READERS = 4  # most readers to advise in one step
 
 def _evidence(run: RunFigures) -> str:
     mib_s = run.sum("read_bytes") / max(1e-9, run.sum("storage_s")) / 2**20
+    if run.facts.get("videos"):
+        return (
+            "reading is the limit: storage, and shard actors that decode frames of videos, give "
+            f"{rate(run.rates['reading'])} ({mib_s:,.0f} MiB/s of frames and rows by each shard actor), "
+            f"{beside(run, 'reading')}"
+        )
     return (
         f"reading is the limit: storage gives {rate(run.rates['reading'])} ({mib_s:,.0f} MiB/s to each shard "
         f"actor), {beside(run, 'reading')}"
@@ -31,6 +37,8 @@ def _advice(run: RunFigures) -> list[str]:
     lines += [NO_MODEL] if does_nothing(run) else _more_readers(run)
     smaller = ", smaller images (jobs/materialize.py --shorter-side …)" * bool(run.facts.get("draft"))
     nearer = "; or bring the data nearer" if run.is_remote else "; or a faster disk"
+    if run.facts.get("videos"):
+        lines.append("or decode less: smaller frames (Video(size=…)), keyframes closer to each other, larger shards")
     return [*lines, f"{'or ' * bool(lines)}read less: fewer columns={smaller}{nearer}"]
 
 

@@ -231,6 +231,7 @@ def advice_of(diagnosis: Diagnosis) -> list[str]:
         {},
         {"cluster_cpus": None, "cpus": 64},
         {"draft": [False], "row_bytes": 1e5, "sources": ["s3://bucket/a.lance"]},
+        {"videos": ["top"]},
         *({"order": order} for order in BY_ROW),
     ]
     changes = [{}, {"collate_s": 9.0, "collate_fn_s": 8.0}, {"decoders": 0.0}, {"decoders": 8.0}, {"readers": 8.0}]
