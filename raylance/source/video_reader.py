@@ -122,7 +122,7 @@ class VideoReader(RowReader):
         if table is None:
             return
         if not table.num_rows:
-            add(prepare(0, self.with_frames(table, self.new_frames(0), {}), None))
+            add(prepare(0, self.with_frames(table, self.new_frames(0), [{} for _ in self.columns], 0), None))
             return
         firsts = self._cuts(table)
         for first, last in itertools.pairwise([*firsts, table.num_rows]):
@@ -147,20 +147,17 @@ class VideoReader(RowReader):
         return [np.empty((rows, *each.shape), np.uint8) for each in self.columns]
 
     def with_frames(
-        self, table: pa.Table, frames: Sequence[Frames], errors: Mapping[int, BadRowError], first: int = 0
+        self, table: pa.Table, frames: Sequence[Frames], errors: Sequence[Mapping[int, BadRowError]], first: int
     ) -> pa.Table:
-        """Returns rows with their frames, as they are delivered. `errors` are those of bad rows, by number from `first`
-        on.
+        """Returns rows with their frames, as they are delivered. The errors of bad rows are those of each column, by
+        number from `first` on; they are marked if bad rows are masked.
         """
         whole = table.drop_columns([ROW_OFFSET, *self._drops])
-        for column, pixels in zip(self.columns, frames, strict=True):
+        for column, pixels, bad in zip(self.columns, frames, errors, strict=True):
             flat = pa.FixedSizeListArray.from_arrays(pa.array(pixels.reshape(-1)), column.kind.storage_type.list_size)
             whole = whole.append_column(column.setting.column, pa.ExtensionArray.from_storage(column.kind, flat))
             if self.masks:
-                reasons: list[str | None] = [None] * table.num_rows
-                for row, error in errors.items():
-                    if error.column == column.setting.column:
-                        reasons[row - first] = error.reason
+                reasons = [bad[row].reason if row in bad else None for row in range(first, first + table.num_rows)]
                 whole = whole.append_column(f"{FAILURE}{column.setting.column}", pa.array(reasons, pa.string()))
         return whole.append_column(ROW_OFFSET, table[ROW_OFFSET])
 
@@ -304,24 +301,22 @@ class _Load:
                 pixels, errors = self._decode_rows(first, last, ranges)
             except _MissingError as error:
                 return _Decoded([], missing=error.missing)
-            is_allowed = self._reader.is_trial or self._reader.masks
-            if errors and not is_allowed:
-                last = min(errors)
+            bad = {row: error for each in reversed(errors) for row, error in each.items()}
+            is_end = bool(bad) and not (self._reader.is_trial or self._reader.masks)
+            if is_end:
+                last = min(bad)
             if last > first:
-                rows = self._table.slice(first, last - first)
-                cut = [each[: last - first] for each in pixels]
-                made.append(
-                    prepare(first, self._reader.with_frames(rows, cut, errors if is_allowed else {}, first), None)
-                )
-            if last in errors and not is_allowed:
-                return _Decoded(made, error=errors[last])
+                rows, cut = self._table.slice(first, last - first), [each[: last - first] for each in pixels]
+                made.append(prepare(first, self._reader.with_frames(rows, cut, errors, first), None))
+            if is_end:
+                return _Decoded(made, error=bad[last])
         return _Decoded(made)
 
     def _decode_rows(
         self, first: int, last: int, ranges: dict[tuple[int, int], Ranges]
-    ) -> tuple[list[Frames], dict[int, BadRowError]]:
+    ) -> tuple[list[Frames], list[dict[int, BadRowError]]]:
         """Returns the frames of rows [first, last) by column, and the errors of rows without a frame, which are 0."""
-        made, errors = self._reader.new_frames(last - first), dict[int, BadRowError]()
+        made, errors = self._reader.new_frames(last - first), [dict[int, BadRowError]() for _ in self._named]
         for column, out in enumerate(made):
             for video, rows in self._rows_of(column, first, last):
                 numbers, which = np.unique(self._named[column][1][rows], return_inverse=True)
@@ -330,7 +325,7 @@ class _Load:
                 for low, high, error in self._decode_video(column, video, numbers, pixels, ranges):
                     pixels[low:high] = 0
                     for row in rows[(low <= which) & (which < high)].tolist():
-                        errors.setdefault(row, self._bad_row(column, row, error))
+                        errors[column][row] = self._bad_row(column, row, error)
                 if not is_run:
                     out[rows - first] = pixels[which]
         return made, errors

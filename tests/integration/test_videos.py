@@ -295,6 +295,17 @@ def test_bad_frames_are_masked(
         list(loader.iter_batches(global_batch_size=8))
 
 
+def test_a_frame_that_is_bad_in_two_cameras_masks_the_samples_of_both(
+    tmp_path: Path, write_dataset: Callable[..., str]
+) -> None:
+    bad = write_videos(str(tmp_path / "bad.lance"), [broken("short")])
+    data = raylance.dataset(
+        write_dataset(rows_of(1)), decode=[camera(bad), camera(bad, "side")], on_bad_row="mask", max_bad_rows=None,
+        windows=raylance.Windows(episode="episode", offsets={"side": [0, 3]}),
+    )  # fmt: skip
+    assert data.take(range(FRAMES))["_valid"].tolist() == [row < 22 for row in range(FRAMES)], "25 frames are there"
+
+
 def test_all_frames_of_a_sample_get_one_part(made: Callable[..., Any], write_dataset: Callable[..., str]) -> None:
     uri, frames = made("keyframes every 12")
     crops = [
