@@ -126,7 +126,7 @@ def open(
                 selected = range(len(metadata.episodes)) if chosen is None else chosen
                 made = dataclasses.replace(made, identity=refuse_missing(made, selected, storage_options))
             if isinstance(made, Image):
-                stored.append(made.column)
+                decode.append(Renamed(name, f"{stored_name(name)}.bytes"))
             if made is None:
                 stored.append(name)
             else:
@@ -161,7 +161,7 @@ def _column(
             tolerance_s=tolerance_s,
         )  # fmt: skip
     if dtype == "image":
-        return Image(f"{stored_name(name)}.bytes", name=name, size=own_size)
+        return Image(name, size=own_size)
     if len(shape) > 1 or name != stored_name(name):
         return Renamed(name, stored_name(name), shape=shape if len(shape) > 1 else None)
     return None
@@ -193,10 +193,10 @@ def _check_deltas(metadata: Metadata, deltas: Mapping[str, Sequence[float]], nam
                 f"delta_timestamps has {name!r}, which is no feature that is delivered: {listed(names)}. Nothing was "
                 "started."
             )
-        if metadata.features[name]["dtype"] not in ("video", *_NUMBERS):
+        if metadata.features[name]["dtype"] not in ("video", "image", *_NUMBERS):
             raise ConfigError(
-                f"delta_timestamps has {name!r} of dtype {metadata.features[name]['dtype']!r}: only numbers and videos "
-                "can have several values in a sample. Nothing was started."
+                f"delta_timestamps has {name!r} of dtype {metadata.features[name]['dtype']!r}: only numbers and "
+                "pictures can have several values in a sample. Nothing was started."
             )
 
 

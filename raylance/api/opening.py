@@ -14,7 +14,8 @@ from raylance.api.dataset import Dataset
 from raylance.arguments import check_flag, check_integer, check_word, listed, refuse_unknown
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
 from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
-from raylance.decode.decoder import Decoder, is_on_device
+from raylance.decode.column import window_of
+from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder, is_on_device
 from raylance.decode.decoding import Decoding
 from raylance.decode.frames import FrameCrop
 from raylance.decode.open_decoding import OpenDecoding, resolve_decoder
@@ -27,7 +28,7 @@ from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.samples.table import SampleTable
 from raylance.samples.windows import Windows
-from raylance.source.derived import Derived, Made
+from raylance.source.derived import Derived, Made, Renamed
 from raylance.source.episodes import check_windows, share_windows
 from raylance.source.fields import blobs_inside, find_field, is_blob, leaf_names
 from raylance.source.filters import check_filter
@@ -156,7 +157,10 @@ def dataset(
     columns = columns if pack is None else _check_pack(pack, columns, asked)
 
     source, opened = _open_version(uri, version, storage_options, stale)
-    of_stored = [each for each in asked.decoders if not isinstance(each, FrameCrop)]
+    derived_names = {each.column for each in derived}
+    of_stored = [
+        each for each in asked.decoders if each.column not in derived_names and not isinstance(each, FrameCrop)
+    ]
     names = _check_columns(opened, columns, of_stored, may_be_none=bool(derived))
     added = _open_derived(opened, derived, names, asked, storage_options)
     selection = share_selection(source, filter, split, opened)
@@ -167,7 +171,7 @@ def dataset(
             for name in names
             if name not in {each.column for each in asked.decoders} | {*added.drops, *added.video_drops}
         ]
-        made = [each.column for each in derived]
+        made = [*derived_names, *_decoded_one_by_one(asked.decoders)]
         checked = check_windows(opened, windows, plain, made, [each.output_name for each in asked.decoders])
         samples, selection = share_windows(source, opened, checked, selection)
     spec = _try_rows(source, opened, selection, samples, added, names, asked, read)
@@ -274,6 +278,12 @@ def _check_bad_rows(max_bad_rows: Any, on_bad_row: str) -> int | float | None:
     return int(max_bad_rows)
 
 
+def _decoded_one_by_one(decoders: Sequence[Decoder]) -> list[str]:
+    """Returns the columns whose values are decoded each by itself, so that a sample may have several."""
+    together = {each.column for each in decoders if isinstance(each, RaggedDecoder | BatchDecoder)}
+    return [each.column for each in decoders if each.column not in together]
+
+
 def _check_decoders(decode: Decoder | Sequence[Decoder] | None, transform: Transform | None) -> tuple[Decoder, ...]:
     decoders = tuple(decode) if isinstance(decode, list | tuple) else () if decode is None else (decode,)
     if not all(isinstance(decoder, Decoder) for decoder in decoders):
@@ -327,7 +337,9 @@ def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str])
             leader = decoders[each.like]
             decoders[each.output_name] = _resolve(each.follow(leader), probe, leader)
     ordered = tuple(decoders[each.output_name] for each in decoding.decoders)
-    decoding = dataclasses.replace(decoding, decoders=ordered)
+    widths = {each.column: window_of(probe.schema.field(each.column).type) for each in ordered}
+    windows = {column: width for column, width in widths.items() if width}
+    decoding = dataclasses.replace(decoding, decoders=ordered, windows=windows)
     if decoding.ragged:
         plain = dataclasses.replace(decoding, mask_bad_rows=True, transform=None)
         untransformed, _ = OpenDecoding(plain).apply(probe, 0)
@@ -435,6 +447,21 @@ def _split_derived(
     return derived, [each for each in given if not isinstance(each, Derived)]
 
 
+def _check_decoder_of_derived(decoder: Decoder, derived: Derived | None, opened: lance.LanceDataset) -> None:
+    """Raises ConfigError if a decoder cannot decode the column that a reader makes; None if its column is stored."""
+    if isinstance(decoder, FrameCrop) and not isinstance(derived, Video):
+        raise ConfigError(
+            f"FrameCrop({decoder.column!r}): there is no Video of this name in decode=. Nothing was started."
+        )
+    field = find_field(opened.schema, derived.stored) if isinstance(derived, Renamed) else None
+    is_binary = field is not None and (pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type))
+    if derived is not None and not isinstance(decoder, FrameCrop) and not is_binary:
+        raise ConfigError(
+            f"{type(decoder).__name__}({decoder.column!r}): that is a {type(derived).__name__}, whose values are not "
+            f"encoded {decoder.content}. Nothing was started."
+        )
+
+
 def _open_derived(
     opened: lance.LanceDataset,
     derived: Sequence[Derived],
@@ -443,14 +470,11 @@ def _open_derived(
     storage_options: StorageOptions | None,
 ) -> AddedColumns:
     """Opens what columns that readers make need. Adds the stored columns of which they are made to `names`."""
-    frames = {each.column for each in derived if isinstance(each, Video)}
-    crops = [each for each in asked.decoders if isinstance(each, FrameCrop)]
-    if lost := [each.column for each in crops if each.column not in frames]:
-        raise ConfigError(
-            f"FrameCrop({lost[0]!r}): there is no Video of this name in decode=, but {listed([*frames]) or 'none'}. "
-            "Nothing was started."
-        )
-    made = [name for name in asked.names if name not in frames or all(name != each.output_name for each in crops)]
+    by_name = {each.column: each for each in derived}
+    for decoder in asked.decoders:
+        _check_decoder_of_derived(decoder, by_name.get(decoder.column), opened)
+    of_derived = {each.output_name for each in asked.decoders if each.column in by_name}  # which may keep the name
+    made = [name for name in asked.names if name not in of_derived & by_name.keys()]
     taken, given = [*names, *made], {*names}
     for each in derived:
         if each.column in taken:

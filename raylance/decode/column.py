@@ -15,7 +15,7 @@ from raylance.decode.decoder import Decoder, Draws, RowDecoder, wrong_ragged
 from raylance.decode.decoding import DecodedRows
 from raylance.decode.transforms import describe_exception, error_of_no_row
 from raylance.errors import ConfigError, HelperError
-from raylance.memory.arrow import raw_bytes, width_of
+from raylance.memory.arrow import raw_bytes, values_of, width_of
 
 Array = npt.NDArray[Any]
 
@@ -93,9 +93,12 @@ class OpenColumn(abc.ABC):
         decode: Callable[[int, Any, memoryview], None],
         clear: Callable[[int], None],
     ) -> None:
-        """Calls `decode` with each row, the opened object of the thread, and the row's bytes; `clear` with bad rows."""
+        """Calls `decode` with each value's number, the opened object of the thread, and the bytes; `clear` with the
+        number of each bad row. If rows have several values, in windows, those of a row follow one another.
+        """
         encoded = read_only(rows.table[self._column])
         others = None if self._like is None else read_only(rows.table[self._like])
+        each = len(encoded) // max(1, rows.table.num_rows)  # values of a row
         skips = self.follows or rows.skips_bad
 
         def decode_row(row: int) -> Array:
@@ -104,14 +107,15 @@ class OpenColumn(abc.ABC):
             before = _counts(opened)
 
             def work() -> None:
-                value = encoded[row]
-                if value is None:
-                    raise ValueError("is null")
-                if others is not None and (check_like := getattr(opened, "check_like", None)) is not None:
-                    if (other := others[row]) is None:
-                        raise ValueError(f"has nothing to be like: {self._like!r} is null")
-                    check_like(value, other)
-                decode(row, opened, value)
+                for number in range(row * each, (row + 1) * each):
+                    value = encoded[number]
+                    if value is None:
+                        raise ValueError("is null")
+                    if others is not None and (check_like := getattr(opened, "check_like", None)) is not None:
+                        if (other := others[number]) is None:
+                            raise ValueError(f"has nothing to be like: {self._like!r} is null")
+                        check_like(value, other)
+                    decode(number, opened, value)
 
             if (skips and not rows.valid[row]) or not self._attempt(rows, row, work):
                 clear(row)
@@ -132,18 +136,22 @@ class RowColumn(OpenColumn):
 
     def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
         """See `OpenColumn.decode`."""
-        outs = self._lend(rows.table.num_rows, own_memory)
+        window = window_of(rows.table.schema.field(self._column).type)
+        each = window or 1  # values of a row, which all get the same draws
+        outs = self._lend(rows.table.num_rows * each, own_memory)
         draws = [rows.draws(decoder) for decoder in self._decoders]
 
-        def decode(row: int, opened: Any, value: memoryview) -> None:
-            # `...` gives an array even if a row is a number.
-            opened.decode_all(value, [each[row] for each in draws], [out[row, ...] for out in outs])
+        def decode(number: int, opened: Any, value: memoryview) -> None:
+            # `...` gives an array even if a value is a number.
+            opened.decode_all(value, [drawn[number // each] for drawn in draws], [out[number, ...] for out in outs])
 
         def clear(row: int) -> None:
             for out in outs:
-                out[row] = 0
+                out[row * each : (row + 1) * each] = 0
 
         self._each_row(rows, executor, decode, clear)
+        if window:
+            outs = [out.reshape(-1, window, *out.shape[1:]) for out in outs]
         return {decoder.output_name: to_arrow(out) for decoder, out in zip(self._decoders, outs, strict=True)}
 
 
@@ -262,8 +270,18 @@ def _refuse_returned(made: Any, method: str) -> None:
         raise ConfigError(f"was returned as {type(made).__name__}: {method} must write it into `out`.")
 
 
+def window_of(kind: pa.DataType) -> int:
+    """Returns how many encoded values each row of a column has; 0 if it has one, and no list."""
+    is_encoded = pa.types.is_fixed_size_list(kind) and not width_of(kind)
+    return int(kind.list_size) if is_encoded else 0
+
+
 def read_only(column: pa.ChunkedArray) -> list[memoryview | None]:
-    """Returns the bytes of each row, None for a null. They are read-only, because rows may be decoded again."""
+    """Returns the bytes of each value, None for a null; several of each row in windows. They are read-only, because
+    rows may be decoded again.
+    """
+    if window_of(column.type):
+        column = pa.chunked_array([values_of(chunk) for chunk in column.chunks], column.type.value_type)
     if width := width_of(column.type):  # frames
         raws = [raw for chunk in column.chunks if (raw := raw_bytes(chunk)) is not None]
         return [memoryview(row.data).toreadonly() for raw in raws for row in raw.reshape(-1, width)]

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,7 @@ class Decoding:
     # It replaces rows on which the transform fails. None at the opening, and without a transform.
     blank: pa.Table | None = None
     marks: tuple[str, ...] = ()  # columns that readers make, in which rows may be bad; see `raylance.columns.FAILURE`
+    windows: Mapping[str, int] = dataclasses.field(default_factory=dict)  # values of a sample, by column of decoders
     datasets: tuple[str, ...] = ()  # name of the dataset for errors; in a mixture, by component
     ragged_bytes: float = 0.0  # mean bytes of the ragged columns of one sampled row
 
@@ -75,7 +76,10 @@ class Decoding:
     def row_bytes(self) -> float:
         """Mean bytes of the decoded columns of one row."""
         fixed = [decoder for decoder in self.decoders if not isinstance(decoder, RaggedDecoder)]
-        sizes = (math.prod(decoder.shape) * np.dtype(decoder.dtype).itemsize for decoder in fixed)
+        sizes = (
+            math.prod(decoder.shape) * np.dtype(decoder.dtype).itemsize * self.windows.get(decoder.column, 1)
+            for decoder in fixed
+        )
         return sum(sizes) + self.ragged_bytes
 
     def delivered(self, columns: Sequence[str]) -> list[str]:

@@ -193,6 +193,8 @@ def resolve_decoder(decoder: Decoder, probe: pa.Table, leader: Decoder | None = 
     for row in range(probe.num_rows):
         try:
             encoded = probe[decoder.column][row].as_py()
+            if isinstance(encoded, list):  # a window
+                encoded = next((value for value in encoded if value is not None), None)
             if encoded is None:
                 raise ValueError("is null")
             resolved = decoder.resolve(memoryview(encoded))

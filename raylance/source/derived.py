@@ -14,6 +14,7 @@ from raylance.environment.shared import Shared
 from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.memory.arrow import wanted_rows
 from raylance.orders.permutation import Int64Array
+from raylance.source.fields import find_field
 from raylance.source.reader import Prepare, RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.storage_options import StorageOptions
@@ -42,7 +43,7 @@ class Derived(abc.ABC):
             DatasetError: If a column is missing, or has another type.
         """
         for name in self.needs:
-            if name not in schema.names:
+            if find_field(schema, name) is None:
                 raise DatasetError(
                     f"{type(self).__name__}({self.column!r}) needs the column {name!r}, which {uri!r} does not have; "
                     f"nothing was started. Its columns are {', '.join(schema.names)}."

@@ -90,8 +90,9 @@ class VideoFiles:
             opening = {row: found[row] for row in spans} if is_wanted() else {}
         with self._lock:
             for row, file in found.items():
-                self._known[row] = file
-                self._known.move_to_end(row)
+                if file.index is not None or file.failure is not None:  # else nobody waited for it any more
+                    self._known[row] = file
+                    self._known.move_to_end(row)
             while len(self._known) > len(found) and sum(file.nbytes for file in self._known.values()) > _KEPT_BYTES:
                 self._known.popitem(last=False)
         return found
@@ -146,6 +147,8 @@ def _try_opening(file: VideoFile) -> Span | None:
         video = file.open()
     except MissingBytesError as error:
         return file.span_from(error.offset)
+    except MemoryError:
+        raise
     except Exception as error:  # a decoder may raise anything for a file that is no video
         file.failure = error
         return None

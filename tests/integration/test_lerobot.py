@@ -116,14 +116,25 @@ def test_other_metadata_than_the_run_had(robots: Robots, tmp_path: Path, caplog:
     assert TOP in caplog.text
 
 
-def test_pictures_are_decoded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deltas", [{}, {"observation.image": [-0.1, 0.0, 0.1]}])
+def test_pictures_that_are_stored_one_by_one(deltas: dict[str, list[float]], tmp_path: Path) -> None:
     robots = with_images(make_robots(), "observation.image")
-    data = lerobot.open(robots.write(str(tmp_path)), columns=["index", "observation.image"], order="sequential")
-    batch = next(iter(data.iter_torch_batches(batch_size=16)))
-    assert batch["observation.image"].shape == (16, 3, 8, 8)
-    assert (batch["observation.image"][:, 0, 0, 0] == batch["index"]).all()
-    with pytest.raises(ConfigError, match=r"'observation.image' of dtype 'image'"):
-        lerobot.open(str(tmp_path), delta_timestamps={"observation.image": [0.0]})
+    uri = robots.write(str(tmp_path))
+    data = lerobot.open(
+        uri, columns=["index", "observation.image"], remainder="ragged", delta_timestamps=deltas, on_bad_row="mask"
+    )
+    values, seen = np.arange(sum(robots.lengths)), list[int]()
+    for batch in data.iter_torch_batches(batch_size=16):
+        assert batch["observation.image"].shape[-3:] == (3, 8, 8)
+        for place, row in enumerate(batch["index"].tolist()):
+            wanted, pads = robots.window("", values, row, deltas.get("observation.image", [0.0]))
+            assert batch["observation.image"][place].reshape(-1, 3 * 8 * 8)[:, 0].tolist() == wanted.tolist()
+            assert not deltas or batch["observation.image_is_pad"][place].tolist() == pads
+            seen.append(row)
+    assert sorted(seen) == values.tolist()
+    with data.loader() as loader:
+        next(iter(loader.iter_batches(global_batch_size=8)))
+        assert EpochAudit(reopen(loader.state_dict()), state=loader.state_dict()).count().ok
 
 
 def test_shapes_and_sizes_as_others_write_them(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 
 import raylance
 from raylance.errors import ConfigError, DatasetError, StateError
+from tests.helpers.images import encode
 
 ROWS = 400
 OFFSETS = {"action": (0, 1, 2, 3), "state": (-3, 0), "done": (1,)}
@@ -439,6 +440,52 @@ def test_samples_that_need_more_rows_than_a_reader_may_hold(write_dataset: Calla
 def by_ray(uri: str, ray_session: None) -> Iterator[raylance.RankLoader]:
     with raylance.dataset(uri, windows=WINDOWS, remainder="ragged").loader(runtime="ray") as loader:
         yield loader
+
+
+def test_pictures_in_windows_get_one_crop(write_dataset: Callable[..., str]) -> None:
+    """Pictures of a sample are cropped alike, with their masks; a sample with a bad one is masked."""
+    rng, rows, offsets = np.random.default_rng(0), 40, [-1, 0, 2]
+    back = rng.integers(0, 255, (24, 32, 3), dtype=np.uint8)
+    files = [encode(np.roll(back, row, 1)) for row in range(rows)]
+    masks = [encode(np.roll(back[..., 0], row, 1)) for row in range(rows)]
+    files[25] = b"no picture"
+    uri = write_dataset(
+        pa.table({"episode": np.arange(rows) // 20, "row": np.arange(rows), "image": files, "mask": masks})
+    )
+    cut = raylance.RandomResizedCrop(scale=(0.3, 0.3), ratio=(1.0, 1.0))
+    data = raylance.dataset(
+        uri, columns=["row", "image", "mask"], on_bad_row="mask", max_bad_rows=None, remainder="ragged",
+        decode=[
+            raylance.Image("image", size=8, augment=cut, hflip=0.5, interpolation="nearest"),
+            raylance.Image("mask", like="image", mode="L", interpolation="nearest"),
+        ],
+        windows=raylance.Windows(episode="episode", offsets={"image": offsets, "mask": offsets}),
+    )  # fmt: skip
+    assert data.schema.names == ["row", "image", "mask", "image_is_pad", "mask_is_pad"]
+    masked, seen = [], []
+    for batch in data.iter_torch_batches(batch_size=8):
+        assert batch["image"].shape[1:] == (3, 3, 8, 8)
+        assert batch["mask"].shape[1:] == (3, 1, 8, 8)
+        for place, row in enumerate(batch["row"].tolist()):
+            seen.append(row)
+            pictures = batch["image"][place]
+            if not batch["_valid"][place]:
+                masked.append(row)
+                assert not pictures.any()
+                continue
+            assert (pictures[:, :1] == batch["mask"][place]).all(), "one part of all, and of their masks"
+            first, last = row // 20 * 20, row // 20 * 20 + 19
+            wanted = [min(max(row + each, first), last) for each in offsets]
+            assert batch["image_is_pad"][place].tolist() == [not first <= row + each <= last for each in offsets]
+            assert [(one == pictures[0]).all().item() for one in pictures] == [each == wanted[0] for each in wanted]
+    assert sorted(seen) == list(range(rows))
+    assert sorted(masked) == [23, 25, 26]
+    with pytest.raises(raylance.ConfigError, match="'image'"):
+        raylance.dataset(uri, decode=raylance.DeviceImage("image", size=8), windows=data_windows("image"))
+
+
+def data_windows(name: str) -> raylance.Windows:
+    return raylance.Windows(episode="episode", offsets={name: [0, 1]})
 
 
 def test_windows_through_ray(uri: str, by_ray: raylance.RankLoader) -> None:
