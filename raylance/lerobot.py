@@ -117,6 +117,10 @@ def open(
         windows = Windows(
             episode=EPISODE, seconds=deltas, fps=metadata.fps, tolerance_s=tolerance_s, at_ends=at_ends
         )  # fmt: skip
+    has_videos = any(name != _TASK and metadata.features[name]["dtype"] == "video" for name in names)
+    if has_videos:  # one version for all cameras
+        videos = pin(f"{root}/{VIDEOS}", videos_version, storage_options)
+        videos_version = videos.version if videos.branch is None else (videos.branch, videos.version)
     with opening(metadata):
         decode: list[Decoder | Derived] = [*crops]
         stored: list[str] = []

@@ -15,7 +15,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lance
 import numpy as np
@@ -85,14 +85,20 @@ class Metadata:
         return np.asarray(self.episodes[name].to_numpy(), dtype=dtype)
 
 
-# The metadata with which a dataset is being opened: each of its cameras needs them.
-_opening: "contextvars.ContextVar[Metadata | None]" = contextvars.ContextVar("metadata", default=None)
+class _Opening(NamedTuple):
+    """What was read of a dataset that is being opened, which several of its columns need."""
+
+    metadata: Metadata
+    finders: "dict[Camera, FramesByTime]"
+
+
+_opening: "contextvars.ContextVar[_Opening | None]" = contextvars.ContextVar("opening", default=None)
 
 
 @contextlib.contextmanager
 def opening(metadata: Metadata) -> Iterator[None]:
-    """Lets columns that are opened in the body of the `with` statement have these metadata, and not read them again."""
-    token = _opening.set(metadata)
+    """Lets columns that are opened in the body of the `with` statement have these metadata, and read nothing twice."""
+    token = _opening.set(_Opening(metadata, {}))
     try:
         yield
     finally:
@@ -106,8 +112,8 @@ def load_metadata(root: str, storage_options: StorageOptions | None = None) -> M
         DatasetError: If files are missing or damaged, or episodes do not lie one after another.
     """
     known = _opening.get()
-    if known is not None and known.root == root:
-        return known
+    if known is not None and known.metadata.root == root:
+        return known.metadata
     try:
         return _parse(root, patiently(functools.partial(_read_files, root, storage_options)))
     except (*LANCE_ERRORS, KeyError, TypeError, pa.ArrowException) as error:
@@ -296,12 +302,15 @@ def find_episodes(camera: Camera, storage_options: StorageOptions | None) -> Fra
     Raises:
         DatasetError: If metadata or videos cannot be read.
     """
+    known, key = _opening.get(), dataclasses.replace(camera, identity="")
+    if known is not None and key in known.finders:
+        return known.finders[key]
     metadata, name = load_metadata(camera.root, storage_options), f"videos/{camera.column}"
     source = pin(camera.videos, camera.version, storage_options)
     rows = patiently(functools.partial(_rows_of_files, source, camera.column))
     named = list(zip(*(metadata.numbers(f"{name}/{part}_index").tolist() for part in ("chunk", "file")), strict=True))
     missing = {episode: file for episode, file in enumerate(named) if file not in rows}
-    return FramesByTime(
+    found = FramesByTime(
         rate=metadata.fps,
         tolerance_s=camera.tolerance_s,
         videos=np.array([rows.get(file, -1) for file in named], dtype=np.int64),
@@ -310,6 +319,9 @@ def find_episodes(camera: Camera, storage_options: StorageOptions | None) -> Fra
         first_video=next(iter(rows.values()), 0),
         files={episode: f"{camera.column}, chunk {chunk}, file {file}" for episode, (chunk, file) in missing.items()},
     )
+    if known is not None:
+        known.finders[key] = found
+    return found
 
 
 def _rows_of_files(source: Source, key: str) -> dict[tuple[int, int], int]:

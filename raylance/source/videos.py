@@ -73,13 +73,12 @@ class FramesByNumber(FrameFinder):
 
     def find(self, table: pa.Table) -> NamedFrames:
         """See `FrameFinder.find`."""
-        videos, reasons = np.empty(0, np.int64), dict[int, str]()
-        found = [np.asarray(table[name].fill_null(0).to_numpy(), dtype=np.int64) for name in (self.video, self.frame)]
-        for name in (self.video, self.frame):
+        names, reasons = (self.video, self.frame), dict[int, str]()
+        for name in names:
             if table[name].null_count:
                 rows = np.flatnonzero(table[name].is_null().to_numpy())
                 reasons |= dict.fromkeys(rows.tolist(), f"it has no value in {name!r}")
-        videos, frames = found
+        videos, frames = (np.asarray(table[name].fill_null(0).to_numpy(), dtype=np.int64) for name in names)
         return NamedFrames(without(videos, reasons), frames, reasons)
 
 
@@ -267,7 +266,9 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
                 f"({readable_text(error)}), so the size of frames is not known; nothing was started. Mend it; or, if "
                 "other videos are good, give size=."
             ) from error
-    return VideoColumn(dataclasses.replace(setting, version=source.version, size=size), source, finder, distance)
+    return VideoColumn(
+        dataclasses.replace(setting, videos=source.uri, version=source.version, size=size), source, finder, distance
+    )
 
 
 def codec_name() -> str:
