@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,10 @@ _RANGE_BYTES = 32 << 20  # of files that are held at once
 _AHEAD = _THREADS + 2  # pieces that are decoded, or wait for a thread
 _NO_FILE = VideoFile(0, failure=ValueError("the row names no frame"))
 _VIDEOS = 64  # that one load has open: each holds some hundred KiB
-_OPEN = 4  # videos that a thread keeps open, with the memory of their decoders
+_OPEN = 4  # videos that a thread keeps open
+_OPEN_PIXELS = (
+    4 << 20
+)  # of a frame of each, if they are more: a decoder may hold 17 frames, of one and a half bytes a pixel
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -369,7 +373,9 @@ class _Load:
             kept[key] = opened
         else:
             opened.close()
-        while len(kept) > _OPEN:
+        while len(kept) > _OPEN or (
+            len(kept) > 1 and sum(math.prod(each.size) for each in kept.values()) > _OPEN_PIXELS
+        ):
             kept.popitem(last=False)[1].close()
 
     def _bad_row(self, column: int, row: int, error: Exception) -> BadRowError:
