@@ -35,9 +35,7 @@ _AHEAD = _THREADS + 2  # pieces that are decoded, or wait for a thread
 _NO_FILE = VideoFile(0, failure=ValueError("the row names no frame"))
 _VIDEOS = 64  # that one load has open: each holds some hundred KiB
 _OPEN = 4  # videos that a thread keeps open
-_OPEN_PIXELS = (
-    4 << 20
-)  # of a frame of each, if they are more: a decoder may hold 17 frames, of one and a half bytes a pixel
+_OPEN_PIXELS = 4 << 20  # that their frames have together, if they are more: a decoder may hold 17 frames
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -373,10 +371,11 @@ class _Load:
             kept[key] = opened
         else:
             opened.close()
-        while len(kept) > _OPEN or (
-            len(kept) > 1 and sum(math.prod(each.size) for each in kept.values()) > _OPEN_PIXELS
-        ):
-            kept.popitem(last=False)[1].close()
+        pixels = sum(math.prod(each.size) for each in kept.values())
+        while len(kept) > _OPEN or (len(kept) > 1 and pixels > _OPEN_PIXELS):
+            _, oldest = kept.popitem(last=False)
+            pixels -= math.prod(oldest.size)
+            oldest.close()
 
     def _bad_row(self, column: int, row: int, error: Exception) -> BadRowError:
         setting, named = self._reader.columns[column].setting, self._named[column]
