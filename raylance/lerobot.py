@@ -29,7 +29,7 @@ from raylance.source.lerobot import (
 from raylance.source.lerobot import Metadata as Metadata
 from raylance.source.lerobot import load_metadata as _load_metadata
 from raylance.source.storage_options import StorageOptions
-from raylance.source.version import Version, locate, pin
+from raylance.source.version import Version, checked_uri, pin
 
 Size = int | tuple[int, int]
 _TASK = "task"
@@ -45,9 +45,10 @@ def load_metadata(root: str | os.PathLike[str], storage_options: StorageOptions 
         storage_options: Options of the object store, see `raylance.dataset`.
 
     Raises:
+        ConfigError: If the URI holds a secret that would be shown.
         DatasetError: If files are missing or damaged, or episodes do not have all rows, one after another.
     """
-    return _load_metadata(locate(root).rstrip("/"), storage_options)
+    return _load_metadata(checked_uri(root).rstrip("/"), storage_options)
 
 
 def open(
@@ -99,7 +100,7 @@ def open(
             without reading rows and videos, such as a video that is too short, is a `BadRowError` at the first row that
             needs it.
     """
-    root = locate(root).rstrip("/")
+    root = checked_uri(root).rstrip("/")
     if given := sorted({"windows", "decode", "pack"} & options.keys()):
         raise ConfigError(f"raylance.lerobot.open({given[0]}=…): the layout decides it. Use raylance.dataset().")
     metadata = _load_metadata(root, storage_options)

@@ -177,25 +177,32 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: S
         ConfigError: If an argument has a wrong type, or if the URI or the options hold a secret that would be shown.
         DatasetError: If there is no dataset, no such branch, version or tag, or the storage fails for too long.
     """
-    if not isinstance(uri, str | os.PathLike):
-        raise ConfigError(
-            f"uri={uri!r} is a {type(uri).__name__}: give the path or URI of one Lance dataset. Open several one by "
-            "one, and join them with raylance.mix()."
-        )
-    version, uri = _check_version(version), os.fspath(uri)
-    if holds_secret(uri):  # states, records and errors of the storage show it
-        raise ConfigError(
-            f"uri={public_uri(uri)!r} holds a password or a key, which checkpoints, records and errors would show. "
-            "Nothing was opened. Give it in storage_options or in the environment."
-        )
-    check_uri(uri)
-    uri = locate(uri)
+    version, uri = _check_version(version), checked_uri(uri)
     if not callable(storage_options):
         check_options(storage_options)
     try:
         return patiently(functools.partial(_pin, uri, version, storage_options))
     except LANCE_ERRORS as error:
         raise _not_opened(uri, error, storage_options) from error
+
+
+def checked_uri(uri: str | os.PathLike[str]) -> str:
+    """Returns a URI, or an absolute path. Raises ConfigError if it has a wrong type, if it holds a secret that would be
+    shown, or if Lance would open another place.
+    """
+    if not isinstance(uri, str | os.PathLike):
+        raise ConfigError(
+            f"uri={uri!r} is a {type(uri).__name__}: give the path or URI of one Lance dataset. Open several one by "
+            "one, and join them with raylance.mix()."
+        )
+    uri = os.fspath(uri)
+    if holds_secret(uri):  # states, records and errors of the storage show it
+        raise ConfigError(
+            f"uri={public_uri(uri)!r} holds a password or a key, which checkpoints, records and errors would show. "
+            "Nothing was opened. Give it in storage_options or in the environment."
+        )
+    check_uri(uri)
+    return _locate(uri)
 
 
 def check_uri(uri: str) -> None:
@@ -209,9 +216,8 @@ def check_uri(uri: str) -> None:
         )
 
 
-def locate(uri: str | os.PathLike[str]) -> str:
+def _locate(uri: str) -> str:
     """Returns a local path as an absolute one, because workers and later runs may have another working directory."""
-    uri = os.fspath(uri)
     if uri[:5].lower() == "file:" and "://" not in uri:
         return f"file:///{uri[5:].lstrip('/')}"
     if "://" in uri:

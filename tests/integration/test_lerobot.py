@@ -298,6 +298,9 @@ def test_what_cannot_be_honoured(root: str, tmp_path: Path) -> None:
             lerobot.open(root, **arguments)  # type: ignore[arg-type]
     with pytest.raises(DatasetError, match="meta"):
         lerobot.open(tmp_path)
+    with pytest.raises(ConfigError) as raised:
+        lerobot.load_metadata("s3://me:geheim@host/robots")
+    assert "geheim" not in str(raised.value)
     depth = make_robots()
     depth.info["features"][TOP]["info"] = {"is_depth_map": True}
     uri = depth.write(str(tmp_path / "depth"))
