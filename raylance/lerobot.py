@@ -106,7 +106,7 @@ def open(
     metadata = _load_metadata(root, storage_options)
     names = _checked_columns(metadata, columns)
     if isinstance(size, Mapping) and (unknown := [name for name in size if name not in names]):
-        raise ConfigError(f"size={size!r}: there is no feature {unknown[0]!r} in columns; there are {listed(names)}.")
+        raise ConfigError(f"size={size!r}: columns has no feature {unknown[0]!r}, but {listed(names)}.")
     deltas = dict(delta_timestamps or {})
     _check_deltas(metadata, deltas, names)
     chosen = _checked_episodes(metadata, episodes)
@@ -179,7 +179,7 @@ def _checked_columns(metadata: Metadata, columns: Sequence[str] | None) -> list[
     else:
         names = [columns] if isinstance(columns, str) else list(dict.fromkeys(columns))
     if unknown := [name for name in names if name not in every]:
-        raise ConfigError(f"columns={columns!r}: there is no feature {unknown[0]!r}; there are {listed(every)}.")
+        raise ConfigError(f"columns={columns!r}: the dataset has no feature {unknown[0]!r}, but {listed(every)}.")
     refuse_alike(names)
     for name in set(names) - {_TASK}:
         info = metadata.features[name].get("info") or metadata.features[name].get("video_info") or {}
@@ -195,8 +195,8 @@ def _check_deltas(metadata: Metadata, deltas: Mapping[str, Sequence[float]], nam
     for name in deltas:
         if name not in names or name == _TASK:
             raise ConfigError(
-                f"delta_timestamps has {name!r}, which is no feature that is delivered: {listed(names)}. Nothing was "
-                "started."
+                f"delta_timestamps has {name!r}, which is not one of the delivered features: {listed(names)}. Nothing "
+                "was started."
             )
         if metadata.features[name]["dtype"] not in ("video", "image", *_NUMBERS):
             raise ConfigError(

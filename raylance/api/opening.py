@@ -166,11 +166,8 @@ def dataset(
     selection = share_selection(source, filter, split, opened)
     samples = None
     if windows is not None:
-        plain = [
-            name
-            for name in names
-            if name not in {each.column for each in asked.decoders} | {*added.drops, *added.video_drops}
-        ]
+        others = {*(each.column for each in asked.decoders), *added.drops, *added.video_drops}
+        plain = [name for name in names if name not in others]
         made = [*derived_names, *_decoded_one_by_one(asked.decoders)]
         checked = check_windows(opened, windows, plain, made, [each.output_name for each in asked.decoders])
         samples, selection = share_windows(source, opened, checked, selection)
@@ -450,9 +447,7 @@ def _split_derived(
 def _check_decoder_of_derived(decoder: Decoder, derived: Derived | None, opened: lance.LanceDataset) -> None:
     """Raises ConfigError if a decoder cannot decode the column that a reader makes; None if its column is stored."""
     if isinstance(decoder, FrameCrop) and not isinstance(derived, Video):
-        raise ConfigError(
-            f"FrameCrop({decoder.column!r}): there is no Video of this name in decode=. Nothing was started."
-        )
+        raise ConfigError(f"FrameCrop({decoder.column!r}): decode= has no Video of this name. Nothing was started.")
     field = find_field(opened.schema, derived.stored) if isinstance(derived, Renamed) else None
     is_binary = field is not None and (pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type))
     if derived is not None and not isinstance(decoder, FrameCrop) and not is_binary:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raylance.arguments import check_integer, check_word
-from raylance.decode.crops import whole_size
+from raylance.decode.crops import cut_frames, whole_size
 from raylance.decode.decoder import Decoder, Draws
 from raylance.errors import ConfigError
 from raylance.planning.state import OMIT_DEFAULT
@@ -68,9 +68,6 @@ class Clip(Decoder):
                 object.__setattr__(self, name, whole_size(f"{owner}, {name}: ", given))
         if not 0 <= self.hflip <= 1:
             raise ConfigError(f"{owner}, hflip={self.hflip}): a probability lies in [0, 1].")
-        self._check_crop()
-
-    def _check_crop(self) -> None:
         if isinstance(self.size, tuple) and isinstance(self.crop, tuple) and np.any(np.less(self.size, self.crop)):
             raise ConfigError(f"Clip({self.column!r}, crop={self.crop}): frames of {self.size} are smaller.")
 
@@ -117,11 +114,8 @@ class Clip(Decoder):
             raise ValueError(f"frame {error.number}: {error.cause}") from error.cause
         finally:
             video.close()
-        height, width = out.shape[1:3]
-        free = np.array([size[0] - height, size[1] - width])
-        top, left = (draws[1:3] * (free + 1)).astype(int) if self.random_crop else free // 2
-        part = pixels[:, top : top + height, left : left + width]
-        np.take(part[:, :, ::-1] if draws[3] < self.hflip else part, which, axis=0, out=out, mode="clip")
+        part = cut_frames(pixels, out.shape[1:3], draws[1:], random=self.random_crop, hflip=self.hflip)
+        np.take(part, which, axis=0, out=out, mode="clip")
 
     def _numbers(self, there: int, draw: float) -> npt.NDArray[np.int64]:
         """Returns the numbers of the frames in a video of `there` frames."""

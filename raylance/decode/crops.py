@@ -97,6 +97,27 @@ class RandomResizedCrop:
         return (width - cut_width) // 2, (height - cut_height) // 2, cut_width, cut_height
 
 
+def cut_frames(
+    frames: npt.NDArray[np.uint8], size: tuple[int, int], draws: Draws, *, random: bool, hflip: float
+) -> npt.NDArray[np.uint8]:
+    """Cuts the same part out of all frames of a sample.
+
+    Args:
+        frames: Pixels, (…, H, W, 3).
+        size: (height, width) of the part, at most (H, W).
+        draws: Uniform numbers in [0, 1) for top, left and flip, float64; not used without `random` and `hflip`.
+        random: Whether the part is drawn; else it is the middle.
+        hflip: Probability of a horizontal flip.
+
+    Returns:
+        A view (…, height, width, 3).
+    """
+    (height, width), free = size, np.subtract(frames.shape[-3:-1], size)
+    top, left = (draws[:2] * (free + 1)).astype(int) if random else free // 2
+    part = frames[..., top : top + height, left : left + width, :]
+    return part[..., ::-1, :] if hflip and draws[2] < hflip else part
+
+
 def map_points(points: npt.ArrayLike, crop: npt.ArrayLike, size: tuple[int, int] | int) -> npt.NDArray[np.float64]:
     """Maps points of a source image through crop, resizing and flip.
 

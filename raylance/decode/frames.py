@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raylance.decode.crops import whole_size
+from raylance.decode.crops import cut_frames, whole_size
 from raylance.decode.decoder import Decoder, Draws
 from raylance.errors import ConfigError
 from raylance.planning.state import OMIT_DEFAULT
@@ -99,7 +99,4 @@ class FrameCrop(Decoder):
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[np.uint8]) -> None:
         """See `RowDecoder.decode_into`; `encoded` has the pixels."""
         frames, leader = np.frombuffer(encoded, np.uint8).reshape(self.source), self.follows or self
-        free = [whole - side for whole, side in zip(self.source[-3:-1], self.sides, strict=True)]
-        top, left = (int(draws[axis] * (free[axis] + 1)) if leader.random else free[axis] // 2 for axis in (0, 1))
-        part = frames[..., top : top + self.sides[0], left : left + self.sides[1], :]
-        out[...] = part[..., ::-1, :] if leader.hflip and draws[2] < leader.hflip else part
+        out[...] = cut_frames(frames, self.sides, draws, random=leader.random, hflip=leader.hflip)

@@ -15,7 +15,7 @@ from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.memory.arrow import wanted_rows
 from raylance.orders.permutation import Int64Array
 from raylance.source.fields import find_field
-from raylance.source.reader import Prepare, RowReader
+from raylance.source.reader import PieceReader, Prepare, RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.storage_options import StorageOptions
 
@@ -146,7 +146,7 @@ class LookedUp:
         return values.take(pa.array(numbers.astype(np.int64)))
 
 
-class DerivingReader(RowReader):
+class DerivingReader(PieceReader):
     """Reads rows together with columns that are made of them. Several threads may use one reader at once."""
 
     def __init__(self, reader: RowReader, makers: Mapping[str, Maker], drops: Sequence[str], dataset: str) -> None:
@@ -154,10 +154,6 @@ class DerivingReader(RowReader):
         name of the dataset for errors.
         """
         self._reader, self._makers, self._drops, self._dataset = reader, makers, [ROW_OFFSET, *drops], dataset
-
-    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Wanted = always) -> None:
-        """See `RowReader.read_into`."""
-        self._reader.read_into(offsets, lambda table: add(self._with_columns(table)), is_wanted)
 
     def read_pieces(
         self, offsets: Int64Array, prepare: Prepare[T], add: Callable[[T], bool], is_wanted: Wanted = always

@@ -133,6 +133,29 @@ class RowReader(abc.ABC):
         return pa.concat_tables(pieces) if is_wanted() else None
 
 
+class PieceReader(RowReader):
+    """A reader whose other methods follow from `read_pieces`."""
+
+    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Wanted = always) -> None:
+        """See `RowReader.read_into`."""
+
+        def keep(table: pa.Table) -> bool:
+            add(table)
+            return True
+
+        self.read_pieces(offsets, lambda _, table, places: wanted_rows(table, places), keep, is_wanted)
+
+    @abc.abstractmethod
+    def read_pieces(
+        self,
+        offsets: Int64Array,
+        prepare: Prepare[T],
+        add: Callable[[T], bool],
+        is_wanted: Wanted = always,
+    ) -> None:
+        """See `RowReader.read_pieces`."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Piece:
     """Rows that one call reads. `first` is the number of the first row."""
@@ -148,7 +171,7 @@ def _name(pieces: Sequence[_Piece]) -> str:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Reader(RowReader):
+class Reader(PieceReader):
     """Reads rows of a pinned dataset, in pieces of some MiB.
 
     Attributes:
@@ -190,15 +213,6 @@ class Reader(RowReader):
                 "Lance cannot read it; nothing was started. Name other columns in columns=, or write the dataset with "
                 "another name."
             )
-
-    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Wanted = always) -> None:
-        """See `RowReader.read_into`."""
-
-        def keep(table: pa.Table) -> bool:
-            add(table)
-            return True
-
-        self.read_pieces(offsets, lambda _, table, places: wanted_rows(table, places), keep, is_wanted)
 
     def read_pieces(
         self,

@@ -15,7 +15,7 @@ Frames = npt.NDArray[np.uint8]
 Span = tuple[int, int]  # bytes [begin, end) of a file
 _BUFFER_BYTES = 64 << 10  # that ffmpeg asks for at once
 _REORDERED = 16  # frames that may be stored after one that is shown after them, by H.264 and H.265
-_AWAY = 0.25  # of a frame: by how much times may differ from those of a constant rate, because files round them
+_AWAY = 0.25  # most frames between a frame's time and its time at a constant rate: files round times
 _CLOSE_BYTES = 64 << 10  # ranges closer than this are read as one
 
 
@@ -169,7 +169,7 @@ class OpenVideo:
 
         Raises:
             MissingBytesError: If more bytes are needed.
-            Exception: Whatever PyAV raises for a file that is no video; ValueError if frames cannot be counted.
+            Exception: The error of PyAV if the file is not a video; ValueError if frames cannot be counted.
         """
         import av
         from av.video.reformatter import VideoReformatter
@@ -296,8 +296,8 @@ class OpenVideo:
     def _go_before(self, number: int, nearest: int) -> Any:
         """Goes to a keyframe before a frame, or to the frame if it is one; returns the first frame from there."""
         self._is_placed = False
-        # ffmpeg looks for the last keyframe that is shown no later than a time. Where the file says times wrongly,
-        # keyframes before it are tried, by when they are decoded, which is no later.
+        # ffmpeg finds the last keyframe that is shown at a time or before it. If times in the file are wrong, earlier
+        # keyframes are tried, by their decoding times.
         shown = self._start + round(number * self._step)
         for time in [shown, *(self.index.times[at] for at in range(max(0, nearest), -1, -1))]:
             self._container.seek(time, stream=self._stream, backward=True)

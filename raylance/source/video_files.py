@@ -17,7 +17,7 @@ from raylance.source.video_file import MissingBytesError, OpenVideo, Span, Video
 _HEAD_BYTES, _TAIL_BYTES = 64 << 10, 256 << 10  # one of them has the index of most files
 _MORE_BYTES = 256 << 10  # that are read if bytes are missing
 _INDEX_BYTES = 8 << 20  # that are read to open a file if they are all that follow: an index at the end, mostly
-_KEPT_BYTES = 32 << 20  # of files whose index is kept though no load needs it now
+_KEPT_BYTES = 32 << 20  # of the index and the begin of files that no load needs now
 
 Ranges = dict[int, Bytes]  # by their first byte
 
@@ -149,7 +149,7 @@ def _try_opening(file: VideoFile) -> Span | None:
         return file.span_from(error.offset)
     except MemoryError:
         raise
-    except Exception as error:  # a decoder may raise anything for a file that is no video
+    except Exception as error:  # PyAV may raise any error for a file that is not a video
         file.failure = error
         return None
     file.index = video.index

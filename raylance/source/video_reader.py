@@ -19,7 +19,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.source.derived import DerivingReader
 from raylance.source.lance_errors import readable_text
 from raylance.source.limits import Calls
-from raylance.source.reader import Prepare, RowReader
+from raylance.source.reader import PieceReader, Prepare, RowReader
 from raylance.source.reads import Reads
 from raylance.source.retrying import Wanted, always
 from raylance.source.video_file import FrameError, Frames, MissingBytesError, OpenVideo, Span, join_spans
@@ -29,8 +29,8 @@ from raylance.source.videos import NO_VIDEO, AddedColumns
 T = TypeVar("T")
 
 _THREADS = 2  # that decode
-_PIECE_BYTES = 4 << 20  # of frames that are passed on at once: the allocator reuses freed pieces of this size
-_RANGE_BYTES = 32 << 20  # of files that are held at once
+_PIECE_BYTES = 4 << 20  # of the frames in one table: the allocator reuses freed memory of this size
+_RANGE_BYTES = 32 << 20  # most bytes of files that a load has in memory
 _AHEAD = _THREADS + 2  # pieces that are decoded, or wait for a thread
 _NO_FILE = VideoFile(0, failure=ValueError("the row names no frame"))
 _VIDEOS = 64  # that one load has open: each holds some hundred KiB
@@ -62,7 +62,7 @@ class _Decoded(Generic[T]):
     missing: tuple[tuple[int, int], int] | None = None  # a video as in `_Piece`, and the offset of bytes to read
 
 
-class VideoReader(RowReader):
+class VideoReader(PieceReader):
     """Reads rows together with the frames that they name. Several threads may use one reader at once.
 
     A load reads its rows first. Their frames are cut into pieces at keyframes. The byte ranges of all pieces are read
@@ -102,15 +102,6 @@ class VideoReader(RowReader):
                 self.files.append(VideoFiles(reads, column.setting.blob))
             self.files_of.append(keys.index(key))
         self.threads, self._local = Calls(_THREADS, "raylance-frames"), threading.local()
-
-    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Wanted = always) -> None:
-        """See `RowReader.read_into`."""
-
-        def keep(table: pa.Table) -> bool:
-            add(table)
-            return True
-
-        self.read_pieces(offsets, lambda _, table, __: table, keep, is_wanted)
 
     def read_pieces(
         self,
