@@ -42,6 +42,8 @@ class Options:
             Rows that are being read need memory on top of the limit: about an eighth of the limit, at most 32 MiB, or
             more if rows suddenly get larger. The size of the windows, which is the same for all ranks, follows from
             `window_bytes` of `raylance.dataset`; without it, from the `max_window_bytes` given to `DataConfig`.
+            Through Ray, values of 1 KiB and more that make samples of several rows, as frames of videos, lie in the
+            object store instead, unless helpers decode or transform them.
             With the runtime "threads", there is one more need: in a batch, a column that needs no decoder is a view of
             the reader's memory. As long as the training loop refers to such a batch, all rows that were read with it
             stay in memory. If these rows take more than half of the limit, new batches are copies instead. So batches

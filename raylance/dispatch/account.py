@@ -15,6 +15,7 @@ MAX_PLAIN_BYTES = 64 << 20  # if nothing is decoded: then larger items do not ca
 _MARGIN = 1.5
 _LEAST_BYTES = 64 << 10  # any item may have these bytes; smaller sizes do not matter
 _CUT_FROM = 2  # an item is cut if it reserves more than this multiple of the intended bytes
+_ROUND_UP = 1.001  # so that a division gives at least as many rows again
 _FADE = 0.9  # factor for each item: the estimate rises at once and falls slowly
 _BLOCK_BYTES = 32 << 20  # most bytes of a block; enough for Lance to read and decode in parallel
 _BLOCKS = 16  # least number of blocks in the limit, so that a block larger than estimated exceeds it only a little
@@ -50,10 +51,13 @@ class Account:
         self._raw_bytes, self._decoded_bytes = raw_bytes, decoded_bytes
         self.set_items(items)
 
-    def set_items(self, items: int) -> None:
-        """Sets the intended number of items in flight."""
+    def set_items(self, items: int, step_rows: int = 1) -> None:
+        """Sets the intended number of items in flight, and the rows of a step."""
         most = MAX_ITEM_BYTES if self._decoded_bytes else MAX_PLAIN_BYTES
         self._item_bytes = min(most, self.inflight_bytes / items)
+        step_bytes = _ROUND_UP * self.reserved_bytes(step_rows)
+        if not self._decoded_bytes and 2 * step_bytes <= self.inflight_bytes:
+            self._item_bytes = max(self._item_bytes, step_bytes)  # the items of a step would be copied once more
 
     # Items. A row's estimate rises at once to an item's mean, and falls slowly.
 

@@ -24,6 +24,7 @@ class HeldChunk:
         loaded_rows: Number of stored rows that are loaded, and their bytes.
         calls: Unanswered loads, with the bytes that each may add.
         gathers: Unanswered calls that gather items from the chunk.
+        unfetched: Answered ones whose results still need the chunk; see `ChunkTable`.
         taken_rows: Number of its rows up to the last one that was gathered in this pass, or is before it.
         given_rows: Number of its loaded rows up to the last one that was given away; see `ChunkTable`.
         paced: Rows and bytes from which `pace` follows.
@@ -44,6 +45,7 @@ class HeldChunk:
     nbytes: int = 0
     calls: dict[int, float] = dataclasses.field(default_factory=dict)
     gathers: set[int] = dataclasses.field(default_factory=set)
+    unfetched: set[int] = dataclasses.field(default_factory=set)
     paced: tuple[int, int] = (0, 0)
     taken_rows: int = 0
     given_rows: int = 0
@@ -56,6 +58,10 @@ class HeldChunk:
     def expected_bytes(self) -> float:
         """Bytes that are loaded, or may be when the unanswered loads are done."""
         return self.nbytes + sum(self.calls.values())
+
+    def is_before(self, other: "HeldChunk") -> bool:
+        """Whether the rows of the chunk are delivered before those of another one."""
+        return (self.chunk.epoch, self.first) < (other.chunk.epoch, other.first)
 
     def has(self, epoch: int, line: int) -> bool:
         """Whether a line belongs to the chunk."""

@@ -183,7 +183,7 @@ class Dispatcher:
                 self._answered_item(entry, event)
             case _:
                 pass  # the answer is late, a second one, or of an earlier pass
-        self._chunks.answered(call)
+        self._chunks.answered(call, has_result=entry is not None and entry.gathered == call)
 
     def _answered_item(self, entry: InFlightItem, event: Done | Fetched | Failed | Faulted) -> None:
         match event:
@@ -194,7 +194,7 @@ class Dispatcher:
                 self._inflight.deliver()
                 self._drop_results(entry)
             case Failed(call, error):
-                self._out.append(Forget((call,)))
+                self._forget((call,))
                 if entry.item.steps > 1:
                     self._split(entry)  # steps before the failing one must still be delivered
                 else:
@@ -207,7 +207,7 @@ class Dispatcher:
         is_there = not receipt.too_large_bytes
         self._out.append(WorkDone(receipt, entry.item.rows if is_there and is_decoded else 0))
         if not is_there:
-            self._out.append(Forget((call,)))
+            self._forget((call,))
             parts = self._account.too_large(entry.item, receipt.too_large_bytes)
             self._replace(entry, parts, receipt.too_large_bytes)
             return
@@ -228,7 +228,7 @@ class Dispatcher:
             self._account.learn(entry.item, entry.receipts)
 
     def _faulted(self, entry: InFlightItem, call: int, fault: Fault) -> None:
-        self._out.append(Forget((call,)))
+        self._forget((call,))
         self._out.append(FaultSeen(f"work is done again after a fault of the machines ({fault.what})"))
         # If a helper was replaced after the item was gathered, the results were lost with it: a fault counted already.
         is_known = entry.gathered is not None and self._pool.replaced > entry.replaced
@@ -252,7 +252,7 @@ class Dispatcher:
         entries = [(call, self._by_call.pop(call)) for call in calls if call in self._by_call]
         decoded = {call for call, entry in entries if entry.state is ItemState.DECODING or entry.decodes_there}
         for call, entry in entries:
-            self._out.append(Forget((call,)))
+            self._forget((call,))
             self._again(entry, ItemState.GATHERED if entry.state is ItemState.DECODING else ItemState.WAITING)
         # The helper worked only on its first call, which may belong to an earlier pass, or to another loader.
         for call, entry in entries[:1]:
@@ -293,7 +293,7 @@ class Dispatcher:
         if head is not None and error is not None and head.state is not ItemState.FAILED:
             if head.call is not None:  # its answer is not needed any more
                 del self._by_call[head.call]
-                self._out.append(Forget((head.call,)))
+                self._forget((head.call,))
             self._fail_with(head, error)
 
     def _has_others(self, than: InFlightItem | None = None) -> bool:
@@ -319,7 +319,7 @@ class Dispatcher:
         self._inflight.entries.clear()
         self._by_call.clear()
         if calls:
-            self._out.append(Forget(calls))
+            self._forget(calls)
 
     # Consequences for one item.
 
@@ -341,7 +341,11 @@ class Dispatcher:
     def _drop_results(self, entry: InFlightItem) -> None:
         calls = entry.drop_results()
         if calls:
-            self._out.append(Forget(calls))
+            self._forget(calls)
+
+    def _forget(self, calls: tuple[int, ...]) -> None:
+        self._out.append(Forget(calls))
+        self._chunks.forgotten(calls)
 
     def _blame(self, entry: InFlightItem, fault: Fault) -> bool:
         """Counts a machine fault against an item; returns whether the item may be tried again."""

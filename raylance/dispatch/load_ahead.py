@@ -39,7 +39,15 @@ class ChunkTable:
     turns: while items are gathered from the chunk of one reader, the others load theirs.
     """
 
-    def __init__(self, account: Account, *, decodes: bool, gives_away: bool, epochs_follow: bool = True) -> None:
+    def __init__(
+        self,
+        account: Account,
+        *,
+        decodes: bool,
+        gives_away: bool,
+        until_fetched: bool = False,
+        epochs_follow: bool = True,
+    ) -> None:
         """Begins with no chunk.
 
         Args:
@@ -47,14 +55,16 @@ class ChunkTable:
             decodes: Whether items are decoded, so that loading should leave cores to the decoders.
             gives_away: Whether the consumer may change gathered rows in the reader's own memory. Then a row can be
                 gathered only once from a loaded chunk.
+            until_fetched: Whether the memory of a chunk is kept until the items that were gathered from it are fetched.
             epochs_follow: Whether the next pass is likely over the next epoch, whose first chunk is then loaded ahead.
         """
-        self._account, self._gives_away = account, gives_away
+        self._account, self._gives_away, self._until_fetched = account, gives_away, until_fetched
         self._first_share, self._early_share = (_FIRST_SHARE, _HALF) if decodes else (1.0, _FEW)
         self._order = ChunkOrder(account, epochs_follow=epochs_follow)
         self._by_call: dict[int, HeldChunk] = {}
         self._alone: dict[int, int] = {}  # readers of items that are being read by themselves, by call
         self._commands: list[Output] = []  # that were not taken
+        self._used: list[HeldChunk] = []  # all their rows were gathered, and not all were fetched
         self._drops: list[Drop] = []  # the same; a load takes them along, because each call through Ray costs time
 
     def take_commands(self) -> list[Output]:
@@ -83,7 +93,8 @@ class ChunkTable:
                 while self._is_ready(held, now) and sum(len(each.calls) for each in mine) < _LOADS:
                     if before is None:
                         self._make_room(held, mine)
-                    block = self._next_block(held, before, sum(each.expected_bytes for each in mine))
+                    holding = (*mine, *(each for each in self._used if each.reader == reader))
+                    block = self._next_block(held, before, sum(each.expected_bytes for each in holding))
                     if block is None:
                         break
                     self._send(held, reader, *block, send)
@@ -101,9 +112,16 @@ class ChunkTable:
         """
         left_bytes = (used.stored_rows - used.asked_rows) * used.pace.row_bytes
         wanted = max(min(used.pace.target_bytes, left_bytes), used.pace.row_bytes, used.needs_bytes)
-        for other in reversed(mine[1:]):
-            room = self._account.window_bytes - sum(each.expected_bytes for each in mine)
-            if room < wanted and other.expected_bytes and not other.gathers:
+        unfetched = [each for each in self._used if each.reader == used.reader and used.is_before(each)]
+        for other in (*reversed(mine[1:]), *unfetched):
+            room = self._account.window_bytes - sum(each.expected_bytes for each in (*mine, *unfetched))
+            if room >= wanted or not other.expected_bytes or other.gathers:
+                continue
+            if other in unfetched:
+                unfetched.remove(other)
+                self._used.remove(other)
+                self._let_go(other)
+            else:
                 self._free(other)
                 self._begin_again(other)
 
@@ -133,7 +151,8 @@ class ChunkTable:
         is_even = self._account.is_even
         share = self._first_share + _FASTER * before.taken_rows / max(1, before.rows)
         is_asked = is_even and before.asked_rows >= before.stored_rows
-        if (before.state is ChunkState.LOADING and not is_asked) or held.asked_rows >= share * held.stored_rows:
+        is_loading = before.state in (ChunkState.PLANNED, ChunkState.LOADING) and not is_asked
+        if is_loading or held.asked_rows >= share * held.stored_rows:
             return None
         rows = min(rows, fitting) if is_even and fitting > rows // 2 else rows
         return (rows, room) if rows <= fitting and room >= held.needs_bytes else None
@@ -227,6 +246,7 @@ class ChunkTable:
         for call in calls:
             self._by_call.pop(call, None)
             self._alone.pop(call, None)
+        self._used = [held for held in self._used if held.reader != reader]
 
     def _begin_again(self, held: HeldChunk) -> None:
         """Makes a chunk one of which nothing is loaded."""
@@ -240,7 +260,7 @@ class ChunkTable:
 
     def _reset(self, held: HeldChunk) -> None:
         self._forget_loads(held)
-        held.number, held.calls, held.gathers = self._order.number(), {}, set()
+        held.number, held.calls, held.gathers, held.unfetched = self._order.number(), {}, set(), set()
         held.pace = self._account.pace()
         held.asked_rows = held.loaded_rows = held.nbytes = held.needs_bytes = held.given_rows = 0
         held.stored_rows, held.paced = held.rows, (0, 0)
@@ -297,12 +317,24 @@ class ChunkTable:
             if held.number == place.number:
                 held.gathers.add(call)
 
-    def answered(self, call: int) -> None:
-        """Records that a call is answered, by whatever."""
+    def answered(self, call: int, *, has_result: bool = False) -> None:
+        """Records that a call is answered, by whatever; `has_result` says that an item was gathered, whose rows will be
+        fetched.
+        """
         self._alone.pop(call, None)
         for held in [each for each in self._order.held if call in each.gathers]:
             held.gathers.remove(call)
+            if has_result and self._until_fetched:
+                held.unfetched.add(call)
             self._drop_if_used(held)
+
+    def forgotten(self, calls: Sequence[int]) -> None:
+        """Records that the results of calls are not needed any more."""
+        for held in (*self._order.held, *self._used):
+            held.unfetched.difference_update(calls)
+        for held in [each for each in self._used if not each.unfetched]:
+            self._used.remove(held)
+            self._let_go(held)
 
     def gathered(self, item: WorkItem) -> None:
         """Records that an item was gathered. A chunk whose rows were all gathered is dropped."""
@@ -323,7 +355,10 @@ class ChunkTable:
 
     def _drop(self, held: HeldChunk) -> None:
         self._order.held.remove(held)
-        self._let_go(held)
+        if held.unfetched:
+            self._used.append(held)
+        else:
+            self._let_go(held)
 
     def _let_go(self, held: HeldChunk) -> None:
         self._forget_loads(held)

@@ -76,6 +76,11 @@ class Runtime(abc.ABC):
     def gives_away(self) -> bool:
         """Whether the consumer gets the readers' own memory, so that it may change rows there; see `ChunkTable`."""
 
+    @property
+    @abc.abstractmethod
+    def fetches_from_chunks(self) -> bool:
+        """Whether fetched items take rows from loaded chunks, which must then be kept until that; see `ChunkTable`."""
+
     @abc.abstractmethod
     def count_decoders(self) -> tuple[int, int, int]:
         """Returns three numbers of decoders: the least, the number to begin with, and the most."""

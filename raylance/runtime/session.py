@@ -167,6 +167,7 @@ class Session:
             account,
             decodes=decoding is not None,
             gives_away=runtime.gives_away,
+            until_fetched=runtime.fetches_from_chunks,
             epochs_follow=self.epochs_follow,
         )
         return Kept(pool, chunks, account, Suspects())
@@ -178,8 +179,9 @@ class Session:
         plan, dp_rank, position = wanted.plan, wanted.dp_rank, wanted.position
         source = self._read_spec.source
         decoders = max(1, kept.pool.wanted["decoder"], self._options.decoder_range[1])
-        kept.account.set_items(2 * decoders + 1)  # one in progress and one waiting, for each decoder
         low, high = plan.rank_slice(position, dp_rank)
+        # One item in progress and one waiting, for each decoder
+        kept.account.set_items(2 * decoders + 1, high - low)
 
         def describe(item: WorkItem) -> str:
             rows = plan.item_rows(item)

@@ -47,6 +47,7 @@ class ThreadRuntime(Runtime):
     """Does the work of one loader in threads: readers, and decoders ("auto": one for each CPU, at most 32)."""
 
     needs_decoder = gives_away = True
+    fetches_from_chunks = False
 
     def __init__(self, read_spec: ReadSpec, options: Options) -> None:
         super().__init__(read_spec, options)
@@ -78,7 +79,7 @@ class ThreadRuntime(Runtime):
 
     def _load(self, command: Load) -> None:
         reader, (_, planned) = self._helpers[command.helper], self._plan  # next pass may have another plan
-        reader.loads.submit(_answer, self._inbox, command.call, lambda: reader.work.load(planned, command))
+        reader.loads.submit(_answer, self._inbox, command.call, lambda: reader.work.load(planned, command)[0])
 
     def _drop(self, command: Drop) -> None:
         self._helpers[command.helper].work.drop(command.number)

@@ -1,5 +1,7 @@
 """Makes samples of several rows from stored rows that were read."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
@@ -22,7 +24,12 @@ def read_samples(reader: RowReader, samples: SampleTable | None, anchors: Int64A
 
 
 def gather_samples(
-    table: pa.Table, stored: Int64Array, located: Located, samples: SampleTable, lend: Lend = fresh_memory
+    table: pa.Table,
+    stored: Int64Array,
+    located: Located,
+    samples: SampleTable,
+    lend: Lend = fresh_memory,
+    by_index: Sequence[str] = (),
 ) -> pa.Table:
     """Returns n samples in the given order, in new memory.
 
@@ -32,10 +39,12 @@ def gather_samples(
         located: The anchors of the samples among these rows.
         samples: Of which rows samples are made.
         lend: Gives the memory of large values.
+        by_index: Columns of several rows that are not in `table`.
 
     Returns:
-        The columns of `table`; those of several rows as lists of one length. Then, for each of these, a column that
-        says which of its rows are padding, if the table of samples tells.
+        The columns of `table`; those of several rows as lists of one length. Those in `by_index` have lists of the
+        indices of their rows, int64. Then, for each of these, a column that says which of its rows are padding, if the
+        table of samples tells.
     """
     found, names = samples.find(stored, located), table.column_names
     windows = {name: at for name in names if (at := found.windows.get(name.removeprefix(FAILURE))) is not None}
@@ -48,8 +57,10 @@ def gather_samples(
         taken = take_rows(table.select([name]), indices.ravel(), lend).column(0)
         values = taken.chunk(0) if taken.num_chunks == 1 else taken.combine_chunks()
         columns[name] = pa.FixedSizeListArray.from_arrays(values, indices.shape[1])
-    pads = {f"{name}{IS_PAD}": _flags(found.pads[name]) for name in names if name in found.pads}
-    return pa.table({name: columns[name] for name in names} | pads)
+    named = {name: found.windows[name] for name in by_index}
+    numbers = {name: pa.FixedSizeListArray.from_arrays(at.ravel(), at.shape[1]) for name, at in named.items()}
+    pads = {f"{name}{IS_PAD}": _flags(found.pads[name]) for name in (*names, *by_index) if name in found.pads}
+    return pa.table({name: columns[name] for name in names} | numbers | pads)
 
 
 def _first_of_each(reasons: pa.ChunkedArray, indices: Int64Array) -> pa.Array:

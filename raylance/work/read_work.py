@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ from raylance.settings import Options
 from raylance.source.limits import Calls
 from raylance.source.reader import RowReader
 from raylance.source.sampling import read_samples
-from raylance.work.chunk_memory import ChunkMemory
+from raylance.work.chunk_memory import ChunkLoad, ChunkMemory
 
 _DROPPED = 256  # numbers of dropped chunks that are kept, because a load of one of them may still wait
 
@@ -28,14 +29,16 @@ _DROPPED = 256  # numbers of dropped chunks that are kept, because a load of one
 class ReadWork:
     """Does the calls of one reader. Loads may run in several threads at once; other calls must not overlap."""
 
-    def __init__(self, read_spec: ReadSpec, options: Options, *, own_memory: bool = False) -> None:
-        """Does not open the dataset yet.
+    def __init__(
+        self, read_spec: ReadSpec, options: Options, *, own_memory: bool = False, by_block: Sequence[str] = ()
+    ) -> None:
+        """Does not open the dataset yet. For `by_block`, see `columns_by_block`; those of loaded chunks are not held.
 
         With `own_memory`, the caller keeps results and may write to them; they may be views of a chunk, each of whose
         rows should then be gathered once only. Without it, results may be views of memory that the next call
         overwrites or returns again, so copy results before the next call (sending them through Ray copies them).
         """
-        self._decoding, self._own_memory = read_spec.in_helpers, own_memory
+        self._decoding, self._own_memory, self._by_block = read_spec.in_helpers, own_memory, by_block
         self._opened = OpenDecoding(self._decoding) if self._decoding else None
         threads = 1 if options.decode_threads == "auto" else options.decode_threads
         self._threads = Calls(threads, "raylance-decode") if self._decoding else None
@@ -57,8 +60,10 @@ class ReadWork:
 
     # Loading.
 
-    def load(self, planned: PlannedRows, load: Load) -> Loaded:
+    def load(self, planned: PlannedRows, load: Load) -> tuple[Loaded, pa.Table]:
         """Loads a block of a chunk; see the message.
+
+        Returns the answer, and the columns of the rows that are sent by block; an empty table if there are none.
 
         Raises:
             DatasetError: If rows cannot be read.
@@ -68,13 +73,14 @@ class ReadWork:
         with self._opening:
             chunk = self._open(planned, load)
         receipt = Receipt()
-        needs_bytes = 0
+        needs_bytes, columns = 0, pa.table({})
         if chunk is not None and load.first < chunk.stored_rows:  # a chunk may have fewer rows than were asked for
-            needs_bytes = self._read(chunk, load.first, load.rows, load.allowed_bytes, receipt)
-        return self._loaded(load, receipt, chunk, needs_bytes)
+            block = self._read(chunk, load.first, load.rows, load.allowed_bytes, receipt)
+            needs_bytes, columns = block.needs_bytes, pa.concat_tables(block.block) if block.block else columns
+        return self._loaded(load, receipt, chunk, needs_bytes), columns
 
-    def _read(self, chunk: ChunkMemory, first: int, rows: int, allowed_bytes: float, receipt: Receipt) -> int:
-        """Reads stored rows of a chunk into its memory; returns the bytes of the first row that did not fit, or 0."""
+    def _read(self, chunk: ChunkMemory, first: int, rows: int, allowed_bytes: float, receipt: Receipt) -> ChunkLoad:
+        """Reads stored rows of a chunk into its memory."""
         block = chunk.load(first, allowed_bytes)
         self._busy.begin()
         try:
@@ -83,7 +89,7 @@ class ReadWork:
             block.end()
             receipt.storage_s = self._busy.end()
         receipt.read_bytes = block.read_bytes
-        return block.needs_bytes
+        return block
 
     def _loaded(self, load: Load, receipt: Receipt, chunk: ChunkMemory | None, needs_bytes: int) -> Loaded:
         self._note_held(receipt)
@@ -99,7 +105,8 @@ class ReadWork:
             anchors = self._selection.offsets(planned.of_chunk(load.chunk, load.dp_rank))
             first = planned.plan.first_line(load.chunk, load.dp_rank)
             # Half of the limit, so that two chunks fit.
-            found = ChunkMemory(anchors, self._samples, self._limit // 2, self._lender.lend), first
+            most_bytes, lend = self._limit // 2, self._lender.lend
+            found = ChunkMemory(anchors, self._samples, most_bytes, lend, self._by_block), first
             with self._lock:
                 if self._is_closed or load.number in self._dropped:  # meanwhile
                     return None
@@ -195,7 +202,7 @@ class ReadWork:
         """Reads the rows of an item by themselves."""
         anchors = self._selection.offsets(planned.of_item(item))
         chunk = ChunkMemory(anchors, self._samples, self._limit, self._items.lend)
-        needs_bytes = self._read(chunk, 0, chunk.stored_rows, min(self._limit, allowed_bytes), receipt)
+        needs_bytes = self._read(chunk, 0, chunk.stored_rows, min(self._limit, allowed_bytes), receipt).needs_bytes
         if needs_bytes > self._limit:
             raise self._too_large("row", chunk.stored(chunk.loaded_rows, 1), needs_bytes)
         if needs_bytes:

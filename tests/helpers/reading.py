@@ -12,10 +12,12 @@ from raylance.dispatch.account import Account
 from raylance.dispatch.load_ahead import ChunkTable
 from raylance.dispatch.messages import Drop, Fault, Gather, Load
 from raylance.errors import DatasetError
+from raylance.memory.lending import fresh_memory
 from raylance.observe import Receipt
 from raylance.planning.plan import Plan, WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.settings import Options
+from raylance.work.blocks import Block, BlockRows
 from raylance.work.read_work import ReadWork
 from tests.helpers.in_memory import InMemory
 
@@ -30,7 +32,14 @@ class Reading:
     """Items of a plan, from one reader or several."""
 
     def __init__(
-        self, plan: Plan, sources: Sequence[InMemory], limit: int, *, decodes: bool = False, gives_away: bool = False
+        self,
+        plan: Plan,
+        sources: Sequence[InMemory],
+        limit: int,
+        *,
+        decodes: bool = False,
+        gives_away: bool = False,
+        by_block: Sequence[str] = (),
     ) -> None:
         self.plan, self.planned, self.sources = plan, PlannedRows(plan), sources
         source, options = sources[0], Options(max_window_bytes=limit)
@@ -38,7 +47,9 @@ class Reading:
             raw_bytes=source.likely_row_bytes, decoded_bytes=0, inflight_bytes=1 << 40, window_bytes=limit
         )
         self.table = ChunkTable(self.account, decodes=decodes, gives_away=gives_away)
-        self.work: list[Any] = [ReadWork(Spec(each), options, own_memory=gives_away) for each in sources]  # type: ignore[arg-type]
+        self._settings: dict[str, Any] = {"own_memory": gives_away, "by_block": by_block}
+        self.work: list[Any] = [ReadWork(Spec(each), options, **self._settings) for each in sources]  # type: ignore[arg-type]
+        self._blocks: dict[tuple[int, int], list[Block]] = {}  # by reader, and number of the chunk
         self.readers = list(range(len(sources)))
         self.receipts: list[Receipt] = []
         self.alone = 0  # items that were read by themselves
@@ -57,10 +68,11 @@ class Reading:
                 return done
             load = self._waiting.popleft()
             try:
-                loaded = self.work[load.helper].load(self.planned, load)
+                loaded, block = self.work[load.helper].load(self.planned, load)
             except DatasetError as error:
                 self.table.failed(load.call, error)
             else:
+                self._blocks.setdefault((load.helper, load.number), []).append(Block(load.first, block))
                 self.receipts.append(loaded.receipt)
                 self.table.loaded(loaded)
             self._collect()
@@ -71,6 +83,7 @@ class Reading:
         for command in self.table.take_commands():
             if isinstance(command, Drop):
                 self.work[command.helper].drop(command.number)
+                self._blocks.pop((command.helper, command.number), None)
             elif isinstance(command, Load):
                 self._waiting.append(command)
 
@@ -93,7 +106,9 @@ class Reading:
             self.table.answered(call)
         if receipt.too_large_bytes and allowed_bytes == 1 << 40:  # it was read by itself, and has no room as a whole
             return pa.concat_tables(self.gather(part) for part in self.plan.cut(item, 2))
-        return table
+        if place.number is None:
+            return table
+        return BlockRows(self._blocks[place.reader, place.number]).fill_in(table, fresh_memory)
 
     def lose(self, reader: int) -> None:
         """A reader is gone, and comes back with nothing."""
@@ -101,7 +116,7 @@ class Reading:
         self._waiting = deque(load for load in self._waiting if load.helper != reader)
         self.table.lost(reader, calls, Fault(what="gone"), is_at_load=False)
         options = Options(max_window_bytes=self.account.window_bytes)
-        self.work[reader] = ReadWork(Spec(self.sources[reader]), options)  # type: ignore[arg-type]
+        self.work[reader] = ReadWork(Spec(self.sources[reader]), options, **self._settings)  # type: ignore[arg-type]
 
     @property
     def peak_bytes(self) -> int:

@@ -93,6 +93,7 @@ class Scenario:
     fatal_rows: frozenset[int] = frozenset()  # that end the process of what decodes them
     masks: bool = True  # a row that is given up is delivered as a bad one; otherwise it ends the pass
     reach: int = 0  # samples are made of as many rows after their own, too
+    fetches_from_chunks: bool = False  # chunks are kept until their items are fetched
     reshards: bool = False  # ranks live on from one leg to the next, with other shares; else new ones resume
 
 
@@ -131,7 +132,7 @@ def draw_scenario(draws: Draws) -> Scenario:
         prefetch_batches=pick((2, 0, 1, 3, 4)),
         limit_bytes=int(pick((100, 20, 8, 3, 0.1, 1000)) * (1.5 * RAW_BYTES + DECODED_BYTES * decodes)),
         window_bytes=int(max(reach + 1.0, pick((1000, 40, 12, 4, 1.0))) * RAW_BYTES * max(1.0, varies)),
-        gives_away=pick((False, True)),
+        gives_away=(gives_away := pick((False, True))),
         varies=varies,
         bad_rows=bad,
         faults=frozenset(kinds if groups == "all" else groups),
@@ -149,7 +150,8 @@ def draw_scenario(draws: Draws) -> Scenario:
         else frozenset(),
         masks=pick((True, False)),
         reach=reach,
-        reshards=rows % 2 == 0,  # not drawn either
+        fetches_from_chunks=rows % 4 == 0 and not gives_away,  # not drawn either
+        reshards=rows % 2 == 0,  # nor this
     )
 
 

@@ -164,6 +164,10 @@ class World(Runtime):
     def gives_away(self) -> bool:
         return self.scenario.gives_away
 
+    @property
+    def fetches_from_chunks(self) -> bool:
+        return self.scenario.fetches_from_chunks
+
     def begin(self, planned: PlannedRows, plan_key: str) -> None:
         """One key for each plan."""
         known = self._plan[1]
@@ -245,7 +249,18 @@ class World(Runtime):
 
     def _drop(self, command: Drop) -> None:
         helper = self.helpers[command.helper]
-        helper.chunks.pop(command.number, None)
+        chunk = helper.chunks.pop(command.number, None)
+        if self.scenario.fetches_from_chunks and chunk is not None:
+            is_needed = any(each is not None and each.chunk is chunk for each in self.table.values())
+            self.counts["dropped before its items were fetched"] += is_needed
+            # Chunks come in order unless one has changed its reader, or turned out to be larger than expected.
+            is_in_order = (
+                not (self.faults or self.deaths or self.scenario.scales)
+                and self.scenario.varies == 1.0
+                and not self.scenario.reach
+            )
+            if is_needed and is_in_order:
+                raise Broken("source", f"{command}, and an item of it is not fetched")
         helper.dropped.add(command.number)
 
     def _decode(self, command: Decode) -> None:

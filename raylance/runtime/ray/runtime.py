@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import ray
@@ -46,6 +46,7 @@ from raylance.dispatch.messages import (
 from raylance.environment.connection import in_session, long_call, ray_session
 from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.memory.arrow import own_memory
+from raylance.memory.lending import Lender
 from raylance.observe import Receipt
 from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
@@ -55,17 +56,57 @@ from raylance.runtime.ray.num_decoders import auto_decoders, supply
 from raylance.runtime.ray.shard_actor import ShardActor
 from raylance.runtime.runtime import Arrived, Runtime
 from raylance.settings import Options
+from raylance.work.blocks import Block, BlockRows, columns_by_block
 
 _SMALL = 16  # a column with 16 times fewer bytes than another one is small beside it
 _LOOK_S = 1.0  # seconds between checks that the Ray session exists, because Ray does not report its end
 
 
+class _Blocks:
+    """What the loads of a chunk have sent and will send; see `columns_by_block`."""
+
+    def __init__(self, helper: "_Helper") -> None:
+        self.helper = helper
+        self.futures: list[Future[pa.Table]] = []
+        self._firsts: list[int] = []
+        self._rows: BlockRows | None = None
+
+    def add(self, first: int, answer: "Future[pa.Table]") -> None:
+        """Adds a load of the rows from number `first` on."""
+        self._firsts.append(first)
+        self.futures.append(answer)
+
+    def rows(self) -> BlockRows:
+        """Returns the rows; only after all loads have been answered."""
+        if self._rows is None:
+            tables = [future.result() for future in self.futures]
+            self._rows = BlockRows(list(itertools.starmap(Block, zip(self._firsts, tables, strict=True))))
+        return self._rows
+
+
+class _Gathered(NamedTuple):
+    """The results of a gathering call; `blocks` has the rows that they name, if any."""
+
+    refs: list[Any]
+    blocks: _Blocks | None = None
+
+
+class _Arriving(NamedTuple):
+    """The results of a fetch, on their way to this process; `blocks` as in `_Gathered`."""
+
+    futures: "list[Future[pa.Table]]"
+    blocks: _Blocks | None
+
+
 class _Helper:
-    """A helper actor that a loader holds, and the keys of the plans and decodings that the actor has."""
+    """A helper actor that a loader holds, the keys of the plans and decodings that the actor has, and the blocks of its
+    chunks by their number.
+    """
 
     def __init__(self, number: int, actor: decoders.HeldActor, holder: str) -> None:
         self.number, self.actor, self._holder, self.handle = number, actor, holder, actor.handle
         self._known: dict[str, str] = {}  # by method, the key of its last call that was done
+        self.blocks: dict[int, _Blocks] = {}
 
     def with_value(self, method: str, key: str, value: Any) -> tuple[str, Any]:
         """Returns the arguments by which a method gets the value of a key: the key; and the value, or None if a call of
@@ -87,6 +128,7 @@ class _Helper:
         return Lost(self.number, dataclasses.replace(fault_of(error), is_of_others=is_of_others))
 
     def end(self, *, is_dead: bool) -> None:
+        self.blocks.clear()  # they refer to this object
         decoders.let_go(self._holder, self.actor, is_dead=is_dead)
 
 
@@ -98,7 +140,8 @@ class RayRuntime(Runtime):
         if options.runtime == "ray":
             ray.get_runtime_context()
         self._world_size, self._session, self._key = world_size, ray_session(), uuid.uuid4().hex
-        self._decoding = read_spec.in_helpers
+        self._decoding, self._by_block = read_spec.in_helpers, columns_by_block(read_spec)
+        self._lender = Lender(2 * options.max_inflight_bytes)
         super().__init__(read_spec, options)
 
     @property
@@ -107,6 +150,11 @@ class RayRuntime(Runtime):
         return super().is_usable and self._session == ray_session()
 
     gives_away = False  # sending rows through Ray copies them
+
+    @property
+    def fetches_from_chunks(self) -> bool:
+        """See `Runtime.fetches_from_chunks`."""
+        return len(self._by_block) > 0
 
     @property
     def needs_decoder(self) -> bool:
@@ -140,8 +188,8 @@ class RayRuntime(Runtime):
             left_s = until - time.monotonic()
             event = super().next_event(max(0.0, min(left_s, _LOOK_S)))
             if isinstance(event, Failed):
-                for result in self._results.get(event.call, ()):
-                    result.future()  # else Ray prints the error once more when the reference ends
+                for ref in self._refs_of(event.call):
+                    ref.future()  # else Ray prints the error once more when the reference ends
             if event is not None or left_s <= _LOOK_S:
                 return event
             with in_session(self._session):
@@ -185,7 +233,7 @@ class RayRuntime(Runtime):
             remote = of_class(concurrency_groups={"load": 2, "drop": 1})(ShardActor).options(
                 num_cpus=0, scheduling_strategy=here, **decoders.NO_RESTARTS
             )
-            handle: Any = remote.remote(self._read_spec, self._options)
+            handle: Any = remote.remote(self._read_spec, self._options, self._by_block)
             actor = decoders.HeldActor(handle, (self._session, 0.0), self._key)
         self._helpers[number] = _Helper(number, actor, self._key)
         self._watch(actor.pulse.future(), _on_placed, number)
@@ -196,42 +244,65 @@ class RayRuntime(Runtime):
 
     def _load(self, command: Load) -> None:
         helper = self._helpers[command.helper]
-        loaded = helper.handle.load.remote(*helper.with_value("load", *self._plan), command)
+        arguments, load = (*helper.with_value("load", *self._plan), command), helper.handle.load
+        for number in command.drops:
+            helper.blocks.pop(number, None)
+        if self._by_block:
+            loaded, block = load.options(num_returns=2).remote(*arguments)
+            helper.blocks.setdefault(command.number, _Blocks(helper)).add(command.first, block.future())
+        else:
+            loaded = load.remote(*arguments)
         self._watch(loaded.future(), _on_answered, helper, command.call, "load", self._plan[0])
 
     def _drop(self, command: Drop) -> None:
-        self._helpers[command.helper].handle.drop.remote(command.number)
+        helper = self._helpers[command.helper]
+        helper.blocks.pop(command.number, None)
+        helper.handle.drop.remote(command.number)
 
     def _gather(self, command: Gather) -> None:
         helper = self._helpers[command.helper]
         gather = helper.handle.gather.options(num_returns=2 if self._decoding is None else 3)  # each object costs time
         receipt, *tables = gather.remote(*helper.with_value("gather", *self._plan), command)
-        self._results[command.call] = tables
+        blocks = None if command.number is None else helper.blocks.get(command.number)
+        self._results[command.call] = _Gathered(tables, blocks)
         self._watch(receipt.future(), _on_answered, helper, command.call, "gather", self._plan[0])
 
     def _decode(self, command: Decode) -> None:
-        helper, encoded = self._helpers[command.helper], self._results[command.source][1]
+        helper, encoded = self._helpers[command.helper], self._results[command.source].refs[1]
         arguments = helper.with_value("decode", self._key, self._decoding)
         decode = helper.handle.decode.remote
         send = functools.partial(decode, *arguments, command.epoch, encoded, command.given_up)
         decoded, receipt = helper.actor.call(self._key, send)
-        self._results[command.call] = (decoded,)
+        self._results[command.call] = _Gathered([decoded])
         self._watch(receipt, _on_answered, helper, command.call, "decode", self._key)
 
     def _fetch(self, command: Fetch) -> None:
-        refs = list(self._results[command.gathered])
+        refs, blocks = self._results[command.gathered]
         if command.decode is not None:
-            refs[1:] = self._results[command.decode]
-        self._results[command.call] = futures = [ref.future() for ref in refs]
-        arrived = functools.partial(_on_arrived, self._inbox, command.call, itertools.count(1), len(refs))
-        for future in futures:
+            refs = [refs[0], *self._refs_of(command.decode)]
+        futures = [ref.future() for ref in refs]
+        self._results[command.call] = _Arriving(futures, blocks)
+        awaited = [*futures, *(blocks.futures if blocks is not None else ())]
+        arrived = functools.partial(_on_arrived, self._inbox, command.call, itertools.count(1), len(awaited))
+        for future in awaited:
             future.add_done_callback(arrived)
 
+    def _refs_of(self, call: int) -> list[Any]:
+        found = self._results.get(call)
+        return found.refs if isinstance(found, _Gathered) else []
+
     def _fetched(self, call: int, results: Any) -> Event:
-        for future in results:
+        futures, blocks = results
+        for future in futures:
             if (error := future.exception()) is not None:
                 return _failure(call, error)
-        plain, *others = (_apart(future.result()) for future in results)
+        plain, *others = (_apart(future.result()) for future in futures)
+        if blocks is not None:
+            for future in blocks.futures:
+                if (error := future.exception()) is not None:
+                    self.post(blocks.helper.lost(error))  # a part of its memory is: the chunk must be loaded again
+                    return _failure(call, error)
+            plain = blocks.rows().fill_in(plain, self._lender.lend)
         return Fetched(call, plain, *(others or [None]))
 
     def explain_placing(self, kind: Kind, pending: int, asked: int) -> str:

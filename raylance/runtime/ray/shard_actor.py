@@ -1,5 +1,7 @@
 """The actor that reads for one rank. It does not load torch before it decodes."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import ray
 
@@ -20,10 +22,10 @@ _PLANS = 3  # that are kept: a call of an earlier pass may still wait
 class ShardActor(Actor):
     """Reads for one rank, alone or in turn with the rank's other shard actors; see `ReadWork`."""
 
-    def __init__(self, read_spec: ReadSpec, options: Options) -> None:
+    def __init__(self, read_spec: ReadSpec, options: Options, by_block: Sequence[str] = ()) -> None:
         super().__init__()
         keep_freed_memory()
-        self._work = ReadWork(read_spec, options)
+        self._work, self._by_block = ReadWork(read_spec, options, by_block=by_block), by_block
         self._planned: dict[str, PlannedRows] = {}
 
     def _of(self, key: str, plan: Plan | None) -> PlannedRows:
@@ -35,10 +37,11 @@ class ShardActor(Actor):
         return self._planned[key]
 
     @ray.method(concurrency_group="load")
-    def load(self, key: str, plan: Plan | None, load: Load) -> Loaded:
-        """See `ReadWork.load`."""
+    def load(self, key: str, plan: Plan | None, load: Load) -> Loaded | tuple[Loaded, pa.Table]:
+        """See `ReadWork.load`; without columns by block, returns the answer alone."""
         with errors_travel():
-            return self._work.load(self._of(key, plan), load)
+            found = self._work.load(self._of(key, plan), load)
+            return found if self._by_block else found[0]
 
     @ray.method(concurrency_group="drop")  # while loads of the chunk run, which should end
     def drop(self, number: int) -> None:

@@ -38,6 +38,7 @@ from tests.helpers.reading import Reading, Spec
     readers=st.integers(1, 3),
     decodes=st.booleans(),
     windows=st.sampled_from([None, None, (0, 1, 2), (-3, 0, 4)]),
+    by_block=st.booleans(),
     seed=st.integers(0, 3),
     data=st.data(),
 )
@@ -52,6 +53,7 @@ def test_every_item_has_its_rows_whatever_the_limit(
     readers: int,
     decodes: bool,
     windows: tuple[int, ...] | None,
+    by_block: bool,
     seed: int,
     data: st.DataObject,
 ) -> None:
@@ -69,7 +71,8 @@ def test_every_item_has_its_rows_whatever_the_limit(
         step, limit = 1, limit + 2000
         table = table.append_column("row", pa.array(np.arange(order.rows)))
     sources = [InMemory(table, guess, step, samples) for _ in range(readers)]
-    reading = Reading(plan, sources, limit, decodes=decodes)
+    apart = ("row",) if by_block and windows is not None else ()
+    reading = Reading(plan, sources, limit, decodes=decodes, by_block=apart)
     jump = data.draw(st.integers(0, max(0, plan.steps() - 1))) * batch
     for epoch, position in ((0, 0), (0, jump), (1, 0)):
         items = []
@@ -272,7 +275,7 @@ def test_loads_of_one_chunk_may_run_at_once_and_end_in_any_order() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    found = work.load(reading.planned, Load(2, 0, 7, 0, chunk, rows, 0, 0))
+    found, _ = work.load(reading.planned, Load(2, 0, 7, 0, chunk, rows, 0, 0))
     assert (found.rows, found.stored_rows) == (rows, rows)
     gathered = work._from_chunk(reading.planned, item, 7, 1 << 20, found.receipt)
     assert gathered["id"].to_pylist() == plan.select(0, plan.item_positions(item)).tolist()
@@ -283,5 +286,6 @@ def test_a_closed_reader_begins_no_load() -> None:
     plan, memory = make_plan(resolve(Sequential(), 8), 4, 1, "drop"), InMemory(table_of([1] * 8))
     work = ReadWork(Spec(memory), Options())  # type: ignore[arg-type]
     work.close()
-    assert work.load(PlannedRows(plan), Load(1, 0, 0, 0, next(plan.chunks(0, 0)), 0, 8, 1 << 20, ())).rows == 0
+    load = Load(1, 0, 0, 0, next(plan.chunks(0, 0)), 0, 8, 1 << 20, ())
+    assert work.load(PlannedRows(plan), load)[0].rows == 0
     assert not memory.reads
