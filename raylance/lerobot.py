@@ -3,12 +3,13 @@
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from raylance.api.dataset import Dataset
 from raylance.api.opening import dataset
 from raylance.arguments import check_integer, listed
 from raylance.decode.decoder import Decoder
+from raylance.decode.depth_images import DepthImage, Unit
 from raylance.decode.frames import FrameCrop
 from raylance.decode.images import Image
 from raylance.errors import ConfigError
@@ -21,10 +22,12 @@ from raylance.source.lerobot import (
     Camera,
     Task,
     check_rows,
+    is_depth,
     opening,
     refuse_alike,
     refuse_missing,
     stored_name,
+    with_depth,
 )
 from raylance.source.lerobot import Metadata as Metadata
 from raylance.source.lerobot import load_metadata as _load_metadata
@@ -59,6 +62,7 @@ def open(
     columns: Sequence[str] | None = None,
     size: Size | Mapping[str, Size] | None = None,
     crops: Sequence[FrameCrop] = (),
+    depth_unit: Unit = "mm",
     tolerance_s: float = 1e-4,
     at_ends: Ends = "pad",
     version: Version | None = None,
@@ -69,8 +73,8 @@ def open(
 ) -> Dataset:
     """Opens a dataset in LeRobot's Lance layout, as `lerobot-lancedb` writes it: `frames.lance`, `videos.lance`, and
     `meta/` or `meta.lance`. Batches have the features under LeRobot's names, with the values of LeRobot's own reader;
-    `task` is the description of the row's task. Frames are uint8 (n, 3, H, W); those in `delta_timestamps` are
-    (n, k, 3, H, W), also for one timestamp. Numbers have the dtypes in which they are stored.
+    `task` is the description of the row's task. Frames are uint8 (n, 3, H, W), those of depth float32 (n, 1, H, W).
+    Features in `delta_timestamps` are (n, k, …), also for one timestamp. Numbers have the dtypes of their columns.
 
     Args:
         root: Folder or URI of the dataset: a path, s3://…, hf://datasets/….
@@ -81,6 +85,8 @@ def open(
         size: Height and width to which frames and pictures are resized, or an integer for both, or a dict of these by
             feature; None for the size that they have.
         crops: `raylance.FrameCrop` of cameras, by feature.
+        depth_unit: Unit of depths: "mm" for millimetres, "m" for metres. Statistics in `Metadata.stats` are in the unit
+            in which depths were recorded, `features[…]["info"]["depth_unit"]`.
         tolerance_s: By how many seconds timestamps may differ from frames, and `delta_timestamps` from whole frames.
         at_ends: "pad" repeats the first or last frame of an episode, as LeRobot does; "drop" leaves out samples that
             are not whole, see `raylance.Windows`.
@@ -107,6 +113,8 @@ def open(
     names = _checked_columns(metadata, columns)
     if isinstance(size, Mapping) and (unknown := [name for name in size if name not in names]):
         raise ConfigError(f"size={size!r}: columns has no feature {unknown[0]!r}, but {listed(names)}.")
+    if depth_unit not in get_args(Unit):
+        raise ConfigError(f'depth_unit={depth_unit!r}: must be "mm" or "m".')
     deltas = dict(delta_timestamps or {})
     _check_deltas(metadata, deltas, names)
     chosen = _checked_episodes(metadata, episodes)
@@ -126,11 +134,11 @@ def open(
         decode: list[Decoder | Derived] = [*crops]
         stored: list[str] = []
         for name in names:
-            made = _column(metadata, name, size, tolerance_s, videos_version)
+            made = _column(metadata, name, size, tolerance_s, videos_version, depth_unit)
             if isinstance(made, Camera):
                 selected = range(len(metadata.episodes)) if chosen is None else chosen
                 made = dataclasses.replace(made, identity=refuse_missing(made, selected, storage_options))
-            if isinstance(made, Image):
+            if isinstance(made, Image | DepthImage):
                 decode.append(Renamed(name, f"{stored_name(name)}.bytes"))
             if made is None:
                 stored.append(name)
@@ -154,6 +162,7 @@ def _column(
     size: Size | Mapping[str, Size] | None,
     tolerance_s: float,
     videos_version: Version | None,
+    depth_unit: Unit,
 ) -> Decoder | Derived | None:
     """Returns what makes the column of a feature; None if it is delivered as it is stored."""
     if name == _TASK:
@@ -161,10 +170,18 @@ def _column(
     feature, own_size = metadata.features[name], size.get(name) if isinstance(size, Mapping) else size
     shape, dtype = tuple(feature["shape"]), feature["dtype"]
     if dtype == "video":
-        return Camera(
+        camera = Camera(
             name, f"{metadata.root}/{VIDEOS}", version=videos_version, size=own_size, root=metadata.root,
             tolerance_s=tolerance_s,
         )  # fmt: skip
+        return with_depth(camera, feature, depth_unit) if is_depth(feature) else camera
+    if dtype == "image" and is_depth(feature):
+        if own_size is not None:
+            raise ConfigError(
+                f"size={size!r}: pictures of depth, {name!r}, are not resized. Nothing was started. Leave it out; or "
+                "give a dict without it."
+            )
+        return DepthImage(name, (feature.get("info") or {}).get("depth_unit"), depth_unit)
     if dtype == "image":
         return Image(name, size=own_size)
     if len(shape) > 1 or name != stored_name(name):
@@ -181,13 +198,6 @@ def _checked_columns(metadata: Metadata, columns: Sequence[str] | None) -> list[
     if unknown := [name for name in names if name not in every]:
         raise ConfigError(f"columns={columns!r}: the dataset has no feature {unknown[0]!r}, but {listed(every)}.")
     refuse_alike(names)
-    for name in set(names) - {_TASK}:
-        info = metadata.features[name].get("info") or metadata.features[name].get("video_info") or {}
-        if info.get("is_depth_map") or info.get("video.is_depth_map"):
-            raise ConfigError(
-                f"{name!r} is a camera of depth, whose videos of 12 bits are not decoded yet. Nothing was started. "
-                "Leave it out of columns=."
-            )
     return names
 
 

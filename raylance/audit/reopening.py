@@ -21,7 +21,7 @@ from raylance.planning.state import parse_state
 from raylance.samples.table import IS_PAD, SampleTable
 from raylance.samples.windows import Windows
 from raylance.source.derived import Derived, Renamed
-from raylance.source.lerobot import Camera, Task
+from raylance.source.lerobot import Camera, DepthCamera, Task
 from raylance.source.packing import PackTokens
 from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
 from raylance.source.videos import Video
@@ -29,7 +29,7 @@ from raylance.source.videos import Video
 _KEPT = ("uri", "version", "branch", "filter", "split", "windows")
 _RECORDED: dict[str, type[Order]] = {**ORDERS, ClassBalanced.name: ClassBalanced}
 _WRITTEN = (*ORDERS.values(), Weighted, ClassBalanced, FractionSplit, RangeSplit, ValueSplit, PackTokens, Windows)
-_DERIVED: dict[str, type[Derived]] = {kind.__name__: kind for kind in (Video, Renamed, Camera, Task)}
+_DERIVED: dict[str, type[Derived]] = {kind.__name__: kind for kind in (Video, Renamed, Camera, DepthCamera, Task)}
 _SETTINGS = {kind.__name__: kind for kind in _WRITTEN}
 
 

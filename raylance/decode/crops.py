@@ -98,19 +98,19 @@ class RandomResizedCrop:
 
 
 def cut_frames(
-    frames: npt.NDArray[np.uint8], size: tuple[int, int], draws: Draws, *, random: bool, hflip: float
-) -> npt.NDArray[np.uint8]:
+    frames: npt.NDArray[Any], size: tuple[int, int], draws: Draws, *, random: bool, hflip: float
+) -> npt.NDArray[Any]:
     """Cuts the same part out of all frames of a sample.
 
     Args:
-        frames: Pixels, (…, H, W, 3).
+        frames: Pixels, (…, H, W, channels).
         size: (height, width) of the part, at most (H, W).
         draws: Uniform numbers in [0, 1) for top, left and flip, float64; not used without `random` and `hflip`.
         random: Whether the part is drawn; else it is the middle.
         hflip: Probability of a horizontal flip.
 
     Returns:
-        A view (…, height, width, 3).
+        A view (…, height, width, channels).
     """
     (height, width), free = size, np.subtract(frames.shape[-3:-1], size)
     top, left = (draws[:2] * (free + 1)).astype(int) if random else free // 2

@@ -1,6 +1,7 @@
 """Cuts a part out of frames of videos: the same part of all frames of a sample."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,8 @@ class FrameCrop(Decoder):
     """Cuts a part out of the frames of a `raylance.Video`, without resizing. In windows, all frames of a sample get the
     same part, and are flipped alike. Pass it to `raylance.dataset` in `decode`, beside the `Video`.
 
-    Frames come as uint8 (n, h, w, 3), or (n, k, h, w, 3) in windows; torch batches have the channels before height and
-    width.
+    Frames come as uint8 (n, h, w, 3), or (n, k, h, w, 3) in windows; those of cameras of depth as float32 with one
+    channel. Torch batches have the channels before height and width.
 
     Attributes:
         column: Name of the `Video` column.
@@ -29,6 +30,7 @@ class FrameCrop(Decoder):
             cameras that show the same. Leave out `random` and `hflip` here.
         name: Name of the column in batches; None for `column`. With names, several parts of a column are cut.
         source: Shape of a sample as it is decoded; set when the dataset is opened.
+        dtype: dtype of the frames, set then, too.
         follows: The crop that `like` names; set when the dataset is opened.
     """
 
@@ -38,9 +40,9 @@ class FrameCrop(Decoder):
     like: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
     name: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
     source: tuple[int, ...] = dataclasses.field(default=(), repr=False)
+    dtype: npt.DTypeLike = dataclasses.field(default=np.dtype(np.uint8), repr=False)
     follows: "FrameCrop | None" = dataclasses.field(default=None, repr=False)
 
-    dtype = np.dtype(np.uint8)
     channels_last = True
     content = "frames"
 
@@ -61,8 +63,8 @@ class FrameCrop(Decoder):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of a sample: (h, w, 3), or (k, h, w, 3)."""
-        return (*self.source[:-3], *self.sides, 3)
+        """Shape of a sample: (h, w, channels), or (k, h, w, channels)."""
+        return (*self.source[:-3], *self.sides, *(self.source[-1:] or (3,)))
 
     @property
     def draws(self) -> int:
@@ -90,13 +92,14 @@ class FrameCrop(Decoder):
                 f"FrameCrop({self.column!r}, like={self.like!r}): that is a {type(follows).__name__}, and must be a "
                 "FrameCrop. Nothing was started."
             )
-        return dataclasses.replace(self, source=source, follows=follows)
+        dtype = np.dtype(kind.value_type.to_pandas_dtype())
+        return dataclasses.replace(self, source=source, dtype=dtype, follows=follows)
 
     def open(self) -> "FrameCrop":
         """See `Decoder.open`."""
         return self
 
-    def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[np.uint8]) -> None:
+    def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
         """See `RowDecoder.decode_into`; `encoded` has the pixels."""
-        frames, leader = np.frombuffer(encoded, np.uint8).reshape(self.source), self.follows or self
+        frames, leader = np.frombuffer(encoded, self.dtype).reshape(self.source), self.follows or self
         out[...] = cut_frames(frames, self.sides, draws, random=leader.random, hflip=leader.hflip)

@@ -38,6 +38,7 @@ Truncated = Literal["refuse", "accept"]
 
 _ORIENTATION = 0x0112  # a tag of EXIF and of TIFF
 _XMP_ORIENTATION = b"tiff:Orientation"
+_DEEP = "I;16", "I;16B", "I;16L", "F"  # Pillow's names of 16 bits, and of floats
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PIXEL_CHUNKS = b"tRNS", b"acTL", b"fcTL", b"fdAT"  # chunks that change pixels, though PNG allows to ignore them
 _TURNING_TEXTS = "Raw profile type exif", "XML:com.adobe.xmp"  # texts of a PNG by which Pillow turns it
@@ -174,6 +175,18 @@ class PixelDecoder:
         if nbytes <= _KEPT_BYTES:
             self._memory = memory
         return memory[:nbytes]
+
+
+def decode_depth(encoded: bytes | memoryview) -> npt.NDArray[np.float32]:
+    """Decodes an image of one channel of 16 bits or of floats to its values as they are stored, float32 (h, w).
+
+    Raises ValueError if it has other pixels, and the errors of `PixelDecoder.decode_parts`.
+    """
+    with accepting("refuse"):
+        image = _open(encoded, Rules())
+        if image.mode not in _DEEP:
+            raise ValueError(f"has pixels of mode {image.mode!r}; those of depth have {' or '.join(_DEEP)}")
+        return np.asarray(image, dtype=np.float32)
 
 
 def jpeg_size(data: memoryview) -> tuple[int, int] | None:

@@ -12,10 +12,11 @@ import functools
 import hashlib
 import io
 import json
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import lance
 import numpy as np
@@ -34,12 +35,14 @@ from raylance.source.lance_errors import LANCE_ERRORS, readable_text
 from raylance.source.retrying import patiently
 from raylance.source.storage_options import StorageOptions, current, open_dataset
 from raylance.source.version import Source, pin
+from raylance.source.video_file import Levels
 from raylance.source.videos import FrameFinder, NamedFrames, Video, without
 
 FRAMES, VIDEOS = "frames.lance", "videos.lance"
 EPISODE, TIMESTAMP, TASK_NUMBER = "episode_index", "timestamp", "task_index"
 _META, _META_TABLE = "meta", "meta.lance"
 _OPENING_S = 60.0
+_LEVELS, _MOST_MM = 4096, 65535
 _NAMED = 3  # examples in an error
 
 
@@ -236,6 +239,58 @@ class Camera(Video):
             )
         again = functools.partial(find_episodes, self, storage_options)
         return Shared(f"episodes of {self.column}", finder, finder.nbytes, again)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DepthCamera(Camera):
+    """A camera of depth, whose videos have one channel of 12 bits: float32 (n, 1, H, W), in `unit`.
+
+    The values are those of LeRobot 0.6.1 (`dequantize_depth`, after BEHAVIOR-1K), which its videos name.
+
+    Attributes:
+        depth_min: Depth in metres of the number 0.
+        depth_max: Depth in metres of the number 4095.
+        shift: Metres that were added before the logarithm.
+        use_log: Whether numbers are even steps of the logarithm; else they are even steps of depth.
+        unit: "m" for metres, "mm" for whole millimetres.
+    """
+
+    depth_min: float = 0.01
+    depth_max: float = 10.0
+    shift: float = 3.5
+    use_log: bool = True
+    unit: Literal["m", "mm"] = "mm"
+
+    @property
+    def levels(self) -> Levels:
+        """See `Video.levels`."""
+        import torch  # its exponential, as LeRobot uses it: that of NumPy differs in the last bit
+
+        low, high = self.depth_min, self.depth_max
+        if self.use_log:
+            low, high = math.log(low + self.shift), math.log(high + self.shift)
+        values = torch.arange(_LEVELS, dtype=torch.float32).mul_((high - low) / (_LEVELS - 1)).add_(low)
+        if self.use_log:
+            values.exp_().sub_(self.shift)
+        values.clamp_(self.depth_min, self.depth_max)
+        if self.unit == "mm":
+            values.mul_(1000.0).round_().clamp_(0, _MOST_MM)
+        return np.asarray(values.numpy(), dtype=np.float32)
+
+
+def is_depth(feature: Mapping[str, Any]) -> bool:
+    """Returns whether a feature is a camera of depth."""
+    infos = [feature.get("info") or {}, feature.get("video_info") or {}]
+    return any(info.get(key) for info in infos for key in ("is_depth_map", "video.is_depth_map"))
+
+
+def with_depth(camera: Camera, feature: Mapping[str, Any], unit: Literal["m", "mm"]) -> DepthCamera:
+    """Returns a camera of depth for a camera whose videos are of depth, as its feature says."""
+    info = feature.get("info") or feature.get("video_info") or {}
+    given = {name: info.get(f"video.{name}") for name in ("depth_min", "depth_max", "shift", "use_log")}
+    known = {name: value for name, value in given.items() if value is not None}
+    fields = {field.name: getattr(camera, field.name) for field in dataclasses.fields(camera)}
+    return DepthCamera(**fields, **known, unit=unit)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from raylance.memory.lending import Bytes
 from raylance.orders.permutation import Int64Array
 
-Frames = npt.NDArray[np.uint8]
+Frames = npt.NDArray[Any]  # uint8 (n, H, W, 3), or float32 (n, H, W, 1)
+Levels = npt.NDArray[np.float32]  # the value of each number that a pixel of a frame of 12 bits may have, (4096,)
 Span = tuple[int, int]  # bytes [begin, end) of a file
 _BUFFER_BYTES = 64 << 10  # that ffmpeg asks for at once
 _REORDERED = 16  # frames that may be stored after one that is shown after them, by H.264 and H.265
@@ -244,13 +245,14 @@ class OpenVideo:
         """Frees the memory of ffmpeg."""
         self._container.close()
 
-    def read(self, numbers: Int64Array, out: Frames, ranges: Mapping[int, Bytes]) -> None:
+    def read(self, numbers: Int64Array, out: Frames, ranges: Mapping[int, Bytes], levels: Levels | None = None) -> None:
         """Decodes frames from byte ranges of the file.
 
         Args:
             numbers: Numbers of the frames as they are shown, strictly ascending, int64.
-            out: Where their pixels are written, uint8 (n, H, W, 3).
+            out: Where their pixels are written.
             ranges: The byte ranges that were read, by their first byte.
+            levels: For videos of one channel of 12 bits, the value of each number; None for pictures.
 
         Raises:
             MissingBytesError: If more bytes are needed. Decoding then begins at a keyframe again.
@@ -267,11 +269,15 @@ class OpenVideo:
                 raise FrameError(number, error) from error
             self._file.raise_missing()  # then the frame may be made of less than all its bytes
             # A reformatter that is kept, in this thread alone, costs a tenth of `to_ndarray`.
-            plane: Any = self._reformatter.reformat(
-                frame, width=width, height=height, format="rgb24", threads=1
-            ).planes[0]
-            lines = np.frombuffer(plane, np.uint8).reshape(height, plane.line_size)
-            out[place] = lines[:, : 3 * width].reshape(height, width, 3)
+            wanted: dict[str, Any] = {"width": width, "height": height, "threads": 1}
+            if levels is None:
+                plane: Any = self._reformatter.reformat(frame, format="rgb24", **wanted).planes[0]
+                lines = np.frombuffer(plane, np.uint8).reshape(height, plane.line_size)
+                out[place] = lines[:, : 3 * width].reshape(height, width, 3)
+            else:  # between two values, others would come out that nothing has
+                plane = self._reformatter.reformat(frame, format="gray12le", interpolation="POINT", **wanted).planes[0]
+                lines = np.frombuffer(plane, "<u2").reshape(height, plane.line_size // 2)
+                np.take(levels, lines[:, :width], out=out[place, :, :, 0], mode="clip")
 
     def _frame(self, number: int) -> Any:
         index = self.index

@@ -137,7 +137,7 @@ class VideoReader(PieceReader):
 
     def new_frames(self, rows: int) -> list[Frames]:
         """Returns new memory for the frames of some rows, by column."""
-        return [np.empty((rows, *each.shape), np.uint8) for each in self.columns]
+        return [np.empty((rows, *each.shape), each.dtype) for each in self.columns]
 
     def with_frames(
         self, table: pa.Table, frames: Sequence[Frames], errors: Sequence[Mapping[int, BadRowError]], first: int
@@ -349,7 +349,7 @@ class _Load:
             opened = opened or OpenVideo(file.size, held, index)
             while low < high:
                 try:
-                    opened.read(numbers[low:high], out[low:high], held)
+                    opened.read(numbers[low:high], out[low:high], held, self._reader.columns[column].levels)
                     break
                 except FrameError as error:
                     is_good, bad = False, int(numbers.searchsorted(error.number))

@@ -21,6 +21,7 @@ from raylance.source.reads import Reads
 from raylance.source.retrying import OPENING_S
 from raylance.source.storage_options import StorageOptions
 from raylance.source.version import Source, Version, pin
+from raylance.source.video_file import Levels
 from raylance.source.video_files import VideoFiles
 
 NO_VIDEO = int(np.iinfo(np.int64).min)
@@ -150,6 +151,11 @@ class Video(Derived):
                     f"{schema.field(name).type}; nothing was started."
                 )
 
+    @property
+    def levels(self) -> Levels | None:
+        """For videos of one channel of 12 bits, the value of each number; None for pictures."""
+        return None
+
     def find_frames(self, storage_options: StorageOptions | None) -> Shared[FrameFinder]:
         """Returns what finds the frames of rows."""
         return Shared("names of frames", FramesByNumber(self.video, self.frame), 0)
@@ -164,12 +170,14 @@ class VideoColumn:
         source: The pinned dataset of videos.
         finder: Finds the frames of rows.
         keyframe_distance: Number of frames from one keyframe to the next, in one of the videos.
+        levels: See `Video`.
     """
 
     setting: Video
     source: Source
     finder: Shared[FrameFinder]
     keyframe_distance: int = 1
+    levels: Levels | None = dataclasses.field(default=None, compare=False)
 
     @property
     def run_rows(self) -> int:
@@ -178,16 +186,21 @@ class VideoColumn:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Height, width and 3."""
+        """Height, width and channels: 3, or 1."""
         size = self.setting.size
         if not isinstance(size, tuple):
             raise ValueError("the size of the frames is not known yet")
-        return (*size, 3)
+        return (*size, 3 if self.levels is None else 1)
+
+    @property
+    def dtype(self) -> "np.dtype[Any]":
+        """The dtype of a pixel."""
+        return np.dtype(np.uint8 if self.levels is None else np.float32)
 
     @property
     def kind(self) -> pa.DataType:
-        """Arrow type of the column: pixels as they lie in memory, (H, W, 3), which are (3, H, W) in batches."""
-        return pa.fixed_shape_tensor(pa.uint8(), self.shape, permutation=[2, 0, 1])
+        """Arrow type of the column: pixels as they lie in memory, (H, W, C), which are (C, H, W) in batches."""
+        return pa.fixed_shape_tensor(pa.from_numpy_dtype(self.dtype), self.shape, permutation=[2, 0, 1])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -214,7 +227,7 @@ class AddedColumns:
     @property
     def frame_bytes(self) -> int:
         """Bytes of the frames of a row."""
-        return sum(math.prod(each.shape) for each in self.videos)
+        return sum(math.prod(each.shape) * each.dtype.itemsize for each in self.videos)
 
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> "AddedColumns":
         """See `RowSource.map_shared`."""
@@ -267,7 +280,11 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
                 "other videos are good, give size=."
             ) from error
     return VideoColumn(
-        dataclasses.replace(setting, videos=source.uri, version=source.version, size=size), source, finder, distance
+        dataclasses.replace(setting, videos=source.uri, version=source.version, size=size),
+        source,
+        finder,
+        distance,
+        setting.levels,
     )
 
 

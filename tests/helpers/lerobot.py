@@ -3,14 +3,18 @@
 import dataclasses
 import io
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import av
 import lance
 import numpy as np
+import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from tests.helpers.images import encode as encode_image
 from tests.helpers.videos import encode, scene, whole
@@ -151,6 +155,51 @@ def with_images(robots: Robots, name: str) -> Robots:
     )
     robots.frames = robots.frames.append_column(name.replace(".", "_"), stored)
     robots.info["features"][name] = {"dtype": "image", "shape": [8, 8, 3]}
+    return robots
+
+
+def with_depth(robots: Robots, name: str, **settings: Any) -> Robots:
+    """Robots that also have a camera of depth, by LeRobot's `DepthEncoderConfig` with these settings, one video for
+    all; `pixels` has its millimetres.
+    """
+    rows, (height, width) = robots.frames.num_rows, (16, 24)
+    codes = (np.arange(height * width).reshape(height, width) * 11 + np.arange(rows)[:, None, None] * 37) % 4096
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4") as box:
+        stream = box.add_stream("libx265", rate=FPS, options={"x265-params": "lossless=1:keyint=7:log-level=none"})
+        stream.height, stream.width, stream.pix_fmt = height, width, "gray12le"
+        for each in codes:
+            box.mux(stream.encode(av.VideoFrame.from_ndarray(each.astype(np.uint16), format="gray12le")))
+        box.mux(stream.encode())
+    robots.videos[name, 0] = out.getvalue()
+    info = {"is_depth_map": True} | {f"video.{key}": value for key, value in settings.items()}
+    robots.info["features"][name] = {"dtype": "video", "shape": [height, width, 1], "info": info}
+    starts = np.cumsum([0, *robots.lengths]) / FPS
+    for each, start in zip(robots.episodes, starts.tolist(), strict=False):
+        where = {"chunk_index": 0, "file_index": 0, "from_timestamp": start}
+        each |= {f"videos/{name}/{key}": value for key, value in where.items()}
+    low, high, shift = settings.get("depth_min", 0.01), settings.get("depth_max", 10.0), settings.get("shift", 3.5)
+    is_log, metres = settings.get("use_log", True), torch.from_numpy(codes).float()  # as LeRobot: rounding is seen
+    ends = [math.log(end + shift) if is_log else end for end in (low, high)]
+    metres = metres * ((ends[1] - ends[0]) / 4095) + ends[0]
+    metres = (metres.exp() - shift if is_log else metres).clamp(low, high)
+    robots.pixels[name] = (1000 * metres).round().numpy()[..., None]
+    return robots
+
+
+def with_depth_images(robots: Robots, name: str, unit: str) -> Robots:
+    """Robots that also have pictures of depth: TIFFs of 16 bits of millimetres, or of floats of metres."""
+    depth = (np.arange(48).reshape(6, 8) * 100 + np.arange(robots.frames.num_rows)[:, None, None]) % 5000
+    stored = []
+    for each in depth:
+        values = each.astype(np.uint16) if unit == "mm" else each.astype(np.float32) / 1000
+        PIL.Image.fromarray(values).save(out := io.BytesIO(), "TIFF")
+        stored.append({"bytes": out.getvalue(), "path": None})
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    robots.frames = robots.frames.append_column(name.replace(".", "_"), pa.array(stored, kind))
+    info = {"is_depth_map": True, "depth_unit": unit}
+    robots.info["features"][name] = {"dtype": "image", "shape": [6, 8, 1], "info": info}
+    robots.pixels[name] = depth[..., None].astype(np.float64)
     return robots
 
 

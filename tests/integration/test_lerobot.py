@@ -13,7 +13,17 @@ import raylance
 from raylance import lerobot
 from raylance.audit import EpochAudit, reopen
 from raylance.errors import BadRowError, ConfigError, DatasetError
-from tests.helpers.lerobot import CAMERAS, TASKS, Robots, changed, make_robots, with_images
+from tests.helpers.hub import hub
+from tests.helpers.lerobot import (
+    CAMERAS,
+    TASKS,
+    Robots,
+    changed,
+    make_robots,
+    with_depth,
+    with_depth_images,
+    with_images,
+)
 
 TOP, WRIST = CAMERAS
 DELTAS = {
@@ -25,7 +35,7 @@ DELTAS = {
 def values_of(robots: Robots) -> dict[str, np.ndarray]:
     """All values by feature, rows first; frames as (n, 3, H, W)."""
     found = {name: np.moveaxis(pixels, -1, 1) for name, pixels in robots.pixels.items()}
-    for name in robots.info["features"].keys() - CAMERAS.keys():
+    for name in robots.info["features"].keys() - robots.pixels.keys():
         column = robots.frames[name.replace(".", "_")]
         is_list = pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type)
         found[name] = np.array(column.to_pylist(), np.float32) if is_list else column.to_numpy()
@@ -99,6 +109,18 @@ def test_a_run_resumes_and_its_state_opens_it_again(robots: Robots, root: str) -
     assert EpochAudit(again, state=state).count().ok
 
 
+def test_a_dataset_on_the_hub(robots: Robots, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some requests are refused, because there were too many."""
+    with hub(Path(root), busy=range(5, 500, 30)) as (address, requests):
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        data = lerobot.open("hf://datasets/me/robots", delta_timestamps=DELTAS, remainder="ragged")
+        with data.loader() as loader:
+            seen = [row for batch in loader.iter_batches(global_batch_size=16) for row in check(batch, robots, DELTAS)]
+        assert len(requests) > 5
+        assert sorted(seen) == list(range(sum(robots.lengths)))
+        assert reopen(loader.state_dict()).schema.equals(data.schema)
+
+
 def test_other_metadata_than_the_run_had(robots: Robots, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     uri = robots.write(str(tmp_path))
     with lerobot.open(uri).loader() as loader:
@@ -114,6 +136,58 @@ def test_other_metadata_than_the_run_had(robots: Robots, tmp_path: Path, caplog:
     with lerobot.open(uri).loader() as loader:  # as with other settings that make other batches of the same rows
         loader.load_state_dict(state)
     assert TOP in caplog.text
+
+
+@pytest.mark.parametrize("settings", [{}, {"use_log": False, "depth_max": 4.0}, {"shift": 0.5, "depth_min": 0.2}])
+def test_cameras_of_depth(settings: dict[str, Any], tmp_path: Path) -> None:
+    """The millimetres of LeRobot's quantizer, also in metres, resized, and cut as the pictures beside them."""
+    name = "observation.images.depth"
+    robots = with_depth(make_robots(), name, **settings)
+    uri, deltas = robots.write(str(tmp_path)), {name: [-0.1, 0.0], WRIST: [-0.1, 0.0]}
+    data = lerobot.open(uri, delta_timestamps=deltas, remainder="ragged")
+    seen = [row for batch in data.iter_torch_batches(batch_size=16) for row in check(batch, robots, deltas)]
+    assert sorted(seen) == list(range(sum(robots.lengths)))
+    batch = data.take([3, 99])
+    assert (batch[name].shape, batch[name].dtype) == ((2, 2, 1, 16, 24), np.float32)
+    metres = lerobot.open(uri, columns=["index", name], depth_unit="m").take(range(0, 160, 7))[name]
+    np.testing.assert_allclose(1000 * metres, np.moveaxis(robots.pixels[name], -1, 1)[:160:7], rtol=0, atol=0.51)
+    small = lerobot.open(uri, columns=["index", name], size={name: (8, 12)}).take([50])[name][0, 0]
+    assert np.isin(small, robots.pixels[name][50]).all()
+    crops = [raylance.FrameCrop(WRIST, (8, 10), random=True, hflip=0.5), raylance.FrameCrop(name, (8, 10), like=WRIST)]
+    cut = lerobot.open(uri, delta_timestamps=deltas, crops=crops, columns=["index", name, WRIST])
+    for batch in cut.iter_torch_batches(batch_size=16):
+        for place, row in enumerate(batch["index"].tolist()):
+            places = []
+            for camera in (name, WRIST):
+                whole = np.moveaxis(robots.window(camera, robots.pixels[camera], row, [-0.1, 0.0])[0], -1, -3)
+                parts = np.lib.stride_tricks.sliding_window_view(whole, (8, 10), (-2, -1))
+                found = batch[camera][place].numpy()
+                places.append({
+                    (top, left, flip) for flip in (False, True) for top, left in np.ndindex(9, 15)
+                    if (parts[:, :, top, left] == (found[..., ::-1] if flip else found)).all()
+                })  # fmt: skip
+            assert places[0] & places[1], row
+    with data.loader() as loader:
+        next(iter(loader.iter_batches(global_batch_size=8)))
+        state = loader.state_dict()
+    assert EpochAudit(reopen(state), state=state).count().ok
+    np.testing.assert_array_equal(reopen(state).take([9])[name], data.take([9])[name])
+
+
+@pytest.mark.parametrize("unit", ["mm", "m"])
+def test_pictures_of_depth(unit: str, tmp_path: Path) -> None:
+    name = "observation.depth"
+    robots = with_depth_images(make_robots(), name, unit)
+    uri, deltas = robots.write(str(tmp_path)), {name: [0.0, 0.2]}
+    data = lerobot.open(uri, columns=["index", "task_index", "task", name], remainder="ragged", delta_timestamps=deltas)
+    values = np.moveaxis(robots.pixels[name], -1, 1)
+    for batch in data.iter_torch_batches(batch_size=16):
+        assert batch[name].shape[1:] == (2, 1, 6, 8)
+        for place, row in enumerate(batch["index"].tolist()):
+            wanted = robots.window(name, values, row, deltas[name])[0]
+            np.testing.assert_allclose(batch[name][place], wanted, rtol=1e-6)
+    metres = lerobot.open(uri, columns=[name], depth_unit="m").take([5, 17])[name]
+    np.testing.assert_allclose(np.moveaxis(metres, -1, 1), values[[5, 17]] / 1000, rtol=1e-6)
 
 
 @pytest.mark.parametrize("deltas", [{}, {"observation.image": [-0.1, 0.0, 0.1]}])
@@ -291,6 +365,7 @@ def test_what_cannot_be_honoured(root: str, tmp_path: Path) -> None:
         ({"size": {"nothing": 8}}, "'nothing'"),
         ({"delta_timestamps": {"task": [0.0]}}, "'task'"),
         ({"delta_timestamps": {TOP: [0.05]}}, "0.05"),
+        ({"depth_unit": "cm"}, "'cm'"),
         ({"windows": None}, "windows"),
         ({"shuffle": True}, "shuffle"),
     ):
@@ -301,9 +376,6 @@ def test_what_cannot_be_honoured(root: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         lerobot.load_metadata("s3://me:geheim@host/robots")
     assert "geheim" not in str(raised.value)
-    depth = make_robots()
-    depth.info["features"][TOP]["info"] = {"is_depth_map": True}
-    uri = depth.write(str(tmp_path / "depth"))
-    with pytest.raises(ConfigError, match=TOP):
-        lerobot.open(uri)
-    assert TOP not in lerobot.open(uri, columns=["action"]).schema.names
+    uri = with_depth_images(make_robots(), "observation.depth", "mm").write(str(tmp_path / "depth"))
+    with pytest.raises(ConfigError, match=r"'observation\.depth'"):
+        lerobot.open(uri, size=8)
