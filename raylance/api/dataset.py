@@ -133,7 +133,8 @@ class Dataset:
         """Reads rows by their row offsets in the dataset, as batches carry them under `_rowoffset`; needs no Ray.
 
         Args:
-            offsets: Integers of shape (k,), in any order, also with duplicates; the rows need not be selected.
+            offsets: Integers of shape (k,), in any order, also with duplicates; the rows need not be selected, unless
+                windows leave out samples that are not whole.
             component: For a mixture, the dataset to which the offsets belong: its name, or its index, which batches
                 have in the column `_component`.
 
@@ -144,7 +145,7 @@ class Dataset:
 
         Raises:
             ConfigError: If the offsets are not integers, or the component is missing or unknown.
-            DatasetError: If the pinned version has no row at one of the offsets.
+            DatasetError: If the pinned version has no row, or no sample, at one of the offsets.
         """
         wanted = np.atleast_1d(np.asarray(offsets))
         if wanted.size and (wanted.ndim != 1 or wanted.dtype.kind not in "iu"):

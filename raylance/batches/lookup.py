@@ -70,6 +70,7 @@ class Lookup:
         source = self._read_spec.source
         stored, places = np.unique(offsets, return_inverse=True)
         try:
+            source.check_asked(stored)
             self._opened = self._opened or source.open_reader()
             table = take_rows(read_samples(self._opened, source.load_samples(), stored), places)
         except (IndexError, OverflowError, DatasetError) as error:

@@ -194,6 +194,14 @@ class Episodes:
         """Bytes of the arrays."""
         return sum(each.nbytes for each in (self.ends, self.offsets, self.places) if each is not None)
 
+    @property
+    def fingerprint(self) -> str:
+        """Hash of where episodes begin and end."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self.ends, self.offsets):
+            digest.update(b"" if array is None else np.ascontiguousarray(array, dtype="<i8").data)
+        return digest.hexdigest()
+
     def place_of(self, offsets: Int64Array) -> Int64Array:
         """Converts row offsets to places."""
         return offsets if self.places is None else self.places[offsets]
@@ -218,6 +226,23 @@ class Episodes:
         runs = np.r_[places[firsts], places[np.r_[firsts[1:] - 1, len(places) - 1]] + 1]
         ends = np.unique(np.r_[self.ends, runs])
         return dataclasses.replace(self, ends=ends[ends > 0])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=False, kw_only=True)
+class _Around(Episodes):
+    """Stands for episodes whose rows are stored together, for anchors whose windows are known to lie inside: each
+    anchor's episode reaches as far as its windows.
+    """
+
+    reach: tuple[int, int]
+    known: str
+
+    @property
+    def fingerprint(self) -> str:
+        return self.known
+
+    def bounds(self, places: Int64Array) -> tuple[Int64Array, Int64Array]:
+        return places + self.reach[0], places + self.reach[1] + 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -247,12 +272,24 @@ class WindowTable(FindingTable):
     @property
     def fingerprint(self) -> str:
         """Hash of all that decides which rows a sample has."""
-        digest = hashlib.blake2b(digest_size=16)
-        for array in (self.episodes.ends, self.episodes.offsets):
-            digest.update(b"" if array is None else np.ascontiguousarray(array, dtype="<i8").data)
         settings = sorted(self.offsets.items()), self.windows.at_ends, self.windows.stride
-        digest.update(repr(settings).encode())
-        return digest.hexdigest()
+        return hashlib.blake2b(f"{self.episodes.fingerprint}{settings!r}".encode(), digest_size=16).hexdigest()
+
+    def of_anchors(self) -> "WindowTable":
+        """Returns a table for anchors alone. With `at_ends="drop"`, it needs not know the episodes if their rows are
+        stored together, because windows end before them.
+        """
+        if self.windows.at_ends == "pad" or self.episodes.offsets is not None:
+            return self
+        none, known = np.empty(0, dtype=np.int64), self.episodes.fingerprint
+        return dataclasses.replace(
+            self, episodes=_Around(ends=none, fps=self.episodes.fps, reach=self._reach, known=known)
+        )
+
+    @property
+    def needs_anchors(self) -> bool:
+        """Whether the table is for anchors alone, and cannot say which rows they are."""
+        return isinstance(self.episodes, _Around)
 
     def are_anchors(self, offsets: Int64Array) -> BoolArray:
         """Returns which of these rows are anchors, by the ends of episodes and the stride; bool, (n,)."""

@@ -45,13 +45,23 @@ def share_windows(
     if isinstance(windows, SampleTable):
         nbytes = sum(each.nbytes for each in vars(windows).values() if isinstance(each, np.ndarray))
         shared: Shared[SampleTable] = Shared(f"samples of {source.uri}", windows, nbytes)
+        anchors = select_anchors(source, windows, selection.get())
     else:
         table = make_table(source, windows, selection, opened)
-        make = functools.partial(make_table, source, windows, selection)
-        shared = Shared(f"episodes of {source.uri}", table, table.episodes.nbytes, make)
-    anchors = select_anchors(source, shared, selection)
-    again = functools.partial(select_anchors, source, shared, selection)
+        kept, make = table.of_anchors(), functools.partial(_of_anchors, source, windows, selection)
+        shared = Shared(f"episodes of {source.uri}", kept, kept.episodes.nbytes, make)
+        anchors = select_anchors(source, table, selection.get())
+    again = functools.partial(_select_again, source, windows, selection)
     return shared, Shared(f"anchors of {source.uri}", anchors, anchors.nbytes, again)
+
+
+def _of_anchors(source: Source, windows: Windows, selection: Shared[Selection]) -> WindowTable:
+    return make_table(source, windows, selection).of_anchors()
+
+
+def _select_again(source: Source, windows: Windows | SampleTable, selection: Shared[Selection]) -> Selection:
+    table = make_table(source, windows, selection) if isinstance(windows, Windows) else windows
+    return select_anchors(source, table, selection.get())
 
 
 def make_table(
@@ -82,9 +92,8 @@ def _find_episodes(source: Source, windows: Windows, opened: lance.LanceDataset 
         ) from error
 
 
-def select_anchors(source: Source, table: Shared[SampleTable], selection: Shared[Selection]) -> Selection:
+def select_anchors(source: Source, samples: SampleTable, rows: Selection) -> Selection:
     """Returns the selected rows that are anchors; their fingerprint also depends on the windows."""
-    rows, samples = selection.get(), table.get()
     runs = samples.anchor_runs(rows.rows) if isinstance(samples, WindowTable) else None
     if runs is not None:
         rows = Selection.from_runs(*runs)

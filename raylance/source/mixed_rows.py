@@ -140,6 +140,12 @@ class MixedRows(RowSource):
         found = [samples for part in self.parts if (samples := part.load_samples()) is not None]
         return _MixSamples(tuple(found)) if found else None  # `mix` takes all or none
 
+    def check_asked(self, offsets: Int64Array) -> None:
+        """See `RowSource.check_asked`."""
+        which, own = split_offsets(offsets)
+        for number, part in enumerate(self.parts):
+            part.check_asked(own[which == number])
+
     def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""
         return _MixReader(tuple(part.open_reader(retry_s) for part in self.parts))

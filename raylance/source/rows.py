@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
 from raylance.environment.shared import Shared
+from raylance.orders.permutation import Int64Array
 from raylance.planning.proof import HasOffsets
 from raylance.samples.table import SampleTable
+from raylance.samples.windows import WindowTable
 from raylance.source.derived import Derived
 from raylance.source.reader import Reader, ReadMode, RowReader
 from raylance.source.retrying import OPENING_S
@@ -58,6 +60,13 @@ class RowSource(abc.ABC):
         """Returns the table that says of which rows each sample is made; None if each selected row is a sample."""
         return None
 
+    def check_asked(self, offsets: Int64Array) -> None:  # noqa: B027 - all do, unless a subclass knows better
+        """Checks rows that were asked for by their offsets, int64, (n,).
+
+        Raises:
+            IndexError: If one makes no sample.
+        """
+
     @abc.abstractmethod
     def open_reader(self, retry_s: float | None = None) -> RowReader:
         """Makes a reader of stored rows. With its first read, it opens the dataset and compares it with the pinned
@@ -100,6 +109,13 @@ class TableRows(RowSource):
     def load_samples(self) -> SampleTable | None:
         """See `RowSource.load_samples`."""
         return None if self.samples is None else self.samples.get()
+
+    def check_asked(self, offsets: Int64Array) -> None:
+        """See `RowSource.check_asked`."""
+        samples = self.load_samples()
+        if isinstance(samples, WindowTable) and samples.needs_anchors:
+            for offset in offsets[~self.load_selection().has(offsets)].tolist():
+                raise IndexError(f"row {offset} is no sample: it has no whole window, or is not selected")
 
     def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""

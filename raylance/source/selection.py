@@ -13,7 +13,7 @@ import pyarrow as pa
 from raylance.columns import ROW_OFFSET
 from raylance.environment.shared import Shared
 from raylance.errors import DatasetError
-from raylance.orders.permutation import Int64Array
+from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.source.filters import check_filter, short_text
 from raylance.source.lance_errors import LANCE_ERRORS, failure_of, readable_text
 from raylance.source.limits import requests_of
@@ -86,6 +86,10 @@ class Selection:
         first = np.r_[0, self.ends[:-1]]
         within = np.minimum(first[run] + offsets - self.starts[run], self.ends[run])
         return np.asarray(np.where(run < 0, 0, within), dtype=np.int64)
+
+    def has(self, offsets: Int64Array) -> BoolArray:
+        """Returns which row offsets are selected; bool, of the shape of `offsets`."""
+        return np.asarray(self.count_before(offsets + 1) > self.count_before(offsets))
 
     def offsets(self, selected: Int64Array) -> Int64Array:
         """Maps selected rows, int64 in [0, N) of any shape, to row offsets, int64 of that shape."""

@@ -1,6 +1,7 @@
 """Windows over episodes through handles and loaders: every sample once, every value and mark of padding right."""
 
 import dataclasses
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -377,10 +378,26 @@ def test_types_of_windows(write_dataset: Callable[..., str]) -> None:
     assert seen == rows
 
 
+@pytest.mark.parametrize(("at_ends", "most"), [("pad", 8), ("drop", 16)])
+def test_bytes_of_an_episode_that_processes_get(at_ends: Any, most: int, write_dataset: Callable[..., str]) -> None:
+    episodes, lengths = 20_000, np.random.default_rng(0).integers(5, 9, 20_000)
+    rows = pa.table({"e": np.repeat(np.arange(episodes), lengths), "v": np.arange(lengths.sum())})
+    windows = raylance.Windows(episode="e", offsets={"v": [0, 1]}, at_ends=at_ends)
+    data = raylance.dataset(write_dataset(rows), windows=windows)
+    assert len(data) == lengths.sum() - (at_ends == "drop") * episodes
+    assert len(pickle.dumps(data)) < most * episodes + 20_000
+
+
 def test_a_row_without_whole_windows_is_not_given_on_request(uri: str) -> None:
     data = raylance.dataset(uri, windows=dataclasses.replace(WINDOWS, at_ends="drop"))
-    with pytest.raises(DatasetError, match="row 0 has no whole window"):
+    with pytest.raises(DatasetError, match="row 0 "):
         data.take([0])
+    assert data.take([int(offset) for offset in data.head(3)["_rowoffset"]])["action"].shape == (3, 4, 3)
+    mixture = raylance.mix({"a": (data, 1.0), "b": (data, 1.0)})
+    row = int(data.head(1)["_rowoffset"][0])
+    assert mixture.take([row], component="b")["action"].shape == (1, 4, 3)
+    with pytest.raises(DatasetError, match="row 0 "):
+        mixture.take([0], component="b")
 
 
 def test_mixtures_have_windows_in_all_parts_or_in_none(write_dataset: Callable[..., str]) -> None:
