@@ -50,8 +50,16 @@ class Setting:
     dies_healing: bool = False  # each replica that is healed dies of it once, in the step in which it is
     report_every: int = 40  # under Ray Train
     ranks: int = 1  # ranks in a replica, each with rows of its own
+    windows: bool = False  # samples are made of two rows of an episode
     # Time of each of the last steps until `finish` is called: a replica that starts late finds others to copy from.
     last_step_s: float = 0.0
+
+
+def open_data(setting: Setting) -> Any:
+    import raylance
+
+    windows = raylance.Windows(episode="episode", offsets={"x": [-1, 0]}) if setting.windows else None
+    return raylance.dataset(setting.uri, order="window", seed=3, windows=windows)
 
 
 def average(model: torch.nn.Module, manager: Any) -> None:
@@ -107,7 +115,7 @@ def train(
         **place,
     )
     stepper = torchft.Optimizer(manager, optimizer)
-    data = raylance.dataset(setting.uri, order="window", seed=3)
+    data = open_data(setting)
     record = {"record": str(folder / "run"), "runtime": "threads"} if place else {}
     ranks = {"rank": number * setting.ranks + rank, "world_size": setting.replicas * setting.ranks}
     loader = data.loader(**ranks, num_decoders=0, **record)
@@ -222,7 +230,8 @@ def committed(folder: Path) -> dict[int, list[int]]:
 def write_data(folder: Path) -> str:
     values = np.random.default_rng(0).random(ROWS * 16, dtype=np.float32)
     uri = str(folder / "a.lance")
-    lance.write_dataset(pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(values), 16)}), uri)
+    x = pa.FixedSizeListArray.from_arrays(pa.array(values), 16)
+    lance.write_dataset(pa.table({"x": x, "episode": np.arange(ROWS) // 7}), uri)
     return uri
 
 
@@ -230,7 +239,7 @@ def check(folder: Path, setting: Setting) -> None:
     """Each committed step had the rows of an undisturbed run, once; states agree with the count; records prove it."""
     import raylance
 
-    with raylance.dataset(setting.uri, order="window", seed=3) as data:
+    with open_data(setting) as data:
         wanted = [
             batch["_rowoffset"].tolist()
             for epoch in range(setting.epochs)

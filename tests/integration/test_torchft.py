@@ -74,9 +74,12 @@ def test_a_replica_that_dies_is_replaced_and_no_row_is_lost_or_comes_twice(
     assert any(file.startswith("rank-1") for file in healed)
 
 
-def test_ranks_of_a_replica_have_rows_of_their_own(uri: str, lighthouse: Any, tmp_path: Path) -> None:
-    """As under FSDP inside of a replica: two replicas of two ranks deal the global batch out to four."""
-    setting = Setting(uri=uri, replicas=2, least=2, ranks=2, epochs=1, step_s=0.0)
+@pytest.mark.parametrize("windows", [False, True])
+def test_ranks_of_a_replica_have_rows_of_their_own(uri: str, lighthouse: Any, tmp_path: Path, windows: bool) -> None:
+    """As under FSDP inside of a replica: two replicas of two ranks deal the global batch out to four; also a batch of
+    samples of several rows.
+    """
+    setting = Setting(uri=uri, replicas=2, least=2, ranks=2, epochs=1, step_s=0.0, windows=windows)
     train_all(setting, tmp_path, lighthouse)
     assert len(committed(tmp_path)) == STEPS
     check(tmp_path, setting)
