@@ -21,6 +21,7 @@ from raylance.samples.windows import Episodes, Windows, WindowTable
 from raylance.source.fields import find_field
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
 from raylance.source.limits import requests_of
+from raylance.source.provenance import KEY
 from raylance.source.retrying import patiently
 from raylance.source.selection import Selection
 from raylance.source.version import Source
@@ -116,11 +117,16 @@ def check_windows(
 
     Raises:
         ConfigError: If a column with a window is not among them, or its windows cannot be tensors.
-        DatasetError: If the dataset has not the column of episodes, or of timestamps.
+        DatasetError: If the dataset has not the column of episodes, or of timestamps, or is a shuffled copy.
     """
     if not isinstance(windows, Windows | SampleTable):
         raise ConfigError(f"windows={windows!r}: give raylance.Windows(episode=…, offsets={{…}}), or a SampleTable.")
     schema = opened.schema
+    if isinstance(windows, Windows) and KEY in (schema.metadata or {}):
+        raise DatasetError(
+            f"{opened.uri!r} is a copy that jobs/materialize.py made, whose rows are shuffled, so that those of an "
+            "episode do not follow one another; nothing was started. Open its source with windows=."
+        )
     for name in windows.needs if isinstance(windows, Windows) else ():
         if name not in schema.names:
             raise DatasetError(

@@ -265,6 +265,13 @@ def test_a_stale_copy_is_named_once_or_refused(copied: tuple[str, str], caplog: 
         raylance.dataset(copy, stale="maybe")
 
 
+def test_windows_of_a_copy_are_refused(copied: tuple[str, str]) -> None:
+    windows = raylance.Windows(episode="id", offsets={"id": [0]})
+    raylance.dataset(copied[0], columns=["id"], windows=windows)
+    with pytest.raises(raylance.DatasetError, match=r"copy\.lance.* shuffled"):
+        raylance.dataset(copied[1], columns=["id"], windows=windows)
+
+
 def test_a_source_rewritten_is_another_one(copied: tuple[str, str]) -> None:
     source, copy = copied
     shutil.rmtree(source)
