@@ -48,6 +48,7 @@ class Account:
         # At first; and of the rows that were loaded last.
         self._likely_bytes = self._loaded_bytes = max(raw_bytes if loaded_bytes is None else loaded_bytes, 1)
         self._rows_each = 1.0  # stored rows that a chunk had for each of its samples
+        self._most_samples = 0.0  # of a chunk, fading
         self._raw_bytes, self._decoded_bytes = raw_bytes, decoded_bytes
         self.set_items(items)
 
@@ -110,8 +111,17 @@ class Account:
         return Pace(max(1, min(_BLOCK_BYTES, self.window_bytes // _BLOCKS)), row_bytes, least_bytes=least)
 
     def learn_rows(self, samples: int, rows: int) -> None:
-        """Learns how many stored rows a chunk has for its samples, which may have many rows each, or share them."""
-        self._rows_each = max(1.0, rows / samples)
+        """Learns how many stored rows a chunk has for its samples, which may have many rows each, or share them. Few
+        samples share less than many, so a chunk that is much smaller than others, as the last one of an epoch, says
+        nothing of those.
+        """
+        self._most_samples = max(samples, self._most_samples * _FADE)
+        if samples > self._most_samples / 2:
+            self._rows_each = max(1.0, rows / samples)
+
+    def learn_even(self, row_bytes: float) -> None:
+        """Learns that all rows have one size, which is this."""
+        self.is_even, self._loaded_bytes = True, row_bytes
 
     def learn_chunk(self, rows: int, nbytes: int) -> None:
         """Learns the mean bytes of a row from a chunk that is loaded. The mean rises at once and falls slowly: a chunk

@@ -188,7 +188,7 @@ class ChunkTable:
         if not held.calls:
             rows, nbytes = held.loaded_rows - held.paced[0], held.nbytes - held.paced[1]
             if rows:
-                account.is_even = event.is_even
+                self._learn_whether_even(event.is_even, nbytes / rows)
                 held.pace.record(rows, nbytes)
             held.asked_rows, held.paced = held.loaded_rows, (held.loaded_rows, held.nbytes)
             held.needs_bytes = event.needs_bytes
@@ -203,6 +203,16 @@ class ChunkTable:
         elif held.nbytes + held.needs_bytes > account.window_bytes:
             self._order.halve(held)
             self._let_go(held)
+
+    def _learn_whether_even(self, is_even: bool, row_bytes: float) -> None:
+        """Learns whether all rows have one size. Once it is known, chunks are loaded in large blocks, the first one
+        too.
+        """
+        if is_even and not self._account.is_even:
+            self._account.learn_even(row_bytes)
+            for held in self._order.held:
+                held.pace = self._account.pace()
+        self._account.is_even = is_even
 
     def failed(self, call: int, error: BaseException) -> None:
         """Records that a load has failed because of its rows. The error may concern few of them, so the items of the
