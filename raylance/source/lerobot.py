@@ -43,6 +43,7 @@ EPISODE, TIMESTAMP, TASK_NUMBER = "episode_index", "timestamp", "task_index"
 _META, _META_TABLE = "meta", "meta.lance"
 _OPENING_S = 60.0
 _LEVELS, _MOST_MM = 4096, 65535
+_NO_FILE = np.iinfo(np.int64).max
 _NAMED = 3  # examples in an error
 
 
@@ -362,33 +363,44 @@ def find_episodes(camera: Camera, storage_options: StorageOptions | None) -> Fra
         return known.finders[key]
     metadata, name = load_metadata(camera.root, storage_options), f"videos/{camera.column}"
     source = pin(camera.videos, camera.version, storage_options)
-    rows = patiently(functools.partial(_rows_of_files, source, camera.column))
-    named = list(zip(*(metadata.numbers(f"{name}/{part}_index").tolist() for part in ("chunk", "file")), strict=True))
-    missing = {episode: file for episode, file in enumerate(named) if file not in rows}
+    keys, rows = patiently(functools.partial(_files_of, source, camera.column))
+    chunks, files = metadata.numbers(f"{name}/chunk_index"), metadata.numbers(f"{name}/file_index")
+    wanted = _file_keys(chunks, files)
+    keys, rows = np.append(keys, _NO_FILE), np.append(rows, -1)
+    at = np.searchsorted(keys[:-1], wanted)
+    is_there = keys[at] == wanted
     found = FramesByTime(
         rate=metadata.fps,
         tolerance_s=camera.tolerance_s,
-        videos=np.array([rows.get(file, -1) for file in named], dtype=np.int64),
+        videos=np.where(is_there, rows[at], -1),
         begins_s=metadata.numbers(f"{name}/from_timestamp", np.float64),
         ends=metadata.numbers("dataset_to_index"),
-        first_video=next(iter(rows.values()), 0),
-        files={episode: f"{camera.column}, chunk {chunk}, file {file}" for episode, (chunk, file) in missing.items()},
+        first_video=max(0, int(rows[0])),
+        files={
+            episode: f"{camera.column}, chunk {chunks[episode]}, file {files[episode]}"
+            for episode in np.flatnonzero(~is_there).tolist()
+        },
     )
     if known is not None:
         known.finders[key] = found
     return found
 
 
-def _rows_of_files(source: Source, key: str) -> dict[tuple[int, int], int]:
-    """Returns the row of each video of a camera that is not empty, by its numbers of chunk and file."""
+def _file_keys(chunks: Int64Array, files: Int64Array) -> Int64Array:
+    """Returns one number for each video file, by its numbers of chunk and file."""
+    return (chunks << 32) + files
+
+
+def _files_of(source: Source, key: str) -> tuple[Int64Array, Int64Array]:
+    """Returns the keys of a camera's videos that are not empty, ascending, and the row of each."""
     opened, columns = source.open_once(), ["video_key", "chunk_index", "file_index", "file_size"]
     if lost := [name for name in columns if name not in opened.schema.names]:
         raise DatasetError(f"{source.uri!r} has no column {lost[0]!r}, so it is no {VIDEOS} of LeRobot's layout.")
     table = opened.to_table(columns=columns)
     rows = np.flatnonzero(pc.and_(pc.equal(table["video_key"], key), pc.greater(table["file_size"], 0)).to_numpy())
-    mine = table.take(rows)
-    numbers = zip(mine["chunk_index"].to_pylist(), mine["file_index"].to_pylist(), strict=True)
-    return dict(zip(numbers, rows.tolist(), strict=True))
+    keys = _file_keys(*(table[name].to_numpy().astype(np.int64)[rows] for name in ("chunk_index", "file_index")))
+    order = np.argsort(keys, kind="stable")
+    return keys[order], rows[order]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
