@@ -355,6 +355,27 @@ def test_sizes_cut_what_is_larger_than_thought() -> None:
     assert many.reserved_bytes(1) == pytest.approx(1_500_000 + 2_000_000)
 
 
+def test_the_few_samples_of_a_last_chunk_say_nothing_of_others() -> None:
+    sizes = account(window_bytes=100 * 3000 * 2, raw_bytes=100)
+    for _ in range(20):  # epochs
+        sizes.learn_rows(3000, 3000)  # neighbours share their rows
+        sizes.learn_chunk(3000, 3000 * 100)
+        sizes.learn_rows(10, 80)
+        assert sizes.chunk_rows(3000) == 3000
+    for _ in range(10):  # all chunks are small now
+        sizes.learn_rows(1000, 8000)
+    assert sizes.chunk_rows(1000) < 1000
+
+
+def test_a_step_is_one_item_if_two_of_them_fit_in_flight() -> None:
+    """An item of a part of it would be copied once more."""
+    sizes = account(raw_bytes=1_000_000, inflight_bytes=300_000_000)
+    sizes.set_items(3, 90)
+    assert sizes.item_rows() == 90
+    sizes.set_items(3, 110)
+    assert sizes.item_rows() < 110
+
+
 def make_inflight(prefetch_batches: int, inflight_bytes: int = 1 << 30, items: int = 5) -> InFlight:
     """Steps of four rows, of which each is an item."""
     plan = make_plan(0, 60, 4, 1, "drop", 1000)
