@@ -73,8 +73,9 @@ def open(
 ) -> Dataset:
     """Opens a dataset in LeRobot's Lance layout, as `lerobot-lancedb` writes it: `frames.lance`, `videos.lance`, and
     `meta/` or `meta.lance`. Batches have the features under LeRobot's names, with the values of LeRobot's own reader;
-    `task` is the description of the row's task. Frames are uint8 (n, 3, H, W), those of depth float32 (n, 1, H, W).
-    Features in `delta_timestamps` are (n, k, …), also for one timestamp. Numbers have the dtypes of their columns.
+    `task` is the description of the row's task. Frames are uint8 (n, 3, H, W), those of depth float32 (n, 1, H, W);
+    outside of torch, channels come last. Features in `delta_timestamps` are (n, k, …), also for one timestamp. Numbers
+    have the dtypes of their columns.
 
     Args:
         root: Folder or URI of the dataset: a path, s3://…, hf://datasets/….

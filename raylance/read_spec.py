@@ -56,6 +56,12 @@ class ReadSpec:
         return list(dict.fromkeys(encoded.get(name, name) for name in self.delivers))
 
     @property
+    def channels_last(self) -> frozenset[str]:
+        """Names of the columns whose channels come before height and width in torch."""
+        videos = {each.column for _, each in self.source.derived if isinstance(each, Video)}
+        return frozenset(videos | (self.decoding.channels_last if self.decoding else set()))
+
+    @property
     def origin(self) -> dict[str, Any]:
         """The fields of a checkpoint's `State` that describe the rows and their decoding."""
         decoders, derived = self.decoding.decoders if self.decoding else (), self.source.derived

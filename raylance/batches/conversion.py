@@ -139,7 +139,7 @@ def torch_converter(
             made = given.to(by_column[name])  # a tensor cannot hold dates
             if not is_kept(given.item(), made.item()) or _is_cut_off(given.item(), made):
                 raise cannot_pad(name, given.item(), f"dtypes= converts them to {by_column[name]}")
-    channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()
+    channels_last = read_spec.channels_last
 
     def convert(rows: StepRows, names: Sequence[str], decoded: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         arrays, schema = rows.to_numpy(names, lists, join, as_bits=True), rows.item.schema

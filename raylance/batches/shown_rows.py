@@ -108,11 +108,8 @@ def _plain(value: Any) -> Any:
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (3, 4):
-        if value.shape[-1] != 3 and value.shape[-3] == 3:  # frames of a NumPy batch
-            value = np.moveaxis(value, -3, -1)
-        if value.shape[-1] == 3:
-            return _strip(value.reshape(-1, *value.shape[-3:]))
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (3, 4) and value.shape[-1] == 3:
+        return _strip(value.reshape(-1, *value.shape[-3:]))
     return html.escape(_text(value))
 
 

@@ -98,8 +98,9 @@ class Video(Derived):
 
     Each row of the dataset names one frame. Frames of one window of the shuffle that follow one another in their video
     are decoded together, each once, also if several samples of `raylance.Windows` have them. They come as uint8
-    (n, 3, H, W), or (n, k, 3, H, W) in windows, with the pixels that PyAV decodes from the whole file. PyAV must be
-    installed wherever rows are read: `pip install raylance[video]`.
+    (n, H, W, 3), or (n, k, H, W, 3) in windows, with the pixels that PyAV decodes from the whole file. Torch batches
+    have the channels before height and width. PyAV must be installed wherever rows are read:
+    `pip install raylance[video]`.
 
     Attributes:
         column: Name of the column in batches.
@@ -199,8 +200,8 @@ class VideoColumn:
 
     @property
     def kind(self) -> pa.DataType:
-        """Arrow type of the column: pixels as they lie in memory, (H, W, C), which are (C, H, W) in batches."""
-        return pa.fixed_shape_tensor(pa.from_numpy_dtype(self.dtype), self.shape, permutation=[2, 0, 1])
+        """Arrow type of the column."""
+        return pa.fixed_shape_tensor(pa.from_numpy_dtype(self.dtype), self.shape)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -4,11 +4,13 @@ import contextlib
 import io
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import av
 import lance
 import numpy as np
 import pyarrow as pa
+import torch
 
 
 def scene(seed: int, frames: int, height: int = 32, width: int = 48) -> np.ndarray:
@@ -73,6 +75,11 @@ def whole(video: bytes, size: tuple[int, int] | None = None) -> np.ndarray:
             height, width = size or (frame.height, frame.width)
             found.append(frame.to_ndarray(format="rgb24", width=width, height=height))
     return np.stack(found)
+
+
+def pixels_of(values: Any) -> np.ndarray:
+    """Pictures of a batch with their channels last, as they are outside of torch."""
+    return values.movedim(-3, -1).numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
 
 
 def write_videos(uri: str, videos: Sequence[bytes], version: str = "2.1") -> str:

@@ -24,6 +24,7 @@ from tests.helpers.lerobot import (
     with_depth_images,
     with_images,
 )
+from tests.helpers.videos import pixels_of
 
 TOP, WRIST = CAMERAS
 DELTAS = {
@@ -33,8 +34,8 @@ DELTAS = {
 
 
 def values_of(robots: Robots) -> dict[str, np.ndarray]:
-    """All values by feature, rows first; frames as (n, 3, H, W)."""
-    found = {name: np.moveaxis(pixels, -1, 1) for name, pixels in robots.pixels.items()}
+    """All values by feature, rows first; frames as (n, H, W, channels)."""
+    found = dict(robots.pixels)
     for name in robots.info["features"].keys() - robots.pixels.keys():
         column = robots.frames[name.replace(".", "_")]
         is_list = pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type)
@@ -45,6 +46,7 @@ def values_of(robots: Robots) -> dict[str, np.ndarray]:
 def check(batch: dict[str, Any], robots: Robots, deltas: dict[str, list[float]]) -> list[int]:
     """Compares a batch with the loops; returns its rows."""
     rows = np.asarray(batch["index"]).tolist()
+    batch = batch | {name: pixels_of(batch[name]) for name in robots.pixels if name in batch}
     for name, values in values_of(robots).items():
         if name not in deltas:
             np.testing.assert_array_equal(batch[name], values[rows], err_msg=name)
@@ -88,7 +90,7 @@ def test_metadata_from_a_table_and_episodes_that_are_chosen(robots: Robots, tmp_
     assert seen == np.flatnonzero(np.isin(episode, [0, 1, 3]) & (frame > 2)).tolist()
     few = lerobot.open(uri, columns=["task", TOP], size={TOP: (8, 12)}, delta_timestamps={TOP: [0.0]}, at_ends="drop")
     batch = few.take([5])
-    assert batch[TOP].shape == (1, 1, 3, 8, 12)
+    assert batch[TOP].shape == (1, 1, 8, 12, 3)
     assert {"task", TOP} <= batch.keys() <= {"task", TOP, "episode_index", "_rowoffset"}
 
 
@@ -148,10 +150,10 @@ def test_cameras_of_depth(settings: dict[str, Any], tmp_path: Path) -> None:
     seen = [row for batch in data.iter_torch_batches(batch_size=16) for row in check(batch, robots, deltas)]
     assert sorted(seen) == list(range(sum(robots.lengths)))
     batch = data.take([3, 99])
-    assert (batch[name].shape, batch[name].dtype) == ((2, 2, 1, 16, 24), np.float32)
+    assert (batch[name].shape, batch[name].dtype) == ((2, 2, 16, 24, 1), np.float32)
     metres = lerobot.open(uri, columns=["index", name], depth_unit="m").take(range(0, 160, 7))[name]
-    np.testing.assert_allclose(1000 * metres, np.moveaxis(robots.pixels[name], -1, 1)[:160:7], rtol=0, atol=0.51)
-    small = lerobot.open(uri, columns=["index", name], size={name: (8, 12)}).take([50])[name][0, 0]
+    np.testing.assert_allclose(1000 * metres, robots.pixels[name][:160:7], rtol=0, atol=0.51)
+    small = lerobot.open(uri, columns=["index", name], size={name: (8, 12)}).take([50])[name][0]
     assert np.isin(small, robots.pixels[name][50]).all()
     crops = [raylance.FrameCrop(WRIST, (8, 10), random=True, hflip=0.5), raylance.FrameCrop(name, (8, 10), like=WRIST)]
     cut = lerobot.open(uri, delta_timestamps=deltas, crops=crops, columns=["index", name, WRIST])

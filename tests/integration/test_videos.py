@@ -17,7 +17,7 @@ import raylance
 from raylance.audit import EpochAudit, reopen
 from raylance.errors import BadRowError, ConfigError, DatasetError
 from tests.helpers.cluster import actors_of
-from tests.helpers.videos import encode, scene, whole, write_videos
+from tests.helpers.videos import encode, pixels_of, scene, whole, write_videos
 
 EPISODES, FRAMES = 5, 40
 OFFSETS = np.array([-3, -1, 0, 1])
@@ -70,7 +70,7 @@ def camera(uri: str, name: str = "top", **settings: Any) -> raylance.Video:
 
 def check(batch: dict[str, Any], frames: list[np.ndarray], name: str = "top", videos: int = EPISODES) -> list[int]:
     """Compares the windows of a batch with frames; returns the rows."""
-    pixels = np.moveaxis(np.asarray(batch[name]), -3, -1)
+    pixels = pixels_of(batch[name])
     for place, row in enumerate(np.asarray(batch["action"]).tolist()):
         wanted = frames[videos - 1 - row // FRAMES][np.clip(row % FRAMES + OFFSETS, 0, FRAMES - 1)]
         assert (pixels[place] == wanted).all(), (name, row)
@@ -136,11 +136,11 @@ def test_single_frames_resized_and_on_request(made: Callable[..., Any], write_da
     frames = [whole(bytes(video), (16, 24)) for _, video in stored]
     data = raylance.dataset(write_dataset(rows_of()), decode=camera(uri, size=(16, 24)), order="sequential")
     assert data.schema.names == ["episode", "file", "frame", "action", "top"]
-    assert data[:0]["top"].shape == (0, 3, 16, 24)
+    assert data[:0]["top"].shape == (0, 16, 24, 3)
     batch = data.take([77, 3, 3])
-    assert batch["top"].shape == (3, 3, 16, 24)
+    assert batch["top"].shape == (3, 16, 24, 3)
     for place, row in enumerate((77, 3, 3)):
-        assert (np.moveaxis(batch["top"][place], 0, -1) == frames[EPISODES - 1 - row // FRAMES][row % FRAMES]).all()
+        assert (batch["top"][place] == frames[EPISODES - 1 - row // FRAMES][row % FRAMES]).all()
     assert "stretches" in repr(data.plan(16)) or "single rows" in repr(data.plan(16))
 
 
@@ -260,7 +260,7 @@ def test_a_number_that_no_frame_has_is_blamed_alone(
         seen = 0
         with pytest.raises(BadRowError, match=f"frame {wrong} is asked for, and the video has {FRAMES}") as raised:
             for batch in raylance.dataset(rows, decode=camera(uri), order="sequential").iter_batches(batch_size=1):
-                assert (np.moveaxis(batch["top"][0], 0, -1) == frames[0][seen]).all()
+                assert (batch["top"][0] == frames[0][seen]).all()
                 seen += 1
         assert raised.value.row_offset == seen == 6
         masked = raylance.dataset(rows, decode=camera(uri), on_bad_row="mask", max_bad_rows=1)
@@ -286,7 +286,7 @@ def test_sound_is_not_read(tmp_path: Path, write_dataset: Callable[..., str]) ->
         patch.setattr(lance.LanceDataset, "read_blob_ranges", count)
         for batch in data.iter_batches(batch_size=16):
             for number, pixels in zip(batch["action"].tolist(), batch["top"], strict=True):
-                assert (np.moveaxis(pixels, 0, -1) == frames[number // 400][number % 400]).all()
+                assert (pixels == frames[number // 400][number % 400]).all()
     assert len(read) <= 4, "the begin and end of files, when opened and in the run; and frames, twice"
 
 

@@ -118,8 +118,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
             self.note.rows = RowsRead(digest=digest, nbytes=table.nbytes, masked=masked, bad_rows=bad_rows)
         valid = real & decoded
         table = table.drop_columns([VALID]).append_column(VALID, [valid]).drop_columns(self._hidden)
-        channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()
-        batch = to_torch(to_numpy(table, as_bits=True), table.schema, dtypes={}, channels_last=channels_last)
+        arrays, last = to_numpy(table, as_bits=True), read_spec.channels_last
+        batch = to_torch(arrays, table.schema, dtypes={}, channels_last=last)
         columns = {name: _scalars(values) for name, values in batch.items()}
         return [{name: values[row] for name, values in columns.items()} for row in range(len(indices))]
 
