@@ -63,8 +63,8 @@ class ChunkTable:
         self._order = ChunkOrder(account, epochs_follow=epochs_follow)
         self._by_call: dict[int, HeldChunk] = {}
         self._alone: dict[int, int] = {}  # readers of items that are being read by themselves, by call
-        self._commands: list[Output] = []  # that were not taken
         self._used: list[HeldChunk] = []  # all their rows were gathered, and not all were fetched
+        self._commands: list[Output] = []  # that were not taken
         self._drops: list[Drop] = []  # the same; a load takes them along, because each call through Ray costs time
 
     def take_commands(self) -> list[Output]:
@@ -181,10 +181,11 @@ class ChunkTable:
         if held.state is not ChunkState.LOADING:
             return
         account = self._account
+        if not held.loaded_rows:
+            account.learn_rows(held.rows, event.stored_rows)
         # An answer may overtake another one, and the rows of a load may come before those of an earlier load.
         held.loaded_rows, held.nbytes = max(held.loaded_rows, event.rows), max(held.nbytes, event.nbytes)
         held.stored_rows = event.stored_rows
-        account.learn_rows(held.rows, held.stored_rows)
         if not held.calls:
             rows, nbytes = held.loaded_rows - held.paced[0], held.nbytes - held.paced[1]
             if rows:

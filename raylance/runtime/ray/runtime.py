@@ -141,7 +141,7 @@ class RayRuntime(Runtime):
             ray.get_runtime_context()
         self._world_size, self._session, self._key = world_size, ray_session(), uuid.uuid4().hex
         self._decoding, self._by_block = read_spec.in_helpers, columns_by_block(read_spec)
-        self._lender = Lender(2 * options.max_inflight_bytes)
+        self._lender = Lender(2 * options.max_inflight_bytes)  # the trainer holds some batches, too
         super().__init__(read_spec, options)
 
     @property
