@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -81,7 +82,7 @@ def reopen(
     Args:
         state: The content of a `raylance_state.json` of the run.
         uri: The present URI of the data, if it has moved; for a mixture, one URI for each dataset, in the order in
-            which the state names them.
+            which the state names them. Videos, and tables of LeRobot's layout, that lay beside it have moved along.
         remainder: The argument `remainder` with which the run opened its dataset; a checkpoint does not hold it.
         **changes: Other arguments of `raylance.dataset`, for all datasets of a mixture: arguments that are not taken
             from the state, such as `storage_options`, `decode` and `pack`, and arguments that differ from the run's.
@@ -109,6 +110,8 @@ def reopen(
         if is_mixture:
             one = {key: None if value is None else value[name] for key, value in one.items()}
         derived = [] if "decode" in changes else _derived(saved.decode, name)
+        if uris:
+            derived = [_beside(each, one["uri"], uris[number]) for each in derived]
         windows: Windows | SampleTable | None = changes.get("windows")
         if "windows" not in changes and one["windows"] is not None:
             windows = _windows(one["windows"])
@@ -166,6 +169,14 @@ def _derived(decode: Sequence[Any], component: str) -> list[Derived]:
             fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
             found.append(_DERIVED[each["class"]](**fields))
     return found
+
+
+def _beside(column: Derived, before: str, now: str) -> Derived:
+    """Returns a column whose other tables lay in the folder of a dataset, for the folder in which that is now."""
+    old, new = before.rpartition("/")[0], os.fspath(now).rstrip("/").rpartition("/")[0]
+    paths = {name: str(value) for name in ("videos", "root") if (value := getattr(column, name, None)) is not None}
+    moved = {name: new + path[len(old) :] for name, path in paths.items() if f"{path}/".startswith(f"{old}/")}
+    return dataclasses.replace(column, **moved) if moved else column  # type: ignore[type-var]
 
 
 def _windows(text: str) -> Windows:

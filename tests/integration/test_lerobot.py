@@ -123,6 +123,16 @@ def test_a_dataset_on_the_hub(robots: Robots, root: str, monkeypatch: pytest.Mon
         assert reopen(loader.state_dict()).schema.equals(data.schema)
 
 
+def test_a_dataset_that_has_moved(robots: Robots, tmp_path: Path) -> None:
+    with lerobot.open(robots.write(str(tmp_path / "before")), delta_timestamps=DELTAS).loader() as loader:
+        next(iter(loader.iter_batches(global_batch_size=8)))
+        state = loader.state_dict()
+    shutil.move(tmp_path / "before", tmp_path / "now")
+    again = reopen(state, uri=f"{tmp_path}/now/frames.lance", remainder="ragged")
+    seen = [row for batch in again.iter_batches(batch_size=16) for row in check(batch, robots, DELTAS)]
+    assert sorted(seen) == list(range(sum(robots.lengths)))
+
+
 def test_other_metadata_than_the_run_had(robots: Robots, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     uri = robots.write(str(tmp_path))
     with lerobot.open(uri).loader() as loader:
