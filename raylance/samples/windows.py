@@ -309,8 +309,9 @@ class WindowTable(FindingTable):
             return None
         lowest, highest = self._reach if self.windows.at_ends == "drop" else (0, 0)
         starts, ends = np.r_[0, self.episodes.ends[:-1]] - lowest, self.episodes.ends - highest
-        has_any = starts < ends
-        return starts[has_any], (ends - starts)[has_any]
+        lengths = ends - starts
+        has_any = lengths > 0
+        return (starts, lengths) if has_any.all() else (starts[has_any], lengths[has_any])
 
     @property
     def are_all_anchors(self) -> bool:
