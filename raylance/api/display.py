@@ -15,6 +15,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import Plan
 from raylance.planning.summary import counted
+from raylance.samples.table import unneeded_rows
 from raylance.source.filters import short_text
 from raylance.source.rows import RowSource, TableRows
 
@@ -114,11 +115,13 @@ def how_read(source: RowSource, plan: Plan) -> str:
     if chunk.steps * plan.global_batch_size > _LARGEST_TRIAL * plan.dp_size:
         either = "range or take" if source.read == "auto" else source.read
         return f"{either}, window by window"
-    offsets = anchors = source.load_selection().offsets(np.unique(plan.chunk_rows(chunk, 0)))
+    offsets = anchors = framed = source.load_selection().offsets(np.unique(plan.chunk_rows(chunk, 0)))
     if not len(offsets):
         return "nothing: rank 0 has no rows"
     if (samples := source.load_samples()) is not None:
-        offsets = samples.stored(anchors)
+        offsets = framed = samples.stored(anchors)
+        unneeded = unneeded_rows(samples, offsets, samples.locate(offsets, anchors), source.costly[:1])
+        framed = offsets[~next(iter(unneeded.values()))] if unneeded else offsets
     reader, stored = source.open_rows(), int(offsets[-1] + 1 - offsets[0])
     how, (reads, at_once) = reader.choose(offsets), reader.count_reads(offsets)
     words = {"range": "stretches of stored rows", "take": "single rows by their offsets"}[how]
@@ -127,7 +130,7 @@ def how_read(source: RowSource, plan: Plan) -> str:
     each = "" if samples is None else f", {len(offsets) / len(anchors):.2f} of them a sample"
     return (
         f"{how}: {words}; the first window needs {share}{each}, in {counted(reads, 'read')} of {size:,.1f} MiB, "
-        f"{at_once} at a time{_how_decoded(source, offsets, len(anchors))}"
+        f"{at_once} at a time{_how_decoded(source, framed, len(anchors))}"
     )
 
 

@@ -72,7 +72,7 @@ class Lookup:
         try:
             source.check_asked(stored)
             self._opened = self._opened or source.open_reader()
-            table = take_rows(read_samples(self._opened, source.load_samples(), stored), places)
+            table = take_rows(read_samples(self._opened, source.load_samples(), stored, source.costly), places)
         except (IndexError, OverflowError, DatasetError) as error:
             raise DatasetError(
                 f"{source.uri!r}, version {source.version}, cannot give these rows: {readable_text(error)}"

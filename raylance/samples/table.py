@@ -1,7 +1,7 @@
 """The table of samples: the stored rows that make up each sample."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -115,6 +115,21 @@ class SampleTable(abc.ABC):
         rows = self.rows(located.anchors)
         windows = {name: np.searchsorted(stored, each) for name, each in rows.items()}
         return Found(windows, dict(self.pads(located.anchors)))
+
+
+def unneeded_rows(
+    samples: SampleTable, stored: Int64Array, located: Located, columns: Iterable[str]
+) -> dict[str, BoolArray]:
+    """Returns which of the rows with the offsets `stored` no sample needs in some columns: bool, (rows,). Columns of
+    which all rows are needed are left out.
+    """
+    windows, found = samples.find(stored, located).windows, dict[str, BoolArray]()
+    for name in columns:
+        is_unneeded = np.ones(len(stored), dtype=np.bool_)
+        is_unneeded[windows[name].ravel() if name in windows else located.at] = False
+        if is_unneeded.any():
+            found[name] = is_unneeded
+    return found
 
 
 class FindingTable(SampleTable):

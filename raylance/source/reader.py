@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeVar
 
 import lance
@@ -115,6 +115,12 @@ class RowReader(abc.ABC):
             rows += table.num_rows
 
         self.read_into(offsets, keep, is_wanted)
+
+    def skipping(self, unneeded: Mapping[str, Int64Array]) -> "RowReader":
+        """Returns a reader that need not make some columns, see `RowSource.costly`, for the rows with these offsets,
+        ascending, by name of the column. The values there may be any.
+        """
+        return self
 
     @abc.abstractmethod
     def close(self) -> None:

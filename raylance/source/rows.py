@@ -52,6 +52,11 @@ class RowSource(abc.ABC):
         return 1
 
     @property
+    def costly(self) -> tuple[str, ...]:
+        """Names of columns that readers make at a cost, so that they should make no value that nobody needs."""
+        return ()
+
+    @property
     def derived(self) -> tuple[tuple[str, Derived], ...]:
         """The settings of columns that readers make, each with the name of its component in a mixture, else ""."""
         return ()
@@ -100,6 +105,11 @@ class TableRows(RowSource):
     def run_rows(self) -> int:
         """See `RowSource.run_rows`."""
         return max((each.run_rows for each in self.added.videos), default=1)
+
+    @property
+    def costly(self) -> tuple[str, ...]:
+        """See `RowSource.costly`."""
+        return tuple(each.setting.column for each in self.added.videos)
 
     @property
     def derived(self) -> tuple[tuple[str, Derived], ...]:

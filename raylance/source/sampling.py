@@ -9,18 +9,22 @@ from raylance.columns import FAILURE
 from raylance.memory.arrow import take_rows
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.samples.table import IS_PAD, Located, SampleTable
+from raylance.samples.table import IS_PAD, Located, SampleTable, unneeded_rows
 from raylance.source.reader import RowReader
 
 
-def read_samples(reader: RowReader, samples: SampleTable | None, anchors: Int64Array) -> pa.Table:
+def read_samples(
+    reader: RowReader, samples: SampleTable | None, anchors: Int64Array, costly: Sequence[str] = ()
+) -> pa.Table:
     """Reads samples by the row offsets of their anchors, strictly ascending; see `RowReader.read_into`. With None, each
-    sample is its anchor.
+    sample is its anchor. For `costly`, see `RowSource`.
     """
     if samples is None:
         return reader.read(anchors)
     stored = samples.stored(anchors)
-    return gather_samples(reader.read(stored), stored, samples.locate(stored, anchors), samples)
+    located = samples.locate(stored, anchors)
+    unneeded = {name: stored[rows] for name, rows in unneeded_rows(samples, stored, located, costly).items()}
+    return gather_samples(reader.skipping(unneeded).read(stored), stored, located, samples)
 
 
 def gather_samples(

@@ -1,5 +1,6 @@
 """Reads rows together with the frames of videos that they name."""
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -32,6 +33,7 @@ _THREADS = 2  # that decode
 _PIECE_BYTES = 4 << 20  # of the frames in one table: the allocator reuses freed memory of this size
 _RANGE_BYTES = 32 << 20  # most bytes of files that a load has in memory
 _AHEAD = _THREADS + 2  # pieces that are decoded, or wait for a thread
+_SKIPPED = NO_VIDEO + 1  # the video of rows whose frame nobody needs
 _NO_FILE = VideoFile(0, failure=ValueError("the row names no frame"))
 _VIDEOS = 64  # that one load has open: each holds some hundred KiB
 _OPEN = 4  # videos that a thread keeps open
@@ -102,6 +104,13 @@ class VideoReader(PieceReader):
                 self.files.append(VideoFiles(reads, column.setting.blob))
             self.files_of.append(keys.index(key))
         self.threads, self._local = Calls(_THREADS, "raylance-frames"), threading.local()
+        self.unneeded: Mapping[str, Int64Array] = {}
+
+    def skipping(self, unneeded: Mapping[str, Int64Array]) -> "VideoReader":
+        """See `RowReader.skipping`. The frames are zeros there."""
+        found = copy.copy(self)  # with the same threads, files and open videos
+        found.unneeded = unneeded
+        return found
 
     def read_pieces(
         self,
@@ -173,9 +182,13 @@ class _Load:
         self._reader, self._table, self._is_wanted = reader, table, is_wanted
         self._finders = [column.finder.get() for column in reader.columns]
         self._named = [each.find(table) for each in self._finders]
+        for number, column in enumerate(reader.columns):
+            if len(unneeded := reader.unneeded.get(column.setting.column, ())):
+                named, is_unneeded = self._named[number], np.isin(table[ROW_OFFSET].to_numpy(), unneeded)
+                self._named[number] = named._replace(videos=np.where(is_unneeded, _SKIPPED, named.videos))
         wanted: list[set[int]] = [set() for _ in reader.files]
         for number, (videos, _, _) in zip(reader.files_of, self._named, strict=True):
-            wanted[number].update(np.unique(videos[videos != NO_VIDEO]).tolist())
+            wanted[number].update(set(np.unique(videos).tolist()) - {NO_VIDEO, _SKIPPED})
         self._files: dict[tuple[int, int], VideoFile] = {
             (number, video): file
             for number, videos in enumerate(wanted)
@@ -226,12 +239,13 @@ class _Load:
         return spans
 
     def _rows_of(self, column: int, first: int, last: int) -> Iterator[tuple[int, Int64Array]]:
-        """Yields the videos that rows [first, last) name, and the indices of these rows, ordered by frame."""
+        """Yields the videos that rows [first, last) need, and the indices of these rows, ordered by frame."""
         videos, frames = (each[first:last] for each in self._named[column][:2])
         order = np.lexsort((frames, videos))
         _, cuts = np.unique(videos[order], return_index=True)
         for mine in np.split(order, cuts[1:]):
-            yield int(videos[mine[0]]), mine + first
+            if videos[mine[0]] != _SKIPPED:
+                yield int(videos[mine[0]]), mine + first
 
     def _file(self, column: int, video: int) -> VideoFile:
         return _NO_FILE if video == NO_VIDEO else self._files[self._reader.files_of[column], video]
@@ -311,6 +325,7 @@ class _Load:
         """Returns the frames of rows [first, last) by column, and the errors of rows without a frame, which are 0."""
         made, errors = self._reader.new_frames(last - first), [dict[int, BadRowError]() for _ in self._named]
         for column, out in enumerate(made):
+            out[self._named[column].videos[first:last] == _SKIPPED] = 0
             for video, rows in self._rows_of(column, first, last):
                 numbers, which = np.unique(self._named[column][1][rows], return_inverse=True)
                 is_run = len(numbers) == len(rows) and bool((np.diff(rows) == 1).all())

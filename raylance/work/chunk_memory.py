@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from raylance.memory.arrow import own_memory, slice_runs, take_rows, width_of
 from raylance.memory.lending import Lend
-from raylance.orders.permutation import Int64Array
-from raylance.samples.table import Located, SampleTable
+from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.samples.table import Located, SampleTable, unneeded_rows
 from raylance.source.sampling import gather_samples
 from raylance.work.row_memory import Placed, RowMemory
 
@@ -55,6 +55,7 @@ class ChunkMemory:
                 self._places[lines] = np.arange(len(anchors))
         self._memory = RowMemory(most_bytes, len(self._stored), lines, lend)
         self._lock = threading.Lock()
+        self._unneeded: dict[str, BoolArray] | None = None  # see `unneeded_rows`; once it is asked for
         self._early: dict[int, Placed] = {}  # rows that came before those in front of them
 
     @property
@@ -80,6 +81,18 @@ class ChunkMemory:
     def stored(self, first: int, rows: int) -> Int64Array:
         """Returns the offsets of up to `rows` stored rows, ascending, from number `first` on in storage order."""
         return self._stored[first : first + rows]
+
+    def unneeded(self, first: int, rows: int, columns: Sequence[str]) -> dict[str, Int64Array]:
+        """Returns the offsets of those of the stored rows from number `first` on that no sample needs in some columns.
+        All calls must name the same columns.
+        """
+        if self._samples is None or self._located is None or not columns:
+            return {}
+        with self._lock:
+            if self._unneeded is None:
+                self._unneeded = unneeded_rows(self._samples, self._stored, self._located, columns)
+        part = slice(first, first + rows)
+        return {name: self._stored[part][which[part]] for name, which in self._unneeded.items()}
 
     def load(self, first: int, allowed_bytes: float) -> "ChunkLoad":
         """Begins to load stored rows from number `first` on, which may have `allowed_bytes`."""

@@ -81,10 +81,11 @@ class ReadWork:
 
     def _read(self, chunk: ChunkMemory, first: int, rows: int, allowed_bytes: float, receipt: Receipt) -> ChunkLoad:
         """Reads stored rows of a chunk into its memory."""
-        block = chunk.load(first, allowed_bytes)
+        block, unneeded = chunk.load(first, allowed_bytes), chunk.unneeded(first, rows, self._source.costly)
         self._busy.begin()
         try:
-            self._open_reader().read_pieces(chunk.stored(first, rows), block.prepare, block.add, block.is_wanted)
+            reader = self._open_reader().skipping(unneeded)
+            reader.read_pieces(chunk.stored(first, rows), block.prepare, block.add, block.is_wanted)
         finally:
             block.end()
             receipt.storage_s = self._busy.end()

@@ -154,6 +154,33 @@ def test_videos_through_ray(made: Callable[..., Any], write_dataset: Callable[..
     assert sorted(seen) == list(range(EPISODES * FRAMES))
 
 
+def test_only_frames_that_samples_have_are_decoded(tmp_path: Path, write_dataset: Callable[..., str]) -> None:
+    """Rows that a sample needs for another column need no frame: one that is not there is no fault."""
+    videos = [encode(scene(at, FRAMES), gop=1) for at in range(3)]
+    videos[1] = encode(scene(1, FRAMES)[:30], gop=1)
+    frames, uri = [*map(whole, videos)], write_videos(str(tmp_path / "videos.lance"), videos)
+    data = raylance.dataset(
+        write_dataset(rows_of(3)), columns=["action"], filter="frame % 10 = 3 AND (file != 1 OR frame < 30)",
+        decode=[camera(uri, size=(32, 48)), camera(uri, "side", size=(32, 48))], remainder="ragged",
+        windows=raylance.Windows(episode="episode", offsets={"action": range(30), "side": [-1, 0]}),
+    )  # fmt: skip
+    assert "about 1.00 frames are decoded a sample" in repr(data.plan(4))
+
+    def check_both(batch: dict[str, Any]) -> list[int]:
+        rows = batch["action"][:, 0].tolist()
+        for place, row in enumerate(rows):
+            pixels, frame = frames[2 - row // FRAMES], row % FRAMES
+            assert (batch["top"][place] == pixels[frame]).all()
+            assert (batch["side"][place] == pixels[[frame - 1, frame]]).all()
+        return list(rows)
+
+    seen = [row for batch in data.iter_batches(batch_size=4) for row in check_both(batch)]
+    assert len(seen) == len(set(seen)) == len(data) == 11
+    assert check_both(data.take(data.head(5)["_rowoffset"])) == sorted(seen)[:5]
+    mixture = raylance.mix({"a": (data, 0.5), "b": (data, 0.5)})
+    assert {row for batch in mixture.iter_batches(batch_size=8) for row in check_both(batch)} <= set(seen)
+
+
 @pytest.mark.promise("P6")
 @pytest.mark.parametrize("num_decoders", [0, 1])
 def test_frames_sent_by_block_survive_their_reader(
