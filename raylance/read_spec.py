@@ -57,9 +57,14 @@ class ReadSpec:
 
     @property
     def channels_last(self) -> frozenset[str]:
-        """Names of the columns whose channels come before height and width in torch."""
-        videos = {each.column for _, each in self.source.derived if isinstance(each, Video)}
-        return frozenset(videos | (self.decoding.channels_last if self.decoding else set()))
+        """Names of the columns whose channels come before height and width in torch. What a transform returns keeps its
+        axes if the last one cannot be that of the channels.
+        """
+        channels = {each.column: each.channels for _, each in self.source.derived if isinstance(each, Video)}
+        channels |= self.decoding.channels_last if self.decoding else {}
+        if self.decoding is None or self.decoding.transform is None or self.schema is None:
+            return frozenset(channels)
+        return frozenset(each.name for each in self.schema if channels.get(each.name) == _last_axis(each.type))
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -80,6 +85,15 @@ class ReadSpec:
             "codecs": {each.column: codec_name() for _, each in derived if isinstance(each, Video)}
             | {each.output_name: each.codec for each in decoders if each.codec},
         }
+
+
+def _last_axis(kind: pa.DataType) -> int:
+    """Returns the length of the last axis of tensors of this type; 0 for others."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return int(kind.shape[-1])
+    if pa.types.is_fixed_size_list(kind):
+        return _last_axis(kind.value_type) or int(kind.list_size)
+    return 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

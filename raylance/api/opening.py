@@ -90,7 +90,8 @@ def dataset(
         transform: A function that the decode actors run after decoding. It gets a dict of arrays by column, with
             `_rowoffset` (int64) and `_seed` (uint64, from row, epoch and seed, for `numpy.random.default_rng`). It may
             change the arrays in place, and returns a dict of arrays with the same number of rows. It gets pieces of
-            batches, so its result for a row must not depend on other rows.
+            batches, so its result for a row must not depend on other rows. Pictures have their channels last; torch
+            batches have them first, unless the last axis of what it returns under that name has another length.
         pack: Packs documents of tokens into sequences; each sequence is then a row. Batches hold `input_ids`
             (n, length); `doc_ids` (n, length), the row offset of each token's document, -1 for padding; and the
             start of each sequence: `first_row`, the row offset of its first document, and `first_token`, the number of

@@ -50,9 +50,13 @@ class Decoding:
         return [decoder.output_name for decoder in self.decoders]
 
     @property
-    def channels_last(self) -> frozenset[str]:
-        """Names of decoded columns with three axes or more, whose channels come before height and width in torch."""
-        return frozenset(each.output_name for each in self.decoders if each.channels_last and len(each.shape) > 2)
+    def channels_last(self) -> dict[str, int]:
+        """Decoded columns with three axes or more, whose channels come before height and width in torch: the number of
+        channels by name.
+        """
+        return {
+            each.output_name: each.shape[-1] for each in self.decoders if each.channels_last and len(each.shape) > 2
+        }
 
     @property
     def in_helpers(self) -> "Decoding | None":

@@ -286,11 +286,6 @@ class WindowTable(FindingTable):
             self, episodes=_Around(ends=none, fps=self.episodes.fps, reach=self._reach, known=known)
         )
 
-    @property
-    def needs_anchors(self) -> bool:
-        """Whether the table is for anchors alone, and cannot say which rows they are."""
-        return isinstance(self.episodes, _Around)
-
     def are_anchors(self, offsets: Int64Array) -> BoolArray:
         """Returns which of these rows are anchors, by the ends of episodes and the stride; bool, (n,)."""
         places = self.episodes.place_of(offsets)

@@ -122,10 +122,11 @@ def check_windows(
     if not isinstance(windows, Windows | SampleTable):
         raise ConfigError(f"windows={windows!r}: give raylance.Windows(episode=…, offsets={{…}}), or a SampleTable.")
     schema = opened.schema
-    if isinstance(windows, Windows) and KEY in (schema.metadata or {}):
+    if isinstance(windows, Windows) and windows.timestamp is None and KEY in (schema.metadata or {}):
         raise DatasetError(
-            f"{opened.uri!r} is a copy that jobs/materialize.py made, whose rows are shuffled, so that those of an "
-            "episode do not follow one another; nothing was started. Open its source with windows=."
+            f"{opened.uri!r} is a copy that jobs/materialize.py made, as {KEY.decode()!r} in its metadata says, whose "
+            "rows are shuffled, so that those of an episode do not follow one another; nothing was started. Open its "
+            "source with windows=; or, if the rows were sorted again, give timestamp=, by which that is checked."
         )
     for name in windows.needs if isinstance(windows, Windows) else ():
         if name not in schema.names:

@@ -16,7 +16,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import lance
 import numpy as np
@@ -256,6 +256,7 @@ class DepthCamera(Camera):
         unit: "m" for metres, "mm" for whole millimetres.
     """
 
+    channels: ClassVar[int] = 1
     depth_min: float = 0.01
     depth_max: float = 10.0
     shift: float = 3.5
@@ -291,7 +292,15 @@ def with_depth(camera: Camera, feature: Mapping[str, Any], unit: Literal["m", "m
     given = {name: info.get(f"video.{name}") for name in ("depth_min", "depth_max", "shift", "use_log")}
     known = {name: value for name, value in given.items() if value is not None}
     fields = {field.name: getattr(camera, field.name) for field in dataclasses.fields(camera)}
-    return DepthCamera(**fields, **known, unit=unit)
+    made = DepthCamera(**fields, **known, unit=unit)
+    least = made.depth_min + (made.shift if made.use_log else 0)
+    if made.depth_max <= made.depth_min or (made.use_log and least <= 0):
+        raise DatasetError(
+            f"the numbers of {camera.column!r} cannot be depths from {made.depth_min} to {made.depth_max} m, with "
+            f"shift={made.shift} and use_log={made.use_log}, as {camera.root}/{_META}/info.json says; nothing was "
+            "started. Mend it, or leave the feature out of columns=."
+        )
+    return made
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class TableRows(RowSource):
     def check_asked(self, offsets: Int64Array) -> None:
         """See `RowSource.check_asked`."""
         samples = self.load_samples()
-        if isinstance(samples, WindowTable) and samples.needs_anchors:
+        if isinstance(samples, WindowTable) and samples.windows.at_ends == "drop":
             for offset in offsets[~self.load_selection().has(offsets)].tolist():
                 raise IndexError(f"row {offset} is no sample: it has no whole window, or is not selected")
 

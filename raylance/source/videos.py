@@ -152,6 +152,8 @@ class Video(Derived):
                     f"{schema.field(name).type}; nothing was started."
                 )
 
+    channels: ClassVar[int] = 3
+
     @property
     def levels(self) -> Levels | None:
         """For videos of one channel of 12 bits, the value of each number; None for pictures."""
@@ -191,7 +193,7 @@ class VideoColumn:
         size = self.setting.size
         if not isinstance(size, tuple):
             raise ValueError("the size of the frames is not known yet")
-        return (*size, 3 if self.levels is None else 1)
+        return (*size, self.setting.channels)
 
     @property
     def dtype(self) -> "np.dtype[Any]":

@@ -388,6 +388,13 @@ def test_what_cannot_be_honoured(root: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         lerobot.load_metadata("s3://me:geheim@host/robots")
     assert "geheim" not in str(raised.value)
+    for number, settings in enumerate(({"depth_min": 0.0, "shift": 0.0}, {"depth_max": 0.001}, {"depth_min": -4.0})):
+        robots = with_depth(make_robots(), "observation.depth")
+        robots.info["features"]["observation.depth"]["info"] |= {
+            f"video.{name}": value for name, value in settings.items()
+        }
+        with pytest.raises(DatasetError, match=r"'observation\.depth'.*depth"):
+            lerobot.open(robots.write(str(tmp_path / f"depth-{number}")))
     uri = with_depth_images(make_robots(), "observation.depth", "mm").write(str(tmp_path / "depth"))
     with pytest.raises(ConfigError, match=r"'observation\.depth'"):
         lerobot.open(uri, size=8)

@@ -365,6 +365,22 @@ def test_a_frame_that_is_bad_in_two_cameras_masks_the_samples_of_both(
     assert data.take(range(FRAMES))["_valid"].tolist() == [row < 22 for row in range(FRAMES)], "25 frames are there"
 
 
+def test_a_transform_may_put_the_channels_first(made: Callable[..., Any], write_dataset: Callable[..., str]) -> None:
+    uri, frames = made("keyframes every 12")
+    rows = write_dataset(rows_of())
+    for move in (False, True):
+
+        def change(batch: dict[str, Any], move: bool = move) -> dict[str, Any]:
+            top = batch["top"].astype(np.float32)
+            return {"action": batch["action"], "top": np.moveaxis(top, -1, -3) if move else top}
+
+        data = raylance.dataset(rows, columns=["action"], decode=camera(uri), windows=windows("top"), transform=change)
+        batch = next(iter(data.iter_torch_batches(batch_size=8)))
+        assert batch["top"].shape == (8, 4, 3, 32, 48)
+        check(batch, frames)
+        assert data.take([0])["top"].shape == ((1, 4, 3, 32, 48) if move else (1, 4, 32, 48, 3))
+
+
 def test_all_frames_of_a_sample_get_one_part(made: Callable[..., Any], write_dataset: Callable[..., str]) -> None:
     uri, frames = made("keyframes every 12")
     crops = [

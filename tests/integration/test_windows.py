@@ -388,12 +388,18 @@ def test_bytes_of_an_episode_that_processes_get(at_ends: Any, most: int, write_d
     assert len(pickle.dumps(data)) < most * episodes + 20_000
 
 
-def test_a_row_without_whole_windows_is_not_given_on_request(uri: str) -> None:
+def test_a_row_without_whole_windows_is_not_given_on_request(uri: str, write_dataset: Callable[..., str]) -> None:
     data = raylance.dataset(uri, windows=dataclasses.replace(WINDOWS, at_ends="drop"))
     with pytest.raises(DatasetError, match="row 0 "):
         data.take([0])
     assert data.take([int(offset) for offset in data.head(3)["_rowoffset"]])["action"].shape == (3, 4, 3)
     mixture = raylance.mix({"a": (data, 1.0), "b": (data, 1.0)})
+    apart = frames().take(np.random.default_rng(2).permutation(ROWS))
+    for each in (uri, write_dataset(apart)):  # also rows of whole windows, if they are not selected
+        chosen = raylance.dataset(each, windows=dataclasses.replace(WINDOWS, at_ends="drop"), filter="state < 500")
+        whole = raylance.dataset(each, windows=dataclasses.replace(WINDOWS, at_ends="drop"), filter="state >= 500")
+        with pytest.raises(DatasetError, match="no sample"):
+            chosen.take([int(whole.head(1)["_rowoffset"][0])])
     row = int(data.head(1)["_rowoffset"][0])
     assert mixture.take([row], component="b")["action"].shape == (1, 4, 3)
     with pytest.raises(DatasetError, match="row 0 "):

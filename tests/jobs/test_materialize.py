@@ -270,6 +270,8 @@ def test_windows_of_a_copy_are_refused(copied: tuple[str, str]) -> None:
     raylance.dataset(copied[0], columns=["id"], windows=windows)
     with pytest.raises(raylance.DatasetError, match=r"copy\.lance.* shuffled"):
         raylance.dataset(copied[1], columns=["id"], windows=windows)
+    timed = dataclasses.replace(windows, timestamp="id")  # each row is an episode
+    assert len(raylance.dataset(copied[1], columns=["id"], windows=timed)) == 60
 
 
 def test_a_source_rewritten_is_another_one(copied: tuple[str, str]) -> None:
