@@ -20,14 +20,15 @@ from raylance.source.lerobot import (
     FRAMES,
     VIDEOS,
     Camera,
+    DepthCamera,
     Task,
     check_rows,
+    depth_settings,
     is_depth,
     opening,
     refuse_alike,
     refuse_missing,
     stored_name,
-    with_depth,
 )
 from raylance.source.lerobot import Metadata as Metadata
 from raylance.source.lerobot import load_metadata as _load_metadata
@@ -171,11 +172,13 @@ def _column(
     feature, own_size = metadata.features[name], size.get(name) if isinstance(size, Mapping) else size
     shape, dtype = tuple(feature["shape"]), feature["dtype"]
     if dtype == "video":
-        camera = Camera(
+        kind, more = (
+            (DepthCamera, {"unit": depth_unit} | depth_settings(feature)) if is_depth(feature) else (Camera, {})
+        )
+        return kind(
             name, f"{metadata.root}/{VIDEOS}", version=videos_version, size=own_size, root=metadata.root,
-            tolerance_s=tolerance_s,
+            tolerance_s=tolerance_s, **more,
         )  # fmt: skip
-        return with_depth(camera, feature, depth_unit) if is_depth(feature) else camera
     if dtype == "image" and is_depth(feature):
         if own_size is not None:
             raise ConfigError(

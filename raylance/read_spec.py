@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.columns import COMPONENT
+from raylance.decode.arrays import shape_of
 from raylance.decode.decoding import Decoding
 from raylance.environment.shared import Shared, SharedTables
 from raylance.orders.mixture import MixOrder
@@ -64,7 +65,7 @@ class ReadSpec:
         channels |= self.decoding.channels_last if self.decoding else {}
         if self.decoding is None or self.decoding.transform is None or self.schema is None:
             return frozenset(channels)
-        return frozenset(each.name for each in self.schema if channels.get(each.name) == _last_axis(each.type))
+        return frozenset(each.name for each in self.schema if channels.get(each.name) in shape_of(each.type)[-1:])
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -85,15 +86,6 @@ class ReadSpec:
             "codecs": {each.column: codec_name() for _, each in derived if isinstance(each, Video)}
             | {each.output_name: each.codec for each in decoders if each.codec},
         }
-
-
-def _last_axis(kind: pa.DataType) -> int:
-    """Returns the length of the last axis of tensors of this type; 0 for others."""
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return int(kind.shape[-1])
-    if pa.types.is_fixed_size_list(kind):
-        return _last_axis(kind.value_type) or int(kind.list_size)
-    return 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

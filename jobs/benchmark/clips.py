@@ -30,7 +30,7 @@ VIDEOS, FRAMES, BATCH = 6, 600, 32
 OFFSETS = np.arange(-7, 1)
 KINDS = [(96, 1, 2), (96, 1, 30), (96, 1, 250), (224, 2, 30)]  # side, cameras, frames from one keyframe to the next
 _ALONE = 400  # samples that each pass decodes by themselves
-_EPOCHS = 3  # of each pass by raylance, the first of which is not measured: some of it was loaded in a pause
+_EPOCHS = 3  # a pass by raylance times all but its first epoch, a part of which was loaded before the pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -250,6 +250,11 @@ def is_dense_list(kind: pa.DataType) -> bool:
     return isinstance(kind, _LISTS) and (pa.types.is_primitive(kind.value_type) or is_dense(kind.value_type))
 
 
+def shape_of(kind: pa.DataType) -> tuple[int, ...]:
+    """Returns the stored shape of one value of a type; () for a number, and for what is no tensor."""
+    return _layout(kind)[0]
+
+
 def _layout(kind: pa.DataType) -> tuple[tuple[int, ...], tuple[int, ...], pa.DataType | None]:
     """Returns the stored shape of one value, its axes in logical order, and its number type, None if it has none."""
     if isinstance(kind, pa.FixedShapeTensorType):

@@ -48,7 +48,7 @@ class Account:
         # At first; and of the rows that were loaded last.
         self._likely_bytes = self._loaded_bytes = max(raw_bytes if loaded_bytes is None else loaded_bytes, 1)
         self._rows_each = 1.0  # stored rows that a chunk had for each of its samples
-        self._most_samples = 0.0  # of a chunk, fading
+        self._most_samples = 0.0  # of the largest chunk; falls slowly
         self._raw_bytes, self._decoded_bytes = raw_bytes, decoded_bytes
         self.set_items(items)
 
@@ -120,8 +120,8 @@ class Account:
             self._rows_each = max(1.0, rows / samples)
 
     def learn_even(self, row_bytes: float) -> None:
-        """Learns that all rows have one size, which is this."""
-        self.is_even, self._loaded_bytes = True, row_bytes
+        """Learns the bytes of each row, if all have one size."""
+        self._loaded_bytes = row_bytes
 
     def learn_chunk(self, rows: int, nbytes: int) -> None:
         """Learns the mean bytes of a row from a chunk that is loaded. The mean rises at once and falls slowly: a chunk

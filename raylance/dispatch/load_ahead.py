@@ -209,11 +209,11 @@ class ChunkTable:
         """Learns whether all rows have one size. Once it is known, chunks are loaded in large blocks, the first one
         too.
         """
-        if is_even and not self._account.is_even:
+        was_even, self._account.is_even = self._account.is_even, is_even
+        if is_even and not was_even:
             self._account.learn_even(row_bytes)
             for held in self._order.held:
                 held.pace = self._account.pace()
-        self._account.is_even = is_even
 
     def failed(self, call: int, error: BaseException) -> None:
         """Records that a load has failed because of its rows. The error may concern few of them, so the items of the

@@ -79,10 +79,20 @@ def _take_as_bytes(array: pa.Array, places: Int64Array, lend: Lend) -> pa.Array 
         if (raw := raw_bytes(array)) is None:
             return None
         data = lend(len(places) * width)[: len(places) * width]
-        # Without `mode`, NumPy would copy all once more before it writes to `out`.
-        np.take(raw.reshape(-1, width), places, axis=0, out=data.reshape(-1, width), mode="clip")
+        copy_values(raw, width, places, data)
         return dense_array(kind, len(places), pa.py_buffer(data))
     return None if layout_of(kind) is None else _take_variable(array, places, lend)
+
+
+def copy_values(raw: Bytes, width: int, places: Int64Array, into: Bytes) -> None:
+    """Copies the values of `width` bytes at the indices `places`, int64, shape (k,), one after another."""
+    # Without `mode`, NumPy would copy all once more before it writes to `out`.
+    np.take(raw.reshape(-1, width), places, axis=0, out=into.reshape(-1, width), mode="clip")
+
+
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """Returns a column in one piece, without a copy if it is one."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _take_variable(array: pa.Array, places: Int64Array, lend: Lend) -> pa.Array | None:

@@ -46,12 +46,12 @@ def share_windows(
     if isinstance(windows, SampleTable):
         nbytes = sum(each.nbytes for each in vars(windows).values() if isinstance(each, np.ndarray))
         shared: Shared[SampleTable] = Shared(f"samples of {source.uri}", windows, nbytes)
-        anchors = select_anchors(source, windows, selection.get())
+        whole: SampleTable = windows
     else:
-        table = make_table(source, windows, selection, opened)
+        whole = table = make_table(source, windows, selection, opened)
         kept, make = table.of_anchors(), functools.partial(_of_anchors, source, windows, selection)
         shared = Shared(f"episodes of {source.uri}", kept, kept.episodes.nbytes, make)
-        anchors = select_anchors(source, table, selection.get())
+    anchors = select_anchors(source, whole, selection.get())
     again = functools.partial(_select_again, source, windows, selection)
     return shared, Shared(f"anchors of {source.uri}", anchors, anchors.nbytes, again)
 

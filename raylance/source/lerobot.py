@@ -263,6 +263,16 @@ class DepthCamera(Camera):
     use_log: bool = True
     unit: Literal["m", "mm"] = "mm"
 
+    def __post_init__(self) -> None:
+        Video.__post_init__(self)
+        least = self.depth_min + (self.shift if self.use_log else 0)
+        if self.depth_max <= self.depth_min or (self.use_log and least <= 0):
+            raise DatasetError(
+                f"the numbers of {self.column!r} cannot be depths from {self.depth_min} to {self.depth_max} m, with "
+                f"shift={self.shift} and use_log={self.use_log}, as {self.root}/{_META}/info.json says; nothing was "
+                "started. Mend it, or leave the feature out of columns=."
+            )
+
     @property
     def levels(self) -> Levels:
         """See `Video.levels`."""
@@ -286,21 +296,11 @@ def is_depth(feature: Mapping[str, Any]) -> bool:
     return any(info.get(key) for info in infos for key in ("is_depth_map", "video.is_depth_map"))
 
 
-def with_depth(camera: Camera, feature: Mapping[str, Any], unit: Literal["m", "mm"]) -> DepthCamera:
-    """Returns a camera of depth for a camera whose videos are of depth, as its feature says."""
+def depth_settings(feature: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a `DepthCamera` that its feature names."""
     info = feature.get("info") or feature.get("video_info") or {}
     given = {name: info.get(f"video.{name}") for name in ("depth_min", "depth_max", "shift", "use_log")}
-    known = {name: value for name, value in given.items() if value is not None}
-    fields = {field.name: getattr(camera, field.name) for field in dataclasses.fields(camera)}
-    made = DepthCamera(**fields, **known, unit=unit)
-    least = made.depth_min + (made.shift if made.use_log else 0)
-    if made.depth_max <= made.depth_min or (made.use_log and least <= 0):
-        raise DatasetError(
-            f"the numbers of {camera.column!r} cannot be depths from {made.depth_min} to {made.depth_max} m, with "
-            f"shift={made.shift} and use_log={made.use_log}, as {camera.root}/{_META}/info.json says; nothing was "
-            "started. Mend it, or leave the feature out of columns=."
-        )
-    return made
+    return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

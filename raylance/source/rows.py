@@ -124,8 +124,10 @@ class TableRows(RowSource):
         """See `RowSource.check_asked`."""
         samples = self.load_samples()
         if isinstance(samples, WindowTable) and samples.windows.at_ends == "drop":
-            for offset in offsets[~self.load_selection().has(offsets)].tolist():
-                raise IndexError(f"row {offset} is no sample: it has no whole window, or is not selected")
+            others = offsets[~self.load_selection().has(offsets)]
+            if len(others):
+                why = "a window is not whole, or the row is not selected"
+                raise IndexError(f"row {others[0]} is the anchor of no sample: {why}")
 
     def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""

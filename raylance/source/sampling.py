@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.columns import FAILURE
-from raylance.memory.arrow import take_rows
+from raylance.memory.arrow import one_array, take_rows
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.table import IS_PAD, Located, SampleTable, unneeded_rows
@@ -58,8 +58,7 @@ def gather_samples(
         if name.startswith(FAILURE):
             columns[name] = _first_of_each(table[name], indices)
             continue
-        taken = take_rows(table.select([name]), indices.ravel(), lend).column(0)
-        values = taken.chunk(0) if taken.num_chunks == 1 else taken.combine_chunks()
+        values = one_array(take_rows(table.select([name]), indices.ravel(), lend).column(0))
         columns[name] = pa.FixedSizeListArray.from_arrays(values, indices.shape[1])
     named = {name: found.windows[name] for name in by_index}
     numbers = {name: pa.FixedSizeListArray.from_arrays(at.ravel(), at.shape[1]) for name, at in named.items()}

@@ -7,30 +7,30 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raylance.memory.arrow import dense_array, raw_bytes, take_rows, width_of
-from raylance.memory.lending import Lend
+from raylance.memory.arrow import copy_values, dense_array, one_array, raw_bytes, take_rows, width_of
+from raylance.memory.lending import Bytes, Lend
 from raylance.orders.permutation import Int64Array
 from raylance.read_spec import ReadSpec
 
-_WIDE_BYTES = 1 << 10  # of a value: the indices that an item has in its place are few beside it
+_WIDE_BYTES = 1 << 10  # least bytes of a value; the index that an item has instead takes 8
 
 
-def columns_by_block(read_spec: ReadSpec) -> tuple[str, ...]:
-    """Returns the columns that readers may send by block: those of several rows a sample whose values are wide, have
-    one size, and are neither decoded nor transformed in helpers. Neighbouring samples share rows, so blocks have fewer
-    bytes than samples.
+def columns_by_block(read_spec: ReadSpec) -> dict[str, int]:
+    """Returns the columns that readers may send by block, with the bytes that a sample has of each: columns of several
+    rows a sample whose values are wide, have one size, and are neither decoded nor transformed in helpers. Neighbouring
+    samples share rows, so blocks have fewer bytes than samples.
     """
     samples, decoding = read_spec.source.load_samples(), read_spec.in_helpers
     if samples is None or read_spec.schema is None or (decoding is not None and decoding.transform is not None):
-        return ()
+        return {}
     decoded, counts = decoding.columns if decoding is not None else [], samples.columns
-    return tuple(
-        field.name
+    return {
+        field.name: nbytes
         for field in read_spec.schema
         if counts.get(field.name, 1) > 1
         and field.name not in decoded
-        and width_of(field.type) >= _WIDE_BYTES * counts[field.name]
-    )
+        and (nbytes := width_of(field.type)) >= _WIDE_BYTES * counts[field.name]
+    }
 
 
 class Block(NamedTuple):
@@ -46,6 +46,7 @@ class BlockRows:
     def __init__(self, blocks: Sequence[Block]) -> None:
         rows = max((block.first + block.table.num_rows for block in blocks), default=0)
         self._pieces: list[pa.RecordBatch] = []
+        self._raws: dict[str, list[Bytes | None]] = {}  # of a column's pieces, once it is asked for
         self._piece_of, self._row_of = np.full(rows, -1), np.empty(rows, dtype=np.int64)  # by number of the stored row
         for block in blocks:
             at = block.first
@@ -77,18 +78,18 @@ class BlockRows:
         return items
 
     def _take(self, name: str, pieces: Int64Array, rows: Int64Array, lend: Lend) -> pa.Array:
-        columns = [piece[name] for piece in self._pieces]
-        kind, raws = columns[0].type, [raw_bytes(column) for column in columns]
-        if any(raw is None for raw in raws):  # a value is null
+        if name not in self._raws:
+            self._raws[name] = [raw_bytes(piece[name]) for piece in self._pieces]
+        kind, sources = self._pieces[0].schema.field(name).type, [raw for raw in self._raws[name] if raw is not None]
+        if len(sources) < len(self._pieces):  # a value is null
+            columns = [piece[name] for piece in self._pieces]
             starts = np.cumsum([0, *map(len, columns)])
-            taken = take_rows(pa.table([pa.chunked_array(columns)], [name]), starts[pieces] + rows).column(0)
-            return taken.chunk(0) if taken.num_chunks == 1 else taken.combine_chunks()
+            taken = take_rows(pa.table([pa.chunked_array(columns)], [name]), starts[pieces] + rows)
+            return one_array(taken.column(0))
         width = width_of(kind)
         data = lend(len(rows) * width)[: len(rows) * width]
-        into, sources = data.reshape(-1, width), [raw.reshape(-1, width) for raw in raws if raw is not None]
         cuts = [0, *(np.flatnonzero(np.diff(pieces)) + 1).tolist(), len(rows)]
         for begin, end in itertools.pairwise(cuts):
             if begin < end:
-                # Without `mode`, NumPy would copy all once more before it writes to `out`.
-                np.take(sources[pieces[begin]], rows[begin:end], axis=0, out=into[begin:end], mode="clip")
+                copy_values(sources[pieces[begin]], width, rows[begin:end], data[begin * width : end * width])
         return dense_array(kind, len(rows), pa.py_buffer(data))

@@ -2,12 +2,13 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
 
-from raylance.memory.arrow import own_memory, slice_runs, take_rows, width_of
+from raylance.memory.arrow import own_memory, slice_runs, take_rows
 from raylance.memory.lending import Lend
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.table import Located, SampleTable, unneeded_rows
@@ -29,15 +30,14 @@ class ChunkMemory:
         samples: SampleTable | None,
         most_bytes: int,
         lend: Lend,
-        by_block: Sequence[str] = (),
+        by_block: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Takes the row offsets of the samples' anchors in the order of delivery, at least one; and the table of
-        samples, None if each sample is its anchor. Columns in `by_block`, only with such a table, are not held:
-        samples have the numbers of their rows instead. `RowMemory` explains the other arguments.
+        samples, None if each sample is its anchor. Columns in `by_block`, see `columns_by_block`, are not held: samples
+        have the numbers of their rows instead. `RowMemory` explains the other arguments.
         """
         self._samples, self.nbytes, self.is_dropped = samples, 0, False
         self.by_block = by_block
-        self._block_bytes = 0  # of the rows whose numbers a sample has
         self._located: Located | None = None
         self._places: Int64Array = np.empty(len(anchors), dtype=np.int64)
         self._is_repeated, lines = False, None
@@ -100,11 +100,6 @@ class ChunkMemory:
 
     def add(self, first: int, placed: Placed, nbytes: int) -> None:
         """Adds the next rows, see `RowMemory.append`. Rows that come early wait until those before them are here."""
-        if self.by_block and placed.table is not None:
-            counts = self._samples.columns if self._samples is not None else {}
-            kinds = {name: placed.table.schema.field(name).type for name in self.by_block}
-            self._block_bytes = sum(counts[name] * width_of(kind) for name, kind in kinds.items())
-            placed = placed._replace(table=placed.table.drop_columns(list(self.by_block)))
         with self._lock:
             if first < self._memory.rows or first in self._early:
                 return  # they are here
@@ -124,7 +119,7 @@ class ChunkMemory:
         """
         if self._samples is not None and self._located is not None:
             located = self._located.part(slice(low, high))
-            return gather_samples(self._memory.stored(), self._stored, located, self._samples, lend, self.by_block)
+            return gather_samples(self._memory.stored(), self._stored, located, self._samples, lend, [*self.by_block])
         by_line, table = self._memory.by_line(low, high), self._memory.stored()
         if table.num_columns:
             table = self._take(table, self._places[low:high], lend, own or self._is_repeated)
@@ -146,7 +141,7 @@ class ChunkMemory:
         """Returns the bytes of some samples, with the rows whose numbers they have."""
         if self._samples is None:
             return self._memory.size_of(table)
-        return int(table.nbytes) + int(table.num_rows) * self._block_bytes
+        return int(table.nbytes) + int(table.num_rows) * sum(self.by_block.values())
 
 
 class ChunkLoad:
@@ -183,10 +178,11 @@ class ChunkLoad:
         self.read_bytes += nbytes
         if nbytes > self._left:
             nbytes, placed = self._fitting(nbytes, placed)
+        if placed.rows and placed.table is not None and (apart := [*self._chunk.by_block]):
+            self.block.append(placed.table.select(apart))
+            placed = placed._replace(table=placed.table.drop_columns(apart))
         if placed.rows:
             self._chunk.add(self._first + self._added, placed, nbytes)
-            if placed.table is not None and self._chunk.by_block:
-                self.block.append(placed.table.select(list(self._chunk.by_block)))
         self._added += placed.rows
         self._left -= nbytes
         return self.is_wanted() and not self.needs_bytes

@@ -2,7 +2,8 @@
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +31,12 @@ class ReadWork:
     """Does the calls of one reader. Loads may run in several threads at once; other calls must not overlap."""
 
     def __init__(
-        self, read_spec: ReadSpec, options: Options, *, own_memory: bool = False, by_block: Sequence[str] = ()
+        self,
+        read_spec: ReadSpec,
+        options: Options,
+        *,
+        own_memory: bool = False,
+        by_block: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Does not open the dataset yet. For `by_block`, see `columns_by_block`; those of loaded chunks are not held.
 

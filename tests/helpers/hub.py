@@ -64,8 +64,9 @@ class _Hub(http.server.BaseHTTPRequestHandler):
         if given is None:
             self._send(200, data)
             return
-        first, last = (int(given[1]), int(given[2] or len(data) - 1)) if given[1] else (len(data) - int(given[2]), -1)
-        last = min(last, len(data) - 1) if last >= 0 else len(data) - 1
+        begin, end = given.groups()
+        first = int(begin) if begin else len(data) - int(end)  # without a begin, so many last bytes
+        last = min(int(end), len(data) - 1) if begin and end else len(data) - 1
         self._send(206, data[first : last + 1], {"Content-Range": f"bytes {first}-{last}/{len(data)}"})
 
     def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:

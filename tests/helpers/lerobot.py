@@ -150,11 +150,14 @@ def make_robots(lengths: Sequence[int] = (23, 40, 17, 55, 31), *, gop: int = 2) 
 def with_images(robots: Robots, name: str) -> Robots:
     """Robots that also have a feature of encoded pictures, as the layout stores them."""
     files = [encode_image(np.full((8, 8, 3), row % 256, np.uint8)) for row in range(robots.frames.num_rows)]
-    stored = pa.array(
-        [{"bytes": file, "path": None} for file in files], pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    )
+    return _with_files(robots, name, files, {"shape": [8, 8, 3]})
+
+
+def _with_files(robots: Robots, name: str, files: Sequence[bytes], feature: dict[str, Any]) -> Robots:
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    stored = pa.array([{"bytes": file, "path": None} for file in files], kind)
     robots.frames = robots.frames.append_column(name.replace(".", "_"), stored)
-    robots.info["features"][name] = {"dtype": "image", "shape": [8, 8, 3]}
+    robots.info["features"][name] = {"dtype": "image"} | feature
     return robots
 
 
@@ -190,17 +193,14 @@ def with_depth(robots: Robots, name: str, **settings: Any) -> Robots:
 def with_depth_images(robots: Robots, name: str, unit: str) -> Robots:
     """Robots that also have pictures of depth: TIFFs of 16 bits of millimetres, or of floats of metres."""
     depth = (np.arange(48).reshape(6, 8) * 100 + np.arange(robots.frames.num_rows)[:, None, None]) % 5000
-    stored = []
+    files = []
     for each in depth:
         values = each.astype(np.uint16) if unit == "mm" else each.astype(np.float32) / 1000
         PIL.Image.fromarray(values).save(out := io.BytesIO(), "TIFF")
-        stored.append({"bytes": out.getvalue(), "path": None})
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    robots.frames = robots.frames.append_column(name.replace(".", "_"), pa.array(stored, kind))
-    info = {"is_depth_map": True, "depth_unit": unit}
-    robots.info["features"][name] = {"dtype": "image", "shape": [6, 8, 1], "info": info}
+        files.append(out.getvalue())
     robots.pixels[name] = depth[..., None].astype(np.float64)
-    return robots
+    info = {"is_depth_map": True, "depth_unit": unit}
+    return _with_files(robots, name, files, {"shape": [6, 8, 1], "info": info})
 
 
 def changed(table: pa.Table, name: str, row: int, value: float) -> pa.Table:

@@ -3,7 +3,8 @@
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -39,7 +40,7 @@ class Reading:
         *,
         decodes: bool = False,
         gives_away: bool = False,
-        by_block: Sequence[str] = (),
+        by_block: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.plan, self.planned, self.sources = plan, PlannedRows(plan), sources
         source, options = sources[0], Options(max_window_bytes=limit)

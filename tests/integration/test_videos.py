@@ -155,7 +155,7 @@ def test_videos_through_ray(made: Callable[..., Any], write_dataset: Callable[..
 
 
 def test_only_frames_that_samples_have_are_decoded(tmp_path: Path, write_dataset: Callable[..., str]) -> None:
-    """Rows that a sample needs for another column need no frame: one that is not there is no fault."""
+    """A row that samples need for other columns only needs no frame, so a missing frame there is not an error."""
     videos = [encode(scene(at, FRAMES), gop=1) for at in range(3)]
     videos[1] = encode(scene(1, FRAMES)[:30], gop=1)
     frames, uri = [*map(whole, videos)], write_videos(str(tmp_path / "videos.lance"), videos)

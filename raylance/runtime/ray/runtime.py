@@ -67,20 +67,18 @@ class _Blocks:
 
     def __init__(self, helper: "_Helper") -> None:
         self.helper = helper
-        self.futures: list[Future[pa.Table]] = []
-        self._firsts: list[int] = []
+        self.loads: list[tuple[int, Future[pa.Table]]] = []  # with the number of the first row of each
         self._rows: BlockRows | None = None
 
-    def add(self, first: int, answer: "Future[pa.Table]") -> None:
-        """Adds a load of the rows from number `first` on."""
-        self._firsts.append(first)
-        self.futures.append(answer)
+    @property
+    def futures(self) -> "list[Future[pa.Table]]":
+        """The answers of the loads."""
+        return [future for _, future in self.loads]
 
     def rows(self) -> BlockRows:
         """Returns the rows; only after all loads have been answered."""
         if self._rows is None:
-            tables = [future.result() for future in self.futures]
-            self._rows = BlockRows(list(itertools.starmap(Block, zip(self._firsts, tables, strict=True))))
+            self._rows = BlockRows([Block(first, future.result()) for first, future in self.loads])
         return self._rows
 
 
@@ -249,7 +247,7 @@ class RayRuntime(Runtime):
             helper.blocks.pop(number, None)
         if self._by_block:
             loaded, block = load.options(num_returns=2).remote(*arguments)
-            helper.blocks.setdefault(command.number, _Blocks(helper)).add(command.first, block.future())
+            helper.blocks.setdefault(command.number, _Blocks(helper)).loads.append((command.first, block.future()))
         else:
             loaded = load.remote(*arguments)
         self._watch(loaded.future(), _on_answered, helper, command.call, "load", self._plan[0])

@@ -1,6 +1,6 @@
 """The actor that reads for one rank. It does not load torch before it decodes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import pyarrow as pa
 import ray
@@ -22,7 +22,7 @@ _PLANS = 3  # that are kept: a call of an earlier pass may still wait
 class ShardActor(Actor):
     """Reads for one rank, alone or in turn with the rank's other shard actors; see `ReadWork`."""
 
-    def __init__(self, read_spec: ReadSpec, options: Options, by_block: Sequence[str] = ()) -> None:
+    def __init__(self, read_spec: ReadSpec, options: Options, by_block: Mapping[str, int]) -> None:
         super().__init__()
         keep_freed_memory()
         self._work, self._by_block = ReadWork(read_spec, options, by_block=by_block), by_block

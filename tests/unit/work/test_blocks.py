@@ -29,8 +29,9 @@ def column(kind: pa.DataType, rows: int, nulls: bool) -> pa.Array:
     if isinstance(kind, pa.BaseExtensionType):
         lists = [None if nulls and row % 5 == 2 else [row % 250] * width for row in range(rows)]
         return pa.ExtensionArray.from_storage(kind, pa.array(lists, kind.storage_type))
-    inner = [[0, 1], [2, 3]] if pa.types.is_fixed_size_list(kind.value_type) else [0.5, 1, 2]
-    return pa.array([None if nulls and row % 5 == 2 else [*inner[:-1], inner[0]] for row in range(rows)], kind)
+    is_nested = pa.types.is_fixed_size_list(kind.value_type)
+    lists = [[[row, 1], [2, -row]] if is_nested else [row, 0.5, -row] for row in range(rows)]
+    return pa.array([None if nulls and row % 5 == 2 else value for row, value in enumerate(lists)], kind)
 
 
 @settings(max_examples=150)

@@ -71,7 +71,7 @@ def test_every_item_has_its_rows_whatever_the_limit(
         step, limit = 1, limit + 2000
         table = table.append_column("row", pa.array(np.arange(order.rows)))
     sources = [InMemory(table, guess, step, samples) for _ in range(readers)]
-    apart = ("row",) if by_block and windows is not None else ()
+    apart = {"row": 8 * len(windows)} if by_block and windows is not None else {}
     reading = Reading(plan, sources, limit, decodes=decodes, by_block=apart)
     jump = data.draw(st.integers(0, max(0, plan.steps() - 1))) * batch
     for epoch, position in ((0, 0), (0, jump), (1, 0)):
