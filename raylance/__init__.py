@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from raylance.integrations.data_config import DataConfig
     from raylance.integrations.preemption import report_if_preempted
     from raylance.observe.record import open_folder
+    from raylance.orders.buckets import Buckets
     from raylance.orders.order import Order
     from raylance.orders.permutation import row_rng
     from raylance.orders.sampling import ClassBalanced, Weighted
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from raylance.samples.table import SampleTable
     from raylance.samples.windows import Windows
     from raylance.settings import Options
+    from raylance.source.costs import TokensOf
     from raylance.source.packing import PackTokens
     from raylance.source.provenance import Provenance
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
@@ -78,7 +80,9 @@ _MODULES = {
     "api.loader": ("RankLoader",),
     "orders.shuffles": ("RowShuffle", "Sequential", "ShardShuffle", "WindowShuffle"),
     "api.mixing": ("mix",),
+    "orders.buckets": ("Buckets",),
     "orders.order": ("Order",),
+    "source.costs": ("TokensOf",),
     "source.packing": ("PackTokens",),
     "orders.permutation": ("row_rng",),
     "orders.sampling": ("ClassBalanced", "Weighted"),
@@ -102,14 +106,14 @@ _SUBMODULES = ("audit", "lerobot", "testing", "torch_data", "torchft")
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "BadRowError", "BatchDecoder", "Batches", "CenterCrop", "ClassBalanced", "Clip", "ConfigError", "CoverageError",
-    "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit", "FrameCrop", "HelperError",
-    "Image", "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder",
-    "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "SampleTable",
-    "Sequential", "ShardShuffle", "StateError", "ValueSplit", "Video", "Weighted", "WindowShuffle", "Windows",
-    "add_column", "dataset", "explain_run", "map_boxes", "map_points", "mix", "newest_checkpoint", "open_folder",
-    "prove_run", "read_values", "report", "report_if_preempted", "report_run", "restore", "row_rng", "watch",
-    "write_column", "write_values",
+    "BadRowError", "BatchDecoder", "Batches", "Buckets", "CenterCrop", "ClassBalanced", "Clip", "ConfigError",
+    "CoverageError", "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit", "FrameCrop",
+    "HelperError", "Image", "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance",
+    "RaggedDecoder", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof",
+    "SampleTable", "Sequential", "ShardShuffle", "StateError", "TokensOf", "ValueSplit", "Video", "Weighted",
+    "WindowShuffle", "Windows", "add_column", "dataset", "explain_run", "map_boxes", "map_points", "mix",
+    "newest_checkpoint", "open_folder", "prove_run", "read_values", "report", "report_if_preempted", "report_run",
+    "restore", "row_rng", "watch", "write_column", "write_values",
 ]  # fmt: skip
 
 

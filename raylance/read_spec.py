@@ -122,9 +122,13 @@ class DatasetSpec:
 
         order = self.delivery.order
         if isinstance(order, MixOrder):
-            parts = tuple(dataclasses.replace(part, tables=tables_of(part.tables)) for part in order.components)
+            parts = tuple(
+                dataclasses.replace(part, tables=tables_of(part.tables), costs=tables_of(part.costs))
+                for part in order.components
+            )
             order = dataclasses.replace(order, components=parts)
+        costs = tables_of(self.delivery.costs)
         read = dataclasses.replace(self.read, source=self.read.source.map_shared(change))
         return DatasetSpec(read=read, delivery=self.delivery).with_delivery(
-            order=order, tables=tables_of(self.delivery.tables)
+            order=order, tables=tables_of(self.delivery.tables), costs=costs
         )

@@ -129,7 +129,7 @@ class Loader(torch.utils.data.DataLoader[Any]):
             self.steps.consumed()
             is_last = self.steps.position == 0
             if self._record is not None:
-                batch = self._record.hand_out(batch, epoch, low, plan.after(low), is_last=is_last)
+                batch = self._record.hand_out(batch, epoch, low, plan.after(epoch, low), is_last=is_last)
             yield batch
             if is_last:
                 return

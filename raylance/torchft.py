@@ -15,6 +15,7 @@ from raylance.batches.device import torch_device
 from raylance.environment import process
 from raylance.errors import ConfigError, CoverageError
 from raylance.planning.digest import Digest
+from raylance.planning.steps import Size, check_size
 
 __all__ = ["batches", "report_if_all"]
 
@@ -41,7 +42,10 @@ def batches(
     loader: RankLoader,
     manager: Manager,
     *,
-    global_batch_size: int,
+    global_batch_size: int | None = None,
+    global_batch_cost: int | None = None,
+    max_rows: int | None = None,
+    padded: bool = True,
     epochs: int = 1,
     rank_in_replica: int = 0,
     ranks_in_replica: int = 1,
@@ -70,6 +74,9 @@ def batches(
         loader: The loader of this rank.
         manager: A `torchft.Manager`, 0.2 or later.
         global_batch_size: Number of rows of a step over all replicas, however many take part.
+        global_batch_cost: Cost of one step over all replicas, in place of `global_batch_size`.
+        max_rows: Most rows of a step of a cost, over all replicas.
+        padded: See `RankLoader.iter_torch_batches`.
         epochs: Number of epochs, counted from the beginning of the run, after which the iteration ends.
         rank_in_replica: The number of this rank in its replica, from 0, if the ranks of a replica get different rows,
             as with FSDP inside the replica.
@@ -95,10 +102,12 @@ def batches(
         raise ConfigError(f"rank {rank} of {ranks} ranks in a replica: it must be less than their number.")
     device = arguments.get("device", "auto")
     target = process.default_device() if device == "auto" else torch_device(device)
-    made = loader.batches(global_batch_size=global_batch_size, **arguments)
+    budget = {"global_batch_cost": global_batch_cost, "max_rows": max_rows, "padded": padded}
+    size = check_size(loader.dp_size, global_batch_size, None, global_batch_cost, max_rows, padded=padded)
+    made = loader.batches(global_batch_size=global_batch_size, **budget, **arguments)
     if not manager.current_step() and loader.global_step:
         manager.load_state_dict({"step": loader.global_step, "batches_committed": manager.batches_committed()})
-    steps = _Steps(loader, manager, made, global_batch_size, (rank, ranks), target)
+    steps = _Steps(loader, manager, made, size, (rank, ranks), target)
     while manager.current_step() < steps.end_of(epochs):
         manager.start_quorum()
         if not steps.begin():
@@ -181,12 +190,12 @@ class _Steps:
         loader: RankLoader,
         manager: Manager,
         made: Iterator[Any],
-        global_batch_size: int,
+        size: Size,
         own: tuple[int, int],
         device: torch.device,
     ) -> None:
         """Takes `made`, the loader's batches, and `own`: this rank's number in its replica, and the number of ranks."""
-        self._follower = Follower(loader, global_batch_size, self.settle)
+        self._follower = Follower(loader, size, self.settle)
         self._manager, self._made, self._own, self._device = manager, made, own, device
         self._peers = _peers_of(manager, loader, self._follower)
         self._open: tuple[int, Digest] | None = None  # number of the present step, and digest for `count`

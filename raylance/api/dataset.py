@@ -17,7 +17,7 @@ from raylance.api.display import describe, describe_rows, display_batch, display
 from raylance.api.loader import RankLoader
 from raylance.api.passes import HandlePasses
 from raylance.api.whole_loader import WholeLoader
-from raylance.arguments import check_batch_size, check_integer, listed
+from raylance.arguments import check_integer, listed
 from raylance.batches.lookup import Lookup
 from raylance.batches.shown_rows import Display
 from raylance.columns import ROW_OFFSET, VALID, join_offsets
@@ -28,6 +28,7 @@ from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import make_plan
 from raylance.planning.shard_context import PlacedBy, ShardContext, arrange_replicas, take_function
+from raylance.planning.steps import check_size
 from raylance.planning.summary import PlanSummary, summarise
 from raylance.read_spec import DatasetSpec
 from raylance.settings import Options, make_options, takes_options
@@ -121,6 +122,12 @@ class Dataset:
         delivered = self._read(np.empty(0, dtype=np.int64)).select(list(self._spec.read.delivers))
         return delivered.schema.remove_metadata()
 
+    @property
+    def costs(self) -> npt.NDArray[np.int32] | None:
+        """The cost of each selected row, in storage order: int32, (n,), read-only. None without `cost=`."""
+        order = self._spec.delivery.resolved_order
+        return order.costs(np.arange(len(self), dtype=np.int64)) if order.has_costs else None
+
     def head(self, rows: int = 5) -> NumpyBatch:
         """Reads the first selected rows in storage order, in this process; needs no Ray.
 
@@ -209,12 +216,23 @@ class Dataset:
         marks = [VALID] if self._spec.delivery.masks_bad_rows else []
         return self._lookup.read(offsets).select([*self._spec.read.delivers, ROW_OFFSET, *marks])
 
-    def plan(self, global_batch_size: int = 256, world_size: int = 1) -> PlanSummary:
+    def plan(
+        self,
+        global_batch_size: int | None = None,
+        world_size: int = 1,
+        *,
+        global_batch_cost: int | None = None,
+        max_rows: int | None = None,
+        padded: bool = True,
+    ) -> PlanSummary:
         """Plans an epoch without reading anything.
 
         Args:
-            global_batch_size: Rows of one step over all ranks.
+            global_batch_size: Rows of one step over all ranks; 256 if nothing else is given.
             world_size: Number of ranks that share the rows; if some ranks are peers, number of data-parallel ranks.
+            global_batch_cost: Cost of one step over all ranks, in place of `global_batch_size`.
+            max_rows: Most rows of a step of a cost, over all ranks.
+            padded: See `RankLoader.iter_torch_batches`.
 
         Returns:
             A summary whose repr shows rows, shards, lanes, steps, rows dropped or repeated, and bytes of a window; for
@@ -223,18 +241,30 @@ class Dataset:
         Raises:
             ConfigError: If the epoch has no step, or a rank gets no row.
         """
-        size = check_integer("plan(): global_batch_size", global_batch_size, 1)
         world_size = check_integer("plan(): world_size", world_size, 1)
+        if global_batch_size is None and global_batch_cost is None:
+            global_batch_size = 256
+        size = check_size(world_size, global_batch_size, None, global_batch_cost, max_rows, padded=padded)
         limit, source = Options().max_window_bytes, self._spec.read.source
-        plan = make_plan(self._spec.delivery, global_batch_size=size, dp_size=world_size, max_window_bytes=limit)
+        plan = make_plan(self._spec.delivery, size=size, dp_size=world_size, max_window_bytes=limit)
         return summarise(plan, source.likely_row_bytes, how_read(source, plan), limit, source.measure)
 
-    def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
+    def steps_per_epoch(
+        self,
+        *,
+        global_batch_size: int | None = None,
+        batch_size: int | None = None,
+        global_batch_cost: int | None = None,
+        max_rows: int | None = None,
+        padded: bool = True,
+    ) -> int:
         """Returns the number of steps of a whole epoch if one rank gets all rows, so `batch_size` means the same as
-        `global_batch_size`. See `RankLoader.steps_per_epoch` for several ranks.
+        `global_batch_size`. If steps have a cost, it is the number of epoch 0. See `RankLoader.steps_per_epoch` for
+        several ranks.
         """
-        size, limit = check_batch_size(global_batch_size, batch_size, 1), Options().max_window_bytes
-        return make_plan(self._spec.delivery, global_batch_size=size, dp_size=1, max_window_bytes=limit).steps()
+        size = check_size(1, global_batch_size, batch_size, global_batch_cost, max_rows, padded=padded)
+        limit = Options().max_window_bytes
+        return make_plan(self._spec.delivery, size=size, dp_size=1, max_window_bytes=limit).steps(0)
 
     @takes_options
     def loader(

@@ -8,14 +8,15 @@ from raylance.api.loader import RankLoader
 from raylance.errors import StateError
 from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan
+from raylance.planning.steps import Size
 
 
 class Follower:
     """Makes a loader follow a trainer's count of steps. A step that was handed out counts when `count` is called."""
 
-    def __init__(self, loader: RankLoader, global_batch_size: int, settle: Callable[[], None]) -> None:
+    def __init__(self, loader: RankLoader, size: Size, settle: Callable[[], None]) -> None:
         """Takes `settle`, which is called before a state is read, and calls `count` if the last step was committed."""
-        self._loader, self._size = loader, global_batch_size
+        self._loader, self._size = loader, size
         self._cursor, self._ledger = loader._cursor, loader._ledger  # noqa: SLF001
         self._cursor.settle = settle
 
@@ -48,14 +49,14 @@ class Follower:
         plan, cursor = self._plan, self._cursor
         self._go_to(number)
         epoch, before = cursor.epoch, cursor.position
-        after = plan.after(before)
-        self._ledger.add(epoch, before, after, digest, is_last=plan.steps(after) <= 0, share=share)
+        after = plan.after(epoch, before)
+        self._ledger.add(epoch, before, after, digest, is_last=plan.is_over(epoch, after), share=share)
         cursor.seek(plan, number + 1)
 
     def step_rows(self, number: int) -> int:
         """Goes to a step, and returns its number of rows over all ranks, padding included."""
         self._go_to(number)
-        return self._plan.step_size(self._cursor.position)
+        return self._plan.step_size(self._cursor.epoch, self._cursor.position)
 
     def known(self) -> str:
         """Returns state and digests as JSON, for a rank that takes over the model."""
@@ -79,4 +80,4 @@ class Follower:
 
     def _go_to(self, number: int) -> None:
         if self._cursor.global_step != number:
-            self._loader.seek(number, global_batch_size=self._size)
+            self._loader._seek(number, self._size)  # noqa: SLF001

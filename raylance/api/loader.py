@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -17,7 +16,7 @@ import torch
 from raylance.api.batches import Batches
 from raylance.api.positioned import Positioned
 from raylance.api.recorder import Recorder
-from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
+from raylance.arguments import check_flag, check_integer, refuse_unknown
 from raylance.batches.assembly import DeliveredStep
 from raylance.batches.conversion import (
     BatchFormat,
@@ -35,10 +34,11 @@ from raylance.errors import ConfigError, RaylanceError
 from raylance.observe.verdict import Verdict
 from raylance.orders.permutation import Int64Array
 from raylance.planning.digest import Digest, Ledger
-from raylance.planning.plan import Plan, Remainder, no_step_left
+from raylance.planning.plan import Plan, no_step_left
 from raylance.planning.proof import check_permutation
 from raylance.planning.shard_context import ShardContext
 from raylance.planning.state import FILE_NAME, State, identity_of, states_in
+from raylance.planning.steps import Budget, Remainder, Size, check_size
 from raylance.read_spec import DatasetSpec
 from raylance.runtime import notes
 from raylance.runtime.feeder import Feeder
@@ -73,7 +73,7 @@ class RankLoader(Positioned):
         self._recorder = Recorder(
             spec.read, options, self._context, self._cursor, self._ledger, is_recorded=is_recorded
         )
-        self._batch_size: int | None = None  # the last pass's
+        self._size: Size | None = None  # the last pass's
         self._is_resharded = False
         self._is_bound_by_rank = False  # whether the batches bound last were given batch_size=, rows of one rank
         self._remainder: Remainder | None = None  # that of the batches bound last
@@ -185,16 +185,20 @@ class RankLoader(Positioned):
         Raises:
             ConfigError: If the global batch size is not known, or if with this size no step has that number.
         """
-        size = self._batch_size
+        size = self._size
         if global_batch_size is not None:
             size = check_integer("seek(): global_batch_size", global_batch_size, 1)
+        self._seek(check_integer("seek(): global_step", global_step, 0), size)
+
+    def _seek(self, global_step: int, size: Size | None) -> None:
         if size is None:
             raise ConfigError(
                 f"seek({global_step}) before the first batch: how many rows a step has is not known. Give "
-                "global_batch_size=."
+                "global_batch_size=, or load a state."
             )
-        plan, number = self._plan(size, self._remainder), check_integer("seek(): global_step", global_step, 0)
-        if self._cursor.seek(plan, number):  # else the step before may still be taken back
+        if self._cursor.seek(
+            self._plan(size, self._remainder), global_step
+        ):  # else the step before may still be taken back
             self._ledger.join()
         self._is_placed = True
 
@@ -224,23 +228,39 @@ class RankLoader(Positioned):
         self._ledger.move(self.epoch)
         self._is_placed = True
 
-    def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
-        """Returns the number of steps of a whole epoch, the same on every rank.
+    def steps_per_epoch(
+        self,
+        *,
+        global_batch_size: int | None = None,
+        batch_size: int | None = None,
+        global_batch_cost: int | None = None,
+        max_rows: int | None = None,
+        padded: bool = True,
+    ) -> int:
+        """Returns the number of steps of a whole epoch, the same on every rank. If steps have a cost, it is that of the
+        present epoch.
 
         Args:
             global_batch_size: Rows of one step over all ranks.
             batch_size: Rows of one step on each data-parallel rank, in place of `global_batch_size`.
+            global_batch_cost: Cost of one step over all ranks, in place of `global_batch_size`.
+            max_rows: Most rows of a step of a cost, over all ranks.
+            padded: See `iter_torch_batches`.
 
         Raises:
-            ConfigError: If not exactly one of the two sizes is given, or if the size is not positive.
+            ConfigError: If not exactly one of the sizes is given, or if the size is not positive.
         """
-        return self._plan(check_batch_size(global_batch_size, batch_size, self.dp_size)).steps()
+        size = check_size(self.dp_size, global_batch_size, batch_size, global_batch_cost, max_rows, padded=padded)
+        return self._plan(size).steps(self.epoch)
 
     def iter_torch_batches(
         self,
         *,
         global_batch_size: int | None = None,
         batch_size: int | None = None,
+        global_batch_cost: int | None = None,
+        max_rows: int | None = None,
+        padded: bool = True,
         prefetch_batches: int = 2,
         dtypes: Dtypes = None,
         device: str | torch.device = "auto",
@@ -258,6 +278,14 @@ class RankLoader(Positioned):
             global_batch_size: Rows of one step over all ranks. The numbers of rows that the ranks get of a step differ
                 by at most one.
             batch_size: Rows of one step on each data-parallel rank, in place of `global_batch_size`.
+            global_batch_cost: Cost of one step over all ranks, in place of `global_batch_size`; it needs `cost=` of
+                `raylance.dataset`. Steps have about this cost, and never more, unless a row alone costs more. With the
+                order "bucket", the rows of a step are alike. The number of steps may differ from epoch to epoch, but
+                not from rank to rank.
+            max_rows: Most rows of a step of a cost, over all ranks.
+            padded: Whether a step costs its rows times the cost of its dearest row, because rows are padded to the
+                longest one. False adds up the costs, for batches that are packed or jagged. With the order "bucket",
+                steps are always counted as if they were padded, because their rows are alike.
             prefetch_batches: Number of steps that are read and decoded ahead: more if decoders would be idle, fewer if
                 they do not fit in `max_inflight_bytes`. It is also the largest number of finished batches that wait for
                 the training loop. 0 acts as 1.
@@ -297,7 +325,7 @@ class RankLoader(Positioned):
             CoverageError: If rows do not come as the plan says.
         """
         refuse_unknown("iter_torch_batches()", unknown, RankLoader.iter_torch_batches.__kwdefaults__ or ())
-        size = self._bind(global_batch_size, batch_size)
+        size = self._bind(global_batch_size, batch_size, global_batch_cost, max_rows, padded=padded)
         pin_memory = can_pin(check_flag("pin_memory", pin_memory))
         target = process.default_device() if device == "auto" else torch_device(device)
         if callable(collate_fn):
@@ -305,7 +333,7 @@ class RankLoader(Positioned):
         convert = torch_converter(self._read_spec, dtypes, collate_fn, pad_lists, pin_memory or target.type == "cuda")
         return self._batches(
             "torch",
-            global_batch_size=size,
+            size=size,
             prefetch_batches=prefetch_batches,
             drop_last=drop_last,
             with_row_offset=with_row_offset,
@@ -320,6 +348,9 @@ class RankLoader(Positioned):
         *,
         global_batch_size: int | None = None,
         batch_size: int | None = None,
+        global_batch_cost: int | None = None,
+        max_rows: int | None = None,
+        padded: bool = True,
         batch_format: BatchFormat = "numpy",
         prefetch_batches: int = 2,
         drop_last: bool | None = None,
@@ -343,10 +374,10 @@ class RankLoader(Positioned):
             ConfigError, BadRowError, PlacementError, HelperError, CoverageError: As `iter_torch_batches`.
         """
         refuse_unknown("iter_batches()", unknown, RankLoader.iter_batches.__kwdefaults__ or ())
-        size = self._bind(global_batch_size, batch_size)
+        size = self._bind(global_batch_size, batch_size, global_batch_cost, max_rows, padded=padded)
         return self._batches(
             batch_format,
-            global_batch_size=size,
+            size=size,
             prefetch_batches=prefetch_batches,
             drop_last=drop_last,
             with_row_offset=with_row_offset,
@@ -452,7 +483,7 @@ class RankLoader(Positioned):
 
     def _state(self) -> State:
         self._cursor.settle()
-        return self._cursor.state(self._batch_size, self.dp_size)
+        return self._cursor.state(self._size, self.dp_size)
 
     @contextlib.contextmanager
     def _reporting(self, metrics: Mapping[str, Any]) -> Iterator[None]:
@@ -468,19 +499,20 @@ class RankLoader(Positioned):
         self._cursor.load(state)
         self._cursor.moves = moves
 
-    def _bind(self, global_batch_size: int | None, batch_size: int | None) -> int:
-        size = check_batch_size(global_batch_size, batch_size, self.dp_size)
-        self._is_bound_by_rank = global_batch_size is None
+    def _bind(self, global_batch_size: int | None, batch_size: int | None, *budget: int | None, padded: bool) -> Size:
+        size = check_size(self.dp_size, global_batch_size, batch_size, *budget, padded=padded)
+        self._is_bound_by_rank = batch_size is not None
         return size
 
     def _on_load(self, saved: State) -> None:
-        self._batch_size, self._is_placed = saved.global_batch_size, True
+        self._size = saved.global_batch_size if saved.budget is None else Budget(**saved.budget)
+        self._is_placed = True
         self._ledger.load(saved.epoch, saved.position)
         self._recorder.on_resume(saved)
 
-    def _plan(self, global_batch_size: int, remainder: Remainder | None = None) -> Plan:
+    def _plan(self, size: Size, remainder: Remainder | None = None) -> Plan:
         return self._cursor.plan(
-            global_batch_size=global_batch_size,
+            size=size,
             dp_size=self.dp_size,
             max_window_bytes=self._options.max_window_bytes,
             remainder=remainder,
@@ -489,17 +521,18 @@ class RankLoader(Positioned):
     def _batches(self, kind: str, **arguments: Any) -> Batches:
         """Returns batches to which these arguments of `make_batch_spec` are bound."""
         spec = make_batch_spec(self._cursor.delivery_spec, **arguments)
-        self._plan(spec.global_batch_size, spec.remainder)  # raises errors of the plan before anything starts
+        plan = self._plan(spec.size, spec.remainder)  # raises errors of the plan before anything starts
         self._remainder = spec.remainder
-        uri, size = self._read_spec.source.uri, spec.global_batch_size
-        return _LoaderBatches(self, spec, f"{kind} batches of {uri!r}, global batch {size}, {self._context}")
+        size = plan.step_text.removeprefix("a ")
+        text = f"{kind} batches of {self._read_spec.source.uri!r}, {size}, {self._context}"
+        return _LoaderBatches(self, spec, text)
 
     def _prepare(self, spec: BatchSpec, epoch: int, position: int) -> None:
         """Begins to make the first batches of a pass before it is iterated."""
-        plan = self._plan(spec.global_batch_size, spec.remainder)
+        plan = self._plan(spec.size, spec.remainder)
         process.check_context(self._context)
         self._recorder.on_prepare()
-        if plan.steps(position) > 0:
+        if not plan.is_over(epoch, position):
             plan.check_order(epoch)
             where = {"epoch": epoch, "position": position, "prefetch_batches": spec.prefetch_batches}
             self._session.prepare(plan, self.dp_rank, **where, observer=self._recorder.stats)
@@ -519,18 +552,18 @@ class RankLoader(Positioned):
         if spec.whole and self._cursor.position:
             self._cursor.set_epoch(self._cursor.epoch)
             self._ledger.load(self._cursor.epoch, 0)  # the rows of the pass that was left do not count
-        self._agree(self._plan(spec.global_batch_size, spec.remainder))
-        self._batch_size, self._has_begun = spec.global_batch_size, True
+        self._agree(self._plan(spec.size, spec.remainder))
+        self._size, self._has_begun = spec.size, True
         self._cursor.moves += 1
         return self._cursor.moves
 
     def _begin_stretch(self, spec: BatchSpec) -> "_Stretch | None":
         """Begins to take batches from the present position on, in the present share; None if no step is left."""
         cursor, share = self._cursor, self._context.share
-        plan = self._plan(spec.global_batch_size, spec.remainder)
+        plan = self._plan(spec.size, spec.remainder)
         cursor.follow(plan)
         epoch, position = cursor.epoch, cursor.position
-        if plan.steps(position) <= 0:
+        if plan.is_over(epoch, position):
             logger.warning("%s", no_step_left(plan, epoch, position))
             self._ledger.add(epoch, position, position, Digest(), is_last=True, share=share)
             cursor.end_epoch()
@@ -552,7 +585,9 @@ class RankLoader(Positioned):
         store = agreement.store_of(context.world_size) if self._agreement is None and context.world_size > 1 else None
         if store is None:
             return
-        same = {"global_batch_size": plan.global_batch_size, "remainder": plan.remainder}
+        same: dict[str, Any] = {"global_batch_size": plan.global_batch_size, "remainder": plan.remainder}
+        if plan.budget is not None:
+            same |= {"budget": repr(plan.budget)}
         if context.dp_size > 1:  # else each rank gets all rows, independent of the others
             state = super().state_dict()
             same |= {name: state[name] for name in ("rows", "fingerprint", "seed", "epoch", "position")}
@@ -605,9 +640,10 @@ class RankLoader(Positioned):
             handed = self._ledger.since(epoch, 0)
             if handed is not None:  # this rank was handed the whole epoch
                 check_permutation(plan, self._read_spec.source.load_selection(), epoch, step.after, handed)
-        is_empty = plan.empty_ranks and operator.eq(*plan.rank_slice(step.before, stretch.share[0]))
-        if is_empty and not self._cursor.delivery_spec.empty_batches:
-            _warn_of_no_row(str(self._read_spec.source.uri), plan.dp_size, plan.dp_size - plan.empty_ranks)
+        if self._cursor.delivery_spec.empty_batches or step.rows:
+            return
+        empty = plan.empty_ranks(epoch, step.before)
+        _warn_of_no_row(str(self._read_spec.source.uri), plan.dp_size, plan.dp_size - empty)
 
     def _move(self, stretch: "_Stretch", step: DeliveredStep) -> None:
         """Moves the position to the end of a step; at the end of an epoch, records the pass."""
@@ -774,7 +810,7 @@ class _LoaderBatches(Batches):
         self._loader._prepare(self._spec, cursor.epoch, 0 if self._spec.whole else cursor.position)
 
     def __len__(self) -> int:
-        return self._loader._plan(self._spec.global_batch_size, self._spec.remainder).steps()
+        return self._loader._plan(self._spec.size, self._spec.remainder).steps(self._loader.epoch)
 
     def _begin(self) -> Iterator[Any]:
         return _LoaderPass(self._loader, self._spec)

@@ -13,7 +13,7 @@ from raylance.arguments import check_flag, check_integer, check_word
 from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder, quotas
-from raylance.planning.plan import REMAINDERS, Remainder
+from raylance.planning.steps import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.source.mixed_rows import mix_rows
 
@@ -64,9 +64,18 @@ def mix(
     read_specs, delivery_specs = [spec.read for spec in specs], [spec.delivery for spec in specs]
     shares = quotas([weight for _, weight in parts.values()])
     components = tuple(
-        Component(name=name, order=spec.order, seed=spec.seed, rows=spec.rows, quota=quota, tables=spec.tables)
+        Component(
+            name=name,
+            order=spec.order,
+            seed=spec.seed,
+            rows=spec.rows,
+            quota=quota,
+            tables=spec.tables,
+            costs=spec.costs,
+        )
         for name, spec, quota in zip(parts, delivery_specs, shares, strict=True)
     )
+    has_costs = all(spec.cost is not None for spec in delivery_specs)
     rows = mix_rows({name: spec.source for name, spec in zip(parts, read_specs, strict=True)})
     decoding = read_specs[0].decoding
     read_spec = ReadSpec(
@@ -90,6 +99,7 @@ def mix(
         empty_batches=empty_batches,
         masks_bad_rows=delivery_specs[0].masks_bad_rows,
         window_bytes=window_bytes,
+        cost={name: spec.cost for name, spec in zip(parts, delivery_specs, strict=True)} if has_costs else None,
     )
     return Dataset(spec)
 

@@ -24,10 +24,12 @@ from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Order
 from raylance.orders.registry import make_order
-from raylance.planning.plan import REMAINDERS, Remainder
+from raylance.planning.state import describe
+from raylance.planning.steps import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.samples.table import SampleTable
 from raylance.samples.windows import Windows
+from raylance.source.costs import TokensOf, check_costs, share_costs
 from raylance.source.derived import Derived, Made, Renamed
 from raylance.source.episodes import check_windows, share_windows
 from raylance.source.fields import blobs_inside, find_field, is_blob, leaf_names
@@ -64,6 +66,8 @@ def dataset(
     transform: Transform | None = None,
     pack: PackTokens | None = None,
     windows: Windows | SampleTable | None = None,
+    cost: str | TokensOf | None = None,
+    cost_folder: str | os.PathLike[str] | None = None,
     order: str | Order = "window",
     seed: int = 0,
     window_bytes: int | None = None,
@@ -98,7 +102,14 @@ def dataset(
             its first token in that document.
         windows: `raylance.Windows` makes a sample of each selected row and of rows around it in the same episode; an
             object of a subclass of `raylance.SampleTable`, of any rows.
-        order: "window", "shard", "sequential" or "row", or an order with its parameters.
+        cost: What each row costs to train on, such as its number of tokens: the name of a column of numbers; an SQL
+            expression over such columns, as "tokens + 256 * images"; or `raylance.TokensOf("input_ids")`. Fractions are
+            rounded up: give seconds as "1000 * seconds". The costs are read now, once for a version and a selection.
+            The order `raylance.Buckets` and batches of `global_batch_cost` need them.
+        cost_folder: Folder that keeps the costs of more than 65,536 rows, 4 bytes a row, for later starts. None for
+            `raylance/costs` in the user's cache folder. If a process is killed while it reads the costs, the next one
+            continues. Nothing removes old files.
+        order: "window", "shard", "sequential", "row" or "bucket", or an order with its parameters.
         seed: Seed of the order and of augmentation, on every rank. A `FractionSplit` has another seed.
         window_bytes: Bytes of memory for the windows of a shuffle, in total over all ranks: the current and the next
             window of each lane. The sizes that `order` leaves to "auto" follow from it. None takes `max_window_bytes`
@@ -155,6 +166,8 @@ def dataset(
     )
     if pack is not None and windows is not None:
         raise ConfigError("pack= makes samples of all tokens, windows= of rows: give one of them.")
+    if pack is not None and cost is not None:
+        raise ConfigError("pack= makes samples of one length, which need no cost=: give one of them.")
     columns = columns if pack is None else _check_pack(pack, columns, asked)
 
     source, opened = _open_version(uri, version, storage_options, stale)
@@ -176,7 +189,9 @@ def dataset(
     if pack is not None:
         packed = pack_rows(spec.source, pack)
         spec = ReadSpec(source=packed, delivers=packed.columns)
-    bound_order, tables = made_order.bind(SelectionRows(source, opened, spec.source.load_selection()))
+    costs = None if cost is None else check_costs(opened, cost, cost_folder)
+    text = None if costs is None else costs.text
+    bound_order, tables = made_order.bind(SelectionRows(source, opened, spec.source.load_selection(), text))
     return Dataset(
         DatasetSpec.of(
             spec,
@@ -184,6 +199,8 @@ def dataset(
             split=None if split is None else repr(split),
             order=bound_order,
             tables=share_tables(made_order, tables, source, selection),
+            costs={} if costs is None else share_costs(source, opened, costs, selection),
+            cost=None if costs is None else describe(cost),
             seed=seed,
             remainder=remainder,
             empty_batches=empty_batches,

@@ -229,12 +229,15 @@ class Recorder:
             "number": self._number,
             "remainder": plan.remainder,
             "global_batch_size": plan.global_batch_size,
-            "steps": plan.steps(),
+            "budget": None if plan.budget is None else dataclasses.asdict(plan.budget),
+            "steps": plan.steps(self.cursor.epoch),
             "limits": {
                 "inflight_limit_bytes": float(self._options.max_inflight_bytes),
                 "window_limit_bytes": float(self._options.max_window_bytes),
                 "epoch_rows": float(
-                    plan.steps() * plan.global_batch_size if plan.remainder != "ragged" else plan.epoch_rows
+                    plan.steps(self.cursor.epoch) * plan.global_batch_size
+                    if plan.remainder != "ragged" and plan.budget is None
+                    else plan.epoch_rows
                 ),
             },
         }

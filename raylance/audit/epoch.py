@@ -116,7 +116,7 @@ class EpochAudit:
         self.epoch = check_integer("epoch", given["epoch"] or 0, 0)
         self.position = check_integer("position", position, 0)
         self.plan: Plan = make_plan(
-            delivery_spec, global_batch_size=size, dp_size=world, max_window_bytes=Options().max_window_bytes
+            delivery_spec, size=size, dp_size=world, max_window_bytes=Options().max_window_bytes
         )
         if self.position >= self.plan.epoch_rows:
             raise ConfigError(
@@ -125,7 +125,9 @@ class EpochAudit:
             )
         self._delivery_spec, self._parts = delivery_spec, parts_of(data)
         self._selection = read_spec.source.load_selection()
-        self._starts = range(self.position, self.position + self.plan.steps(self.position) * size, size)
+        count = self.plan.steps(self.epoch, self.position)
+        self._starts = list(self.plan.starts(self.epoch, self.position, count))
+        self._end = self.plan.after(self.epoch, self.position, count)
 
     def completed_shards(self, state: Mapping[str, Any]) -> Int64Array:
         """Returns the shards that are complete at the position of a state, and checks the list of shards in the state.
@@ -191,11 +193,10 @@ class EpochAudit:
             tally.add(rows[real])
             masked = sum(part.masked for part in parts)
             counts.update(delivered=int(real.sum()), padding=int((~real).sum()), masked=masked)
-            at = self.position + number * plan.global_batch_size
-            due = self._planned(plan.positions(at, 0, plan.step_size(at))) if at in self._starts else None
+            due = self._of_step(number) if number < len(self._starts) else None
             if due is None or not (np.array_equal(rows, due.rows) and np.array_equal(real, due.real)):
                 wrong.append(number)
-        end = min(self._starts.stop, plan.epoch_rows)
+        end = self._end
         for rest in itertools.chain(self._rows(0, self.position), self._rows(end, plan.epoch_rows)):
             tally.add(rest)
         found, faults = self._compare(tally)
@@ -247,8 +248,8 @@ class EpochAudit:
                 f"rank={rank}: a rank lies in [0, {plan.dp_size}). There are no rows to show. Name another rank."
             )
         ranks = range(plan.dp_size) if rank is None else [rank]
-        slices = [plan.rank_slice(self._starts[step], one) for one in ranks]
-        positions = plan.positions(self._starts[step], slices[0][0], slices[-1][1])
+        slices = [plan.rank_slice(self.epoch, self._starts[step], one) for one in ranks]
+        positions = plan.positions(self.epoch, self._starts[step], slices[0][0], slices[-1][1])
         rows = self._planned(positions)
         shown: dict[str, Any] = {"position": positions, "rank": np.repeat(ranks, np.diff(slices)[:, 0])}
         if rows.components is not None:
@@ -267,6 +268,11 @@ class EpochAudit:
         # Nulls stay None. pandas would make them NaN, a value that is not in the column.
         return {name: pd.Series(given, dtype=object if None in given else None) for name, given in values.items()}
 
+    def _of_step(self, number: int) -> Step:
+        """Returns the rows of a step, of all ranks."""
+        at = self._starts[number]
+        return self._planned(self.plan.positions(self.epoch, at, 0, self.plan.step_size(self.epoch, at)))
+
     def _planned(self, positions: Int64Array) -> Step:
         """Returns the rows at positions of the plan. Positions after the end of the epoch are padding."""
         which, own = split_offsets(self._selection.offsets(self.plan.select(self.epoch, positions)))
@@ -281,9 +287,8 @@ class EpochAudit:
     def _replay(self, rank: int) -> Iterator[Step]:
         plan, parts = self.plan, list[Int64Array]()
         for item in plan.items(rank, self.epoch, self.position, item_rows=4096):
-            parts += np.split(plan.item_positions(item), item.steps)
-            low, high = plan.rank_slice(item.position, rank)
-            if item.high < high - low:  # the rest of the step follows
+            parts += np.split(plan.item_positions(item), np.cumsum(plan.rows_by_step(item))[:-1])
+            if not plan.ends_step(item):  # the rest of the step follows
                 continue
             for positions in parts if item.steps > 1 else [np.concatenate(parts)]:
                 yield self._planned(positions)
@@ -301,8 +306,9 @@ class EpochAudit:
             columns = {name: table[name].to_numpy().copy() for name in names}
             real, masked = columns.get(VALID, np.ones(len(table), dtype=np.bool_)), 0
             if self._delivery_spec.masks_bad_rows:  # bad rows are marked like padding; the plan knows the padding
-                at = self.position + number * size
-                known = plan.positions(at, *plan.rank_slice(at, loader.dp_rank)) < plan.epoch_rows
+                at = self._starts[number]
+                own = plan.rank_slice(self.epoch, at, loader.dp_rank)
+                known = plan.positions(self.epoch, at, *own) < plan.epoch_rows
                 real, masked = real | known, int((known & ~real).sum())
             yield Step(offsets=columns[ROW_OFFSET], real=real, components=columns.get(COMPONENT), masked=masked)
 

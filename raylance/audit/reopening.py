@@ -17,8 +17,8 @@ from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Order
 from raylance.orders.registry import ORDERS
 from raylance.orders.sampling import ClassBalanced, Weighted
-from raylance.planning.plan import Remainder
 from raylance.planning.state import parse_state
+from raylance.planning.steps import Remainder
 from raylance.samples.table import IS_PAD, SampleTable
 from raylance.samples.windows import Windows
 from raylance.source.derived import Derived, Renamed

@@ -123,16 +123,15 @@ class Assembly:
         real = self._plan.is_real(item)
         table, bad = self._merge(offsets, real, plain, decoded)
         has_bad = bool(bad.any())
-        rows = item.high - item.low
-        low, high = self._plan.rank_slice(item.position, self._dp_rank)
-        nbytes, together = self._size.of(table) // item.steps, ItemRows(table)
-        for step, digest in enumerate(Digest.of_steps(came, real, item.steps)):
-            own = slice(step * rows, (step + 1) * rows)
+        sizes, begin = self._plan.rows_by_step(item), 0
+        nbytes, together, ends_step = self._size.of(table) // item.steps, ItemRows(table), self._plan.ends_step(item)
+        for rows, digest in zip(sizes, Digest.of_steps(came, real, sizes), strict=True):
+            own, begin = slice(begin, begin + rows), begin + rows
             self._parts.append(StepRows(together, own.start, rows))
             self._masked.append(offsets[own][bad[own]] if has_bad else offsets[:0])
             self._digest += digest
             self._nbytes += nbytes
-            if item.high == high - low:
+            if ends_step:
                 [whole, *more] = self._parts
                 if more:
                     whole = StepRows.of(pa.concat_tables(part.table() for part in self._parts))
@@ -146,11 +145,11 @@ class Assembly:
     def next_step(self) -> tuple[StepRows, DeliveredStep]:
         """Takes the oldest whole step: its rows, and their description."""
         rows, nbytes, masked, digest = self._steps.popleft()
-        before, self._after = self._after, self._plan.after(self._after)
+        before, self._after = self._after, self._plan.after(self.epoch, self._after)
         return rows, DeliveredStep(
             before=before,
             after=self._after,
-            is_last=self._plan.steps(self._after) <= 0,
+            is_last=self._plan.is_over(self.epoch, self._after),
             rows=rows.count,
             nbytes=nbytes,
             masked=masked,
@@ -164,7 +163,8 @@ class Assembly:
 
     def positions(self, step: DeliveredStep) -> Int64Array:
         """Returns the epoch positions of the rows of a step."""
-        return self._plan.positions(step.before, *self._plan.rank_slice(step.before, self._dp_rank))
+        own = self._plan.rank_slice(self.epoch, step.before, self._dp_rank)
+        return self._plan.positions(self.epoch, step.before, *own)
 
     def offsets(self, table: pa.Table) -> Int64Array:
         """Returns the row offsets of the rows of a step, as `join_offsets` joins them."""

@@ -33,7 +33,7 @@ from raylance.decode.arrays import (
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.planning.delivery_spec import DeliverySpec
-from raylance.planning.plan import Remainder
+from raylance.planning.steps import Remainder, Size
 from raylance.read_spec import ReadSpec
 
 BatchFormat = Literal["numpy", "pyarrow", "pandas"]
@@ -48,6 +48,7 @@ class BatchSpec:
     """Checked arguments of an iterator.
 
     Attributes:
+        size: Size of a step over all ranks.
         hidden: Columns that batches leave out.
         convert: Makes a batch.
         device: The device of the tensors; None for batches without tensors.
@@ -55,7 +56,7 @@ class BatchSpec:
         whole: Whether each pass begins at the start of an epoch.
     """
 
-    global_batch_size: int
+    size: Size
     remainder: Remainder
     prefetch_batches: int
     hidden: tuple[str, ...]
@@ -82,7 +83,7 @@ def hidden_columns(delivery_spec: DeliverySpec, remainder: Remainder, with_row_o
 def make_batch_spec(
     delivery_spec: DeliverySpec,
     *,
-    global_batch_size: int,
+    size: Size,
     prefetch_batches: int,
     drop_last: bool | None,
     with_row_offset: bool,
@@ -100,7 +101,7 @@ def make_batch_spec(
     if drop_last is not None:
         remainder = "drop" if check_flag("drop_last", drop_last) else "ragged"
     return BatchSpec(
-        global_batch_size=global_batch_size,
+        size=size,
         remainder=remainder,
         prefetch_batches=check_integer("prefetch_batches", prefetch_batches, 0),
         hidden=hidden_columns(delivery_spec, remainder, with_row_offset),

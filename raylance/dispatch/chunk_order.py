@@ -96,7 +96,7 @@ class ChunkOrder:
 
     def begin(self, plan: Plan, dp_rank: int, epoch: int, position: int) -> list[HeldChunk]:
         """Begins a pass; returns the chunks that it does not need, which are held no longer."""
-        line, is_same = plan.line(position, dp_rank), self._of in (None, (plan, dp_rank))
+        line, is_same = plan.line(epoch, position, dp_rank), self._of in (None, (plan, dp_rank))
         dropped: list[HeldChunk] = []
         while self.held and not (is_same and self._is_needed(self.held[0], plan, epoch, position, line)):
             dropped.append(self.held.popleft())
@@ -121,7 +121,7 @@ class ChunkOrder:
         """Whether a pass from a position on needs a chunk: if it has the first row of the pass, or begins soon after
         it, because the items before it were gathered in a pass that did not take them.
         """
-        is_on_track = held.chunk.epoch == epoch and held.chunk.position % plan.stride == position % plan.stride
+        is_on_track = held.chunk.epoch == epoch and plan.follows(epoch, held.chunk.position, position)
         return is_on_track and line < held.first + held.rows and held.first - line <= held.rows // 2
 
     def _fill_gaps(self) -> None:
@@ -156,13 +156,13 @@ class ChunkOrder:
     def _rest(self, chunk: Chunk, position: int, low: int = 0) -> Chunk:
         """Returns the part of a chunk from row `low` of the step at a position on."""
         plan, _ = self.planned
-        steps = chunk.steps - (position - chunk.position) // plan.stride
+        steps = chunk.steps - plan.steps_between(chunk.epoch, chunk.position, position)
         return dataclasses.replace(chunk, position=position, steps=steps, low=low)
 
     def _before(self, chunk: Chunk, end: Chunk) -> Chunk:
         """Returns the part of a chunk before the begin of another one."""
         plan, _ = self.planned
-        steps = (end.position - chunk.position) // plan.stride + bool(end.low)
+        steps = plan.steps_between(chunk.epoch, chunk.position, end.position) + bool(end.low)
         return chunk if steps > chunk.steps else dataclasses.replace(chunk, steps=steps, high=end.low or None)
 
     def _add(self, chunk: Chunk) -> Chunk:

@@ -117,7 +117,7 @@ class InFlight:
             return  # items after a failed one will not be delivered
         while (item := self._peek()) is not None:
             count = len(self.entries) + sum(items for _, _, items in self._ready) + self._open[1]
-            ahead = -(-(item.position - self._taken) // self._plan.stride)
+            ahead = self._plan.steps_between(item.epoch, self._taken, item.position)
             if count > enough and ahead >= self._prefetch:
                 return
             entry = self._reserve(item)
@@ -186,10 +186,8 @@ class InFlight:
         entry.change(ItemState.GONE)
         item = entry.item
         self._open = (self._open[0] + entry.reserved_bytes, self._open[1] + 1)
-        low, high = self._plan.rank_slice(item.position, self._dp_rank)
-        if item.high == high - low:
-            last = item.position + (item.steps - 1) * self._plan.stride
-            self._ready.append((self._plan.after(last), *self._open))
+        if self._plan.ends_step(item):
+            self._ready.append((self._plan.after(item.epoch, item.position, item.steps), *self._open))
             self._open = (0.0, 0)
 
     def taken(self, position: int) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 
 from raylance.errors import ConfigError
 from raylance.orders.checking import select_rows
-from raylance.orders.order import Auto, Epoch, Facts, Order, Resolved, Tables
-from raylance.orders.permutation import Int64Array, UInt64Array
+from raylance.orders.order import Auto, Epoch, Facts, Order, Resolved, Tables, join_tables
+from raylance.orders.permutation import Int32Array, Int64Array, UInt64Array
 from raylance.orders.shuffles import stack, stacked_kind, stacked_rows
 
 _MOST_SHARES = 2**31  # so that the product of two shares is an int64
@@ -37,6 +37,7 @@ class Component:
     quota: int  # share of the positions, in parts of the sum of all quotas
     epoch_rows: int | Auto = "auto"  # positions of its own epoch; "auto" takes those of its order
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    costs: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def params(self) -> dict[str, Any]:
         """Returns the component's values for checkpoints, without `epoch_rows` if that is known to be `rows`."""
@@ -54,7 +55,8 @@ class Component:
 
     def resolve(self, facts: Facts) -> Resolved:
         """Resolves the component's order from the facts of the mixture, with its own rows, seed and tables."""
-        resolved = self.order.resolve(dataclasses.replace(facts, rows=self.rows, seed=self.seed, tables=self.tables))
+        tables = join_tables(self.tables, self.costs)
+        resolved = self.order.resolve(dataclasses.replace(facts, rows=self.rows, seed=self.seed, tables=tables))
         if isinstance(self.epoch_rows, str):
             return resolved
         return dataclasses.replace(resolved, epoch_rows=self.epoch_rows)
@@ -311,6 +313,18 @@ class _MixResolved(Resolved):
 
     def custom_parts(self) -> list[Resolved]:
         return [own for part in self.parts for own in part.custom_parts()]
+
+    @property
+    def has_costs(self) -> bool:
+        return all(part.has_costs for part in self.parts)
+
+    def costs(self, rows: Int64Array) -> Int32Array:
+        found, starts = np.empty(rows.shape, dtype=np.int32), self.numbers[1]
+        which = np.searchsorted(starts, rows, side="right") - 1
+        for index in np.unique(which).tolist():
+            mine = which == index
+            found[mine] = self.parts[index].costs(rows[mine] - starts[index])
+        return found
 
     @functools.cached_property
     def numbers(self) -> tuple[Int64Array, Int64Array]:

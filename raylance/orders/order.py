@@ -7,6 +7,7 @@ epoch as at 1 %.
 """
 
 import dataclasses
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -14,12 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from raylance.errors import ConfigError
-from raylance.orders.permutation import BoolArray, Int64Array, derive_key
+from raylance.orders.permutation import BoolArray, Int32Array, Int64Array, derive_key
 
 Auto = Literal["auto"]
 Tables = Mapping[str, npt.NDArray[Any]]
 """The arrays that an order looked up in a selection, by name. An order keeps all its large data here."""
 
+COST = "cost"
+"""Name of the table of costs: int32 of each selected row, (n,). Only a dataset with `cost=` has it."""
 SHARD_BYTES = 4 << 20
 WINDOW_BYTES = 512 << 20
 """The default of `window_bytes`, if neither the dataset nor the run sets it."""
@@ -56,6 +59,10 @@ class Rows(Protocol):
     def fragment_ends(self) -> Int64Array:
         """Returns the number of rows up to the end of each fragment that has selected rows, int64, ascending."""
 
+    @property
+    def cost(self) -> str | None:
+        """The dataset's `cost` in words; None if it has none."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
@@ -68,6 +75,7 @@ class Facts:
     # Rows that cost less if they are read one after the other: some keyframe distances of a video.
     run_rows: int = 1
     global_batch_size: int = 1  # rows of one step over all ranks
+    global_batch_cost: int = 0  # cost of one step over all ranks; 0 if steps have a number of rows
     # Most bytes of the current and the next windows together, as if one rank held those of all ranks. A setting of the
     # dataset or the run, never of a rank, because all ranks must have the same order.
     window_bytes: int = WINDOW_BYTES
@@ -212,6 +220,15 @@ class Resolved:
         """Maps selected rows to shard IDs."""
         return rows // self.shard_rows
 
+    @property
+    def has_costs(self) -> bool:
+        """Whether rows have costs."""
+        return COST in self.tables
+
+    def costs(self, rows: Int64Array) -> Int32Array:
+        """Returns the costs of selected rows, int32, of the shape of `rows`."""
+        return np.asarray(self.tables[COST][rows])
+
     def params(self) -> dict[str, Any]:
         """See `Order.params`."""
         return self.settings.params()
@@ -260,6 +277,11 @@ class Epoch:
                 break
             done[self.order.shards_of(self.rows(block))] = False
         return done
+
+
+def join_tables(first: Tables, second: Tables) -> Tables:
+    """Returns the arrays of both tables."""
+    return ChainMap(first, second) if first and second else first or second  # type: ignore[arg-type]
 
 
 def check_count(order: Order, field: str, *words: str, most: int = 1 << 40) -> None:

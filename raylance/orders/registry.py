@@ -1,10 +1,13 @@
 """The names of the orders in arguments and checkpoints."""
 
 from raylance.errors import ConfigError
+from raylance.orders.buckets import Buckets
 from raylance.orders.order import Order
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
 
-ORDERS: dict[str, type[Order]] = {kind.name: kind for kind in (WindowShuffle, ShardShuffle, Sequential, RowShuffle)}
+ORDERS: dict[str, type[Order]] = {
+    kind.name: kind for kind in (WindowShuffle, ShardShuffle, Sequential, RowShuffle, Buckets)
+}
 
 
 def make_order(order: str | Order) -> Order:

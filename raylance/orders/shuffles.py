@@ -38,7 +38,7 @@ class RowShuffle(Order):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Laned(Order):
+class Laned(Order):
     """The base class of orders that lay shards end to end, cut this sequence into lanes, and each lane into windows."""
 
     shuffles_shards: ClassVar[bool] = True
@@ -75,7 +75,7 @@ class _Laned(Order):
             parts = (shards for shards in range(1, auto_shards + 1) if lane_step % (shards * rows_each) == 0)
             auto_shards = auto_shards // together * together or max(parts, default=auto_shards)
         window_shards = auto_shards if isinstance(self.window_shards, str) else self.window_shards
-        return _LanedResolved(
+        return LanedResolved(
             settings=dataclasses.replace(self, shard_rows=shard_rows, window_shards=window_shards, lanes=lanes),
             rows=facts.rows,
             seed=facts.seed,
@@ -103,8 +103,10 @@ def _some_mebibytes(facts: Facts, lane_step: int, lane_bytes: float, lane_rows: 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _LanedResolved(Resolved):
-    settings: _Laned
+class LanedResolved(Resolved):
+    """A laned order for one selection."""
+
+    settings: Laned
 
     @property
     def ends(self) -> Int64Array | None:
@@ -113,21 +115,25 @@ class _LanedResolved(Resolved):
 
     @property
     def shard_count(self) -> int:
+        """See `Resolved.shard_count`."""
         return super().shard_count if self.ends is None else len(self.ends)
 
     def shards_of(self, rows: Int64Array) -> Int64Array:
+        """See `Resolved.shards_of`."""
         return super().shards_of(rows) if self.ends is None else np.searchsorted(self.ends, rows, side="right")
 
-    def epoch(self, number: int) -> "_LanedEpoch":
-        return _LanedEpoch(self, number)
+    def epoch(self, number: int) -> "LanedEpoch":
+        """See `Resolved.epoch`."""
+        return LanedEpoch(self, number)
 
 
-class _LanedEpoch(Epoch):
+class LanedEpoch(Epoch):
     """One epoch of a laned order. The rows of the shards at places 0, 1, … form the sequence that is cut into lanes."""
 
-    order: _LanedResolved
+    order: LanedResolved
 
     def rows(self, positions: Int64Array) -> Int64Array:
+        """See `Epoch.rows`."""
         return self._unlay(self._sequence(positions))
 
     def _sequence(self, positions: Int64Array) -> Int64Array:
@@ -275,7 +281,7 @@ def _to_rows(sizes: _Sizes, sequence: Int64Array, places: Int64Array, ids: Int64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WindowShuffle(_Laned):
+class WindowShuffle(Laned):
     """Puts shards in random order, cuts this sequence into one part for each lane, and shuffles the rows of each window
     of a lane.
 
@@ -293,7 +299,7 @@ class WindowShuffle(_Laned):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ShardShuffle(_Laned):
+class ShardShuffle(Laned):
     """Puts shards in random order, and keeps storage order inside each shard. Has the fields of `WindowShuffle`."""
 
     name: ClassVar[str] = "shard"
@@ -301,7 +307,7 @@ class ShardShuffle(_Laned):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sequential(_Laned):
+class Sequential(Laned):
     """Keeps storage order: with 1 lane, the default, and global batch size G, step t has the selected rows
     [t·G, (t+1)·G). Has the fields of `WindowShuffle`.
     """
@@ -349,12 +355,12 @@ _STACKED = (RowShuffle, WindowShuffle, ShardShuffle, Sequential)
 def stacked_kind(order: Resolved) -> type[Order] | None:
     """Returns the kind of an order if `stack` can combine its epochs; None if each epoch must be computed alone."""
     kind = type(order.settings)
-    return kind if kind in _STACKED and not order.tables else None  # shards that are fragments have different sizes
+    return kind if kind in _STACKED and _ENDS not in order.tables else None  # fragments have different sizes
 
 
 def stack(kind: type[Order], epochs: Sequence[Epoch]) -> UInt64Array:
     """Returns the numbers that determine the rows of epochs of one kind of order, shape (numbers, epochs)."""
-    if not issubclass(kind, _Laned):
+    if not issubclass(kind, Laned):
         return np.array([(epoch.order.rows, epoch.key("rows")) for epoch in epochs], dtype=np.uint64).T
     columns = [
         (*_sizes_of(epoch.order, 0), epoch.order.shard_count, epoch.key("window"), epoch.key("shards"))
@@ -369,7 +375,7 @@ def stack(kind: type[Order], epochs: Sequence[Epoch]) -> UInt64Array:
 
 def stacked_rows(kind: type[Order], numbers: UInt64Array, positions: Int64Array) -> Int64Array:
     """Returns the rows at positions. Column i of `numbers`, shape (numbers, k), describes the epoch of position i."""
-    if not issubclass(kind, _Laned):
+    if not issubclass(kind, Laned):
         return permute(positions, *numbers)
     sizes, (shards, window_key, shard_key) = _Sizes(*numbers[:-3].view(np.int64)), numbers[-3:]
     sequence = _to_sequence(sizes, positions, window_key if kind.shuffles_windows else None)

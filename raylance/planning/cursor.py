@@ -13,9 +13,10 @@ from raylance.orders.order import WINDOW_BYTES
 from raylance.orders.permutation import Int64Array
 from raylance.orders.shuffles import Sequential
 from raylance.planning.delivery_spec import DeliverySpec, make_plan
-from raylance.planning.plan import Plan, Remainder
+from raylance.planning.plan import Plan
 from raylance.planning.shards import NO_SHARDS, list_shards
 from raylance.planning.state import State, check_state, damaged, parse_state
+from raylance.planning.steps import Budget, Remainder, Size
 
 logger = logging.getLogger(__name__)
 
@@ -94,22 +95,42 @@ class Cursor:
             return False
         if self._before is not None and self._before[3] == global_step:
             return self.take_back()
-        size, whole, left = plan.global_batch_size, plan.steps(), plan.steps(self.position)
-        ahead, self._before = global_step - self.global_step, None
-        if ahead >= left:
-            epochs, step = divmod(ahead - left, whole)
-            self.place = self.epoch + 1 + epochs, step * size, step, global_step
-        elif self.position + ahead * size >= 0:
-            self.place = self.epoch, self.position + ahead * size, self.step + ahead, global_step
+        ahead, left = global_step - self.global_step, plan.steps(self.epoch, self.position)
+        self._before = None
+        if 0 <= ahead < left:
+            position = plan.after(self.epoch, self.position, ahead)
+            self.place = self.epoch, position, self.step + ahead, global_step
+        elif ahead >= left:
+            self._go_to(plan, self.epoch + 1, ahead - left, global_step)
+        elif plan.budget is None and self.position + ahead * plan.global_batch_size >= 0:
+            position = self.position + ahead * plan.global_batch_size
+            self.place = self.epoch, position, self.step + ahead, global_step
         else:
-            epoch, step = divmod(self.epoch * whole + self.position // size + ahead, whole)
-            if self.position % size or epoch < 0:
+            step = plan.steps(self.epoch) - left  # number of the present one
+            if plan.after(self.epoch, 0, step) != self.position or not self._go_to(
+                plan, self.epoch, step + ahead, global_step
+            ):
                 raise ConfigError(
                     f"seek({global_step}) from step {self.global_step}, which is position {self.position} of epoch "
-                    f"{self.epoch}: with a global batch of {size} no step begins there. Go to a step of this epoch, or "
-                    "load a state of that step."
+                    f"{self.epoch}: with {plan.step_text} no step begins there. Go to a step of this epoch, or load a "
+                    "state of that step."
                 )
-            self.place = epoch, step * size, step, global_step
+        return True
+
+    def _go_to(self, plan: Plan, epoch: int, step: int, global_step: int) -> bool:
+        """Goes to a step that is counted from the start of an epoch, maybe of an earlier or later one. Returns False if
+        it lies before the first epoch.
+        """
+        if plan.budget is None:  # all epochs have the same number of steps
+            epochs, step = divmod(step, plan.steps(0))
+            epoch += epochs
+        while step < 0 < epoch:
+            epoch, step = epoch - 1, step + plan.steps(epoch - 1)
+        if epoch < 0 or step < 0:
+            return False
+        while step >= (whole := plan.steps(epoch)):
+            epoch, step = epoch + 1, step - whole
+        self.place = epoch, plan.after(epoch, 0, step), step, global_step
         return True
 
     def return_to(self, place: tuple[int, int, int, int]) -> None:
@@ -125,20 +146,29 @@ class Cursor:
 
     def steps_until(self, plan: Plan, epoch: int) -> int:
         """Returns the number of steps of the plan from here to the start of an epoch; 0 if the start has passed."""
-        return plan.steps(self.position) + (epoch - self.epoch - 1) * plan.steps() if epoch > self.epoch else 0
+        if epoch <= self.epoch:
+            return 0
+        later = range(self.epoch + 1, epoch)
+        between = len(later) * plan.steps(0) if plan.budget is None else sum(map(plan.steps, later))
+        return plan.steps(self.epoch, self.position) + between
 
     def plan(
-        self, *, global_batch_size: int, dp_size: int, max_window_bytes: int, remainder: Remainder | None = None
+        self,
+        *,
+        size: Size,
+        dp_size: int,
+        max_window_bytes: int,
+        remainder: Remainder | None = None,
     ) -> Plan:
         """Returns the plan of the epochs, see `make_plan`. It is the same object until an argument changes or a state
         is loaded.
         """
         spec = self.delivery_spec
-        sizes = (global_batch_size, dp_size, max_window_bytes, remainder or spec.remainder)
+        sizes = (size, dp_size, max_window_bytes, remainder or spec.remainder)
         if self._plan is None or self._plan[0] is not spec or self._plan[1] != sizes:
             plan = make_plan(
                 spec,
-                global_batch_size=global_batch_size,
+                size=size,
                 dp_size=dp_size,
                 max_window_bytes=max_window_bytes,
                 remainder=remainder,
@@ -152,7 +182,7 @@ class Cursor:
         if self._plan is not None and self._plan[2] is plan:
             self._plan = self.delivery_spec, *self._plan[1:]
 
-    def state(self, global_batch_size: int | None, dp_size: int) -> State:
+    def state(self, size: Size | None, dp_size: int) -> State:
         """Returns the state for a checkpoint: the position, and the data and order that it refers to. The cost does not
         depend on the number of rows.
         """
@@ -176,8 +206,10 @@ class Cursor:
             global_step=self.global_step,
             completed_shards=shards,
             components=spec.order.standings(self.position),
-            global_batch_size=global_batch_size,
+            global_batch_size=None if isinstance(size, Budget) else size,
             dp_size=dp_size,
+            cost=spec.cost,
+            budget=dataclasses.asdict(size) if isinstance(size, Budget) else None,
         )
 
     def load(self, state: Mapping[str, Any]) -> State:

@@ -5,12 +5,17 @@ import functools
 import logging
 from typing import Any
 
+import numpy as np
+
 from raylance.errors import ConfigError
-from raylance.orders.order import WINDOW_BYTES, Facts, Order, Resolved, Tables
-from raylance.planning.plan import Plan, Remainder
+from raylance.orders.order import WINDOW_BYTES, Facts, Order, Resolved, Tables, join_tables
+from raylance.planning.plan import Plan
+from raylance.planning.steps import Budget, Remainder, Size
 
 logger = logging.getLogger(__name__)
 
+_SAMPLED = 1 << 16  # rows whose costs give the number of lanes
+_LINES = 4  # least rows of each lane in a step, if the number of lanes is "auto"
 _CHUNK_BYTES = 32 << 20  # bytes of a chunk of one rank, if the order has no windows
 
 
@@ -25,6 +30,8 @@ class DeliverySpec:
         row_bytes: Bytes of a raw row, as measured when the dataset was opened.
         fingerprint: Hash of the selection's row offsets.
         order: The order, whose fields may be "auto"; `tables` holds its look-ups in the selection.
+        costs: The table of the rows' costs; empty if they have none. `cost` says in words what a row costs. In a
+            mixture, `costs` is empty, because each component has its own.
         empty_batches: Whether data-parallel ranks may get batches of no row in each step.
         masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
         window_bytes: Determines the sizes that the order leaves to "auto"; None for the run's value, or the default.
@@ -39,6 +46,8 @@ class DeliverySpec:
     fingerprint: str
     order: Order
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    costs: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    cost: Any = None
     seed: int
     remainder: Remainder
     empty_batches: bool
@@ -49,7 +58,7 @@ class DeliverySpec:
     @property
     def facts(self) -> Facts:
         """The facts that resolve the order, without those that only "auto" sizes need."""
-        return Facts(rows=self.rows, seed=self.seed, tables=self.tables)
+        return Facts(rows=self.rows, seed=self.seed, tables=join_tables(self.tables, self.costs))
 
     @property
     def resolved_order(self) -> Resolved:
@@ -60,7 +69,7 @@ class DeliverySpec:
 def make_plan(
     spec: DeliverySpec,
     *,
-    global_batch_size: int,
+    size: Size,
     dp_size: int,
     max_window_bytes: int,
     remainder: Remainder | None = None,
@@ -72,23 +81,23 @@ def make_plan(
     are read in parts. If `remainder` is None, that of `spec` is used.
 
     Raises:
-        ConfigError: If there would be no step; or if some ranks would have no row in any step, and `spec` does not
-            allow it.
+        ConfigError: If there would be no step; or if some ranks would have no row in a step, and `spec` does not allow
+            it; or if batches have a cost, and rows have none.
     """
     remainder = remainder or spec.remainder
-    if global_batch_size < dp_size and not spec.empty_batches:
-        raise ConfigError(
-            f"a global batch of {global_batch_size} rows on {dp_size} data-parallel ranks: some would have no row in "
-            f"any step, and their loss no value. Use global_batch_size={dp_size} or more, or fewer data-parallel "
-            "ranks. If your loop adds up sums and counts, open the dataset with empty_batches=True."
-        )
+    budget = size if isinstance(size, Budget) else None
+    if isinstance(size, Budget):
+        rows, lanes = _check_budget(spec, size, dp_size)
+    else:
+        rows = lanes = _check_rows(spec, size, dp_size)
     row_bytes = max(spec.row_bytes, 1)
     order = spec.order.resolve(
         dataclasses.replace(
             spec.facts,
             row_bytes=spec.row_bytes,
             run_rows=spec.run_rows,
-            global_batch_size=global_batch_size,
+            global_batch_size=lanes,
+            global_batch_cost=0 if budget is None else budget.cost,
             window_bytes=spec.window_bytes or WINDOW_BYTES,
         )
     )
@@ -104,11 +113,51 @@ def make_plan(
         chunk_positions = -(-chunk_positions // -(-chunk_positions // fitting))
     return Plan(
         order=order,
-        global_batch_size=global_batch_size,
+        global_batch_size=rows,
+        budget=budget,
         dp_size=dp_size,
         remainder=remainder,
         chunk_positions=chunk_positions,
     )
+
+
+def _check_rows(spec: DeliverySpec, global_batch_size: int, dp_size: int) -> int:
+    """Returns the number of rows of a step. Raises ConfigError if some ranks would get none."""
+    if global_batch_size < dp_size and not spec.empty_batches:
+        raise ConfigError(
+            f"a global batch of {global_batch_size} rows on {dp_size} data-parallel ranks: some would have no row in "
+            f"any step, and their loss no value. Use global_batch_size={dp_size} or more, or fewer data-parallel "
+            "ranks. If your loop adds up sums and counts, open the dataset with empty_batches=True."
+        )
+    return global_batch_size
+
+
+def _check_budget(spec: DeliverySpec, budget: Budget, dp_size: int) -> tuple[int, int]:
+    """Returns the mean number of rows of a step, from a sample; and the number of lanes that is best, a power of two:
+    few enough that a step of the dearest rows takes some rows of each lane.
+
+    Raises:
+        ConfigError: If rows have no costs, or some ranks would get no row of a step of the dearest rows.
+    """
+    order = spec.resolved_order
+    if not order.has_costs:
+        raise ConfigError(
+            f"global_batch_cost={budget.cost}: the rows have no costs; nothing was started. Give cost= to "
+            'raylance.dataset, such as cost="length" or cost=raylance.TokensOf("input_ids"); in a mixture, to all '
+            "datasets. Or give global_batch_size=."
+        )
+    sample = np.linspace(0, spec.rows - 1, min(spec.rows, _SAMPLED)).astype(np.int64)
+    costs = order.costs(sample)
+    fewest = budget.rows_of(int(costs.max()))
+    if fewest < dp_size and not spec.empty_batches:
+        raise ConfigError(
+            f"global_batch_cost={budget.cost:,}, max_rows={budget.max_rows} on {dp_size} data-parallel ranks: a step "
+            f"of rows that cost {costs.max():,} has {fewest}, so some ranks would have none, and their loss no value. "
+            f"Use global_batch_cost={dp_size * int(costs.max())} or more, or fewer ranks; or, if your loop adds up "
+            "sums and counts, open the dataset with empty_batches=True."
+        )
+    rows = max(1, int(budget.cost / max(1.0, float(costs.mean()))))
+    return min(rows, budget.max_rows or rows), 1 << max(0, min(5, (fewest // _LINES).bit_length() - 1))
 
 
 @functools.cache

@@ -34,18 +34,20 @@ class Digest:
     @classmethod
     def of(cls, offsets: Int64Array, real: BoolArray | None = None) -> Self:
         """Returns the digest of some rows. Rows that are not `real` count as padding only; None if all are real."""
-        [found] = cls.of_steps(offsets, np.ones(len(offsets), dtype=np.bool_) if real is None else real, 1)
+        is_real = np.ones(len(offsets), dtype=np.bool_) if real is None else real
+        [found] = cls.of_steps(offsets, is_real, [len(offsets)])
         return found
 
     @classmethod
-    def of_steps(cls, offsets: Int64Array, real: BoolArray, steps: int) -> list[Self]:
-        """Returns the digests of several steps of equal size, whose rows follow one another in `offsets` and `real`."""
-        words = np.where(real, mix64(offsets.astype(np.uint64)), np.uint64(0)).reshape(steps, -1)
-        hashes, counts = words.sum(axis=1, dtype=np.uint64), real.reshape(steps, -1).sum(axis=1)
-        size = words.shape[1]
+    def of_steps(cls, offsets: Int64Array, real: BoolArray, sizes: Sequence[int]) -> list[Self]:
+        """Returns the digests of steps of these sizes, whose rows follow one another in `offsets` and `real`."""
+        words = np.where(real, mix64(offsets.astype(np.uint64)), np.uint64(0))
+        ends = np.cumsum(sizes)
+        hashes = np.append(np.uint64(0), np.cumsum(words, dtype=np.uint64))[np.append(0, ends)]
+        counts = np.append(0, np.cumsum(real))[np.append(0, ends)]
         return [
-            cls(rows=int(count), hash=int(hashed), padding=size - int(count))
-            for count, hashed in zip(counts, hashes, strict=True)
+            cls(rows=count, hash=hashed, padding=size - count)
+            for count, hashed, size in zip(np.diff(counts).tolist(), np.diff(hashes).tolist(), sizes, strict=True)
         ]
 
     def __add__(self, other: "Digest") -> "Digest":

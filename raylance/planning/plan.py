@@ -7,8 +7,9 @@ tests use this one planner. All intervals are half-open.
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +18,8 @@ from raylance.errors import ConfigError
 from raylance.orders.checking import check_sample, select_rows
 from raylance.orders.order import Resolved
 from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.planning.steps import REMAINDERS, Budget, CostSteps, EvenSteps, Remainder, Steps
 
-Remainder = Literal["drop", "pad", "ragged"]
-REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
 _MOST_KEPT = 1 << 16  # most rows of a slice whose arrangement is kept
 _GROWTH = 1.25  # factor by which the rows of an item grow from one round to the next
 _WHOLE = 0.75  # a window of up to this share of the limit is not cut, so that one a little above half stays whole
@@ -38,14 +38,14 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkItem:
-    """Rows [low, high) of one rank's slice of each of `steps` consecutive steps, sent as one object. From the plan and
-    the item, each actor produces the same rows in the same order.
+    """Rows of one rank's slices of `steps` consecutive steps, sent as one object: rows [low, high) of these slices, one
+    after the other. From the plan and the item, each actor produces the same rows in the same order.
     """
 
     dp_rank: int
     epoch: int
     position: int  # the position of the first step
-    steps: int  # more than one only if [low, high) is the whole slice
+    steps: int  # more than one only if all their slices are whole; then `low` is 0
     low: int
     high: int
     chunk: Chunk  # from which the item was cut
@@ -53,7 +53,7 @@ class WorkItem:
     @property
     def rows(self) -> int:
         """Number of rows of the item."""
-        return (self.high - self.low) * self.steps
+        return self.high - self.low
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,13 +70,15 @@ class Plan:
     # Distance in steps between two steps of this plan. If k workers share a rank, each has k here, and worker w begins
     # w steps after the first one.
     every: int = 1
+    # What a step may cost, in place of `global_batch_size`, which is then the mean number of rows of a step
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
         for name in ("rows", "global_batch_size", "dp_size", "chunk_positions", "every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1.")
         check_word("remainder", self.remainder, REMAINDERS)
-        if self.remainder == "drop" and self.epoch_rows < self.global_batch_size:
+        if self.remainder == "drop" and self.budget is None and self.epoch_rows < self.global_batch_size:
             raise ConfigError(
                 f"an epoch has {self.epoch_rows} rows and the global batch {self.global_batch_size}. With "
                 'remainder="drop" an epoch would have no step at all. Use a smaller batch, or remainder="pad" or '
@@ -93,50 +95,94 @@ class Plan:
         """Number of rows of the selection, n."""
         return self.order.rows
 
-    @property
-    def stride(self) -> int:
-        """Number of positions from one step to the next."""
-        return self.every * self.global_batch_size
+    @functools.cached_property
+    def layout(self) -> Steps:
+        """Where steps begin and end."""
+        if self.budget is None:
+            return EvenSteps(
+                epoch_rows=self.epoch_rows,
+                rows_each=self.global_batch_size,
+                remainder=self.remainder,
+                every=self.every,
+            )
+        return CostSteps(order=self.order, budget=self.budget, remainder=self.remainder)
 
-    def steps(self, position: int = 0) -> int:
-        """Returns the number of steps from a position to the end of the epoch, the same on every rank."""
-        left, size = max(0, self.epoch_rows - position), self.global_batch_size
-        whole = left // size if self.remainder == "drop" else -(-left // size)
-        return -(-whole // self.every)
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
-    def step_size(self, position: int) -> int:
+    def steps(self, epoch: int, position: int = 0) -> int:
+        """Returns the number of steps from a position to the end of an epoch, the same on every rank."""
+        return self.layout.count(epoch, position)
+
+    def is_over(self, epoch: int, position: int) -> bool:
+        """Whether an epoch has no step at a position or after it."""
+        return self.layout.is_over(epoch, position)
+
+    def step_size(self, epoch: int, position: int) -> int:
         """Returns the number of rows of the step at a position, over all ranks, padding included."""
-        left = self.epoch_rows - position
-        return min(left, self.global_batch_size) if self.remainder == "ragged" else self.global_batch_size
+        return self.layout.size(epoch, position)
 
-    def after(self, position: int) -> int:
-        """Returns the position of this plan's next step after the one at a position; at most `epoch_rows`."""
-        return min(position + self.stride, self.epoch_rows)
+    def after(self, epoch: int, position: int, steps: int = 1) -> int:
+        """Returns the position of a later step of this plan, the next one by default; at most the epoch's end."""
+        return self.layout.after(epoch, position, steps)
 
     @property
-    def empty_ranks(self) -> int:
-        """Number of data-parallel ranks that get no row in the last step of an epoch."""
-        rows = self.epoch_rows % self.global_batch_size if self.remainder == "ragged" else 0
-        return max(0, self.dp_size - rows) if rows else 0
+    def step_text(self) -> str:
+        """The size of a step in words, for messages."""
+        if self.budget is None:
+            return f"a global batch of {self.global_batch_size}"
+        return f"a global batch of cost {self.budget.cost:,}"
 
-    def rank_slice(self, position: int, dp_rank: int) -> tuple[int, int]:
+    def starts(self, epoch: int, position: int, steps: int) -> Iterator[int]:
+        """Yields the positions of consecutive steps of this plan."""
+        for _ in range(steps):
+            yield position
+            position = self.after(epoch, position)
+
+    def steps_between(self, epoch: int, first: int, last: int) -> int:
+        """Returns the number of steps of this plan from one that begins at `first` to position `last`, rounded up."""
+        return self.layout.between(epoch, first, last)
+
+    def follows(self, epoch: int, first: int, position: int) -> bool:
+        """Whether a plan that has a step at `first` also has one at a position."""
+        return self.layout.follows(epoch, first, position)
+
+    def empty_ranks(self, epoch: int, position: int) -> int:
+        """Returns the number of data-parallel ranks that get no row in the step at a position."""
+        return max(0, self.dp_size - self.step_size(epoch, position))
+
+    def rank_slice(self, epoch: int, position: int, dp_rank: int) -> tuple[int, int]:
         """Returns a rank's half-open slice of the rows of the step at a position. The rows are in lane-major order."""
-        size = self.step_size(position)
+        size = self.step_size(epoch, position)
         return dp_rank * size // self.dp_size, (dp_rank + 1) * size // self.dp_size
 
-    def positions(self, position: int, low: int, high: int) -> Int64Array:
+    def positions(self, epoch: int, position: int, low: int, high: int) -> Int64Array:
         """Returns the epoch positions of rows [low, high) of a step, sorted by (position mod lanes, position div
         lanes). Those of padding are at least `epoch_rows`.
         """
-        lanes, size = self.order.lane_count, self.step_size(position)
+        lanes, size = self.order.lane_count, self.step_size(epoch, position)
         arrange = _arranged if high - low <= _MOST_KEPT else _arranged.__wrapped__
         return position + arrange(lanes, position % lanes, size, low, high)
 
     def item_positions(self, item: WorkItem) -> Int64Array:
         """Returns the epoch positions of an item's rows in the order of delivery, int64, shape (item.rows,)."""
-        low = self.rank_slice(item.position, item.dp_rank)[0]
-        starts = self._starts(item)
-        return np.concatenate([self.positions(start, low + item.low, low + item.high) for start in starts])
+        epoch, rank = item.epoch, item.dp_rank
+        if item.steps > 1:
+            slices = [(at, *self.rank_slice(epoch, at, rank)) for at in self._starts(item)]
+            return np.concatenate([self.positions(epoch, *each) for each in slices])
+        low = self.rank_slice(epoch, item.position, rank)[0]
+        return self.positions(epoch, item.position, low + item.low, low + item.high)
+
+    def rows_by_step(self, item: WorkItem) -> list[int]:
+        """Returns the number of an item's rows in each of its steps."""
+        if item.steps == 1:
+            return [item.rows]
+        return [operator.sub(*self.rank_slice(item.epoch, at, item.dp_rank)[::-1]) for at in self._starts(item)]
+
+    def ends_step(self, item: WorkItem) -> bool:
+        """Whether an item has the last row of its rank's slice of its last step."""
+        low, high = self.rank_slice(item.epoch, item.position, item.dp_rank)
+        return item.steps > 1 or item.high == high - low
 
     def select(self, epoch: int, positions: Int64Array) -> Int64Array:
         """Returns the selected rows at epoch positions. Padding gets the epoch's first rows. Raises ConfigError if a
@@ -152,7 +198,7 @@ class Plan:
 
     def chunk_rows(self, chunk: Chunk, dp_rank: int) -> Int64Array:
         """Returns the selected rows of a rank's chunk in the order of delivery, int64. `PlannedRows` keeps them."""
-        parts = [self.positions(position, *self._part(chunk, position, dp_rank)) for position in self._starts(chunk)]
+        parts = [self.positions(chunk.epoch, at, *self._part(chunk, at, dp_rank)) for at in self._starts(chunk)]
         return self.select(chunk.epoch, np.concatenate(parts))
 
     def item_rows(self, item: WorkItem) -> Int64Array:
@@ -161,43 +207,45 @@ class Plan:
 
     def is_real(self, item: WorkItem) -> BoolArray:
         """Returns for each row of an item whether it is not padding, bool, shape (item.rows,)."""
-        last = self._starts(item)[-1]
-        if last + self.step_size(last) <= self.epoch_rows:
+        last = self._last(item)
+        if last + self.step_size(item.epoch, last) <= self.epoch_rows:
             return np.ones(item.rows, dtype=np.bool_)
         return self.item_positions(item) < self.epoch_rows
 
-    def line(self, position: int, dp_rank: int) -> int:
-        """Returns the line of the first row of a rank's slice of a step. Lines number, from 0, the rank's rows in the
-        order of delivery: all of an epoch, or with `every` only those of steps that lie whole strides apart.
+    def line(self, epoch: int, position: int, dp_rank: int) -> int:
+        """Returns the line of the first row of a rank's slice of a step. Lines number the rank's rows in the order of
+        delivery, with `every` only those of steps that lie whole strides apart. Those of a chunk are consecutive.
         """
-        return position // self.stride * self._slice_rows(dp_rank)
+        return self.layout.line(epoch, position, dp_rank, self.dp_size)
 
     def item_line(self, item: WorkItem) -> int:
         """Returns the line of an item's first row; see `line`."""
-        return self.line(item.position, item.dp_rank) + item.low
-
-    def _slice_rows(self, dp_rank: int) -> int:
-        size = self.global_batch_size
-        return (dp_rank + 1) * size // self.dp_size - dp_rank * size // self.dp_size
+        return self.line(item.epoch, item.position, item.dp_rank) + item.low
 
     def first_line(self, chunk: Chunk, dp_rank: int) -> int:
         """Returns the line of a chunk's first row; see `line`."""
-        return self.line(chunk.position, dp_rank) + chunk.low
+        return self.line(chunk.epoch, chunk.position, dp_rank) + chunk.low
 
     def chunk_size(self, chunk: Chunk, dp_rank: int) -> int:
         """Returns the number of rows of a rank's chunk."""
-        low, high = self.rank_slice(self._starts(chunk)[-1], dp_rank)
-        of_last = high - low if chunk.high is None else chunk.high
-        return (chunk.steps - 1) * self._slice_rows(dp_rank) + of_last - chunk.low
+        if chunk.high is None:
+            return self.layout.rows(chunk.epoch, chunk.position, chunk.steps, dp_rank, self.dp_size) - chunk.low
+        before = chunk.steps - 1
+        whole = self.layout.rows(chunk.epoch, chunk.position, before, dp_rank, self.dp_size) if before else 0
+        return whole + chunk.high - chunk.low
 
-    def _starts(self, part: Chunk | WorkItem) -> range:
+    def _starts(self, part: Chunk | WorkItem) -> Iterator[int]:
         """Returns the positions of the steps of a chunk or an item."""
-        return range(part.position, part.position + part.steps * self.stride, self.stride)
+        return self.starts(part.epoch, part.position, part.steps)
+
+    def _last(self, part: Chunk | WorkItem) -> int:
+        """Returns the position of the last step of a chunk or an item."""
+        return self.after(part.epoch, part.position, part.steps - 1)
 
     def _part(self, chunk: Chunk, position: int, dp_rank: int) -> tuple[int, int]:
         """Returns the rows of one of a chunk's steps that belong to the chunk, half-open."""
-        low, high = self.rank_slice(position, dp_rank)
-        end = high if chunk.high is None or position != self._starts(chunk)[-1] else low + chunk.high
+        low, high = self.rank_slice(chunk.epoch, position, dp_rank)
+        end = high if chunk.high is None or position != self._last(chunk) else low + chunk.high
         return low + chunk.low * (position == chunk.position), end
 
     def head(self, chunk: Chunk, dp_rank: int, rows: int) -> Chunk:
@@ -207,8 +255,20 @@ class Plan:
         low, high = self._part(chunk, chunk.position, dp_rank)
         if rows < high - low:
             return dataclasses.replace(chunk, steps=1, high=chunk.low + max(1, rows))
-        more = (rows - (high - low)) // max(1, self._slice_rows(dp_rank))
-        return dataclasses.replace(chunk, steps=1 + more, high=None)
+        most = chunk.steps - (chunk.high is not None)
+        steps = self._fitting(chunk.epoch, chunk.position, most, dp_rank, rows + chunk.low)
+        return dataclasses.replace(chunk, steps=steps, high=None)
+
+    def _fitting(self, epoch: int, position: int, most: int, dp_rank: int, rows: int) -> int:
+        """Returns how many steps from a position on, from 1 to `most`, have together at most `rows` of a rank's."""
+        few = 1
+        while few < most:
+            middle = (few + most + 1) // 2
+            if self.layout.rows(epoch, position, middle, dp_rank, self.dp_size) <= rows:
+                few = middle
+            else:
+                most = middle - 1
+        return few
 
     def cut(self, item: WorkItem, parts: int) -> list[WorkItem]:
         """Cuts an item into up to `parts` items of whole steps, or of parts of its only step, in the same order."""
@@ -217,33 +277,35 @@ class Plan:
         bounds = list(itertools.pairwise(part * whole // parts for part in range(parts + 1)))
         if item.steps == 1:
             return [dataclasses.replace(item, low=item.low + low, high=item.low + high) for low, high in bounds]
-        return [
-            dataclasses.replace(item, position=item.position + low * self.stride, steps=high - low)
-            for low, high in bounds
-        ]
+        found, at = [], item.position
+        for low, high in bounds:
+            rows = self.layout.rows(item.epoch, at, high - low, item.dp_rank, self.dp_size)
+            found.append(dataclasses.replace(item, position=at, steps=high - low, high=rows))
+            at = self.after(item.epoch, at, high - low)
+        return found
 
     def chunk_at(self, epoch: int, position: int, low: int = 0) -> Chunk | None:
         """Returns the chunk that begins with the step at a position, or with its row `low`; None at the epoch's end."""
-        steps = self.steps(position)
-        if steps <= 0:
+        if self.is_over(epoch, position):
             return None
-        unit_end = (position // self.chunk_positions + 1) * self.chunk_positions
-        within = -(-(unit_end - position) // self.stride)
-        return Chunk(epoch=epoch, position=position, steps=min(steps, within), low=low)
+        steps = self.layout.within(epoch, position, self.chunk_positions)
+        return Chunk(epoch=epoch, position=position, steps=steps, low=low)
 
     def next_chunk(self, chunk: Chunk) -> Chunk | None:
         """Returns the chunk after a chunk; None at the end of the epoch."""
         if chunk.high is not None:
-            return self.chunk_at(chunk.epoch, self._starts(chunk)[-1], chunk.high)
-        return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.stride)
+            return self.chunk_at(chunk.epoch, self._last(chunk), chunk.high)
+        return self.chunk_at(chunk.epoch, self.after(chunk.epoch, chunk.position, chunk.steps))
 
     def likely_next_chunk(self, chunk: Chunk, dp_rank: int) -> Chunk | None:
-        """Returns the chunk that a rank likely reads next; without rows in the next one, the next epoch's first."""
+        """Returns the chunk that a rank likely reads next, with rows; if none is left, the next epoch's first chunk."""
         after = self.next_chunk(chunk)
-        if after is not None and self.chunk_size(after, dp_rank):
-            return after
-        first = chunk.position % self.stride // self.global_batch_size * self.global_batch_size
-        return self.chunk_at(chunk.epoch + 1, first)
+        while after is not None:
+            if self.chunk_size(after, dp_rank):
+                return after
+            after = self.next_chunk(after)
+        first = chunk.position // self.global_batch_size % self.every if self.every > 1 else 0
+        return self.chunk_at(chunk.epoch + 1, first * self.global_batch_size)
 
     def chunks(self, epoch: int, position: int) -> Iterator[Chunk]:
         """Yields the chunks from a position to the end of the epoch."""
@@ -273,32 +335,34 @@ class Plan:
         remaining rows (Polychronopoulos, Kuck: "Guided self-scheduling", 1987), so that no helper works when the others
         are done.
         """
-        low, high = self.rank_slice(position, dp_rank)
+        low, high = self.rank_slice(epoch, position, dp_rank)
         aim, made = float(first_rows or item_rows), 0
         alike = max(1, -(-(high - low) // int(aim)))
         for chunk in self.chunks(epoch, position) if chunks is None else chunks:
-            done = 0
+            done, at = 0, chunk.position
             while done < chunk.steps:
-                at = chunk.position + done * self.stride
-                begin, (low, high) = self.rank_slice(at, dp_rank)[0], self._part(chunk, at, dp_rank)
+                begin, (low, high) = self.rank_slice(epoch, at, dp_rank)[0], self._part(chunk, at, dp_rank)
                 size, rows = high - low, max(1, min(int(aim), item_rows))
                 if first_rows:
-                    rows = min(rows, max(first_rows, self.steps(at) * size // (2 * alike)))
+                    is_even = self.budget is None
+                    left = self.steps(epoch, at) * size if is_even else (self.epoch_rows - at) // self.dp_size
+                    rows = min(rows, max(first_rows, left // (2 * alike)))
                 parts = max(1, -(-size // rows))
-                joined = 1 if parts > 1 else max(1, min(self._alike_steps(chunk, at), rows // max(size, 1), max_steps))
+                joined = 1 if parts > 1 else self._fitting(epoch, at, self._whole(chunk, at, max_steps), dp_rank, rows)
+                if joined > 1:
+                    low, high = begin, begin + self.layout.rows(epoch, at, joined, dp_rank, self.dp_size)
                 where = {"position": at, "steps": joined, "low": low - begin, "high": high - begin}
                 yield from self.cut(WorkItem(dp_rank=dp_rank, epoch=epoch, chunk=chunk, **where), parts)
-                done, made = done + joined, made + parts
+                done, made, at = done + joined, made + parts, self.after(epoch, at, joined)
                 if made >= alike:
                     aim, made = min(aim * _GROWTH, float(item_rows)), 0
 
-    def _alike_steps(self, chunk: Chunk, position: int) -> int:
-        """Returns how many of a chunk's steps, from one on, have slices of one size that wholly belong to the chunk."""
-        last = self._starts(chunk)[-1]
-        if (chunk.low and position == chunk.position) or (chunk.high is not None and position == last):
+    def _whole(self, chunk: Chunk, position: int, most: int) -> int:
+        """Returns how many of a chunk's steps, from one on, at least 1 and at most `most`, wholly belong to it."""
+        if chunk.low and position == chunk.position:
             return 1
-        whole = -(-((self.epoch_rows - position) // self.global_batch_size) // self.every)
-        return min(whole, (last - position) // self.stride + (chunk.high is None))
+        left = self.layout.between(chunk.epoch, position, self._last(chunk)) + (chunk.high is None)
+        return max(1, min(left, most))
 
 
 @functools.lru_cache(maxsize=8)
@@ -319,7 +383,7 @@ def no_step_left(plan: Plan, epoch: int, position: int) -> str:
     """Returns the warning for an empty pass: after its position, no whole step fits into the epoch."""
     return (
         f"no step is left of epoch {epoch}: {position} of {plan.epoch_rows} rows were consumed, and the rest is less "
-        f"than a global batch of {plan.global_batch_size} (remainder={plan.remainder!r}). This pass is empty; the next "
+        f"than {plan.step_text} (remainder={plan.remainder!r}). This pass is empty; the next "
         f"one is epoch {epoch + 1}."
     )
 

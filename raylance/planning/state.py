@@ -24,7 +24,7 @@ LOADERS = "loaders"
 # Each of these must be equal, or the saved position would mean other rows.
 _MUST_MATCH = ("branch", "version", "identity", "filter", "split", "rows", "fingerprint", "seed")
 # These may change between runs, but rarely on purpose.
-_SHOULD_MATCH = ("columns", "decode", "transform", "codecs")
+_SHOULD_MATCH = ("columns", "decode", "transform", "codecs", "cost")
 _OLDEST_FORMAT = 4  # of raylance 0.8 and 0.9
 _OLD_NAMES = {"world_size": "dp_size"}  # fields of the oldest format, and their present names
 _MOST_BYTES = 64 << 20  # the state of a mixture of thousands of datasets needs a tenth of it
@@ -37,6 +37,8 @@ out, so that the description is equal to that of earlier versions.
 """
 
 _OMITTED_IF_ALL = ".epoch_rows"  # a component's field, left out if the component's epoch has all its selected rows
+
+_OPTIONAL = ("windows", "cost", "budget")  # fields that are left out if they are None
 
 _IDENTITY = (
     "uri", "version", "branch", "filter", "split", "windows", "rows", "fingerprint", "identity", "order", "seed",
@@ -74,14 +76,18 @@ class State:
     # Checksum of `order` and `window_bytes`. A loader with "auto" sizes takes both from the state, so it could not
     # notice otherwise that somebody changed them.
     checksum: str = dataclasses.field(default="", compare=False)
-    windows: Any = None  # the `repr` of what makes samples of several rows; not in the state if it is None
+    # These are not in the state if they are None.
+    windows: Any = None  # the `repr` of what makes samples of several rows
+    cost: Any = None  # what a row costs, in words
+    budget: Any = None  # the fields of `Budget`, in place of `global_batch_size`; for information
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the state as JSON-able values, which are copies."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         copied: dict[str, Any] = json.loads(json.dumps(fields))  # takes a tenth of the time of `dataclasses.asdict`
-        if self.windows is None:
-            del copied["windows"]
+        for name in _OPTIONAL:
+            if copied[name] is None:
+                del copied[name]
         return {"format": FORMAT, **copied, "checksum": self.order_checksum()}
 
     def order_checksum(self) -> str:
@@ -136,7 +142,7 @@ def parse_state(saved: Mapping[str, Any]) -> State:
             "wrote it. Nothing was loaded. Load it by raylance 0.9 and save it again, or start a new run."
         )
     fields = {field.name for field in dataclasses.fields(State)}
-    given = {"windows": None} | {key: value for key, value in saved.items() if key != "format"}
+    given: dict[str, Any] = dict.fromkeys(_OPTIONAL) | {key: value for key, value in saved.items() if key != "format"}
     if found < FORMAT:
         given = {_OLD_NAMES.get(key, key): value for key, value in given.items()}
     if set(given) != fields:

@@ -26,7 +26,7 @@ def summarise(
     tail = plan.epoch_rows % plan.global_batch_size
     return PlanSummary(
         plan=plan,
-        steps=plan.steps(),
+        steps=plan.steps(0),
         sources=_sources(plan, plan.epoch_rows - (tail if plan.remainder == "drop" else 0)),
         rows_dropped=tail if plan.remainder == "drop" else 0,
         rows_repeated=plan.global_batch_size - tail if plan.remainder == "pad" and tail else 0,
@@ -106,6 +106,11 @@ class PlanSummary:
     row_bytes: float
     measure: str
 
+    @property
+    def empty_ranks(self) -> int:
+        """Number of ranks that get no row in the last step of the epoch."""
+        return self.plan.empty_ranks(0, self.plan.after(0, 0, self.steps - 1)) if self.steps else 0
+
     def shuffle_quality(self, labels: Labels = None, epochs: int = 1, sample_steps: int = 256) -> ShuffleQuality:
         """Measures how far the order is from a row shuffle; see `raylance.planning.quality.shuffle_quality`."""
         return shuffle_quality(self.plan, labels, epochs, sample_steps)
@@ -139,9 +144,9 @@ class PlanSummary:
             ) from error
         plan = self.plan
         axes = plt.subplots(figsize=(7, 4.5), layout="constrained")[1] if axes is None else axes
-        starts = range(0, min(steps, self.steps) * plan.global_batch_size, plan.global_batch_size)
+        starts = [plan.after(epoch, 0, step) for step in range(min(steps, self.steps))]
         for dp_rank in range(plan.dp_size):
-            taken = [plan.positions(at, *plan.rank_slice(at, dp_rank)) for at in starts]
+            taken = [plan.positions(epoch, at, *plan.rank_slice(epoch, at, dp_rank)) for at in starts]
             positions = np.concatenate(taken) if taken else np.empty(0, dtype=np.int64)
             label = f"rank {dp_rank}" if plan.dp_size > 1 else None
             axes.plot(positions / plan.global_batch_size, plan.select(epoch, positions), ".", markersize=2, label=label)
@@ -187,7 +192,7 @@ class PlanSummary:
         size, ranks = self.plan.global_batch_size, self.plan.dp_size
         if size < ranks:
             return [f"each step has {counted(size, 'row')}, none for the same {ranks - size} of {ranks} ranks"]
-        if not (empty := self.plan.empty_ranks):
+        if not (empty := self.empty_ranks):
             return []
         last = counted(self.plan.dp_size - empty, "row")
         return [f"the last step has {last}, none for {empty} of {ranks} ranks: add up sums and counts, not means"]

@@ -176,10 +176,10 @@ class Session:
         return Scaler(least, most, first, kind)
 
     def _make_dispatcher(self, kept: Kept, wanted: "_Pass") -> Dispatcher:
-        plan, dp_rank, position = wanted.plan, wanted.dp_rank, wanted.position
+        plan, dp_rank, epoch, position = wanted.plan, wanted.dp_rank, wanted.epoch, wanted.position
         source = self._read_spec.source
         decoders = max(1, kept.pool.wanted["decoder"], self._options.decoder_range[1])
-        low, high = plan.rank_slice(position, dp_rank)
+        low, high = plan.rank_slice(epoch, position, dp_rank)
         # One item in progress and one waiting, for each decoder
         kept.account.set_items(2 * decoders + 1, high - low)
 
@@ -190,7 +190,7 @@ class Session:
         return Dispatcher(
             plan=plan,
             dp_rank=dp_rank,
-            epoch=wanted.epoch,
+            epoch=epoch,
             position=position,
             kept=kept,
             decodes=self._read_spec.in_helpers is not None,

@@ -61,6 +61,7 @@ class SelectionRows:
     source: Source
     dataset: lance.LanceDataset
     selection: Selected
+    cost: str | None = None
 
     @property
     def count(self) -> int:

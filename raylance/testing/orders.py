@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raylance.orders.order import Column, Epoch, Facts, Order, Resolved
+from raylance.orders.order import COST, Column, Epoch, Facts, Order, Resolved, Tables, join_tables
 from raylance.orders.permutation import Int64Array, permute
 from raylance.orders.registry import make_order
 from raylance.planning.plan import Plan
@@ -58,6 +58,16 @@ class SampleRows:
     count: int
     columns: Mapping[str, npt.ArrayLike] = dataclasses.field(default_factory=dict)
 
+    @property
+    def cost(self) -> str | None:
+        """The name of the column of costs."""
+        return COST if COST in self.columns else None
+
+    @property
+    def tables(self) -> Tables:
+        """The table of costs, if there is a column of them."""
+        return {COST: self.column(COST).values().astype(np.int32)} if COST in self.columns else {}
+
     def column(self, name: str) -> Column:
         """Returns the column of this name."""
         return _Column(np.asarray(self.columns[name])[: self.count])
@@ -88,7 +98,7 @@ def check_order(
         order: The order.
         rows: Sizes of the selections on which to check it.
         columns: Columns that the order may look up: arrays by name, with at least as many values as the largest of
-            `rows`.
+            `rows`. "cost" stands for the costs of the rows.
         other_process: Whether to check the order in another process, too, which takes a second or two.
 
     Raises:
@@ -101,7 +111,8 @@ def check_order(
         selected = SampleRows(count=count, columns=columns or {})
         bound, tables = order.bind(selected)
         for seed, batch in ((0, 1), (3, 12), (2**70, 30)):
-            facts = Facts(rows=count, seed=seed, tables=tables, row_bytes=100.0, global_batch_size=batch)
+            all_tables = join_tables(tables, selected.tables)
+            facts = Facts(rows=count, seed=seed, tables=all_tables, row_bytes=100.0, global_batch_size=batch)
             resolved = _check_settings(bound, facts)
             for number in (0, 1, 7):
                 _check_epoch(resolved.epoch(number))
@@ -237,7 +248,8 @@ def _check_global_batches(order: Resolved, batch: int) -> None:
     for world in (1, 2, 3, 8):
         plan = Plan(order=order, global_batch_size=batch, dp_size=world, remainder="ragged", chunk_positions=64)
         steps = range(0, order.epoch_rows, batch)
-        parts = [plan.positions(at, *plan.rank_slice(at, rank)) for at in steps for rank in range(world)]
+        slices = [(at, *plan.rank_slice(1, at, rank)) for at in steps for rank in range(world)]
+        parts = [plan.positions(1, *each) for each in slices]
         found = plan.select(1, np.concatenate(parts)).tolist()
         first = first or found
         _promise(

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from raylance.orders.buckets import Buckets
 from raylance.orders.mixture import Component, MixOrder
-from raylance.orders.order import Facts, Order, Resolved
+from raylance.orders.order import Facts, Order, Resolved, join_tables
 from raylance.orders.registry import ORDERS
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
@@ -18,16 +19,18 @@ KINDS = (*SHUFFLES, Weighted, ClassBalanced, MixOrder)
 
 
 def sample(n: int) -> SampleRows:
-    """A selection of n rows in uneven fragments, with a weight and a class of each row."""
+    """A selection of n rows in uneven fragments, with a weight, a class and a cost of each row."""
     rows = np.arange(n)
     classes = np.array([f"class {row * row % 5}" for row in rows])
-    return SampleRows(count=n, columns={"weight": rows % 7 + (n == 1), "class": classes})
+    costs = rows * rows % 97 % 23 + 40 * (rows % 31 == 7)
+    return SampleRows(count=n, columns={"weight": rows % 7 + (n == 1), "class": classes, "cost": costs})
 
 
 def resolve(order: Order, n: int, seed: int = 3, **facts: float) -> Resolved:
     """An order of n rows, looked up in the sample."""
-    bound, tables = order.bind(sample(n))
-    return bound.resolve(Facts(rows=n, seed=seed, tables=tables, **facts))  # type: ignore[arg-type]
+    selected = sample(n)
+    bound, tables = order.bind(selected)
+    return bound.resolve(Facts(rows=n, seed=seed, tables=join_tables(tables, selected.tables), **facts))  # type: ignore[arg-type]
 
 
 def every_row(order: Resolved, epoch: int = 0) -> list[int]:
@@ -59,8 +62,10 @@ def mixtures(draw: st.DrawFn, draws: bool = True) -> Resolved:
     for index in range(draw(st.integers(1, 4))):
         rows, quota = draw(st.integers(1, 40)), draw(st.integers(1, 7))
         drawn = Weighted(weights="weight", rows_per_epoch=draw(st.integers(1, 60)), shard_rows=1)
-        order, tables = draw(st.sampled_from([*MIXED, drawn] if draws else MIXED)).bind(sample(rows))
-        part = Component(name=f"part {index}", order=order, seed=index, rows=rows, quota=quota, tables=tables)
+        selected = sample(rows)
+        order, tables = draw(st.sampled_from([*MIXED, drawn] if draws else MIXED)).bind(selected)
+        facts = {"rows": rows, "quota": quota, "tables": tables, "costs": selected.tables}
+        part = Component(name=f"part {index}", order=order, seed=index, **facts)
         components.append(part)
     stop = draw(st.sampled_from(["first_exhausted", "all_exhausted", 150]))
     settings = {"chunk_positions": draw(st.integers(1, 100)), "spread": draw(st.sampled_from(["tree", "pattern"]))}
@@ -84,6 +89,10 @@ def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> Resolved:
             order = dataclasses.replace(order, classes_per_batch=1)
     elif "lanes" in kind.__dataclass_fields__:
         sizes = {"window_shards": draw(st.integers(1, 5)), "lanes": draw(st.integers(1, 9))}
+        if kind is Buckets:
+            by_cost = {"bucket_rows": 0, "bucket_cost": draw(st.integers(1, 2000))}
+            sizes |= draw(st.sampled_from([{"bucket_rows": draw(st.integers(1, 60))}, by_cost]))
+            sizes["bucket_steps"] = draw(st.integers(1, 3))
         order = kind(shard_rows=draw(st.sampled_from([shard_rows, "fragment"])), **sizes)
     else:
         order = kind(shard_rows=shard_rows)

@@ -3,15 +3,18 @@
 import numpy as np
 
 from raylance.orders.order import Resolved
-from raylance.planning.plan import Plan, Remainder
+from raylance.planning.plan import Plan
+from raylance.planning.steps import Budget, Remainder
 
 Batches = list[list[int]]
 
 
-def make_plan(order: Resolved, batch: int, world: int, remainder: Remainder = "ragged") -> Plan:
+def make_plan(order: Resolved, batch: int | Budget, world: int, remainder: Remainder = "ragged") -> Plan:
+    budget = batch if isinstance(batch, Budget) else None
     return Plan(
         order=order,
-        global_batch_size=batch,
+        global_batch_size=1 if isinstance(batch, Budget) else batch,
+        budget=budget,
         dp_size=world,
         remainder=remainder,
         chunk_positions=order.read_positions or 64,
@@ -32,14 +35,15 @@ def rank_batches(plan: Plan, rank: int, epoch: int, position: int, item_rows: in
         if item.chunk != chunk:
             chunk, read = item.chunk, plan.chunk_rows(item.chunk, rank)
             assert plan.chunk_size(chunk, rank) == len(read)
-        begin = plan.line(item.position, rank) + item.low - plan.line(chunk.position, rank)
+        begin = plan.line(epoch, item.position, rank) + item.low - plan.line(epoch, chunk.position, rank)
         assert np.array_equal(read[begin : begin + item.rows], own), "an item's rows are not where its chunk has them"
         singles = [plan.item_positions(single) for single in plan.cut(item, item.steps)]
         assert np.array_equal(np.concatenate(singles), of_item)
-        size = item.high - item.low
-        for step in range(item.steps):
-            at = item.position + step * plan.stride
-            batches.setdefault(at, []).extend(own[step * size : (step + 1) * size].tolist())
+        begin = 0
+        for step, size in enumerate(plan.rows_by_step(item)):
+            at = plan.after(epoch, item.position, step)
+            batches.setdefault(at, []).extend(own[begin : begin + size].tolist())
+            begin += size
     return batches
 
 
@@ -47,5 +51,5 @@ def global_batches(plan: Plan, epoch: int, position: int, item_rows: int = 16) -
     """The ranks' batches of each step, one after the other."""
     ranks = [rank_batches(plan, rank, epoch, position, item_rows) for rank in range(plan.dp_size)]
     assert all(list(batches) == list(ranks[0]) for batches in ranks), "ranks make different steps"
-    assert len(ranks[0]) == plan.steps(position)
+    assert len(ranks[0]) == plan.steps(epoch, position)
     return [[row for batches in ranks for row in batches[at]] for at in ranks[0]]

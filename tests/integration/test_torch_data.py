@@ -57,8 +57,8 @@ def ids(batches: Iterator[dict[str, Any]]) -> list[list[int]]:
 def planned(handle: raylance.Dataset, epoch: int, size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
     """What the plan says; rows of `uri` are numbered by their offset."""
     plan = handle.plan(size, world_size).plan
-    starts = range(0, plan.steps() * size, size)
-    return [plan.select(epoch, plan.positions(at, *plan.rank_slice(at, rank))).tolist() for at in starts]
+    starts = range(0, plan.steps(0) * size, size)
+    return [plan.select(epoch, plan.positions(0, at, *plan.rank_slice(0, at, rank))).tolist() for at in starts]
 
 
 @pytest.mark.parametrize("style", STYLES)

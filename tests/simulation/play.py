@@ -112,17 +112,17 @@ class Rows(list[int]):
 class RowAssembly:
     """The whole steps of the items that were delivered."""
 
-    def __init__(self, plan: Plan, rank: int, position: int) -> None:
-        self._plan, self._rank, self._after = plan, rank, position
+    def __init__(self, plan: Plan, epoch: int, position: int) -> None:
+        self._plan, self._epoch, self._after = plan, epoch, position
         self._part: list[int] = []
         self._steps: deque[Rows] = deque()
 
     def add(self, item: WorkItem, plain: Any, decoded: Any) -> None:
-        width = item.high - item.low
-        low, high = self._plan.rank_slice(item.position, self._rank)
-        for step in range(item.steps):
-            self._part += decoded.rows[step * width : (step + 1) * width]
-            if item.high >= high - low:
+        begin = 0
+        for rows in self._plan.rows_by_step(item):
+            self._part += decoded.rows[begin : begin + rows]
+            begin += rows
+            if self._plan.ends_step(item):
                 self._steps.append(Rows(self._part))
                 self._part = []
 
@@ -134,8 +134,8 @@ class RowAssembly:
 
     def next_step(self) -> tuple[Rows, DeliveredStep]:
         rows, before = self._steps.popleft(), self._after
-        self._after = self._plan.after(before)
-        is_last = self._plan.steps(self._after) <= 0
+        self._after = self._plan.after(self._epoch, before)
+        is_last = self._plan.is_over(self._epoch, self._after)
         sizes: Any = {"rows": len(rows), "nbytes": 0, "masked": (), "digest": None}
         step = DeliveredStep(before=before, after=self._after, is_last=is_last, **sizes)
         return rows, step
@@ -267,7 +267,7 @@ class SimulatedSession(Session):
         return Watched(made, rank)
 
     def _make_feeder(self, runtime: Any, dispatcher: Any, planned: Any, wanted: Any, observer: Any) -> Feeder:
-        assembly = RowAssembly(wanted.plan, wanted.dp_rank, wanted.position)
+        assembly = RowAssembly(wanted.plan, wanted.epoch, wanted.position)
         return HandFeeder(self._rank, dispatcher, runtime, assembly, observer)
 
 
@@ -363,7 +363,7 @@ class Rank:
     def aim(self, position: int, goal: tuple[int, int]) -> None:
         """Goes to a position, to consume from there up to a place."""
         self._goal = goal
-        self.place = (EPOCH, position) if self.planned.plan.steps(position) > 0 else (EPOCH + 1, 0)
+        self.place = (EPOCH, position) if not self.planned.plan.is_over(EPOCH, position) else (EPOCH + 1, 0)
 
     def end(self) -> None:
         """Closes the session, and all that it holds."""
@@ -542,7 +542,7 @@ def _play(draws: Draws, world: type[World], log: Log) -> Counter[str]:
     position, got, ranks = 0, dict[int, list[int]](), dict[int, Rank]()
     for leg, (world_size, size, steps) in enumerate(scenario.legs):
         run = planned(scenario.order, scenario.rows, size, world_size, scenario.remainder, scenario.chunk_positions)
-        end = end_of(run.plan, position, steps)
+        end = end_of(run.plan, EPOCH, position, steps)
         goal = (EPOCH, end) if steps is not None else (EPOCH + 1 + scenario.epochs, 0)
         for number in range(world_size):
             share = (number + leg) % world_size if scenario.reshards else number
@@ -562,9 +562,8 @@ def _play(draws: Draws, world: type[World], log: Log) -> Counter[str]:
         position = end
     for rank in ranks.values():  # that had no share in the last leg
         rank.end()
-    whole = end_of(run.plan, 0, None)
     for epoch in range(EPOCH, EPOCH + 1 + scenario.epochs):
-        wanted = position if epoch == EPOCH else whole
+        wanted = position if epoch == EPOCH else end_of(run.plan, epoch, 0, None)
         rows = got.get(epoch, [])
         if len(rows) != wanted or (scenario.order != 4 and len(set(rows)) != wanted):
             raise Broken("order", f"epoch {epoch}: {len(rows)} rows, {len(set(rows))} different; {wanted} were to come")
@@ -573,9 +572,9 @@ def _play(draws: Draws, world: type[World], log: Log) -> Counter[str]:
     return counts
 
 
-def end_of(plan: Plan, position: int, steps: int | None) -> int:
+def end_of(plan: Plan, epoch: int, position: int, steps: int | None) -> int:
     """The position after some steps, or after all that are left."""
-    left = max(0, plan.steps(position))
+    left = plan.steps(epoch, position)
     for _ in range(left if steps is None else min(steps, left)):
-        position = plan.after(position)
+        position = plan.after(epoch, position)
     return position

@@ -15,7 +15,8 @@ import numpy as np
 from raylance.orders.order import Facts, Order
 from raylance.orders.sampling import Weighted
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
-from raylance.planning.plan import Chunk, Plan, Remainder, WorkItem
+from raylance.planning.plan import Chunk, Plan, WorkItem
+from raylance.planning.steps import Budget, Remainder
 from raylance.testing import SampleRows
 
 T = TypeVar("T")
@@ -167,27 +168,26 @@ class PlannedRun:
         """Rows of a rank's slice of a step, in the order of delivery; padding stands as -1 - row."""
         if (epoch, position, rank) not in self._steps:
             plan, whole = self.plan, _epoch(*self._order, epoch)
-            positions = plan.positions(position, *plan.rank_slice(position, rank)).tolist()
+            positions = plan.positions(epoch, position, *plan.rank_slice(epoch, position, rank)).tolist()
             rows = [whole[p] if p < len(whole) else -1 - whole[p % len(whole)] for p in positions]
             self._steps[epoch, position, rank] = rows
         return self._steps[epoch, position, rank]
 
     def of_chunk(self, chunk: Chunk, rank: int) -> list[int]:
         """Rows of a rank's chunk in the order of delivery, padding as the rows that it repeats."""
-        size, found = self.plan.global_batch_size, list[int]()
-        for number in range(chunk.steps):
-            step = self.step(chunk.epoch, chunk.position + number * size, rank)
+        found = list[int]()
+        for number, at in enumerate(self.plan.starts(chunk.epoch, chunk.position, chunk.steps)):
+            step = self.step(chunk.epoch, at, rank)
             end = chunk.high if number == chunk.steps - 1 else None
             found += step[chunk.low if number == 0 else 0 : end]
         return [row if row >= 0 else -1 - row for row in found]
 
     def rows(self, item: WorkItem) -> list[int]:
         """Rows of an item."""
-        size = self.plan.global_batch_size
         found: list[int] = []
-        for step in range(item.steps):
-            found += self.step(item.epoch, item.position + step * size, item.dp_rank)[item.low : item.high]
-        return found
+        for at in self.plan.starts(item.epoch, item.position, item.steps):
+            found += self.step(item.epoch, at, item.dp_rank)
+        return found[item.low : item.high]
 
 
 @functools.cache
@@ -215,10 +215,13 @@ def make_plan(order: int, rows: int, size: int, world_size: int, remainder: Rema
         ShardShuffle(shard_rows=4, window_shards=1, lanes=1),
         Weighted(weights=1.0 + np.arange(rows) % 3, shard_rows=3),
     )
+    costs = np.arange(rows) * 5 % 7
     bound, tables = kinds[order].bind(SampleRows(count=rows))
     return Plan(
-        order=bound.resolve(Facts(rows=rows, seed=7, tables=tables)),
+        order=bound.resolve(Facts(rows=rows, seed=7, tables={**tables, "cost": costs.astype(np.int32)})),
         global_batch_size=size,
+        # Not drawn, so that the seeds of rare faults still have them.
+        budget=Budget(cost=4 * size, padded=size % 2 == 0) if rows % 11 == 0 or rows == 7 else None,
         dp_size=world_size,
         remainder=remainder,
         chunk_positions=chunk,

@@ -119,7 +119,7 @@ class Watch:
     def begin(self, planned: PlannedRun, rank: int, epoch: int, position: int, prefetch_batches: int) -> None:
         """A pass begins."""
         self._planned, self._rank, self._epoch, self._position = planned, rank, epoch, position
-        self._early_end = position + max(1, prefetch_batches) * planned.plan.stride
+        self._early_end = planned.plan.after(epoch, position, max(1, prefetch_batches))
         self._is_wanted = False
         self._next = (position, 0)  # step and row of its slice that are to be delivered next
         self._part: list[int] = []
@@ -211,9 +211,11 @@ class Watch:
                 self._hits.setdefault(key, set()).add(cause)
 
     def _keys(self, item: WorkItem) -> list[tuple[int, int]]:
-        size = self._planned.plan.global_batch_size
-        rows = range(item.low, max(item.high, item.low + 1))
-        return [(item.position + step * size, row) for step in range(item.steps) for row in rows]
+        plan, found = self._planned.plan, list[tuple[int, int]]()
+        starts = plan.starts(item.epoch, item.position, item.steps)
+        for at, rows in zip(starts, plan.rows_by_step(item), strict=True):
+            found += [(at, item.low + row) for row in range(max(1, rows))]
+        return found
 
     # Commands.
 
@@ -360,7 +362,10 @@ class Watch:
         if not self._is_wanted and item.position not in range(self._position, self._early_end):
             raise Broken("early", f"{item} is read, and nobody has asked for the pass yet")
         if not self._is_wanted:  # an item of several steps may be split, and its steps be read again one by one
-            self._early_end = max(self._early_end, item.position + item.steps * self._planned.plan.stride)
+            self._early_end = max(
+                self._early_end,
+                self._planned.plan.after(item.epoch, item.position, item.steps),
+            )
             self._recover("read for a pass not asked for yet")
 
     def _check_source(self, call: int, command: Command) -> _Seen:
@@ -396,22 +401,21 @@ class Watch:
         if command.plain.item != item or made.item != item or made.is_decoded != self.scenario.decodes:
             raise Broken("order", f"{item} is delivered with what belongs to another, or is not decoded")
         self._opened += self._flying.pop(fetch.command.gathered, 0.0)
-        width = item.high - item.low
-        for step in range(item.steps):
-            position = item.position + step * plan.global_batch_size
-            self._part += made.rows[step * width : (step + 1) * width]
-            low, high = plan.rank_slice(position, self._rank)
+        begin, starts = 0, plan.starts(item.epoch, item.position, item.steps)
+        for position, rows in zip(starts, plan.rows_by_step(item), strict=True):
+            self._part += made.rows[begin : begin + rows]
+            begin += rows
             self._next = (position, item.high)
-            if item.high >= high - low:
+            if plan.ends_step(item):
                 if self._part != self._planned.step(item.epoch, position, self._rank):
                     raise Broken("order", f"step {position} has the rows {self._part}")
-                self._next, self._part = (position + plan.global_batch_size, 0), []
+                self._next, self._part = (plan.after(item.epoch, position), 0), []
         if not self._part and self._next[1] == 0:
-            self._ready.append((plan.after(position), self._opened))
+            self._ready.append((plan.after(item.epoch, position), self._opened))
             self._opened = 0.0
 
     def _check_complete(self) -> None:
-        if self._planned.plan.steps(self._next[0]) > 0 or self._part:
+        if not self._planned.plan.is_over(self._epoch, self._next[0]) or self._part:
             raise Broken("liveness", f"the pass is complete, and {self._next} is next")
 
     def _check_cause(self, error: BaseException, now: float) -> None:

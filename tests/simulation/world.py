@@ -369,7 +369,11 @@ class World(Runtime):
         if chunk is None or chunk.loaded < len(chunk.stored):
             raise Broken("source", f"{command} of a chunk that is not loaded")
         planned = self._plans[command.call]
-        line = planned.plan.line(command.item.position, command.item.dp_rank) + command.item.low - chunk.first
+        line = (
+            planned.plan.line(command.item.epoch, command.item.position, command.item.dp_rank)
+            + command.item.low
+            - chunk.first
+        )
         if chunk.rows[line : line + len(rows)] != [row if row >= 0 else -1 - row for row in rows]:
             raise Broken("source", f"{command} of a chunk with other rows")
         places = set(range(line, line + len(rows)))

@@ -95,8 +95,8 @@ class StepsRecord:
         self._has_begun = True
         recorder.begin_pass(plan, state)
         self._ledger.cut()
-        if plan.steps(position) <= 0:
-            epoch, share = recorder.cursor.epoch, recorder.context.share
+        epoch, share = recorder.cursor.epoch, recorder.context.share
+        if plan.is_over(epoch, position):
             self._ledger.add(epoch, position, position, Digest(), is_last=True, share=share)
 
     def hand_out(self, batch: Any, epoch: int, low: int, high: int, *, is_last: bool) -> Any:

@@ -62,7 +62,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         convert = torch_converter(self._opened.spec.read, *self._arguments)
         return make_batch_spec(
             self._opened.spec.delivery,
-            global_batch_size=1,  # not used: the plan has the size
+            size=1,  # not used: the plan has the size
             prefetch_batches=1,
             drop_last=None,
             with_row_offset=self._with_row_offset,
@@ -85,7 +85,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         )
 
     def _batches(self, mine: Plan, dp_rank: int, epoch: int, position: int) -> Iterator[dict[str, Any]]:
-        if mine.steps(position) <= 0:
+        if mine.is_over(epoch, position):
             return
         session, self._idle = self._idle or Session(self._opened.spec.read, self._options), None
         where = {"epoch": epoch, "position": position}

@@ -147,15 +147,16 @@ class RowSampler(Steps, torch.utils.data.Sampler[list[int]]):
 
     def _indices(self, plan: Plan, dp_rank: int, epoch: int, position: int) -> Iterator[list[int]]:
         size = plan.global_batch_size
-        starts = range(position, position + plan.steps(position) * size, size)
-        if starts and plan.step_size(starts[-1]) < plan.dp_size:
+        starts = range(position, position + plan.steps(epoch, position) * size, size)
+        last = plan.step_size(epoch, starts[-1]) if starts else plan.dp_size
+        if last < plan.dp_size:
             raise ConfigError(
-                f"a step of {plan.step_size(starts[-1])} rows leaves some of {plan.dp_size} data-parallel ranks an "
+                f"a step of {last} rows leaves some of {plan.dp_size} data-parallel ranks an "
                 'empty batch, which torch cannot collate. Use remainder="drop" or "pad" and more rows, or an '
                 "IterableDataset."
             )
         for start in starts:
-            positions = plan.positions(start, *plan.rank_slice(start, dp_rank))
+            positions = plan.positions(epoch, start, *plan.rank_slice(epoch, start, dp_rank))
             batch = _Indices(plan.select(epoch, positions).tolist())
             if position == 0 and start == starts[-1]:
                 self._has_passed(epoch)

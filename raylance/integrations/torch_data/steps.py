@@ -21,9 +21,10 @@ from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, RaylanceError
 from raylance.integrations.torch_data.handed_out import StepsRecord
 from raylance.integrations.torch_data.sending import errors_travel, pack
-from raylance.planning.plan import Plan, Remainder, no_step_left
+from raylance.planning.plan import Plan, no_step_left
 from raylance.planning.shard_context import RankAndSize, ShardContext, arrange_replicas, take_function
 from raylance.planning.state import State
+from raylance.planning.steps import Remainder
 from raylance.settings import Options
 
 logger = logging.getLogger(__name__)
@@ -176,13 +177,13 @@ class Steps(Positioned):
 
     def __len__(self) -> int:
         """Number of steps of a whole epoch, the same on every rank."""
-        return self._plan()[0].steps()
+        return self._plan()[0].steps(self.epoch)
 
     def consumed(self) -> None:
         """Counts one batch as consumed; an epoch's last batch moves to the next epoch. `Loader` does this itself."""
         plan = self._plan()[0]
-        position = plan.after(self.position)
-        self._cursor.advance(position, is_last=plan.steps(position) <= 0)
+        position = plan.after(self.epoch, self.position)
+        self._cursor.advance(position, is_last=plan.is_over(self.epoch, position))
 
     def _rank_and_size(self) -> RankAndSize:
         """Returns data-parallel rank and size of this process; for a worker, those of the process that it works for."""
@@ -235,7 +236,7 @@ class Steps(Positioned):
         dp_rank, dp_size = self._rank_and_size()
         size = check_batch_size(*self._sizes, dp_size)
         limit = self._options.max_window_bytes
-        return self._cursor.plan(global_batch_size=size, dp_size=dp_size, max_window_bytes=limit), dp_rank
+        return self._cursor.plan(size=size, dp_size=dp_size, max_window_bytes=limit), dp_rank
 
     def begin(self) -> tuple[Plan, int]:
         """Returns plan and data-parallel rank of an iteration. The first iteration fixes the order's "auto" values."""
@@ -244,7 +245,7 @@ class Steps(Positioned):
         plan.check_order(self.epoch)
         self._cursor.follow(plan)
         self._send_start()
-        if plan.steps(self.position) <= 0:
+        if plan.is_over(self.epoch, self.position):
             logger.warning("%s", no_step_left(plan, self.epoch, self.position))
         return plan, dp_rank
 

@@ -16,7 +16,7 @@ import raylance
 from raylance.api.dataset import spec_of
 from raylance.audit import EpochAudit, Step, label_codes, read_setting, reopen
 from raylance.errors import ConfigError, DatasetError, StateError
-from raylance.planning.plan import REMAINDERS, Remainder
+from raylance.planning.steps import REMAINDERS, Remainder
 from tests.helpers.states import signed
 
 ROWS, OTHER = 203, 61
@@ -106,7 +106,7 @@ def test_every_kind_of_dataset_passes_by_plan(kind: str, remainder: Remainder, u
         repeats = epoch.plan.order.repeats
         assert report.verdict.split("exactly once")[0].endswith("every planned draw " if repeats else "selected row ")
         assert report.counts["delivered"] + report.counts["aside"] == report.counts["expected"]
-        assert report.steps == [epoch.plan.steps(position)] * world
+        assert report.steps == [epoch.plan.steps(0, position)] * world
         assert repr(report).endswith(report.verdict)
 
 
@@ -247,7 +247,7 @@ def test_what_a_checkpoint_does_not_hold_has_to_be_given(uris: tuple[str, ...]) 
 
 def test_rows_of_a_step_show_stored_values_of_every_dataset(uris: tuple[str, ...]) -> None:
     epoch = EpochAudit(opened(uris, "mixture", remainder="pad"), global_batch_size=13, world_size=3)
-    last = epoch.plan.steps() - 1
+    last = epoch.plan.steps(0) - 1
     frame = epoch.rows_of_step(last, columns=["id", "label", "tokens"])
     assert list(frame) == ["position", "rank", "component", "row_offset", "padding", "id", "label", "tokens"]
     assert frame["rank"].tolist() == [0] * 4 + [1] * 4 + [2] * 5

@@ -11,7 +11,8 @@ from raylance.dispatch.load_ahead import ChunkTable
 from raylance.dispatch.messages import Load
 from raylance.orders.order import Resolved
 from raylance.orders.shuffles import Sequential
-from raylance.planning.plan import REMAINDERS, Chunk, Remainder
+from raylance.planning.plan import Chunk
+from raylance.planning.steps import REMAINDERS, Remainder
 from tests.helpers.orders import cases, resolve
 from tests.helpers.plans import make_plan
 
@@ -50,11 +51,11 @@ def test_chunks_follow_one_another_whatever_was_left_taken_or_halved(
     for _ in range(6):
         near = data.draw(st.sampled_from([held.chunk for held in chunks.held] or [Chunk(epoch=0, position=0, steps=1)]))
         step = near.position // plan.global_batch_size + data.draw(st.integers(-4, 4))
-        epoch, position = near.epoch, min(max(0, step), max(0, plan.steps() - 1)) * plan.global_batch_size
+        epoch, position = near.epoch, min(max(0, step), max(0, plan.steps(0) - 1)) * plan.global_batch_size
         chunks.begin(plan, rank, epoch, position)
         check_that_none_is_missing(chunks)
         if chunks.held:
-            assert chunks.held[0].has(epoch, plan.line(position, rank)), "the first one has the first row"
+            assert chunks.held[0].has(epoch, plan.line(0, position, rank)), "the first one has the first row"
         for chunk in itertools.islice(chunks.chunks(epoch, position), data.draw(st.integers(1, 6))):
             line = plan.first_line(chunk, rank)
             assert not plan.chunk_size(chunk, rank) or any(each.has(epoch, line) for each in chunks.held)

@@ -11,7 +11,7 @@ from raylance.planning.cursor import Cursor
 from tests.helpers.states import DELIVERY, ORIGIN
 
 SPEC = dataclasses.replace(DELIVERY, order=WindowShuffle(), remainder="ragged")
-SIZES = {"global_batch_size": 30, "dp_size": 2, "max_window_bytes": 1 << 20}
+SIZES = {"size": 30, "dp_size": 2, "max_window_bytes": 1 << 20}
 
 
 def test_a_plan_is_made_once_until_something_of_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def test_a_plan_is_made_once_until_something_of_it_changes(monkeypatch: pytest.M
     cursor.advance(100, is_last=True)
     assert cursor.plan(**SIZES) is plan
     assert len(made) == 1
-    smaller = cursor.plan(**SIZES | {"global_batch_size": 20})
+    smaller = cursor.plan(**SIZES | {"size": 20})
     assert smaller.order == plan.order, "the first pass resolves the order for good"
     assert len(made) == 2
     assert len(pickle.dumps(cursor)) < len(pickle.dumps((cursor, plan))), "a plan stays in its process"

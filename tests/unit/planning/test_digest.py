@@ -25,7 +25,7 @@ def test_steps_that_lie_together_have_digests_of_their_own_and_padding_is_counte
 ) -> None:
     random = np.random.default_rng(seed)
     rows, real = random.integers(0, 2**60, steps * size), random.random(steps * size) < 0.7
-    found = Digest.of_steps(rows, real, steps)
+    found = Digest.of_steps(rows, real, [size] * steps)
     for step, digest in enumerate(found):
         mine = slice(step * size, (step + 1) * size)
         kept = rows[mine][real[mine]]

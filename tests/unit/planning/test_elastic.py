@@ -57,7 +57,7 @@ class Training:
         self.made += 1
 
     def plan(self, cursor: Cursor, size: int) -> Plan:
-        return cursor.plan(global_batch_size=BATCH, dp_size=size, max_window_bytes=1 << 20)
+        return cursor.plan(size=BATCH, dp_size=size, max_window_bytes=1 << 20)
 
     def step(
         self, takes_part: list[Replica], *, is_committed: bool, spoil: bool = False, healing: Sequence[Replica] = ()
@@ -71,12 +71,12 @@ class Training:
                 cursor.seek(plan, number)
                 replica.ledger.join()
             at, epoch = cursor.position, cursor.epoch
-            positions = plan.positions(at, *plan.rank_slice(at, share))
+            positions = plan.positions(0, at, *plan.rank_slice(0, at, share))
             replica.rows, replica.real = plan.select(epoch, positions), positions < plan.epoch_rows
             if spoil and share == 0 and len(replica.rows):
                 replica.rows = (replica.rows + 1) % ROWS
-            after = plan.after(at)
-            is_last = plan.steps(after) <= 0
+            after = plan.after(0, at)
+            is_last = plan.steps(0, after) <= 0
             digest = Digest.of(SELECTION.offsets(replica.rows), replica.real)
             replica.ledger.add(epoch, at, after, digest, is_last=is_last, share=(share, size))
             cursor.advance(after, is_last=is_last)
@@ -134,7 +134,7 @@ class Training:
 def undisturbed(remainder: Any) -> list[Int64Array]:
     alone = Training(1, remainder, sums=False)
     plan = alone.plan(alone.alive[0].cursor, 1)
-    for _ in range(EPOCHS * plan.steps()):
+    for _ in range(EPOCHS * plan.steps(0)):
         alone.step(alone.alive, is_committed=True)
     return alone.taken
 
@@ -217,20 +217,20 @@ def test_digests_of_changing_shares_add_up_if_no_rank_is_missing(
 
 def test_a_cursor_seeks_over_epochs_and_back() -> None:
     cursor = Cursor(ORIGIN, SPEC)
-    plan = cursor.plan(global_batch_size=BATCH, dp_size=2, max_window_bytes=1 << 20)
-    whole = plan.steps()
+    plan = cursor.plan(size=BATCH, dp_size=2, max_window_bytes=1 << 20)
+    whole = plan.steps(0)
     for number in (0, 3, whole - 1, whole, 2 * whole + 1, whole, 5, 0):
         cursor.seek(plan, number)
         assert cursor.place == (number // whole, number % whole * BATCH, number % whole, number)
     cursor.seek(plan, 3)
-    cursor.advance(plan.after(cursor.position), is_last=False)
+    cursor.advance(plan.after(0, cursor.position), is_last=False)
     cursor.seek(plan, 3)
     assert cursor.place == (0, 3 * BATCH, 3, 3)
     assert not cursor.take_back(), "there is nothing more to take back"
-    odd = cursor.plan(global_batch_size=7, dp_size=2, max_window_bytes=1 << 20)
+    odd = cursor.plan(size=7, dp_size=2, max_window_bytes=1 << 20)
     cursor.seek(odd, 4)
     assert cursor.position == 3 * BATCH + 7
     with pytest.raises(ConfigError, match="position 43 of epoch 0.*12"):
         cursor.seek(plan, 0)
     assert cursor.steps_until(odd, 0) == 0
-    assert cursor.steps_until(odd, 2) == odd.steps(43) + odd.steps()
+    assert cursor.steps_until(odd, 2) == odd.steps(0, 43) + odd.steps(0)

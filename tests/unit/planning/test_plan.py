@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from raylance.errors import ConfigError
 from raylance.orders.order import Facts, Resolved
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
-from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.planning.planned_rows import PlannedRows
+from raylance.planning.steps import REMAINDERS, Remainder
 from raylance.planning.summary import summarise
 from tests.helpers.orders import cases, every_row, resolve
 from tests.helpers.plans import Batches, global_batches, make_plan
@@ -110,7 +110,7 @@ def test_stop_and_resume_with_other_world_and_batch_sizes(
         plan = make_plan(order, batch, world)
         for rows in global_batches(plan, epoch, position)[:steps]:
             delivered += rows
-            position = plan.after(position)
+            position = plan.after(0, position)
         assert sorted(delivered) == sorted(wanted[:position])
     for rows in global_batches(make_plan(order, 5, 2), epoch, position):
         delivered += rows
@@ -121,10 +121,10 @@ def test_stop_and_resume_with_other_world_and_batch_sizes(
 @given(order=cases(), batch=st.integers(1, 50), world=st.integers(1, 12))
 def test_shares_differ_by_one_row_at_most(order: Resolved, batch: int, world: int) -> None:
     plan = make_plan(order, batch, world, "pad")
-    slices = [plan.rank_slice(0, rank) for rank in range(world)]
+    slices = [plan.rank_slice(0, 0, rank) for rank in range(world)]
     assert slices[0][0] == 0
     assert slices[-1][1] == batch
-    assert plan.steps() == -(-plan.epoch_rows // batch)
+    assert plan.steps(0) == -(-plan.epoch_rows // batch)
     assert all(slices[rank][1] == slices[rank + 1][0] for rank in range(world - 1))
     lengths = [high - low for low, high in slices]
     assert max(lengths) - min(lengths) <= 1
@@ -152,9 +152,9 @@ def test_workers_steps_interleaved_are_the_plans_own(
         share, at = dataclasses.replace(plan, every=workers), start + worker * batch
         shares.append(global_batches(share, 1, at, item_rows))
         for left in range(len(shares[-1]), 0, -1):
-            assert share.steps(at) == left
-            at = share.after(at)
-        assert share.steps(at) == 0
+            assert share.steps(0, at) == left
+            at = share.after(0, at)
+        assert share.steps(0, at) == 0
     taken = [rows for turn in itertools.zip_longest(*shares) for rows in turn if rows is not None]
     assert taken == global_batches(plan, 1, start, item_rows)
 
@@ -165,7 +165,7 @@ def test_steps_are_arranged_by_lane_wherever_they_begin(
 ) -> None:
     plan, lanes = make_plan(order, batch, world, "pad"), order.lane_count
     at = data.draw(st.integers(0, order.epoch_rows))
-    arranged = [plan.positions(at, *plan.rank_slice(at, rank)) for rank in range(world)]
+    arranged = [plan.positions(0, at, *plan.rank_slice(0, at, rank)) for rank in range(world)]
     assert all(positions.dtype == np.int64 for positions in arranged)
     wanted = sorted(range(at, at + batch), key=lambda position: (position % lanes, position // lanes))
     assert np.concatenate(arranged).tolist() == wanted
@@ -174,7 +174,7 @@ def test_steps_are_arranged_by_lane_wherever_they_begin(
 def test_padding_repeats_the_first_rows() -> None:
     order = resolve(RowShuffle(shard_rows=4), 10)
     plan = make_plan(order, 4, 1, "pad")
-    last = plan.positions(8, 0, 4)
+    last = plan.positions(0, 8, 0, 4)
     assert last.tolist() == [8, 9, 10, 11]
     assert plan.select(0, last).tolist()[2:] == every_row(order)[:2]
 
@@ -187,8 +187,8 @@ def test_items_are_of_the_size_that_is_aimed_at_and_can_be_cut(
     for item in plan.items(1, 2, 0, item_rows):
         begin = item.chunk.position
         unit = begin // plan.chunk_positions
-        assert (begin + (item.chunk.steps - 1) * plan.stride) // plan.chunk_positions == unit
-        end = begin + item.chunk.steps * plan.stride
+        assert (begin + (item.chunk.steps - 1) * (plan.every * plan.global_batch_size)) // plan.chunk_positions == unit
+        end = begin + item.chunk.steps * (plan.every * plan.global_batch_size)
         assert end // plan.chunk_positions > unit or end >= plan.epoch_rows
         assert item.rows <= item_rows
         parts = data.draw(st.integers(0, 5))
@@ -204,15 +204,15 @@ def test_items_join_small_steps_and_cut_large_ones() -> None:
         plan = dataclasses.replace(make_plan(resolve(RowShuffle(), 100), batch, rank + 1), chunk_positions=64)
         return [(item.position, item.steps, item.low, item.high) for item in plan.items(rank, 0, 0, **sizes)]
 
-    assert cuts(10, item_rows=30) == [(0, 3, 0, 10), (30, 3, 0, 10), (60, 1, 0, 10), (70, 3, 0, 10)]
-    assert cuts(10, item_rows=29)[:2] == [(0, 2, 0, 10), (20, 2, 0, 10)]
-    assert cuts(10, item_rows=90, max_steps=5)[:3] == [(0, 5, 0, 10), (50, 2, 0, 10), (70, 3, 0, 10)]
+    assert cuts(10, item_rows=30) == [(0, 3, 0, 30), (30, 3, 0, 30), (60, 1, 0, 10), (70, 3, 0, 30)]
+    assert cuts(10, item_rows=29)[:2] == [(0, 2, 0, 20), (20, 2, 0, 20)]
+    assert cuts(10, item_rows=90, max_steps=5)[:3] == [(0, 5, 0, 50), (50, 2, 0, 20), (70, 3, 0, 30)]
     assert cuts(40, item_rows=16)[:4] == [(0, 1, 0, 13), (0, 1, 13, 26), (0, 1, 26, 40), (40, 1, 0, 13)]
     assert cuts(80, rank=1, item_rows=16)[:3] == [(0, 1, 0, 13), (0, 1, 13, 26), (0, 1, 26, 40)]
-    assert cuts(20, rank=1, item_rows=30)[:2] == [(0, 3, 0, 10), (60, 1, 0, 10)]
+    assert cuts(20, rank=1, item_rows=30)[:2] == [(0, 3, 0, 30), (60, 1, 0, 10)]
     assert cuts(40, item_rows=20)[:2] == [(0, 1, 0, 20), (0, 1, 20, 40)]
     assert cuts(2, item_rows=1)[:2] == [(0, 1, 0, 1), (0, 1, 1, 2)]
-    assert cuts(40, item_rows=90) == [(0, 2, 0, 40), (80, 1, 0, 20)], "a smaller last step stands alone"
+    assert cuts(40, item_rows=90) == [(0, 2, 0, 80), (80, 1, 0, 20)]
     assert [steps for _, steps, _, _ in cuts(1, item_rows=90)] == [64, 36]
 
 
@@ -223,7 +223,7 @@ def test_a_step_costs_the_same_anywhere_in_ten_billion_rows(position: int) -> No
     order = WindowShuffle(shard_rows=4096, window_shards=8, lanes=32)
     plan = make_plan(order.resolve(Facts(rows=10**10, seed=3)), 4096, 8)
     tracemalloc.start()
-    rows = plan.select(3, plan.positions(position, *plan.rank_slice(position, 5)))
+    rows = plan.select(3, plan.positions(0, position, *plan.rank_slice(0, position, 5)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(set(rows.tolist())) == 512

@@ -83,20 +83,20 @@ class Run:
         ahead = [more - min(ahead) for more in ahead]  # what all ranks were handed is no step ahead
         for number in range(steps + max(ahead)):
             epoch, position = at
-            if plan.steps(position) <= 0:
+            if plan.steps(0, position) <= 0:
                 for ledger in ledgers:
                     ledger.add(epoch, position, position, Digest(), is_last=True)
                 at = epoch + 1, 0
                 continue
-            after = plan.after(position)
-            is_last = plan.steps(after) <= 0
+            after = plan.after(0, position)
+            is_last = plan.steps(0, after) <= 0
             end = (epoch + 1, 0) if is_last else (epoch, after)
             handed = []
             for rank, ledger in enumerate(ledgers):
                 if number >= steps + ahead[rank]:
                     continue
                 dp_rank = rank // peers
-                positions = plan.positions(position, *plan.rank_slice(position, dp_rank))
+                positions = plan.positions(0, position, *plan.rank_slice(0, position, dp_rank))
                 rows, real = SELECTION.offsets(plans[rank].select(epoch, positions)), positions < plan.epoch_rows
                 spoil = self.spoils.get(self.taken) if dp_rank == world - 1 else None
                 rows = rows if spoil is None else spoil(rows)
@@ -292,11 +292,11 @@ class Training:
     def step(self, count: int) -> None:
         for _ in range(count):
             epoch, position = self.place
-            after = ORACLE.after(position)
-            is_last = ORACLE.steps(after) <= 0
+            after = ORACLE.after(0, position)
+            is_last = ORACLE.steps(0, after) <= 0
             rows: list[int] = []
             for rank, ledger in enumerate(self.ledgers):
-                mine = ORACLE.positions(position, *ORACLE.rank_slice(position, rank))
+                mine = ORACLE.positions(0, position, *ORACLE.rank_slice(0, position, rank))
                 offsets = SELECTION.offsets(ORACLE.select(epoch, mine))
                 ledger.add(epoch, position, after, Digest.of(offsets), is_last=is_last)
                 rows += offsets.tolist()
@@ -412,7 +412,7 @@ def lone(ledger: Ledger, rank: int, world: int, lived: tuple[float, float], **ch
 def handed(rank: int, world: int, steps: int, epoch: int = 0) -> Ledger:
     ledger, plan = Ledger(), dataclasses.replace(ORACLE, dp_size=world)
     for step in range(steps):
-        rows = SELECTION.offsets(plan.select(epoch, plan.positions(12 * step, *plan.rank_slice(12 * step, rank))))
+        rows = SELECTION.offsets(plan.select(epoch, plan.positions(0, 12 * step, *plan.rank_slice(0, 12 * step, rank))))
         ledger.add(epoch, 12 * step, 12 * step + 12, Digest.of(rows), is_last=step == 9)
     return ledger
 

@@ -15,8 +15,8 @@ from raylance.dispatch.messages import Load
 from raylance.errors import DatasetError
 from raylance.orders.order import Resolved
 from raylance.orders.shuffles import Sequential, WindowShuffle
-from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.planning.planned_rows import PlannedRows
+from raylance.planning.steps import REMAINDERS, Remainder
 from raylance.samples.windows import Episodes, Windows, WindowTable
 from raylance.settings import Options
 from raylance.work.read_work import ReadWork
@@ -73,7 +73,7 @@ def test_every_item_has_its_rows_whatever_the_limit(
     sources = [InMemory(table, guess, step, samples) for _ in range(readers)]
     apart = {"row": 8 * len(windows)} if by_block and windows is not None else {}
     reading = Reading(plan, sources, limit, decodes=decodes, by_block=apart)
-    jump = data.draw(st.integers(0, max(0, plan.steps() - 1))) * batch
+    jump = data.draw(st.integers(0, max(0, plan.steps(0) - 1))) * batch
     for epoch, position in ((0, 0), (0, jump), (1, 0)):
         items = []
         for item in reading.begin(rank, epoch, position, item_rows):
@@ -190,7 +190,7 @@ def test_who_keeps_and_overwrites_what_was_gathered_changes_no_other_row(
     batch = min(batch, order.epoch_rows)
     plan = make_plan(order, batch, 1)
     reading, kept = Reading(plan, [vectors(order.rows, 3)], limit, decodes=decodes, gives_away=True), []
-    again = data.draw(st.integers(0, plan.steps() - 1)) * batch
+    again = data.draw(st.integers(0, plan.steps(0) - 1)) * batch
     for epoch, position, most in ((0, 0, again + 3 * batch), (0, again, 1 << 40), (1, 0, 1 << 40)):
         for item in reading.begin(0, epoch, position, data.draw(st.integers(1, 60))):
             if item.position > most:

@@ -1,0 +1,295 @@
+"""Reads the cost of each selected row, such as its number of tokens, once for a version, and keeps it in a file.
+
+The file holds one int32 for each selected row. While it is made, a second file says which pieces are done, so that
+another process continues where one was killed. Finished files are mapped, not read: opening one takes no time.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raylance.environment.shared import Shared, SharedTables
+from raylance.errors import ConfigError, DatasetError, filter_of_nulls
+from raylance.orders.order import COST, Tables
+from raylance.orders.permutation import Int32Array
+from raylance.source.fields import find_field
+from raylance.source.lance_errors import LANCE_ERRORS, readable_text
+from raylance.source.limits import Calls, requests_of
+from raylance.source.retrying import patiently
+from raylance.source.selection import Selection
+from raylance.source.version import Source
+
+logger = logging.getLogger(__name__)
+
+_PIECE_ROWS = 1 << 16  # rows of one read, and of one step of progress
+_FEW_ROWS = 1 << 16  # costs of up to this number of rows are read again by each process that opens the dataset
+_NOTED = 16  # pieces that are noted as done together
+_AT_ONCE = 4  # pieces that are read at once; Lance itself decodes in parallel
+_DENSE = 0.1  # from this share of selected rows on, a whole range is read
+_MOST = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokensOf:
+    """The number of tokens of each row, for `cost` of `raylance.dataset`: the length of the list in a column.
+
+    Lance computes it while it scans the column. So tokens are read from storage once, but are not converted to Arrow.
+
+    Attributes:
+        column: Name of a column of lists.
+    """
+
+    column: str
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.column, str) and self.column):
+            raise ConfigError(f"TokensOf(column={self.column!r}): give the name of the column of tokens.")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """The setting of the costs of a dataset, checked.
+
+    Attributes:
+        text: What the user gave, for states and errors.
+        expression: The SQL expression that Lance computes for each row.
+        folder: Where the file is kept.
+    """
+
+    text: str
+    expression: str
+    folder: str
+
+    def path(self, source: Source, selection: Selection) -> Path:
+        """Returns the path of the finished file."""
+        parts = (source.uri, source.branch, source.version, source.identity, selection.fingerprint, self.expression)
+        name = hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+        return Path(self.folder, f"{name}.int32")
+
+
+def check_costs(dataset: lance.LanceDataset, cost: Any, folder: str | os.PathLike[str] | None) -> Costs:
+    """Checks the arguments `cost` and `cost_folder` of `raylance.dataset`, and tries the expression on a few rows.
+
+    Raises:
+        ConfigError: If an argument has a wrong type, or the expression is wrong or gives no numbers.
+        DatasetError: If a column is missing, or the storage fails.
+    """
+    if isinstance(cost, TokensOf):
+        field = find_field(dataset.schema, cost.column)
+        kind = None if field is None else field.type
+        if kind is None or not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            found = "does not exist" if kind is None else f"is {kind}"
+            raise DatasetError(
+                f"{cost}: column {cost.column!r} of {dataset.uri!r} {found}; nothing was started. Name a column of "
+                "lists. Rows of one length need no cost."
+            )
+        text, expression = str(cost), f"array_length({_quoted(cost.column)})"
+    elif isinstance(cost, str) and cost:
+        text, expression = cost, _quoted(cost) if cost in dataset.schema.names else cost
+    else:
+        raise ConfigError(
+            f"cost={cost!r}: give the name of a column of numbers, an SQL expression over such columns, or "
+            'raylance.TokensOf("input_ids").'
+        )
+    costs = Costs(text=text, expression=expression, folder=_check_folder(folder))
+    _as_costs(_scan(dataset, costs, 0, 1), costs, dataset.uri, lambda _: 0)
+    return costs
+
+
+def share_costs(source: Source, dataset: lance.LanceDataset, costs: Costs, rows: Shared[Selection]) -> Tables:
+    """Returns the table of the costs of the selected rows as a value that all processes of a run share; reads them if
+    no file has them.
+
+    Raises:
+        DatasetError: If a row has no cost, a negative one or one of 2³¹ or more; or the storage fails.
+    """
+    found = _load(source, dataset, costs, rows.get())
+    make = functools.partial(_load_again, source, costs, rows)
+    return SharedTables(Shared(f"costs of {source.uri}", {COST: found}, found.nbytes, make))
+
+
+def _load_again(source: Source, costs: Costs, rows: Shared[Selection]) -> dict[str, Int32Array]:
+    return {COST: _load(source, source.open(), costs, rows.get())}
+
+
+def _load(source: Source, dataset: lance.LanceDataset, costs: Costs, rows: Selection) -> Int32Array:
+    if rows.rows > _FEW_ROWS:
+        try:
+            return _load_from_file(dataset, costs, rows, costs.path(source, rows))
+        except OSError as error:
+            logger.warning(
+                "the costs of %s rows of %s cannot be kept in %s (%s), so each start reads them again. Give a folder "
+                "with room for %s bytes: cost_folder=.",
+                f"{rows.rows:,}",
+                source.uri,
+                costs.folder,
+                error,
+                f"{4 * rows.rows:,}",
+            )
+    found = np.empty(rows.rows, dtype=np.int32)
+    _fill(dataset, costs, rows, found, list(_pieces(rows.rows)), lambda _: None)
+    return _checked(found, costs, dataset.uri)
+
+
+def _load_from_file(dataset: lance.LanceDataset, costs: Costs, rows: Selection, path: Path) -> Int32Array:
+    """Maps the file of costs; makes it first, or continues to make it, if it is not there. Raises OSError."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial, journal = path.with_suffix(".partial"), path.with_suffix(".done")
+        _make_file(dataset, costs, rows, partial, journal)
+        with contextlib.suppress(FileNotFoundError):  # another process has just finished the same file
+            os.replace(partial, path)
+        journal.unlink(missing_ok=True)
+    found = np.asarray(np.memmap(path, dtype=np.int32, mode="r"))
+    if len(found) != rows.rows:
+        raise OSError(f"{path} has {len(found):,} numbers")
+    return _checked(found, costs, dataset.uri)
+
+
+def _make_file(dataset: lance.LanceDataset, costs: Costs, rows: Selection, partial: Path, journal: Path) -> None:
+    """Computes the pieces that the journal does not name. Several processes may do this at once: all write the same."""
+    with open(partial, "a+b") as file, open(journal, "a+b") as done:
+        file.truncate(4 * rows.rows)
+        done.seek(0)
+        content = done.read()
+        known = set(np.frombuffer(content[: len(content) // 8 * 8], dtype="<i8").tolist())
+        found = np.memmap(partial, dtype=np.int32, mode="r+")
+
+        begins: list[int] = []
+
+        def note(least: int) -> None:
+            if len(begins) >= least:
+                found.flush()  # a journal must not name a piece that a crash of the machine may lose
+                done.write(np.array(begins, dtype="<i8").tobytes())
+                done.flush()
+                begins.clear()
+
+        def keep(begin: int) -> None:
+            begins.append(begin)
+            note(_NOTED)
+
+        _fill(dataset, costs, rows, found, [each for each in _pieces(rows.rows) if each.start not in known], keep)
+        note(0)
+
+
+def _pieces(rows: int) -> list[range]:
+    return [range(begin, min(begin + _PIECE_ROWS, rows)) for begin in range(0, rows, _PIECE_ROWS)]
+
+
+def _fill(
+    dataset: lance.LanceDataset,
+    costs: Costs,
+    rows: Selection,
+    found: Int32Array,
+    pieces: list[range],
+    keep: Callable[[int], None],
+) -> None:
+    """Computes the costs of pieces of the selected rows, several at once; calls `keep` when one is done."""
+    calls, running = Calls(_AT_ONCE, "raylance-costs"), deque[tuple[range, Future[Int32Array]]]()
+    waiting = deque(pieces)
+    while waiting or running:
+        while waiting and len(running) < _AT_ONCE:
+            piece = waiting.popleft()
+            running.append((piece, calls.submit(_read_piece, dataset, costs, rows, piece)))
+        piece, future = running.popleft()
+        found[piece.start : piece.stop] = future.result()
+        keep(piece.start)
+
+
+def _read_piece(dataset: lance.LanceDataset, costs: Costs, rows: Selection, piece: range) -> Int32Array:
+    offsets = rows.offsets(np.arange(piece.start, piece.stop, dtype=np.int64))
+    first, span = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
+    if len(offsets) >= _DENSE * span:
+        column = _scan(dataset, costs, first, span)
+        return _as_costs(
+            column if span == len(offsets) else column.take(pa.array(offsets - first)),
+            costs,
+            dataset.uri,
+            lambda at: int(offsets[at]),
+        )
+    column = _ask(dataset, costs, lambda: dataset.take(offsets.tolist(), columns={COST: costs.expression})[COST])
+    return _as_costs(column, costs, dataset.uri, lambda at: int(offsets[at]))
+
+
+def _scan(dataset: lance.LanceDataset, costs: Costs, first: int, rows: int) -> pa.ChunkedArray:
+    def scan() -> pa.ChunkedArray:
+        scanner = dataset.scanner(columns={COST: costs.expression}, offset=first, limit=rows, scan_in_order=True)
+        return scanner.to_table()[COST]
+
+    return _ask(dataset, costs, scan)
+
+
+def _ask(dataset: lance.LanceDataset, costs: Costs, ask: Callable[[], pa.ChunkedArray]) -> pa.ChunkedArray:
+    try:
+        return patiently(ask, functools.partial(requests_of, dataset))
+    except LANCE_ERRORS as error:
+        raise DatasetError(
+            f"cost={costs.text!r} cannot be computed for {dataset.uri!r} ({readable_text(error)}); nothing was "
+            f"started. Its columns are {', '.join(dataset.schema.names)}; names that are not plain words take "
+            "backticks."
+        ) from error
+
+
+def _as_costs(column: pa.ChunkedArray, costs: Costs, uri: str, offset_of: Callable[[int], int]) -> Int32Array:
+    """Converts the values of the expression, rounded up; `offset_of` gives the row offset of one of them."""
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise ConfigError(
+            f"cost={costs.text!r} of {uri!r} is {kind}, and a cost is a number; nothing was started. Name a column of "
+            'numbers, or raylance.TokensOf("…") for the length of lists.'
+        )
+    if column.null_count:
+        at = pc.index(column.is_null(), True).as_py()
+        raise DatasetError(
+            f"cost={costs.text!r}: the row at offset {offset_of(at)} of {uri!r} has no cost, because a value is null; "
+            f"nothing was started. Leave such rows out, as by {filter_of_nulls('…')}, or give "
+            "coalesce(…, 0) in cost=."
+        )
+    values: npt.NDArray[Any] = column.to_numpy()
+    if values.dtype.kind == "f":
+        values = np.ceil(values)
+    is_wrong = ~((values >= 0) & (values <= _MOST))  # also NaN
+    if is_wrong.any():
+        at = int(np.argmax(is_wrong))
+        raise DatasetError(
+            f"cost={costs.text!r}: the row at offset {offset_of(at)} of {uri!r} costs {values[at]}, and a cost lies "
+            f"between 0 and {_MOST:,}; nothing was started. Correct the value, or leave the row out by filter=."
+        )
+    return values.astype(np.int32)
+
+
+def _checked(found: Int32Array, costs: Costs, uri: str) -> Int32Array:
+    if not found.any():
+        raise DatasetError(f"cost={costs.text!r}: all selected rows of {uri!r} cost 0; nothing was started.")
+    return found
+
+
+def _check_folder(folder: Any) -> str:
+    if folder is None:
+        root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        return os.path.join(root, "raylance", "costs")
+    if not isinstance(folder, str | os.PathLike) or "://" in os.fspath(folder):
+        raise ConfigError(
+            f"cost_folder={folder!r}: give the path of a folder in a file system. The file of costs is mapped into "
+            "memory, which an object store cannot do."
+        )
+    return os.path.abspath(os.fspath(folder))
+
+
+def _quoted(name: str) -> str:
+    """Quotes a name of a column, or of a field inside a struct, for an expression."""
+    return ".".join(f"`{part}`" for part in name.split("."))

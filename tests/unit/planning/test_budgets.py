@@ -1,0 +1,156 @@
+"""Steps of a cost: each row once, the same global batches on any world, within the budget, for any order."""
+
+import dataclasses
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raylance.orders.buckets import Buckets, BucketsResolved
+from raylance.orders.order import Facts, Resolved
+from raylance.orders.shuffles import WindowShuffle
+from raylance.planning.planned_rows import PlannedRows
+from raylance.planning.steps import REMAINDERS, Budget, Remainder, cut_costs
+from tests.helpers.orders import cases, every_row
+from tests.helpers.plans import Batches, global_batches, make_plan
+
+budgets = st.builds(Budget, cost=st.integers(1, 3000), max_rows=st.none() | st.integers(1, 60), padded=st.booleans())
+sizes = budgets | st.integers(1, 50)
+
+
+@pytest.mark.promise("P1", "P2", "P3")
+@given(
+    order=cases(),
+    budget=budgets,
+    worlds=st.lists(st.integers(1, 8), min_size=2, max_size=3),
+    item_rows=st.lists(st.integers(1, 100), min_size=3, max_size=3),
+    remainder=st.sampled_from(REMAINDERS),
+    data=st.data(),
+)
+@settings(max_examples=60)
+def test_promises(
+    order: Resolved, budget: Budget, worlds: list[int], item_rows: list[int], remainder: Remainder, data: st.DataObject
+) -> None:
+    position = data.draw(st.integers(0, order.epoch_rows))
+    left, first = every_row(order, 1)[position:], list[Batches]()
+    for world, rows_per_item in zip(worlds, item_rows, strict=False):
+        plan = make_plan(order, budget, world, remainder)
+        first.append(global_batches(plan, 1, position, rows_per_item))
+        slices = [plan.rank_slice(1, position, rank) for rank in range(world)] if first[0] else [(0, 0)]
+        assert max(high - low for low, high in slices) - min(high - low for low, high in slices) <= 1
+    assert all(batches == first[0] for batches in first), "the global batches depend on the world size"
+    delivered = list(itertools.chain(*first[0]))
+    dropped = len(left) - len(delivered)
+    assert 0 <= dropped < (order.lane_count if remainder == "drop" else 1)
+    assert sorted(delivered) == sorted(left[: len(left) - dropped])
+    for rows in first[0]:
+        costs = order.costs(np.array(rows, dtype=np.int64))
+        is_padded = budget.padded or isinstance(order, BucketsResolved)
+        paid = len(rows) * int(costs.max()) if is_padded else int(costs.sum())
+        assert paid <= budget.cost or len(rows) == 1
+        assert len(rows) <= (budget.max_rows or len(rows))
+
+
+@pytest.mark.promise("P5")
+@given(
+    order=cases(),
+    seed=st.integers(),
+    epoch=st.integers(0, 5),
+    runs=st.lists(st.tuples(sizes, st.integers(1, 7), st.integers(0, 6)), min_size=1, max_size=6),
+)
+def test_stop_and_resume_with_another_world_or_budget_or_a_number_of_rows(
+    order: Resolved, seed: int, epoch: int, runs: list[tuple[int | Budget, int, int]]
+) -> None:
+    order, position, delivered = dataclasses.replace(order, seed=seed), 0, []
+    wanted = every_row(order, epoch)
+    for size, world, steps in runs:
+        plan = make_plan(order, size, world)
+        for rows in global_batches(plan, epoch, position)[:steps]:
+            delivered += rows
+            position = plan.after(epoch, position)
+        assert sorted(delivered) == sorted(wanted[:position])
+    for rows in global_batches(make_plan(order, Budget(cost=500), 2), epoch, position):
+        delivered += rows
+    assert sorted(delivered) == sorted(wanted)
+
+
+@given(order=cases(), budget=budgets, world=st.integers(1, 4), item_rows=st.integers(1, 100), data=st.data())
+@settings(max_examples=40)
+def test_the_rows_of_an_item_are_those_of_its_chunk(
+    order: Resolved, budget: Budget, world: int, item_rows: int, data: st.DataObject
+) -> None:
+    """However chunks are cut; whether their rows were computed before, or not; cut items, too."""
+    plan = dataclasses.replace(make_plan(order, budget, world), chunk_positions=data.draw(st.integers(1, 100)))
+    rank, position = data.draw(st.integers(0, world - 1)), data.draw(st.integers(0, order.epoch_rows))
+    chunks, chunk = [], plan.chunk_at(1, position)
+    while chunk is not None:
+        size = plan.chunk_size(chunk, rank)
+        chunks.append(plan.head(chunk, rank, data.draw(st.integers(1, size))) if size else chunk)
+        assert plan.chunk_size(chunks[-1], rank) == len(plan.chunk_rows(chunks[-1], rank))
+        chunk = plan.next_chunk(chunks[-1])
+    planned, found = PlannedRows(plan), []
+    for item in plan.items(rank, 1, position, item_rows, chunks=chunks):
+        for part in plan.cut(item, data.draw(st.integers(1, 3))):
+            if data.draw(st.booleans()):
+                planned.of_chunk(part.chunk, rank)
+            assert planned.of_item(part).tolist() == plan.item_rows(part).tolist()
+            found.append(plan.item_positions(part))
+    whole = [plan.item_positions(item) for item in plan.items(rank, 1, position, item_rows)]
+    assert [*map(int, itertools.chain(*found))] == [*map(int, itertools.chain(*whole))]
+    assert pickle.loads(pickle.dumps(plan)) == plan
+
+
+@given(costs=st.lists(st.integers(0, 200), min_size=1, max_size=200), budget=budgets)
+def test_as_few_steps_as_can_be_or_a_few_more(costs: list[int], budget: Budget) -> None:
+    starts = cut_costs(np.array(costs, dtype=np.int64), budget).tolist()
+    assert starts[0] == 0
+    assert starts[-1] == len(costs)
+    fewest, at = 0, 0
+    while at < len(costs):  # brute force: as many rows as fit, one after the other
+        end = at + 1
+        while end < len(costs) and end - at < (budget.max_rows or len(costs)):
+            paid = costs[at : end + 1]
+            if (len(paid) * max(paid) if budget.padded else sum(paid)) > budget.cost:
+                break
+            end += 1
+        at, fewest = end, fewest + 1
+    assert fewest <= len(starts) - 1 <= fewest + 2 + fewest // 8
+
+
+def lognormal(n: int) -> np.ndarray:
+    """Lengths of lognormal(5, 1), clipped to 16 to 1,024, as in transformers#47340."""
+    lengths = np.random.default_rng(0).lognormal(5, 1, n)
+    return np.clip(lengths, 16, 1024).astype(np.int32)
+
+
+def test_buckets_of_lengths_leave_little_padding_and_ranks_pay_alike() -> None:
+    lengths, ranks = lognormal(200_000), 8
+    facts = Facts(rows=len(lengths), seed=0, tables={"cost": lengths}, global_batch_size=8, global_batch_cost=32_768)
+    order = Buckets(shard_rows=1024, window_shards=16).resolve(facts)
+    plan, real, paid, ratios, position = make_plan(order, Budget(cost=32_768), ranks), 0, 0, [], 0
+    while not plan.is_over(0, position):
+        slices = [plan.positions(0, position, *plan.rank_slice(0, position, rank)) for rank in range(ranks)]
+        costs = [lengths[plan.select(0, own)] for own in slices]
+        of_ranks = [len(own) * int(own.max()) for own in costs]
+        real, paid = real + sum(int(own.sum()) for own in costs), paid + sum(of_ranks)
+        ratios.append(max(of_ranks) / np.mean(of_ranks))
+        position = plan.after(0, position)
+    assert position == len(lengths), "nothing is dropped"
+    assert 1 - real / paid < 0.05
+    assert np.quantile(ratios, 0.9) < 1.05
+
+
+def test_a_shuffle_by_cost_reads_the_same_windows() -> None:
+    """Buckets change the order inside the windows of the lanes, so no rank reads rows of another lane or window."""
+    lengths = lognormal(5_000)
+    sizes = {"shard_rows": 50, "window_shards": 4, "lanes": 8}
+    facts = Facts(rows=len(lengths), seed=0, tables={"cost": lengths}, global_batch_size=8)
+    by_cost, plain = (kind(**sizes).resolve(facts).epoch(1) for kind in (Buckets, WindowShuffle))
+    span = 50 * 4 * 8
+    for begin in range(0, 3 * span, span):
+        for lane in range(8):
+            positions = np.arange(begin, begin + span, dtype=np.int64)[lane::8]
+            assert sorted(by_cost.rows(positions).tolist()) == sorted(plain.rows(positions).tolist())
