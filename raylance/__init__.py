@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from raylance.orders.permutation import row_rng
     from raylance.orders.sampling import ClassBalanced, Weighted
     from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
+    from raylance.planning.balance import Balance
     from raylance.reports.page import report_run
     from raylance.reports.proving import RunProof, explain_run, prove_run
     from raylance.reports.watching import watch
@@ -81,6 +82,7 @@ _MODULES = {
     "orders.shuffles": ("RowShuffle", "Sequential", "ShardShuffle", "WindowShuffle"),
     "api.mixing": ("mix",),
     "orders.buckets": ("Buckets",),
+    "planning.balance": ("Balance",),
     "orders.order": ("Order",),
     "source.costs": ("TokensOf",),
     "source.packing": ("PackTokens",),
@@ -106,12 +108,12 @@ _SUBMODULES = ("audit", "lerobot", "testing", "torch_data", "torchft")
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "BadRowError", "BatchDecoder", "Batches", "Buckets", "CenterCrop", "ClassBalanced", "Clip", "ConfigError",
-    "CoverageError", "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit", "FrameCrop",
-    "HelperError", "Image", "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance",
-    "RaggedDecoder", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof",
-    "SampleTable", "Sequential", "ShardShuffle", "StateError", "TokensOf", "ValueSplit", "Video", "Weighted",
-    "WindowShuffle", "Windows", "add_column", "dataset", "explain_run", "map_boxes", "map_points", "mix",
+    "BadRowError", "Balance", "BatchDecoder", "Batches", "Buckets", "CenterCrop", "ClassBalanced", "Clip",
+    "ConfigError", "CoverageError", "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit",
+    "FrameCrop", "HelperError", "Image", "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError",
+    "Provenance", "RaggedDecoder", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle",
+    "RunProof", "SampleTable", "Sequential", "ShardShuffle", "StateError", "TokensOf", "ValueSplit", "Video",
+    "Weighted", "WindowShuffle", "Windows", "add_column", "dataset", "explain_run", "map_boxes", "map_points", "mix",
     "newest_checkpoint", "open_folder", "prove_run", "read_values", "report", "report_if_preempted", "report_run",
     "restore", "row_rng", "watch", "write_column", "write_values",
 ]  # fmt: skip

@@ -12,7 +12,9 @@ from raylance.api.dataset import Dataset, spec_of
 from raylance.arguments import check_flag, check_integer, check_word
 from raylance.columns import dataset_names
 from raylance.errors import ConfigError
+from raylance.orders.buckets import Buckets
 from raylance.orders.mixture import Component, MixOrder, quotas
+from raylance.planning.balance import Balance, check_balance
 from raylance.planning.steps import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.source.mixed_rows import mix_rows
@@ -25,6 +27,7 @@ def mix(
     window_bytes: int | None = None,
     remainder: Remainder = "drop",
     empty_batches: bool = False,
+    balance: Balance | None = None,
 ) -> Dataset:
     """Mixes datasets by weight, each in its own order.
 
@@ -44,6 +47,7 @@ def mix(
             `parts` must be opened without `window_bytes`.
         remainder: How the rows after the last whole step are handled: "drop", "pad" or "ragged".
         empty_batches: Whether ranks may get batches of no row, as for `dataset`.
+        balance: As in `raylance.dataset`. The datasets in `parts` must be opened without it.
 
     Returns:
         A handle, as `raylance.dataset` returns. Checkpoints of a run on it hold the position in each dataset.
@@ -76,6 +80,7 @@ def mix(
         for name, spec, quota in zip(parts, delivery_specs, shares, strict=True)
     )
     has_costs = all(spec.cost is not None for spec in delivery_specs)
+    check_balance(balance, has_costs=has_costs)
     rows = mix_rows({name: spec.source for name, spec in zip(parts, read_specs, strict=True)})
     decoding = read_specs[0].decoding
     read_spec = ReadSpec(
@@ -99,6 +104,7 @@ def mix(
         empty_batches=empty_batches,
         masks_bad_rows=delivery_specs[0].masks_bad_rows,
         window_bytes=window_bytes,
+        balance=balance,
         cost={name: spec.cost for name, spec in zip(parts, delivery_specs, strict=True)} if has_costs else None,
     )
     return Dataset(spec)
@@ -140,6 +146,16 @@ def _check_alike(
         )
     if spec.masks_bad_rows != first_spec.masks_bad_rows:
         raise ConfigError(f"mix(): {name!r} and {first_name!r} have unlike on_bad_row=; use the same for all.")
+    if spec.balance is not None:
+        raise ConfigError(
+            f"mix(): {name!r} has balance= of its own, and a step has rows of all datasets. Pass balance= to mix() "
+            "instead."
+        )
+    if isinstance(spec.order, Buckets):
+        raise ConfigError(
+            f'mix(): {name!r} has the order "bucket", and a step has rows of all datasets, whose buckets would not be '
+            'alike. Use another order, such as "window"; global_batch_cost= and balance= work with all orders.'
+        )
     if spec.window_bytes is not None:
         raise ConfigError(
             f"mix(): {name!r} has window_bytes={spec.window_bytes:,} of its own, and the datasets of a mixture "

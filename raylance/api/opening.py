@@ -24,6 +24,7 @@ from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Order
 from raylance.orders.registry import make_order
+from raylance.planning.balance import Balance, check_balance
 from raylance.planning.state import describe
 from raylance.planning.steps import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
@@ -68,6 +69,7 @@ def dataset(
     windows: Windows | SampleTable | None = None,
     cost: str | TokensOf | None = None,
     cost_folder: str | os.PathLike[str] | None = None,
+    balance: Balance | None = None,
     order: str | Order = "window",
     seed: int = 0,
     window_bytes: int | None = None,
@@ -109,6 +111,8 @@ def dataset(
         cost_folder: Folder that keeps the costs of more than 65,536 rows, 4 bytes a row, for later starts. None for
             `raylance/costs` in the user's cache folder. If a process is killed while it reads the costs, the next one
             continues. Nothing removes old files.
+        balance: `raylance.Balance` divides the rows of each step among the ranks so that they cost about the same. It
+            needs `cost`.
         order: "window", "shard", "sequential", "row" or "bucket", or an order with its parameters.
         seed: Seed of the order and of augmentation, on every rank. A `FractionSplit` has another seed.
         window_bytes: Bytes of memory for the windows of a shuffle, in total over all ranks: the current and the next
@@ -166,6 +170,7 @@ def dataset(
     )
     if pack is not None and windows is not None:
         raise ConfigError("pack= makes samples of all tokens, windows= of rows: give one of them.")
+    check_balance(balance, has_costs=cost is not None)
     if pack is not None and cost is not None:
         raise ConfigError("pack= makes samples of one length, which need no cost=: give one of them.")
     columns = columns if pack is None else _check_pack(pack, columns, asked)
@@ -201,6 +206,7 @@ def dataset(
             tables=share_tables(made_order, tables, source, selection),
             costs={} if costs is None else share_costs(source, opened, costs, selection),
             cost=None if costs is None else describe(cost),
+            balance=balance,
             seed=seed,
             remainder=remainder,
             empty_batches=empty_batches,

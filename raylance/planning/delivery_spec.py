@@ -9,6 +9,7 @@ import numpy as np
 
 from raylance.errors import ConfigError
 from raylance.orders.order import WINDOW_BYTES, Facts, Order, Resolved, Tables, join_tables
+from raylance.planning.balance import Balance
 from raylance.planning.plan import Plan
 from raylance.planning.steps import Budget, Remainder, Size
 
@@ -32,6 +33,7 @@ class DeliverySpec:
         order: The order, whose fields may be "auto"; `tables` holds its look-ups in the selection.
         costs: The table of the rows' costs; empty if they have none. `cost` says in words what a row costs. In a
             mixture, `costs` is empty, because each component has its own.
+        balance: How the rows of a step are divided among the ranks by their costs; None for their order alone.
         empty_batches: Whether data-parallel ranks may get batches of no row in each step.
         masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
         window_bytes: Determines the sizes that the order leaves to "auto"; None for the run's value, or the default.
@@ -48,6 +50,7 @@ class DeliverySpec:
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
     costs: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
     cost: Any = None
+    balance: Balance | None = None
     seed: int
     remainder: Remainder
     empty_batches: bool
@@ -115,6 +118,7 @@ def make_plan(
         order=order,
         global_batch_size=rows,
         budget=budget,
+        balance=spec.balance,
         dp_size=dp_size,
         remainder=remainder,
         chunk_positions=chunk_positions,

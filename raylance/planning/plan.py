@@ -18,8 +18,11 @@ from raylance.errors import ConfigError
 from raylance.orders.checking import check_sample, select_rows
 from raylance.orders.order import Resolved
 from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.planning.balance import Balance
 from raylance.planning.steps import REMAINDERS, Budget, CostSteps, EvenSteps, Remainder, Steps
 
+_STEPS_KEPT = 512  # steps whose balanced arrangement is kept
+_TOGETHER = 32  # steps that are balanced together
 _MOST_KEPT = 1 << 16  # most rows of a slice whose arrangement is kept
 _GROWTH = 1.25  # factor by which the rows of an item grow from one round to the next
 _WHOLE = 0.75  # a window of up to this share of the limit is not cut, so that one a little above half stays whole
@@ -72,6 +75,7 @@ class Plan:
     every: int = 1
     # What a step may cost, in place of `global_batch_size`, which is then the mean number of rows of a step
     budget: Budget | None = None
+    balance: Balance | None = None  # changes which rank gets which rows of a step
 
     def __post_init__(self) -> None:
         for name in ("rows", "global_batch_size", "dp_size", "chunk_positions", "every"):
@@ -130,7 +134,7 @@ class Plan:
     def step_text(self) -> str:
         """The size of a step in words, for messages."""
         if self.budget is None:
-            return f"a global batch of {self.global_batch_size}"
+            return f"a global batch of {self.global_batch_size:,}"
         return f"a global batch of cost {self.budget.cost:,}"
 
     def starts(self, epoch: int, position: int, steps: int) -> Iterator[int]:
@@ -138,6 +142,10 @@ class Plan:
         for _ in range(steps):
             yield position
             position = self.after(epoch, position)
+
+    def start_of(self, epoch: int, position: int) -> int:
+        """Returns the first position of the step that has a position, if the first step begins with the epoch."""
+        return self.layout.start_of(epoch, position)
 
     def steps_between(self, epoch: int, first: int, last: int) -> int:
         """Returns the number of steps of this plan from one that begins at `first` to position `last`, rounded up."""
@@ -158,11 +166,40 @@ class Plan:
 
     def positions(self, epoch: int, position: int, low: int, high: int) -> Int64Array:
         """Returns the epoch positions of rows [low, high) of a step, sorted by (position mod lanes, position div
-        lanes). Those of padding are at least `epoch_rows`.
+        lanes), and then swapped by the balance, if there is one. Those of padding are at least `epoch_rows`.
         """
+        if self.balance is not None and self.dp_size > 1:
+            return self._balanced(epoch, position)[low:high]
         lanes, size = self.order.lane_count, self.step_size(epoch, position)
         arrange = _arranged if high - low <= _MOST_KEPT else _arranged.__wrapped__
         return position + arrange(lanes, position % lanes, size, low, high)
+
+    @functools.cached_property
+    def by_lane(self) -> "Plan":
+        """The same plan without its balance."""
+        return dataclasses.replace(self, balance=None)
+
+    @functools.cached_property
+    def _kept(self) -> dict[tuple[int, int], Int64Array]:
+        """The last balanced arrangements, by epoch and position. Several threads may add the same ones."""
+        return {}
+
+    def _balanced(self, epoch: int, position: int) -> Int64Array:
+        """Returns the positions of a step's rows, arranged by its balance."""
+        found = self._kept.get((epoch, position))
+        if found is None:
+            # Finding the rows of several steps takes little longer than finding those of one.
+            starts = [at for at in self.starts(epoch, position, _TOGETHER) if not self.is_over(epoch, at)]
+            steps = [self.by_lane.positions(epoch, at, 0, self.step_size(epoch, at)) for at in starts]
+            costs = self.order.costs(self.select(epoch, np.concatenate(steps))).astype(np.int64)
+            parts = np.split(costs, np.cumsum([len(step) for step in steps])[:-1])
+            balance = self.balance or Balance()
+            for at, step, part in zip(starts, steps, parts, strict=True):
+                self._kept[epoch, at] = step[balance.arrange(part, self.dp_size)]
+            found = self._kept[epoch, position]
+            for key in list(self._kept)[:-_STEPS_KEPT]:
+                self._kept.pop(key, None)
+        return found
 
     def item_positions(self, item: WorkItem) -> Int64Array:
         """Returns the epoch positions of an item's rows in the order of delivery, int64, shape (item.rows,)."""

@@ -108,6 +108,10 @@ class Steps(abc.ABC):
         """Whether no step begins at a position or after it."""
 
     @abc.abstractmethod
+    def start_of(self, epoch: int, position: int) -> int:
+        """Returns the first position of the step that has a position, if the first step begins with the epoch."""
+
+    @abc.abstractmethod
     def between(self, epoch: int, first: int, last: int) -> int:
         """Returns the number of steps from one that begins at `first` to position `last`, rounded up."""
 
@@ -162,6 +166,10 @@ class EvenSteps(Steps):
     def is_over(self, epoch: int, position: int) -> bool:
         """See `Steps.is_over`."""
         return self.count(epoch, position) <= 0
+
+    def start_of(self, epoch: int, position: int) -> int:
+        """See `Steps.start_of`."""
+        return position // self.rows_each * self.rows_each
 
     def between(self, epoch: int, first: int, last: int) -> int:
         """See `Steps.between`."""
@@ -287,6 +295,11 @@ class CostSteps(Steps):
         """See `Steps.is_over`."""
         _, starts, at = self._find(epoch, position)
         return at + 1 >= len(starts)
+
+    def start_of(self, epoch: int, position: int) -> int:
+        """See `Steps.start_of`."""
+        _, starts, at = self._find(epoch, position)
+        return starts[at]
 
     def between(self, epoch: int, first: int, last: int) -> int:
         """See `Steps.between`."""

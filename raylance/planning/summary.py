@@ -10,6 +10,7 @@ import numpy as np
 
 from raylance.errors import ConfigError
 from raylance.orders.mixture import MixOrder
+from raylance.planning.balance import CostFigures, cost_figures
 from raylance.planning.plan import Plan, fitting_rows
 from raylance.planning.quality import Labels, ShuffleQuality, compare_windows, order_in_words, shuffle_quality
 
@@ -23,19 +24,22 @@ def summarise(
     chunk, last = plan.chunk_at(0, 0), plan.dp_size - 1  # no rank has more rows than the last one
     rows = plan.chunk_size(chunk, last) if chunk is not None else 0
     window_bytes = int(fitting_rows(rows, row_bytes, max_window_bytes) * row_bytes)
-    tail = plan.epoch_rows % plan.global_batch_size
+    steps = plan.steps(0)
+    end = plan.after(0, 0, steps)
+    repeated = max(0, steps * plan.global_batch_size - plan.epoch_rows) if plan.remainder == "pad" else 0
     return PlanSummary(
         plan=plan,
-        steps=plan.steps(0),
-        sources=_sources(plan, plan.epoch_rows - (tail if plan.remainder == "drop" else 0)),
-        rows_dropped=tail if plan.remainder == "drop" else 0,
-        rows_repeated=plan.global_batch_size - tail if plan.remainder == "pad" and tail else 0,
+        steps=steps,
+        sources=_sources(plan, end),
+        rows_dropped=plan.epoch_rows - end,
+        rows_repeated=repeated if plan.budget is None else 0,
         shards=plan.order.shard_count,
         reads=reads,
         window_bytes=window_bytes,
         held_bytes=min(2 * window_bytes, max_window_bytes),
         row_bytes=row_bytes,
         measure=measure,
+        costs=cost_figures(plan),
     )
 
 
@@ -92,6 +96,7 @@ class PlanSummary:
             at most `max_window_bytes`. Rows that are being read need more memory; see `Options.max_window_bytes`.
         row_bytes: Approximate bytes of a row as it is read; `window_bytes` and `held_bytes` follow from it.
         measure: How `row_bytes` was measured.
+        costs: What padding and what imbalance follow from the costs of the rows; None if they have none.
     """
 
     plan: Plan
@@ -105,6 +110,7 @@ class PlanSummary:
     held_bytes: int
     row_bytes: float
     measure: str
+    costs: CostFigures | None = None
 
     @property
     def empty_ranks(self) -> int:
@@ -169,10 +175,11 @@ class PlanSummary:
             [
                 f"{self._rows_in_words()}, order {order_in_words(plan.order)}",
                 *self._table(),
-                f"{dealt}{counted(plan.dp_size, 'rank')}, global batch {plan.global_batch_size:,}",
+                f"{dealt}{counted(plan.dp_size, 'rank')}, {plan.step_text.removeprefix('a ')}",
                 f"{counted(self.steps, 'step')} an epoch on every rank; {self.rows_dropped:,} rows dropped, "
                 f"{self.rows_repeated:,} repeated (remainder={plan.remainder!r})",
                 *self._empty_in_words(),
+                *([str(self.costs)] if self.costs else []),
                 f"{self.window_bytes / 2**20:,.1f} MiB a window and rank, {self.held_bytes / 2**20:,.1f} MiB held "
                 f"({self.row_bytes:,.0f} bytes a row, {self.measure})",
                 f"read by {self.reads}",

@@ -1,0 +1,201 @@
+"""Which rank gets which rows of a global batch, so that all ranks have about the same work; and what padding and what
+imbalance follow from a plan.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from raylance.arguments import check_word
+from raylance.errors import ConfigError
+from raylance.orders.permutation import BoolArray, Int64Array
+
+if TYPE_CHECKING:
+    from raylance.planning.plan import Plan
+
+Floats = npt.NDArray[np.float64]
+
+_ENOUGH = 0.002  # ranks are not balanced further once the dearest is this close to the mean
+_SAMPLED = 128  # steps of which a summary is made
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """Gives all ranks about the same work in each step, by swapping rows between ranks. Pass it to `raylance.dataset`
+    as `balance`; it needs `cost`.
+
+    The rows of the global batch stay the same, and so does the number of rows of each rank. The dearest rank swaps a
+    row with the cheapest rank until their costs are about equal. Each rank computes the swaps by itself.
+
+    Attributes:
+        by: What is balanced: the sum of the "cost" of a rank's rows, or of their "squared" costs, as for attention.
+        most_moved: Largest share of a step's rows that swaps may move to another rank. A rank that gets a row from
+            another rank's lanes reads it by itself, and the other one reads past it. So about this share more is read.
+    """
+
+    by: Literal["cost", "squared"] = "cost"
+    most_moved: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_word("Balance: by", self.by, ("cost", "squared"))
+        moved = self.most_moved
+        if isinstance(moved, bool) or not isinstance(moved, int | float | np.floating) or not 0 <= moved <= 1:
+            raise ConfigError(f"Balance(most_moved={moved!r}): give a share of the rows, from 0 to 1.")
+        object.__setattr__(self, "most_moved", float(moved))
+
+    def arrange(self, costs: Int64Array, dp_size: int) -> Int64Array:
+        """Arranges the rows of a step so that the slices of the ranks have about the same cost.
+
+        Args:
+            costs: Costs of the rows in the order of the ranks' slices without a balance, int64, (n,).
+            dp_size: Number of data-parallel ranks.
+
+        Returns:
+            The indices of the rows in their new order, int64, (n,).
+        """
+        weights = costs.astype(np.float64) ** (2 if self.by == "squared" else 1)
+        order, bounds = np.arange(len(costs), dtype=np.int64), slice_bounds(len(costs), dp_size)
+        loads = np.array([weights[low:high].sum() for low, high in bounds])
+        mean = loads.mean()
+        for _ in range(int(self.most_moved * len(costs)) // 2):
+            most, least = int(loads.argmax()), int(loads.argmin())
+            if loads[most] <= (1 + _ENOUGH) * mean or not self._swap(order, weights, loads, bounds, most, least):
+                break
+        return order
+
+    @staticmethod
+    def _swap(
+        order: Int64Array, weights: Floats, loads: Floats, bounds: list[tuple[int, int]], most: int, least: int
+    ) -> bool:
+        """Swaps the two rows of two ranks that make their loads most alike; False if none make them more alike."""
+        gap = (loads[most] - loads[least]) / 2
+        dear, cheap = (order[low:high] for low, high in (bounds[most], bounds[least]))
+        if not len(dear) or not len(cheap):
+            return False
+        given, got = weights[dear], weights[cheap]
+        ascending = got.argsort(kind="stable")
+        wanted = given - gap  # the cost of the row to get for each row to give
+        at = got[ascending].searchsorted(wanted)
+        bounded = np.concatenate([[-np.inf], got[ascending], [np.inf]])
+        below, above = wanted - bounded[at], bounded[at + 1] - wanted
+        is_below = below < above
+        give = int(np.where(is_below, below, above).argmin())
+        get = int(ascending[at[give] - bool(is_below[give])])
+        change = given[give] - got[get]
+        if not 0 < change < 2 * gap:
+            return False
+        dear[give], cheap[get] = cheap[get], dear[give]  # both are views of `order`
+        loads[most] -= change
+        loads[least] += change
+        return True
+
+
+def check_balance(balance: object, *, has_costs: bool) -> None:
+    """Raises ConfigError if a balance has another type, or rows have no costs."""
+    if balance is None:
+        return
+    if not isinstance(balance, Balance):
+        raise ConfigError(f"balance={balance!r}: give raylance.Balance(…), or None.")
+    if not has_costs:
+        raise ConfigError(
+            f"{balance}: the rows have no costs to balance; nothing was started. Give cost= to raylance.dataset; in a "
+            "mixture, to all datasets."
+        )
+
+
+def slice_bounds(rows: int, dp_size: int) -> list[tuple[int, int]]:
+    """Returns the half-open slices of the ranks of a step."""
+    return [(rank * rows // dp_size, (rank + 1) * rows // dp_size) for rank in range(dp_size)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CostFigures:
+    """What the costs of rows mean for the ranks, from a sample of the steps of an epoch.
+
+    Attributes:
+        rows: Mean number of rows of a step over all ranks.
+        cost: Mean of the sums of the costs of a step over all ranks.
+        padding: Share of padding, if each rank pads its rows to the dearest of them.
+        padded: The ratio of the dearest rank to the mean of the ranks, where a rank's rows cost their number times the
+            dearest: the median of the steps, and the value that 90 % of the steps do not exceed.
+        summed: The same, where costs are added up, as without padding.
+        squared: The same, where squared costs are added up, as for attention.
+        moved: Share of the rows that a `Balance` moves to other ranks; about this share more is read.
+    """
+
+    rows: float
+    cost: float
+    padding: float
+    padded: tuple[float, float]
+    summed: tuple[float, float]
+    squared: tuple[float, float]
+    moved: float
+
+    def __str__(self) -> str:
+        """Returns the figures in words."""
+        ratios = {"padded": self.padded, "not padded": self.summed, "squared": self.squared}
+        words = ", ".join(f"{name} {half:.2f} and {most:.2f}" for name, (half, most) in ratios.items())
+        moved = f"; {self.moved:.1%} of the rows change the rank" if self.moved else ""
+        return (
+            f"{self.rows:,.0f} rows and cost {self.cost:,.0f} a step; {self.padding:.1%} padding; the dearest rank "
+            f"over the mean, median and 90 %: {words}{moved}"
+        )
+
+
+def cost_figures(plan: "Plan", epoch: int = 0, sample_steps: int = _SAMPLED) -> CostFigures | None:
+    """Computes what the costs mean for the ranks, from steps at equal distances; None if rows have no costs."""
+    if not plan.order.has_costs:
+        return None
+    wanted = (np.arange(sample_steps) * (plan.epoch_rows / sample_steps)).astype(np.int64).tolist()
+    starts = dict.fromkeys(plan.start_of(epoch, position) for position in wanted)
+    steps = [_look_at(plan, epoch, start) for start in starts if not plan.is_over(epoch, start)]
+    if not steps:
+        return None
+    rows, cost, paid, moved = (sum(getattr(step, name) for step in steps) for name in ("rows", "cost", "paid", "moved"))
+    return CostFigures(
+        rows=rows / len(steps),
+        cost=cost / len(steps),
+        padding=1 - cost / paid if paid else 0.0,
+        padded=_quantiles([step.padded for step in steps]),
+        summed=_quantiles([step.summed for step in steps]),
+        squared=_quantiles([step.squared for step in steps]),
+        moved=moved / max(1, rows),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Step:
+    rows: int
+    cost: int
+    paid: int
+    moved: int
+    padded: float
+    summed: float
+    squared: float
+
+
+def _look_at(plan: "Plan", epoch: int, start: int) -> _Step:
+    size = plan.step_size(epoch, start)
+    positions = plan.positions(epoch, start, 0, size)
+    costs = plan.order.costs(plan.select(epoch, positions)).astype(np.int64)
+    costs[positions >= plan.epoch_rows] = 0  # rows that only fill the last step
+    slices = [costs[low:high] for low, high in slice_bounds(size, plan.dp_size)]
+    paid = [len(own) * int(own.max(initial=0)) for own in slices]
+    sums, squares = ([int((own**power).sum()) for own in slices] for power in (1, 2))
+    moved = 0
+    if plan.balance is not None:
+        is_own: BoolArray = positions == plan.by_lane.positions(epoch, start, 0, size)
+        moved = int((~is_own).sum())
+    return _Step(size, sum(sums), sum(paid), moved, *map(_ratio, (paid, sums, squares)))
+
+
+def _ratio(of_ranks: list[int]) -> float:
+    mean = sum(of_ranks) / len(of_ranks)
+    return max(of_ranks) / mean if mean else 1.0
+
+
+def _quantiles(values: list[float]) -> tuple[float, float]:
+    half, most = np.quantile(values, [0.5, 0.9]).tolist()
+    return half, most
