@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from raylance.api.loader import RankLoader
     from raylance.api.mixing import mix
     from raylance.api.opening import dataset
+    from raylance.batches.varlen import cu_seqlens
     from raylance.decode.arrays import Pad
     from raylance.decode.clips import Clip
     from raylance.decode.crops import CenterCrop, RandomResizedCrop, map_boxes, map_points
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from raylance.reports.page import report_run
     from raylance.reports.proving import RunProof, explain_run, prove_run
     from raylance.reports.watching import watch
+    from raylance.samples.packs import Pack
     from raylance.samples.table import SampleTable
     from raylance.samples.windows import Windows
     from raylance.settings import Options
@@ -83,6 +85,8 @@ _MODULES = {
     "api.mixing": ("mix",),
     "orders.buckets": ("Buckets",),
     "planning.balance": ("Balance",),
+    "samples.packs": ("Pack",),
+    "batches.varlen": ("cu_seqlens",),
     "orders.order": ("Order",),
     "source.costs": ("TokensOf",),
     "source.packing": ("PackTokens",),
@@ -110,12 +114,12 @@ _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "BadRowError", "Balance", "BatchDecoder", "Batches", "Buckets", "CenterCrop", "ClassBalanced", "Clip",
     "ConfigError", "CoverageError", "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit",
-    "FrameCrop", "HelperError", "Image", "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError",
+    "FrameCrop", "HelperError", "Image", "ImageCrop", "Options", "Order", "Pack", "PackTokens", "Pad", "PlacementError",
     "Provenance", "RaggedDecoder", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle",
     "RunProof", "SampleTable", "Sequential", "ShardShuffle", "StateError", "TokensOf", "ValueSplit", "Video",
-    "Weighted", "WindowShuffle", "Windows", "add_column", "dataset", "explain_run", "map_boxes", "map_points", "mix",
-    "newest_checkpoint", "open_folder", "prove_run", "read_values", "report", "report_if_preempted", "report_run",
-    "restore", "row_rng", "watch", "write_column", "write_values",
+    "Weighted", "WindowShuffle", "Windows", "add_column", "cu_seqlens", "dataset", "explain_run", "map_boxes",
+    "map_points", "mix", "newest_checkpoint", "open_folder", "prove_run", "read_values", "report",
+    "report_if_preempted", "report_run", "restore", "row_rng", "watch", "write_column", "write_values",
 ]  # fmt: skip
 
 

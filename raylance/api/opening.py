@@ -28,6 +28,7 @@ from raylance.planning.balance import Balance, check_balance
 from raylance.planning.state import describe
 from raylance.planning.steps import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
+from raylance.samples.packs import Pack
 from raylance.samples.table import SampleTable
 from raylance.samples.windows import Windows
 from raylance.source.costs import TokensOf, check_costs, share_costs
@@ -35,12 +36,13 @@ from raylance.source.derived import Derived, Made, Renamed
 from raylance.source.episodes import check_windows, share_windows
 from raylance.source.fields import blobs_inside, find_field, is_blob, leaf_names
 from raylance.source.filters import check_filter
+from raylance.source.packed import by_block, pack_sequences
 from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.pickled import refuse_pickled
 from raylance.source.provenance import STALE, Stale, check_fresh
 from raylance.source.reader import READ_MODES, Reader, ReadMode, RowReader, stored_row_bytes
 from raylance.source.retrying import OPENING_S
-from raylance.source.rows import table_rows
+from raylance.source.rows import RowSource, table_rows
 from raylance.source.sampling import read_samples
 from raylance.source.selection import Selection, share_selection
 from raylance.source.splits import Split
@@ -65,7 +67,7 @@ def dataset(
     split: Split | None = None,
     decode: Decoder | Derived | Sequence[Decoder | Derived] | None = None,
     transform: Transform | None = None,
-    pack: PackTokens | None = None,
+    pack: Pack | PackTokens | None = None,
     windows: Windows | SampleTable | None = None,
     cost: str | TokensOf | None = None,
     cost_folder: str | os.PathLike[str] | None = None,
@@ -98,17 +100,18 @@ def dataset(
             change the arrays in place, and returns a dict of arrays with the same number of rows. It gets pieces of
             batches, so its result for a row must not depend on other rows. Pictures have their channels last; torch
             batches have them first, unless the last axis of what it returns under that name has another length.
-        pack: Packs documents of tokens into sequences; each sequence is then a row. Batches hold `input_ids`
-            (n, length); `doc_ids` (n, length), the row offset of each token's document, -1 for padding; and the
-            start of each sequence: `first_row`, the row offset of its first document, and `first_token`, the number of
-            its first token in that document.
+        pack: `raylance.Pack` packs documents of tokens into sequences; each sequence is then a row. With
+            `raylance.PackTokens`, batches hold `input_ids` (n, length); `doc_ids` (n, length), the row offset of each
+            token's document, -1 for padding; and the start of each sequence: `first_row`, the row offset of its first
+            document, and `first_token`, the number of its first token in that document.
         windows: `raylance.Windows` makes a sample of each selected row and of rows around it in the same episode; an
             object of a subclass of `raylance.SampleTable`, of any rows.
         cost: What each row costs to train on, such as its number of tokens: the name of a column of numbers; an SQL
             expression over such columns, as "tokens + 256 * images"; or `raylance.TokensOf("input_ids")`. Fractions are
             rounded up: give seconds as "1000 * seconds". The costs are read now, once for a version and a selection.
             The order `raylance.Buckets` and batches of `global_batch_cost` need them.
-        cost_folder: Folder that keeps the costs of more than 65,536 rows, 4 bytes a row, for later starts. None for
+        cost_folder: Folder that keeps the costs of more than 65,536 rows, or the lengths of as many documents for
+            `raylance.Pack`, 4 bytes a row, for later starts. None for
             `raylance/costs` in the user's cache folder. If a process is killed while it reads the costs, the next one
             continues. Nothing removes old files.
         balance: `raylance.Balance` divides the rows of each step among the ranks so that they cost about the same. It
@@ -192,11 +195,17 @@ def dataset(
         samples, selection = share_windows(source, opened, checked, selection)
     spec = _try_rows(source, opened, selection, samples, added, names, asked, read)
     if pack is not None:
-        packed = pack_rows(spec.source, pack)
+        packed: RowSource
+        if isinstance(pack, Pack):
+            packed = pack_sequences(source, opened, spec.source, pack, seed, cost_folder)
+            made_order = by_block(made_order)
+        else:
+            packed = pack_rows(spec.source, pack)
         spec = ReadSpec(source=packed, delivers=packed.columns)
     costs = None if cost is None else check_costs(opened, cost, cost_folder)
     text = None if costs is None else costs.text
-    bound_order, tables = made_order.bind(SelectionRows(source, opened, spec.source.load_selection(), text))
+    rows = SelectionRows(source, opened, spec.source.load_selection(), text)
+    bound_order, tables = made_order.bind(rows)
     return Dataset(
         DatasetSpec.of(
             spec,
@@ -272,11 +281,11 @@ def _try_rows(
 
 def _check_pack(pack: Any, columns: Sequence[str] | None, asked: Decoding) -> Sequence[str]:
     """Returns the columns to read."""
-    if not isinstance(pack, PackTokens):
-        raise ConfigError(f"pack={pack!r}: give raylance.PackTokens(column, length=…).")
+    if not isinstance(pack, Pack | PackTokens):
+        raise ConfigError(f'pack={pack!r}: give raylance.Pack("input_ids", length=…), or raylance.PackTokens(…).')
     if columns is not None or asked.decoders or asked.transform is not None:
         raise ConfigError("pack= delivers the packed tokens alone: leave columns=, decode= and transform= out.")
-    return [pack.column]
+    return list(pack.names) if isinstance(pack, Pack) else [pack.column]
 
 
 def _check_bad_rows(max_bad_rows: Any, on_bad_row: str) -> int | float | None:

@@ -19,17 +19,19 @@ from raylance.orders.registry import ORDERS
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.planning.state import parse_state
 from raylance.planning.steps import Remainder
+from raylance.samples.packs import Pack
 from raylance.samples.table import IS_PAD, SampleTable
 from raylance.samples.windows import Windows
+from raylance.source.costs import TokensOf
 from raylance.source.derived import Derived, Renamed
 from raylance.source.lerobot import Camera, DepthCamera, Task
 from raylance.source.packing import PackTokens
 from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
 from raylance.source.videos import Video
 
-_KEPT = ("uri", "version", "branch", "filter", "split", "windows")
+_KEPT = ("uri", "version", "branch", "filter", "split", "windows", "cost")
 _RECORDED: dict[str, type[Order]] = {**ORDERS, ClassBalanced.name: ClassBalanced}
-_WRITTEN = (*ORDERS.values(), Weighted, ClassBalanced, FractionSplit, RangeSplit, ValueSplit, PackTokens, Windows)
+_WRITTEN = (*ORDERS.values(), Weighted, ClassBalanced, FractionSplit, RangeSplit, ValueSplit, Pack, PackTokens, Windows)
 _DERIVED: dict[str, type[Derived]] = {kind.__name__: kind for kind in (Video, Renamed, Camera, DepthCamera, Task)}
 _SETTINGS = {kind.__name__: kind for kind in _WRITTEN}
 
@@ -115,6 +117,8 @@ def reopen(
         windows: Windows | SampleTable | None = changes.get("windows")
         if "windows" not in changes and one["windows"] is not None:
             windows = _windows(one["windows"])
+        if "cost" not in changes and one["cost"] is not None:
+            changes = {**changes, "cost": _cost(one["cost"])}
         arguments = {
             "version": one["version"] if one["branch"] is None else (one["branch"], one["version"]),
             "filter": one["filter"],
@@ -189,6 +193,11 @@ def _windows(text: str) -> Windows:
             "opened without it."
         ) from error
     return cast("Windows", found)
+
+
+def _cost(saved: Any) -> str | TokensOf:
+    """Returns the `cost` that a checkpoint holds."""
+    return TokensOf(saved["column"]) if isinstance(saved, Mapping) else str(saved)
 
 
 def _order(name: Any = None, **params: Any) -> Order:

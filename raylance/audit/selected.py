@@ -18,6 +18,7 @@ from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Order
 from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.samples.packs import Pack
 from raylance.samples.windows import WindowTable
 from raylance.source.mixed_rows import MixedRows
 from raylance.source.packing import PackedRows, PackTokens
@@ -78,15 +79,17 @@ class Part:
     table: TableRows
     filter: str | None
     split: str | None
-    pack: PackTokens | None  # None unless the dataset delivers sequences of packed documents
+    pack: Pack | PackTokens | None  # None unless the dataset delivers sequences of packed documents
     order: Order
     rows: int  # number of selected rows in the plan
 
     def selected(self) -> BoolArray:
         """Returns the rows that Lance selects as a mask over row offsets; for packed documents, over sequences."""
         if self.pack is not None:
-            tokens = 0
-            for batch in self.scan({"tokens": f"array_length(`{self.pack.column}`)"}):
+            if isinstance(self.pack, Pack) and self.pack.policy == "whole":
+                return np.ones(self.rows, dtype=np.bool_)  # how many there are follows from the packing alone
+            tokens, column = 0, self.pack.names[0] if isinstance(self.pack, Pack) else self.pack.column
+            for batch in self.scan({"tokens": f"array_length(`{column}`)"}):
                 tokens += (pc.sum(batch["tokens"]).as_py() or 0) + len(batch) * (self.pack.eos_id is not None)
             return np.ones(-(-tokens // self.pack.length), dtype=np.bool_)
         whole = self.filter is None and self.split is None

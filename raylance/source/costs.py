@@ -117,16 +117,17 @@ def share_costs(source: Source, dataset: lance.LanceDataset, costs: Costs, rows:
     Raises:
         DatasetError: If a row has no cost, a negative one or one of 2³¹ or more; or the storage fails.
     """
-    found = _load(source, dataset, costs, rows.get())
+    found = load_costs(source, dataset, costs, rows.get())
     make = functools.partial(_load_again, source, costs, rows)
     return SharedTables(Shared(f"costs of {source.uri}", {COST: found}, found.nbytes, make))
 
 
 def _load_again(source: Source, costs: Costs, rows: Shared[Selection]) -> dict[str, Int32Array]:
-    return {COST: _load(source, source.open(), costs, rows.get())}
+    return {COST: load_costs(source, source.open(), costs, rows.get())}
 
 
-def _load(source: Source, dataset: lance.LanceDataset, costs: Costs, rows: Selection) -> Int32Array:
+def load_costs(source: Source, dataset: lance.LanceDataset, costs: Costs, rows: Selection) -> Int32Array:
+    """Returns the costs of the selected rows, int32, (N,); see `share_costs`."""
     if rows.rows > _FEW_ROWS:
         try:
             return _load_from_file(dataset, costs, rows, costs.path(source, rows))

@@ -117,6 +117,9 @@ class _MixReader(RowReader):
                 of_each[index][name] = own[which == index]
         return _MixReader(tuple(reader.skipping(mine) for reader, mine in zip(self.readers, of_each, strict=True)))
 
+    def of_epoch(self, epoch: int) -> "_MixReader":
+        return _MixReader(tuple(reader.of_epoch(epoch) for reader in self.readers))
+
     def close(self) -> None:
         for reader in self.readers:
             reader.close()

@@ -184,12 +184,13 @@ class PackedRows(RowSource):
     """The sequences into which documents are packed."""
 
     documents: RowSource
-    table: Shared[Documents]
-    pack: PackTokens
+    table: Shared[Any]
+    pack: Any  # `PackTokens`, or `Pack` in a subclass
 
     def load_selection(self) -> Selected:
         """See `RowSource.load_selection`."""
-        return self.table.get()
+        found: Selected = self.table.get()
+        return found
 
     def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""

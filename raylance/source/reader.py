@@ -122,6 +122,10 @@ class RowReader(abc.ABC):
         """
         return self
 
+    def of_epoch(self, epoch: int) -> "RowReader":
+        """Returns a reader of the rows of an epoch. Only packed documents differ from epoch to epoch."""
+        return self
+
     @abc.abstractmethod
     def close(self) -> None:
         """Lets reads in other threads raise their next failure, and try nothing again: nobody waits for their rows."""

@@ -13,6 +13,7 @@ from raylance.environment.shared import Shared, SharedTables
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Column, Order, Tables
 from raylance.orders.permutation import Int64Array
+from raylance.samples.packs import PackTable
 from raylance.source.fields import find_field
 from raylance.source.reader import Reader
 from raylance.source.rows import Selected
@@ -80,7 +81,9 @@ class SelectionRows:
         return _Column(name, reader.read(offsets)[name])
 
     def fragment_ends(self) -> Int64Array:
-        """See `Rows.fragment_ends`."""
+        """See `Rows.fragment_ends`. For sequences of `Pack`, blocks of documents take the place of fragments."""
+        if isinstance(self.selection, PackTable):
+            return self.selection.block_ends
         ends = np.cumsum([fragment.count_rows() for fragment in self.dataset.get_fragments()], dtype=np.int64)
         counted = np.unique(self._rows("fragments").count_before(ends))
         return counted[counted > 0]

@@ -81,16 +81,18 @@ class ReadWork:
         receipt = Receipt()
         needs_bytes, columns = 0, pa.table({})
         if chunk is not None and load.first < chunk.stored_rows:  # a chunk may have fewer rows than were asked for
-            block = self._read(chunk, load.first, load.rows, load.allowed_bytes, receipt)
+            block = self._read(chunk, load.chunk.epoch, load.first, load.rows, load.allowed_bytes, receipt)
             needs_bytes, columns = block.needs_bytes, pa.concat_tables(block.block) if block.block else columns
         return self._loaded(load, receipt, chunk, needs_bytes), columns
 
-    def _read(self, chunk: ChunkMemory, first: int, rows: int, allowed_bytes: float, receipt: Receipt) -> ChunkLoad:
+    def _read(
+        self, chunk: ChunkMemory, epoch: int, first: int, rows: int, allowed_bytes: float, receipt: Receipt
+    ) -> ChunkLoad:
         """Reads stored rows of a chunk into its memory."""
         block, unneeded = chunk.load(first, allowed_bytes), chunk.unneeded(first, rows, self._source.costly)
         self._busy.begin()
         try:
-            reader = self._open_reader().skipping(unneeded)
+            reader = self._open_reader().of_epoch(epoch).skipping(unneeded)
             reader.read_pieces(chunk.stored(first, rows), block.prepare, block.add, block.is_wanted)
         finally:
             block.end()
@@ -209,7 +211,8 @@ class ReadWork:
         """Reads the rows of an item by themselves."""
         anchors = self._selection.offsets(planned.of_item(item))
         chunk = ChunkMemory(anchors, self._samples, self._limit, self._items.lend)
-        needs_bytes = self._read(chunk, 0, chunk.stored_rows, min(self._limit, allowed_bytes), receipt).needs_bytes
+        most_bytes = min(self._limit, allowed_bytes)
+        needs_bytes = self._read(chunk, item.epoch, 0, chunk.stored_rows, most_bytes, receipt).needs_bytes
         if needs_bytes > self._limit:
             raise self._too_large("row", chunk.stored(chunk.loaded_rows, 1), needs_bytes)
         if needs_bytes:

@@ -1,12 +1,15 @@
 """Plans of given orders, and what their ranks deliver by their work items."""
 
 import numpy as np
+from hypothesis import strategies as st
 
 from raylance.orders.order import Resolved
 from raylance.planning.plan import Plan
 from raylance.planning.steps import Budget, Remainder
 
 Batches = list[list[int]]
+budgets = st.builds(Budget, cost=st.integers(1, 3000), max_rows=st.none() | st.integers(1, 60), padded=st.booleans())
+sizes = budgets | st.integers(1, 50)
 
 
 def make_plan(order: Resolved, batch: int | Budget, world: int, remainder: Remainder = "ragged") -> Plan:
@@ -53,3 +56,9 @@ def global_batches(plan: Plan, epoch: int, position: int, item_rows: int = 16) -
     assert all(list(batches) == list(ranks[0]) for batches in ranks), "ranks make different steps"
     assert len(ranks[0]) == plan.steps(epoch, position)
     return [[row for batches in ranks for row in batches[at]] for at in ranks[0]]
+
+
+def lognormal(n: int) -> np.ndarray:
+    """Lengths of lognormal(5, 1), clipped to 16 to 1,024, as in transformers#47340."""
+    lengths = np.random.default_rng(0).lognormal(5, 1, n)
+    return np.clip(lengths, 16, 1024).astype(np.int32)

@@ -14,8 +14,7 @@ from raylance.planning.balance import Balance, cost_figures, slice_bounds
 from raylance.planning.plan import Plan
 from raylance.planning.steps import Budget
 from tests.helpers.orders import cases, resolve
-from tests.helpers.plans import global_batches, make_plan
-from tests.unit.planning.test_budgets import lognormal, sizes
+from tests.helpers.plans import global_batches, lognormal, make_plan, sizes
 
 balances = st.builds(Balance, by=st.sampled_from(["cost", "squared"]), most_moved=st.sampled_from([0, 0.1, 0.3, 1]))
 costs_of_rows = st.lists(st.integers(0, 1000) | st.sampled_from([0, 7, 7, 10**6]), min_size=1, max_size=80)

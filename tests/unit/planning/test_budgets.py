@@ -15,10 +15,7 @@ from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.planned_rows import PlannedRows
 from raylance.planning.steps import REMAINDERS, Budget, Remainder, cut_costs
 from tests.helpers.orders import cases, every_row
-from tests.helpers.plans import Batches, global_batches, make_plan
-
-budgets = st.builds(Budget, cost=st.integers(1, 3000), max_rows=st.none() | st.integers(1, 60), padded=st.booleans())
-sizes = budgets | st.integers(1, 50)
+from tests.helpers.plans import Batches, budgets, global_batches, lognormal, make_plan, sizes
 
 
 @pytest.mark.promise("P1", "P2", "P3")
@@ -118,12 +115,6 @@ def test_as_few_steps_as_can_be_or_a_few_more(costs: list[int], budget: Budget) 
             end += 1
         at, fewest = end, fewest + 1
     assert fewest <= len(starts) - 1 <= fewest + 2 + fewest // 8
-
-
-def lognormal(n: int) -> np.ndarray:
-    """Lengths of lognormal(5, 1), clipped to 16 to 1,024, as in transformers#47340."""
-    lengths = np.random.default_rng(0).lognormal(5, 1, n)
-    return np.clip(lengths, 16, 1024).astype(np.int32)
 
 
 def test_buckets_of_lengths_leave_little_padding_and_ranks_pay_alike() -> None:

@@ -106,7 +106,7 @@ def test_columns_that_hold_no_documents(write_dataset: Callable[..., str], colum
     ("arguments", "message"),
     [
         ({"pack": PackTokens("text", 8)}, "has no column 'text'"),
-        ({"pack": "tokens"}, "pack='tokens': give raylance.PackTokens"),
+        ({"pack": "tokens"}, "pack='tokens': give raylance.Pack"),
         ({"pack": PackTokens("tokens", 8), "columns": ["id"]}, "columns="),
         ({"pack": PackTokens("tokens", 8), "order": raylance.Weighted(weights="id")}, "with pack="),
     ],

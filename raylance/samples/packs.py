@@ -1,0 +1,356 @@
+"""How documents of tokens are packed into sequences of one length: which pieces of which documents each sequence has.
+
+Documents are packed in blocks of consecutive documents. In each epoch, the documents of a block are shuffled before
+they are packed, so that a document has other neighbours. A block has the same number of sequences in every epoch, and
+the pieces of a sequence follow from those of its block alone. So sequences are like rows: any order shuffles them, and
+a run may resume at any of them.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from raylance.arguments import check_integer, check_word
+from raylance.errors import ConfigError, DatasetError
+from raylance.orders.permutation import Int32Array, Int64Array, derive_key, permute, subkeys
+
+_KEPT = 16  # blocks whose pieces a process keeps
+_MOST_LENGTH = 1 << 24
+_LEAST_ROWS, _MOST_ROWS, _BLOCK_TOKENS = 16, 4096, 1 << 19  # sizes of a block
+INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS = "input_ids", "labels", "position_ids", "segment_ids"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pack:
+    """Packs documents, which are lists of tokens, into sequences of one length. Pass it to `raylance.dataset` as
+    `pack`.
+
+    A batch holds, for n sequences, arrays of shape (n, length): `input_ids`, int32; the other columns, of their stored
+    type; `labels`, int32; `position_ids`, int32, which count from 0 in each piece of a document; and `segment_ids`,
+    int32, which number the pieces of a sequence from 0, and are -1 for padding. `raylance.cu_seqlens` makes the
+    arguments of attention over lengths ("varlen") from `segment_ids`.
+
+    Attributes:
+        columns: The column of tokens; or it and other columns of lists, which have one value for each token.
+        length: Number of tokens of a sequence.
+        policy: "stream" puts documents one after the other, and cuts the string of all tokens: there is no padding but
+            at the end, and documents may be cut. "whole" cuts no document: each block is packed by best fit in
+            descending order of lengths, which fits at least as well as first fit does in most cases.
+        eos_id: Token to put after each document; None for no token. Other columns repeat their last value there.
+        pad_id: Token of padding. Other columns have 0 there.
+        labels: "shifted": the label of a token is the next token of the same piece; "same": the token itself, for
+            models that shift labels themselves; None for no labels.
+        label_mask: One of `columns`. Tokens that have 0 there are no labels, as those of a prompt.
+        ignore_index: Label where there is nothing to learn: at the end of a piece (with "same", at its beginning), in
+            padding, and where `label_mask` is 0.
+        too_long: With "whole", what happens to documents of more than `length` tokens: "split" cuts them into pieces,
+            "truncate" leaves out their ends, "drop" leaves them out, "raise" is an error. The number of tokens that are
+            left out is logged.
+        block_rows: Number of documents that are shuffled and packed together. "auto": up to 4,096 documents, and up to
+            half a million tokens, but 16 documents at least.
+        shuffle: Whether documents are shuffled in their blocks, in each epoch in another way.
+    """
+
+    columns: str | Sequence[str]
+    length: int
+    policy: Literal["stream", "whole"] = "stream"
+    eos_id: int | None = None
+    pad_id: int = 0
+    labels: Literal["shifted", "same"] | None = "shifted"
+    label_mask: str | None = None
+    ignore_index: int = -100
+    too_long: Literal["split", "truncate", "drop", "raise"] = "split"
+    block_rows: int | Literal["auto"] = "auto"
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        columns = [self.columns] if isinstance(self.columns, str) else list(self.columns)
+        if not columns or not all(isinstance(name, str) and name for name in columns):
+            raise ConfigError(f"Pack(columns={self.columns!r}): give the column of tokens first, then any others.")
+        if len({*columns[1:], INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS}) != len(columns) + 3:
+            raise ConfigError(
+                f"Pack(columns={columns!r}): the columns after the first one keep their names, which must differ from "
+                f"one another and from {INPUT_IDS}, {LABELS}, {POSITION_IDS} and {SEGMENT_IDS}."
+            )
+        object.__setattr__(self, "columns", tuple(columns))
+        object.__setattr__(self, "length", check_integer("Pack: length", self.length, 1))
+        if self.length > _MOST_LENGTH:
+            raise ConfigError(f"Pack(length={self.length:,}): give at most {_MOST_LENGTH:,}.")
+        check_word("Pack: policy", self.policy, ("stream", "whole"))
+        check_word("Pack: labels", self.labels, ("shifted", "same", None))  # type: ignore[arg-type]
+        check_word("Pack: too_long", self.too_long, ("split", "truncate", "drop", "raise"))
+        if self.block_rows != "auto":
+            check_integer("Pack: block_rows", self.block_rows, 1)
+        numbers = {"pad_id": self.pad_id, "ignore_index": self.ignore_index}
+        for name, number in (numbers | ({} if self.eos_id is None else {"eos_id": self.eos_id})).items():
+            if not -(2**31) <= check_integer(f"Pack: {name}", number, None) < 2**31:
+                raise ConfigError(f"Pack({name}={number}): sequences are of int32, which cannot hold it.")
+        if self.label_mask is not None and self.label_mask not in columns[1:]:
+            raise ConfigError(f"Pack(label_mask={self.label_mask!r}): name one of columns={columns!r} after the first.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns to read, the column of tokens first."""
+        return tuple(self.columns)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the columns of a batch."""
+        labels = () if self.labels is None else (LABELS,)
+        return (INPUT_IDS, *self.names[1:], *labels, POSITION_IDS, SEGMENT_IDS)
+
+
+class Pieces(NamedTuple):
+    """Pieces of documents, in the order of their places in sequences; each field is int64, (pieces,).
+
+    Attributes:
+        sequence: Index of the sequence, among those asked for.
+        document: Number of the document, counted from 0 in storage order.
+        start: First token of the piece in the document.
+        size: Number of its tokens; the last one may be the end-of-sequence token.
+        place: Place of its first token in the sequence.
+    """
+
+    sequence: Int64Array
+    document: Int64Array
+    start: Int64Array
+    size: Int64Array
+    place: Int64Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackTable:
+    """The sequences as selected rows.
+
+    Attributes:
+        pack: The setting.
+        seed: Seed of the shuffles.
+        block_rows: Number of documents of a block; the last one may have fewer.
+        lengths: Number of tokens of each document, int32, (documents,).
+        ends: Up to the end of each block: the number of tokens, with those after documents, if the policy is "stream";
+            else the number of sequences. int64, (blocks,).
+        identity: Hash of the documents.
+    """
+
+    pack: Pack
+    seed: int
+    block_rows: int
+    lengths: Int32Array
+    ends: Int64Array
+    identity: str
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.lengths.nbytes + self.ends.nbytes
+
+    @property
+    def rows(self) -> int:
+        """Number of sequences."""
+        last = int(self.ends[-1])
+        return -(-last // self.pack.length) if self.pack.policy == "stream" else last
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the documents, the setting and the seed."""
+        parts = (self.identity, self.pack, self.block_rows, self.seed if self.pack.shuffle else None)
+        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+    def offsets(self, selected: Int64Array) -> Int64Array:
+        """Returns `selected`: the offset of a sequence is its number."""
+        return selected
+
+    def pieces(self, sequences: Int64Array, epoch: int) -> Pieces:
+        """Returns the pieces of sequences, ascending numbers, int64, (n,), in an epoch."""
+        parts = (self._of_stream if self.pack.policy == "stream" else self._of_whole)(sequences, epoch)
+        if not parts:
+            return Pieces(*[np.empty(0, dtype=np.int64)] * 5)
+        joined = [np.concatenate(field) for field in zip(*parts, strict=True)]
+        order = np.lexsort((joined[4], joined[0]))
+        return Pieces(*(field[order] for field in joined))
+
+    def _of_stream(self, sequences: Int64Array, epoch: int) -> list[Pieces]:
+        length, parts = self.pack.length, []
+        begins = sequences * length
+        ends = np.minimum(begins + length, self.ends[-1])
+        first = np.searchsorted(self.ends, begins, side="right")
+        last = np.searchsorted(self.ends, ends, side="left")
+        blocks = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)] or [first]))
+        for block in blocks.tolist():
+            here = np.flatnonzero((first <= block) & (block <= last))
+            opening, closing = int(self.ends[block - 1]) if block else 0, int(self.ends[block])
+            documents, text_ends = self._stream_of(block, epoch)
+            low = np.maximum(begins[here], opening) - opening
+            high = np.minimum(ends[here], closing) - opening
+            from_, to = np.searchsorted(text_ends, low, side="right"), np.searchsorted(text_ends, high, side="left")
+            counts = np.maximum(to - from_ + 1, 0)
+            index = np.repeat(np.arange(len(here)), counts)
+            at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts) + from_[index]
+            text_begins = np.append(0, text_ends[:-1])[at]
+            start, end = np.maximum(low[index], text_begins), np.minimum(high[index], text_ends[at])
+            kept = np.flatnonzero(end > start)
+            place = start + opening - begins[here][index]
+            made = (here[index], documents[at], start - text_begins, end - start, place)
+            parts.append(Pieces(*(each[kept] for each in made)))
+        return parts
+
+    def _of_whole(self, sequences: Int64Array, epoch: int) -> list[Pieces]:
+        parts = []
+        which = np.searchsorted(self.ends, sequences, side="right")
+        for block in np.unique(which).tolist():
+            here = np.flatnonzero(which == block)
+            opening = int(self.ends[block - 1]) if block else 0
+            packed, firsts = self._whole_of(block, epoch)
+            number = sequences[here] - opening
+            counts = firsts[number + 1] - firsts[number]
+            index = np.repeat(np.arange(len(here)), counts)
+            at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts) + firsts[number][index]
+            parts.append(Pieces(here[index], *(field[at] for field in packed[1:])))
+        return parts
+
+    @functools.cached_property
+    def _stream_of(self) -> Callable[[int, int], tuple[Int64Array, Int64Array]]:
+        """Returns the documents of a block in the order of an epoch, and the ends of their texts in the block's."""
+        return functools.lru_cache(maxsize=_KEPT)(self._make_stream)
+
+    @functools.cached_property
+    def _whole_of(self) -> Callable[[int, int], tuple[Pieces, Int64Array]]:
+        """Returns the pieces of a block's sequences in an epoch, and the index of the first piece of each sequence."""
+        return functools.lru_cache(maxsize=_KEPT)(self._make_whole)
+
+    @property
+    def block_ends(self) -> Int64Array:
+        """The number of sequences up to the end of each block that ends one or more, int64, ascending."""
+        ends = -(-self.ends // self.pack.length) if self.pack.policy == "stream" else self.ends
+        return np.unique(ends[ends > 0])
+
+    def documents(self, block: int) -> Int64Array:
+        """Returns the numbers of the documents of a block."""
+        first = block * self.block_rows
+        return np.arange(first, min(first + self.block_rows, len(self.lengths)), dtype=np.int64)
+
+    def _make_stream(self, block: int, epoch: int) -> tuple[Int64Array, Int64Array]:
+        documents = self.documents(block)
+        if self.pack.shuffle:
+            key = derive_key(self.seed, epoch, "pack", block)
+            documents = documents[permute(np.arange(len(documents)), len(documents), key)]
+        return documents, np.cumsum(_sizes(self.lengths[documents], self.pack), dtype=np.int64)
+
+    def _make_whole(self, block: int, epoch: int) -> tuple[Pieces, Int64Array]:
+        documents = self.documents(block)
+        owner, start, size = cut_documents(_sizes(self.lengths[documents], self.pack), self.pack)
+        key = derive_key(self.seed, epoch if self.pack.shuffle else 0, "pack", block)
+        salt = subkeys(key, np.arange(len(size))) >> np.uint64(1)
+        by_size = np.lexsort((salt, -size))  # documents of one length come at random
+        bins, count = best_fit(size[by_size], self.pack.length)
+        order = by_size[np.lexsort((salt[by_size], bins))]  # and so do the pieces of a sequence
+        of_bin = np.sort(bins)
+        firsts = np.searchsorted(of_bin, np.arange(count + 1))
+        before = np.cumsum(size[order]) - size[order]
+        place = before - (np.append(before, 0)[firsts[:-1]])[of_bin] if len(order) else before
+        return Pieces(of_bin, documents[owner[order]], start[order], size[order], place), firsts
+
+
+def make_table(pack: Pack, lengths: Int32Array, seed: int, identity: str) -> PackTable:
+    """Makes the table of sequences of documents with these lengths.
+
+    Raises:
+        DatasetError: If there is no token, or too_long="raise" and a document is too long.
+    """
+    block_rows = _block_rows(pack, lengths)
+    blocks = -(-len(lengths) // block_rows)
+    found = np.zeros(blocks, dtype=np.int64)
+    for block in range(blocks):
+        sizes = _sizes(lengths[block * block_rows : (block + 1) * block_rows], pack)
+        if pack.policy == "stream":
+            found[block] = sizes.sum()
+            continue
+        if pack.too_long == "raise" and len(sizes) and sizes.max() > pack.length:
+            at = block * block_rows + int(sizes.argmax())
+            raise DatasetError(
+                f"{pack}: document {at} has {sizes.max():,} tokens, and a sequence {pack.length:,}; nothing was "
+                'started. Give a larger length=, leave such documents out by filter=, or give too_long="split", '
+                '"truncate" or "drop".'
+            )
+        found[block] = best_fit(np.sort(cut_documents(sizes, pack)[2])[::-1], pack.length)[1]
+    ends = np.cumsum(found)
+    if not len(ends) or not ends[-1]:
+        raise DatasetError(f"Pack: column {pack.names[0]!r} holds no token, so there is no sequence to make.")
+    return PackTable(pack=pack, seed=seed, block_rows=block_rows, lengths=lengths, ends=ends, identity=identity)
+
+
+def _block_rows(pack: Pack, lengths: Int32Array) -> int:
+    if not isinstance(pack.block_rows, str):
+        return pack.block_rows
+    mean = max(1.0, float(lengths.mean())) if len(lengths) else 1.0
+    return max(_LEAST_ROWS, min(_MOST_ROWS, int(_BLOCK_TOKENS / mean)))
+
+
+def tokens_left_out(pack: Pack, lengths: Int32Array) -> int:
+    """Returns the number of tokens that no sequence has, because their documents are too long."""
+    if pack.policy == "stream" or pack.too_long in ("split", "raise"):
+        return 0
+    sizes = _sizes(lengths, pack)
+    long = sizes[sizes > pack.length]
+    return int(long.sum() - (0 if pack.too_long == "drop" else len(long) * pack.length))
+
+
+def cut_documents(sizes: Int64Array, pack: Pack) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Cuts documents that are too long, as the setting says; leaves out empty ones. Returns, for each piece, the index
+    of its document, its first token and its number of tokens, each int64.
+    """
+    length = pack.length
+    if pack.too_long == "drop":
+        sizes = np.where(sizes > length, 0, sizes)
+    elif pack.too_long == "truncate":
+        sizes = np.minimum(sizes, length)
+    counts = -(-sizes // length)
+    owner = np.repeat(np.arange(len(sizes)), counts)
+    start = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * length
+    return owner, start, np.minimum(sizes[owner] - start, length)
+
+
+def best_fit(sizes: Int64Array, length: int) -> tuple[Int64Array, int]:
+    """Puts pieces, in descending order of their sizes, each into the fullest bin that has room for it.
+
+    This is best fit decreasing (Johnson: "Near-optimal bin packing algorithms", 1973); bins are kept by their room.
+    The number of bins depends on the sizes alone.
+
+    Args:
+        sizes: Sizes from 1 to `length`, descending, int64, (n,).
+        length: Size of a bin.
+
+    Returns:
+        The bin of each piece, int64, (n,), and the number of bins.
+    """
+    by_room: dict[int, list[int]] = {}
+    rooms, bins, found = 0, 0, list[int]()  # bit r of `rooms` says that there is a bin with room for r tokens
+    values, counts = np.unique(-sizes, return_counts=True)
+    for size, left in zip((-values).tolist(), counts.tolist(), strict=True):
+        while left:
+            fitting = rooms >> size
+            if fitting:
+                room = size + (fitting & -fitting).bit_length() - 1
+                chosen = by_room[room].pop()
+                if not by_room[room]:
+                    rooms ^= 1 << room
+            else:
+                room, chosen, bins = length, bins, bins + 1
+            together = min(left, room // size)
+            found += [chosen] * together
+            left -= together
+            if rest := room - together * size:
+                by_room.setdefault(rest, []).append(chosen)
+                rooms |= 1 << rest
+    return np.array(found, dtype=np.int64), bins
+
+
+def _sizes(lengths: Int32Array, pack: Pack) -> Int64Array:
+    return lengths.astype(np.int64) + (pack.eos_id is not None)

@@ -1,0 +1,333 @@
+"""Documents packed into sequences: each token once, neighbours that differ, labels as a plain loop makes them."""
+
+import math
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import raylance
+from raylance.errors import ConfigError, DatasetError
+from raylance.samples.packs import Pack, PackTable, best_fit, make_table
+
+lengths_of_documents = st.lists(
+    st.integers(0, 12) | st.sampled_from([0, 1, 5, 5, 40, 97]), min_size=1, max_size=60
+).filter(any)
+
+
+def table_of(lengths: list[int], seed: int = 3, **settings_: Any) -> PackTable:
+    pack = Pack("tokens", **{"length": 10, "block_rows": 16} | settings_)
+    return make_table(pack, np.array(lengths, dtype=np.int32), seed, "identity")
+
+
+def texts_of(lengths: list[int], eos: int | None) -> list[list[tuple[int, int]]]:
+    """The tokens of each document, as (document, number of the token)."""
+    return [[(at, token) for token in range(length + (eos is not None))] for at, length in enumerate(lengths)]
+
+
+def sequences_of(table: PackTable, epoch: int) -> list[list[list[tuple[int, int]]]]:
+    """The pieces of each sequence, each as a list of tokens; checks that they follow one another."""
+    found: list[list[list[tuple[int, int]]]] = [[] for _ in range(table.rows)]
+    pieces = table.pieces(np.arange(table.rows), epoch)
+    for sequence, document, start, size, place in zip(*(each.tolist() for each in pieces), strict=True):
+        assert place == sum(map(len, found[sequence]))
+        assert size > 0
+        found[sequence].append([(document, token) for token in range(start, start + size)])
+    return found
+
+
+@pytest.mark.promise("P1")
+@given(
+    lengths=lengths_of_documents,
+    eos=st.none() | st.just(7),
+    length=st.integers(1, 50),
+    shuffle=st.booleans(),
+    epoch=st.integers(0, 3),
+)
+@settings(max_examples=80)
+def test_a_stream_is_the_string_of_all_tokens(
+    lengths: list[int], eos: int | None, length: int, shuffle: bool, epoch: int
+) -> None:
+    table = table_of(lengths, length=length, eos_id=eos, shuffle=shuffle)
+    found = [[token for piece in pieces for token in piece] for pieces in sequences_of(table, epoch)]
+    assert all(len(each) == length for each in found[:-1]), "only the last sequence has padding"
+    string = [token for each in found for token in each]
+    texts = texts_of(lengths, eos)
+    for first in range(0, len(lengths), 16):  # each block is the documents of that block, in some order
+        block = [token for text in texts[first : first + 16] for token in text]
+        own, string = string[: len(block)], string[len(block) :]
+        assert sorted(own) == sorted(block)
+        order = list(dict.fromkeys(document for document, _ in own))
+        assert own == [token for document in order for token in texts[document]], "a document is in one stretch"
+        assert shuffle or order == sorted(order)
+    assert not string
+
+
+@pytest.mark.promise("P1")
+@given(
+    lengths=lengths_of_documents,
+    eos=st.none() | st.just(7),
+    length=st.integers(2, 50),
+    too_long=st.sampled_from(["split", "truncate", "drop"]),
+    epoch=st.integers(0, 3),
+)
+@settings(max_examples=80)
+def test_whole_documents_are_never_cut_and_bins_are_few(
+    lengths: list[int], eos: int | None, length: int, too_long: str, epoch: int
+) -> None:
+    texts = texts_of(lengths, eos)
+    if too_long == "drop" and not any(0 < len(text) <= length for text in texts):
+        return
+    table = table_of(lengths, length=length, eos_id=eos, policy="whole", too_long=too_long)
+    found = sequences_of(table, epoch)
+    pieces = Counter(tuple(piece) for each in found for piece in each)
+    wanted = Counter[tuple[tuple[int, int], ...]]()
+    for text in texts:
+        cut = [tuple(text[at : at + length]) for at in range(0, len(text), length)]
+        wanted.update({"split": cut, "truncate": cut[:1], "drop": cut if len(cut) == 1 else []}[too_long])
+    assert pieces == wanted
+    assert all(0 < sum(map(len, each)) <= length for each in found)
+    assert len(found) == len(sequences_of(table, epoch + 1)), "every epoch has the same number of sequences"
+    bins = 0
+    for first in range(0, len(lengths), 16):  # first fit decreasing, by a plain loop
+        rooms: list[int] = []
+        sizes = sorted((len(p) for p in wanted.elements() if first <= p[0][0] < first + 16), reverse=True)
+        for size in sizes:
+            at = next((at for at, room in enumerate(rooms) if room >= size), None)
+            if at is None:
+                rooms.append(length - size)
+            else:
+                rooms[at] -= size
+        bins += len(rooms)
+    assert len(found) <= bins * 11 / 9 + 1
+
+
+@given(sizes=st.lists(st.integers(1, 30), max_size=80))
+def test_each_piece_goes_to_the_fullest_bin_with_room(sizes: list[int]) -> None:
+    sizes = sorted(sizes, reverse=True)
+    found, count = best_fit(np.array(sizes, dtype=np.int64), 30)
+    rooms: list[int] = []
+    for size in sizes:
+        fitting = [room for room in rooms if room >= size]
+        if fitting:
+            rooms[rooms.index(min(fitting))] -= size
+        else:
+            rooms.append(30 - size)
+    held = np.bincount(found, weights=sizes, minlength=count).astype(int) if sizes else np.zeros(0, dtype=int)
+    assert sorted(30 - held) == sorted(rooms)
+
+
+@given(lengths=st.lists(st.integers(3, 9), min_size=30, max_size=60), policy=st.sampled_from(["stream", "whole"]))
+@settings(max_examples=10)
+def test_any_sequence_is_found_by_itself(lengths: list[int], policy: str) -> None:
+    table = table_of(lengths, policy=policy)
+    whole = sequences_of(table, 2)
+    sent: PackTable = pickle.loads(pickle.dumps(table))
+    for number in range(table.rows):
+        pieces = sent.pieces(np.array([number]), 2)
+        assert [
+            [(document, token) for token in range(start, start + size)]
+            for _, document, start, size, _ in zip(*(each.tolist() for each in pieces), strict=True)
+        ] == whole[number]
+
+
+def test_lognormal_lengths_leave_little_padding_and_neighbours_differ_each_epoch() -> None:
+    lengths = np.clip(np.random.default_rng(0).lognormal(5, 1, 50_000), 16, 1024).astype(np.int32)
+    for length in (2048, 4096):
+        table = make_table(Pack("tokens", length=length, policy="whole"), lengths, 0, "")
+        assert 1 - lengths.sum() / (table.rows * length) < 0.005
+    together = []
+    for epoch in (0, 1):
+        pieces = table.pieces(np.arange(table.rows), epoch)
+        pairs = zip(pieces.document[:-1].tolist(), pieces.document[1:].tolist(), strict=True)
+        is_same = (pieces.sequence[1:] == pieces.sequence[:-1]).tolist()
+        together.append({pair for pair, same in zip(pairs, is_same, strict=True) if same})
+    assert len(together[0] & together[1]) < 0.05 * len(together[0])
+
+
+@pytest.fixture(scope="module")
+def documents(write_dataset: Callable[..., str]) -> str:
+    random = np.random.default_rng(1)
+    texts = [random.integers(10, 1000, size).tolist() for size in random.integers(0, 30, 200)]
+    masks = [[int(value % 3 > 0) for value in text] for text in texts]
+    scores = [[value / 2 for value in text] for text in texts]
+    columns = {"id": range(200), "tokens": texts, "mask": masks, "score": scores}
+    types = {"tokens": pa.list_(pa.int64()), "mask": pa.list_(pa.uint8()), "score": pa.list_(pa.float32())}
+    table = pa.table({name: pa.array(list(each), types.get(name)) for name, each in columns.items()})
+    return write_dataset(table, max_rows_per_file=70)
+
+
+@pytest.mark.parametrize("policy", ["stream", "whole"])
+@pytest.mark.parametrize("labels", ["shifted", "same"])
+def test_batches_are_those_of_a_plain_loop(documents: str, policy: Any, labels: Any) -> None:
+    pack = Pack(
+        ["tokens", "mask", "score"],
+        length=32,
+        policy=policy,
+        eos_id=2,
+        pad_id=1,
+        labels=labels,
+        label_mask="mask",
+        block_rows=50,
+    )
+    dataset = raylance.dataset(
+        documents, pack=pack, filter="id % 7 != 3", seed=5, order="sequential", remainder="ragged"
+    )
+    rows = dataset.head(0) | {}
+    assert set(rows) == {"input_ids", "mask", "score", "labels", "position_ids", "segment_ids", "_rowoffset"}
+    stored = [row for row in dataset_rows(documents) if row["id"] % 7 != 3]
+    table = make_table(pack, np.array([len(row["tokens"]) for row in stored], dtype=np.int32), 5, "")
+    for epoch in (0, 1):
+        found = list(dataset.iter_batches(global_batch_size=5, epoch=epoch))
+        whole = {name: np.concatenate([batch[name] for batch in found]) for name in found[0]}
+        assert whole["input_ids"].dtype == whole["labels"].dtype == whole["segment_ids"].dtype == np.int32
+        assert whole["mask"].dtype == np.uint8
+        for number, pieces in enumerate(sequences_of(table, epoch)):
+            wanted: dict[str, list[Any]] = {name: [] for name in whole}
+            for segment, piece in enumerate(pieces):
+                for position, (document, token) in enumerate(piece):
+                    row = stored[document]
+                    is_eos = token == len(row["tokens"])
+                    last = {name: (row[name] or [0])[-1] for name in ("mask", "score")}
+                    wanted["input_ids"].append(2 if is_eos else row["tokens"][token])
+                    wanted["mask"].append(last["mask"] if is_eos else row["mask"][token])
+                    wanted["score"].append(last["score"] if is_eos else row["score"][token])
+                    wanted["position_ids"].append(position)
+                    wanted["segment_ids"].append(segment)
+            padding = 32 - len(wanted["input_ids"])
+            for name, pad in (("input_ids", 1), ("mask", 0), ("score", 0), ("position_ids", 0), ("segment_ids", -1)):
+                wanted[name] += [pad] * padding
+            for at in range(32):
+                of = at + (labels == "shifted")
+                is_label = of < 32 and wanted["segment_ids"][of] >= 0 and bool(wanted["mask"][of])
+                is_label = is_label and of > 0 and wanted["segment_ids"][of] == wanted["segment_ids"][of - 1]
+                wanted["labels"].append(wanted["input_ids"][of] if is_label else -100)
+            for name, values in wanted.items():
+                assert whole[name][number].tolist() == values, f"{name} of sequence {number} in epoch {epoch}"
+
+
+def dataset_rows(uri: str) -> list[dict[str, Any]]:
+    import lance
+
+    found: list[dict[str, Any]] = lance.dataset(uri).to_table().to_pylist()
+    return found
+
+
+def test_no_token_attends_to_another_document(documents: str) -> None:
+    """Attention over `cu_seqlens`, piece by piece, is attention under the mask of `segment_ids`."""
+    dataset = raylance.dataset(documents, pack=Pack("tokens", length=24, policy="whole", block_rows=40), seed=2)
+    batch = next(iter(dataset.iter_torch_batches(global_batch_size=6)))
+    ids, segments = batch["input_ids"], batch["segment_ids"]
+    torch.manual_seed(0)
+    states = torch.nn.Embedding(1000, 8)(ids)
+    is_same = (segments[:, :, None] == segments[:, None, :]) & torch.ones(24, 24, dtype=torch.bool).tril()
+    masked = torch.nn.functional.scaled_dot_product_attention(states, states, states, attn_mask=is_same)
+    ends, longest = raylance.cu_seqlens(segments)
+    assert ends.dtype == torch.int32
+    assert longest == int(ends.diff().max())
+    flat = states.reshape(-1, 8)
+    by_piece = [
+        torch.nn.functional.scaled_dot_product_attention(*[flat[low:high][None]] * 3, is_causal=True)[0]
+        for low, high in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+    ]
+    torch.testing.assert_close(torch.cat(by_piece).reshape(masked.shape), masked)
+    arrays, count = raylance.cu_seqlens(segments.numpy())
+    assert arrays.tolist() == ends.tolist()
+    assert count == longest
+
+
+@pytest.mark.promise("P3", "P5")
+@pytest.mark.parametrize("order", ["window", "row", raylance.ShardShuffle(shard_rows=3)])
+def test_sequences_are_the_same_on_any_world_and_after_any_resume(documents: str, order: Any) -> None:
+    dataset = raylance.dataset(
+        documents,
+        pack=Pack("tokens", length=16, policy="whole", block_rows=30),
+        order=order,
+        remainder="ragged",
+        seed=4,
+    )
+    whole = [batch["input_ids"].tolist() for batch in dataset.iter_batches(global_batch_size=8, epoch=1)]
+    for world in (2, 3):
+        steps: list[list[Any]] = [[] for _ in whole]
+        for rank in range(world):
+            with dataset.loader(rank=rank, world_size=world, record=False) as loader:
+                loader.set_epoch(1)
+                taken = iter(loader.iter_batches(global_batch_size=8))
+                first = [next(taken)["input_ids"].tolist() for _ in range(2)]
+                state = loader.state_dict()
+            with dataset.loader(rank=rank, world_size=world, record=False) as loader:
+                loader.load_state_dict(state)
+                rest = [batch["input_ids"].tolist() for batch in loader.iter_batches(global_batch_size=8)]
+            for step, rows in zip(steps, [*first, *rest], strict=True):
+                step.extend(rows)
+        assert steps == whole
+
+
+@pytest.mark.promise("P8")
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"columns": []}, "columns"),
+        ({"columns": ["tokens", "labels"]}, "labels"),
+        ({"columns": ["tokens", "mask", "mask"]}, "mask"),
+        ({"length": 0}, "length"),
+        ({"policy": "cut"}, "policy"),
+        ({"labels": "next"}, "labels"),
+        ({"label_mask": "mask"}, "label_mask"),
+        ({"too_long": "keep"}, "too_long"),
+        ({"block_rows": 0}, "block_rows"),
+        ({"pad_id": 2**31}, "pad_id"),
+        ({"eos_id": 1.5}, "eos_id"),
+    ],
+)
+def test_settings_that_cannot_be(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Pack(**{"columns": "tokens", "length": 8} | arguments)
+
+
+@pytest.mark.promise("P8")
+def test_documents_that_cannot_be_packed(write_dataset: Callable[..., str]) -> None:
+    def read(columns: dict[str, Any], pack: Pack) -> None:
+        list(raylance.dataset(write_dataset(pa.table(columns)), pack=pack).iter_batches(global_batch_size=1))
+
+    pair = Pack(["t", "m"], length=4)
+    with pytest.raises(DatasetError, match="'t' and 1 in 'm'"):
+        read({"t": [[1, 2]], "m": [[1]]}, pair)
+    with pytest.raises(DatasetError, match="'m'"):
+        read({"t": [[1, 2]], "m": ["x"]}, pair)
+    with pytest.raises(DatasetError, match="nulls"):
+        read({"t": [[1, None]]}, Pack("t", length=4))
+    with pytest.raises(DatasetError, match="null"):
+        read({"t": [[1], None]}, Pack("t", length=4))
+    with pytest.raises(DatasetError, match=str(2**31)):
+        read({"t": [[2**31]]}, Pack("t", length=4))
+    with pytest.raises(DatasetError, match="no token|cost 0"):
+        read({"t": pa.array([[], []], pa.list_(pa.int32()))}, Pack("t", length=4))
+    with pytest.raises(DatasetError, match="document 1 has 9"):
+        read({"t": [[1], [1] * 9]}, Pack("t", length=4, policy="whole", too_long="raise"))
+    with pytest.raises(DatasetError, match="'t'"):
+        read({"t": ["abc"]}, Pack("t", length=4))
+
+
+def test_tokens_that_are_left_out_are_counted(
+    write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    uri = write_dataset(pa.table({"t": [[1] * 3, [2] * 9, [3] * 4]}))
+    for too_long, count in (("drop", 9), ("truncate", 5)):
+        caplog.clear()
+        dataset = raylance.dataset(uri, pack=Pack("t", length=4, policy="whole", too_long=too_long))  # type: ignore[arg-type]
+        assert f"{count} of 16" in caplog.text
+        tokens = sum(int((batch["segment_ids"] >= 0).sum()) for batch in dataset.iter_batches(global_batch_size=1))
+        assert tokens == 16 - count
+
+
+def test_the_number_of_sequences_is_known(documents: str) -> None:
+    tokens = sum(len(row["tokens"]) for row in dataset_rows(documents))
+    assert len(raylance.dataset(documents, pack=Pack("tokens", length=7))) == math.ceil(tokens / 7)
