@@ -221,7 +221,7 @@ def make_plan(order: int, rows: int, size: int, world_size: int, remainder: Rema
         order=bound.resolve(Facts(rows=rows, seed=7, tables={**tables, "cost": costs.astype(np.int32)})),
         global_batch_size=size,
         # Not drawn, so that the seeds of rare faults still have them.
-        budget=Budget(cost=4 * size, padded=size % 2 == 0) if rows % 11 == 0 or rows == 7 else None,
+        budget=Budget(cost=4 * size, padded=size % 2 == 0) if rows in (24, 33) else None,
         dp_size=world_size,
         remainder=remainder,
         chunk_positions=chunk,
