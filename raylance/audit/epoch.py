@@ -23,6 +23,7 @@ from raylance.planning.delivery_spec import make_plan
 from raylance.planning.plan import Plan
 from raylance.planning.shards import read_shards
 from raylance.planning.state import parse_state
+from raylance.planning.steps import Budget, Size, check_size
 from raylance.settings import Options
 
 _BLOCK = 1 << 20
@@ -81,6 +82,9 @@ class EpochAudit:
         data: Dataset,
         *,
         global_batch_size: int | None = None,
+        global_batch_cost: int | None = None,
+        max_rows: int | None = None,
+        padded: bool = True,
         world_size: int | None = None,
         epoch: int | None = None,
         position: int = 0,
@@ -91,12 +95,15 @@ class EpochAudit:
         Args:
             data: A dataset or a mixture.
             global_batch_size: Number of rows of a step over all ranks.
+            global_batch_cost: Cost of a step over all ranks, in place of `global_batch_size`.
+            max_rows: Most rows of a step of a cost.
+            padded: See `RankLoader.iter_torch_batches`.
             world_size: Number of data-parallel ranks; 1 by default.
             epoch: The epoch; 0 by default.
             position: Position in the epoch at which to begin.
             state: The content of a `raylance_state.json` of the run. It gives the sizes of the order, and the values of
-                `global_batch_size`, `world_size` and `epoch` if they are left out, but not `position`. The dataset may
-                lie elsewhere now, and may deliver other columns.
+                size, `world_size` and `epoch` if they are left out, but not `position`. The dataset may lie elsewhere
+                now, and may deliver other columns.
 
         Raises:
             ConfigError: If a number is missing or out of range.
@@ -104,14 +111,20 @@ class EpochAudit:
         """
         self._data, read_spec, delivery_spec = data, spec_of(data).read, spec_of(data).delivery
         cursor = Cursor(read_spec.origin, delivery_spec)
-        given = {"global_batch_size": global_batch_size, "dp_size": world_size, "epoch": epoch}
+        wanted = None
+        if global_batch_size is not None or global_batch_cost is not None:
+            wanted = check_size(1, global_batch_size, None, global_batch_cost, max_rows, padded=padded)
+        budget = wanted if isinstance(wanted, Budget) else None
+        given = {"global_batch_size": None if budget else wanted, "dp_size": world_size, "epoch": epoch}
         if state is not None:
             parse_state(state)
             now = cursor.state(None, 1)
             anyhow = {name: getattr(now, name) for name in ("uri", "columns", "decode", "transform", "codecs")}
             saved, delivery_spec = cursor.load({**state, **anyhow}), cursor.delivery_spec
             given = {name: getattr(saved, name) if value is None else value for name, value in given.items()}
-        size = check_integer("global_batch_size", given["global_batch_size"], 1)
+            if given["global_batch_size"] is None and budget is None and saved.budget is not None:
+                budget = Budget(**saved.budget)
+        size: Size = budget or check_integer("global_batch_size", given["global_batch_size"], 1)
         world = check_integer("world_size", 1 if given["dp_size"] is None else given["dp_size"], 1)
         self.epoch = check_integer("epoch", given["epoch"] or 0, 0)
         self.position = check_integer("position", position, 0)
@@ -126,7 +139,10 @@ class EpochAudit:
         self._delivery_spec, self._parts = delivery_spec, parts_of(data)
         self._selection = read_spec.source.load_selection()
         count = self.plan.steps(self.epoch, self.position)
-        self._starts = list(self.plan.starts(self.epoch, self.position, count))
+        each = self.plan.global_batch_size
+        self._starts: Sequence[int] = range(self.position, self.position + count * each, each)
+        if budget is not None:
+            self._starts = list(self.plan.starts(self.epoch, self.position, count))
         self._end = self.plan.after(self.epoch, self.position, count)
 
     def completed_shards(self, state: Mapping[str, Any]) -> Int64Array:
@@ -295,12 +311,15 @@ class EpochAudit:
             parts = []
 
     def _stream(self, loader: RankLoader) -> Iterator[Step]:
-        plan, size = self.plan, self.plan.global_batch_size
+        plan, budget = self.plan, self.plan.budget
         planned = dataclasses.replace(self._delivery_spec, order=plan.order.settings)
+        size: dict[str, Any] = {"global_batch_size": plan.global_batch_size}
+        if budget is not None:
+            size = {"global_batch_cost": budget.cost, "max_rows": budget.max_rows, "padded": budget.padded}
         cursor = Cursor(spec_of(self._data).read.origin, planned)
         cursor.epoch, cursor.position = self.epoch, self.position
-        loader.load_state_dict(cursor.state(size, plan.dp_size).to_dict())
-        tables = loader.iter_batches(global_batch_size=size, batch_format="pyarrow", with_row_offset=True)
+        loader.load_state_dict(cursor.state(plan.global_batch_size, plan.dp_size).to_dict())
+        tables = loader.iter_batches(**size, batch_format="pyarrow", with_row_offset=True)
         for number, table in enumerate(tables):
             names = {ROW_OFFSET, COMPONENT, VALID} & set(table.column_names)
             columns = {name: table[name].to_numpy().copy() for name in names}

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from raylance.errors import ConfigError
-from raylance.orders.order import Auto, Facts, Resolved, Rows, Tables, check_count
+from raylance.orders.order import COST, Auto, Facts, Resolved, Rows, Tables, check_count
 from raylance.orders.permutation import Int32Array, Int64Array, permute, subkeys
 from raylance.orders.shuffles import Laned, LanedEpoch, LanedResolved
 
@@ -176,7 +176,9 @@ class BucketsEpoch(LanedEpoch):
     def _costs(self, number: int, lane: int) -> Int32Array:
         """Returns the costs of the rows of a lane's window."""
         start, rows = self._lane_window(number, lane)
-        return self.order.costs(self._unlay(np.arange(start, start + rows, dtype=np.int64)))
+        costs = self.order.tables[COST]
+        parts = [costs[first:end] for first, end in self._stretches(start, start + rows)]
+        return np.concatenate([costs[:0], *parts])
 
     def _sort(self, number: int, lane: int) -> tuple[int, Int32Array]:
         """Returns where a lane's window begins, and the row of each line in it; equal costs come at random."""

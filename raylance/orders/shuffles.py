@@ -227,6 +227,21 @@ class LanedEpoch(Epoch):
         lengths = np.diff(self.order.tables[_ENDS], prepend=0)
         return np.cumsum(lengths[self.shard_ids(np.arange(len(lengths)))], dtype=np.int64)
 
+    def _stretches(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Returns the selected rows of the sequence from one index to another, as half-open ranges in its order."""
+        if start >= end:
+            return []
+        first, last = self._slots(np.array([start, end - 1], dtype=np.int64)).tolist()
+        slots = np.arange(first + 1, last + 1, dtype=np.int64)
+        if self.order.ends is not None:
+            begins = self._laid_ends[slots - 1]
+        else:
+            missing = self.order.shard_rows - self._sizes.short_rows
+            begins = slots * self.order.shard_rows - np.where(slots > self._sizes.short_place, missing, 0)
+        edges = np.concatenate([[start], begins, [end]])
+        rows = self._unlay(edges[:-1])
+        return list(zip(rows.tolist(), (rows + np.diff(edges)).tolist(), strict=True))
+
     def _unlay(self, sequence: Int64Array) -> Int64Array:
         """Maps indices in the sequence to selected rows."""
         if not self.order.settings.shuffles_shards:

@@ -36,6 +36,7 @@ OMIT_DEFAULT = {_OMITTED: True}
 out, so that the description is equal to that of earlier versions.
 """
 
+_MAY_BE_0 = ("order.bucket_rows", "order.bucket_cost")  # sizes that are 0 if they are not used
 _OMITTED_IF_ALL = ".epoch_rows"  # a component's field, left out if the component's epoch has all its selected rows
 
 _OPTIONAL = ("windows", "cost", "budget")  # fields that are left out if they are None
@@ -224,7 +225,8 @@ def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, An
     may_lack = name.startswith("order.components.") and name.endswith(_OMITTED_IF_ALL)
     if "auto" in (saved, current):
         other = current if saved == "auto" else saved
-        if _is_count(other, 1) or (other is None and may_lack):
+        least = 0 if name in _MAY_BE_0 else 1
+        if _is_count(other, least) or (other is None and may_lack):
             return []
     return [(name, saved, current)]
 

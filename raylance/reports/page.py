@@ -285,7 +285,7 @@ def _identity(record: LoaderRecord) -> list[tuple[str, Any]]:
     options = {name: value for name, value in facts["options"].items() if value is not None}
     return [
         *identity_of(facts["state"]).items(),
-        ("global batch", f"{facts['global_batch_size']:,} rows, {facts['steps']:,} steps an epoch"),
+        ("global batch", f"{_size_in_words(facts)}, {facts['steps']:,} steps an epoch"),
         ("remainder", facts["remainder"]),
         ("options", ", ".join(f"{name}={value!r}" for name, value in options.items())),
         ("CPUs", f"{facts['cpus']} of this process's node, {facts.get('cluster_cpus') or '?'} of the cluster"),
@@ -303,7 +303,11 @@ def _reopened(run: Run, storage_options: StorageOptions | None) -> dict[str, Any
         options = storage_argument(storage_options)
         opened = _open_again(record.facts, options)
         ranks = record.facts["world_size"] // record.peers if record.facts["split"] else 1
-        summary = opened.plan(record.facts["global_batch_size"], ranks)
+        budget = record.facts.get("budget")
+        size = {"global_batch_size": record.facts["global_batch_size"]}
+        if budget:
+            size = {"global_batch_cost": budget["cost"], "max_rows": budget["max_rows"], "padded": budget["padded"]}
+        summary = opened.plan(world_size=ranks, **size)
         quality = summary.shuffle_quality(sample_steps=_QUALITY_STEPS)
         found["quality"] = {
             "summary": _describe_quality(quality.class_divergence),
@@ -332,6 +336,13 @@ def _reopened(run: Run, storage_options: StorageOptions | None) -> dict[str, Any
         for (of, offset, column, why, sources), made in zip(bad, pictures, strict=True)
     ]
     return found
+
+
+def _size_in_words(facts: Mapping[str, Any]) -> str:
+    """Returns the size of a step over all ranks."""
+    budget = facts.get("budget")
+    rows = f"{facts['global_batch_size']:,} rows"
+    return f"cost {budget['cost']:,}, about {rows}" if budget else rows
 
 
 def _open_again(facts: Mapping[str, Any], options: Mapping[str, Any]) -> Any:

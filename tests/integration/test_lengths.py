@@ -1,0 +1,156 @@
+"""Batches of a cost through whole loaders: the same global batches on any world, resumed anywhere, mixed, reported."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+from raylance.audit.epoch import EpochAudit
+from raylance.audit.reopening import reopen
+from raylance.errors import ConfigError, StateError
+
+pytestmark = pytest.mark.ray
+ROWS, BUDGET = 3_000, 4_000
+
+
+@pytest.fixture(scope="module")
+def texts(write_dataset: Callable[..., str]) -> str:
+    lengths = np.clip(np.random.default_rng(0).lognormal(3, 1, ROWS), 2, 200).astype(np.int64)
+    ids = [np.full(length, row, dtype=np.int32) for row, length in enumerate(lengths)]
+    return write_dataset(pa.table({"ids": ids, "length": lengths, "id": np.arange(ROWS)}), max_rows_per_file=900)
+
+
+def opened(uri: str, **arguments: Any) -> raylance.Dataset:
+    return raylance.dataset(uri, **{"cost": "length", "order": "bucket", "seed": 3} | arguments)
+
+
+def steps_of(batches: Any) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in batches]
+
+
+@pytest.mark.promise("P1", "P2", "P3", "P5")
+@pytest.mark.parametrize("runtime", ["threads", "ray"])
+@pytest.mark.parametrize("arguments", [{}, {"order": "window", "balance": raylance.Balance()}], ids=str)
+def test_a_run_that_continues_on_another_world_has_the_same_steps(
+    texts: str, ray_session: None, runtime: Any, arguments: dict[str, Any]
+) -> None:
+    dataset = opened(texts, **arguments)
+    size: dict[str, Any] = {"global_batch_cost": BUDGET, "padded": "order" not in arguments}
+    whole = [sorted(step) for step in steps_of(dataset.iter_batches(**size, epoch=1))]
+    assert sorted(row for step in whole for row in step) == list(range(ROWS)), "nothing is dropped"
+    found: list[list[int]] = [[] for _ in whole]
+    state, begin = None, 0
+    for world, end in ((2, len(whole) // 3), (3, len(whole))):
+        states = []
+        for rank in range(world):
+            with dataset.loader(rank=rank, world_size=world, runtime=runtime, record=False) as loader:
+                loader.set_epoch(1)
+                if state is not None:
+                    loader.load_state_dict(state)
+                batches = loader.batches(**size, device="cpu", pad_lists={"ids": raylance.Pad(0)})
+                assert len(batches) == len(whole)
+                taken = iter(batches)
+                for number in range(begin, end):
+                    batch = next(taken)
+                    found[number] += batch["id"].tolist()
+                    assert len(batch["id"])
+                states.append(loader.state_dict())
+        state, begin = json.loads(json.dumps(states[0])), end
+        assert all(each["position"] == state["position"] for each in states)
+        assert state["cost"] == "length"
+        assert state["budget"] == {"cost": BUDGET, "max_rows": None, "padded": size["padded"]}
+    assert [sorted(step) for step in found] == whole
+
+
+def test_padding_and_costs_are_what_plan_says(texts: str) -> None:
+    summary = opened(texts).plan(world_size=2, global_batch_cost=BUDGET)
+    assert summary.costs is not None
+    assert f"{BUDGET:,}" in repr(summary)
+    assert "padding" in repr(summary)
+    real = paid = steps = 0
+    for batch in opened(texts).iter_batches(global_batch_cost=BUDGET):
+        length = batch["length"]
+        assert len(length) * length.max() <= BUDGET
+        real, paid, steps = real + int(length.sum()), paid + len(length) * int(length.max()), steps + 1
+    assert summary.steps == steps
+    assert summary.rows_dropped == 0
+    assert summary.costs.cost == pytest.approx(real / steps, rel=0.1)
+    at_random = opened(texts, order="window").plan(64, world_size=2)
+    assert at_random.costs is not None
+    assert at_random.costs.padding > 3 * summary.costs.padding
+
+
+def test_a_mixture_has_steps_of_a_cost(texts: str) -> None:
+    parts = {name: opened(texts, order="window", filter=f"id % 2 = {name == 'b':d}") for name in ("a", "b")}
+    mixed = raylance.mix({"a": (parts["a"], 0.5), "b": (parts["b"], 0.5)}, balance=raylance.Balance())
+    found = list(mixed.iter_batches(global_batch_cost=BUDGET, padded=False))
+    ids = np.concatenate([batch["id"] for batch in found])
+    assert len(set(ids.tolist())) == len(ids) > 0.95 * ROWS
+    assert all(batch["length"].sum() <= BUDGET for batch in found)
+    assert mixed.plan(world_size=2, global_batch_cost=BUDGET, padded=False).costs is not None
+    with pytest.raises(ConfigError, match="bucket"):
+        raylance.mix({"a": (opened(texts), 1)})
+    with pytest.raises(ConfigError, match="balance"):
+        raylance.mix({"a": (opened(texts, order="window", balance=raylance.Balance()), 1)})
+
+
+def test_windows_have_costs(write_dataset: Callable[..., str]) -> None:
+    rows = np.arange(400)
+    uri = write_dataset(pa.table({"episode": rows // 40, "cost": rows % 9 + 1, "x": rows.astype(np.float32)}))
+    windows = raylance.Windows(episode="episode", offsets={"x": (-1, 0, 1)}, at_ends="drop")
+    dataset = raylance.dataset(uri, windows=windows, cost="cost", order="bucket")
+    anchors = [row for row in range(400) if 0 < row % 40 < 39]
+    assert dataset.costs is not None
+    assert dataset.costs.tolist() == [row % 9 + 1 for row in anchors]
+    found = list(dataset.iter_batches(global_batch_cost=60, with_row_offset=True))
+    assert sorted(np.concatenate([batch["_rowoffset"] for batch in found]).tolist()) == anchors
+    assert all(len(batch["cost"]) * batch["cost"].max() <= 60 for batch in found)
+
+
+def test_a_run_is_recorded_proven_and_reopened(texts: str, tmp_path: Path) -> None:
+    dataset = opened(texts, cost=raylance.TokensOf("ids"), balance=raylance.Balance())
+    states = []
+    for rank in range(2):
+        with dataset.loader(rank=rank, world_size=2, record=str(tmp_path / "run"), name="train") as loader:
+            for _ in loader.iter_batches(global_batch_cost=BUDGET, max_rows=200):
+                pass
+            states.append(loader.state_dict())
+    proof = raylance.prove_run(str(tmp_path / "run"))
+    assert proof.ok, str(proof)
+    assert f"{ROWS:,} rows" in proof.verdict
+    again = reopen(states[0])
+    assert again.costs is not None
+    np.testing.assert_array_equal(again.costs, dataset.costs)
+    with again.loader() as loader:
+        loader.load_state_dict(states[0])
+        assert (loader.epoch, loader.state_dict()["budget"]["max_rows"]) == (1, 200)
+
+
+@pytest.mark.promise("P8")
+def test_what_is_refused(texts: str) -> None:
+    dataset, plain = opened(texts), raylance.dataset(texts)
+    with pytest.raises(ConfigError, match="cost="):
+        plain.iter_batches(global_batch_cost=100)
+    with pytest.raises(ConfigError, match="global_batch_size=8"):
+        dataset.iter_batches(global_batch_cost=100, global_batch_size=8)
+    with pytest.raises(ConfigError, match="max_rows=5"):
+        dataset.iter_batches(global_batch_size=8, max_rows=5)
+    with pytest.raises(ConfigError, match="global_batch_cost"):
+        dataset.iter_batches(global_batch_cost=0)
+    with dataset.loader(rank=0, world_size=8) as loader, pytest.raises(ConfigError, match="8 data-parallel ranks"):
+        loader.iter_batches(global_batch_cost=300)
+    with dataset.loader() as loader:
+        next(iter(loader.iter_batches(global_batch_cost=BUDGET)))
+        state = loader.state_dict()
+    with opened(texts, cost=raylance.TokensOf("ids")).loader() as loader, pytest.raises(StateError, match="cost"):
+        loader.load_state_dict(state)
+
+
+def test_an_audit_of_buckets(texts: str) -> None:
+    report = EpochAudit(opened(texts, balance=raylance.Balance()), global_batch_size=64, world_size=3).count()
+    assert report.verdict.startswith("OK")
