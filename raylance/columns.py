@@ -21,6 +21,9 @@ SEED = "_seed"
 COMPONENT = "_component"
 """Index of the row's dataset in a mixture, int64."""
 
+STEP_COST = "_step_cost"
+"""Cost of all rows of a step over all ranks: one integer in each micro-batch."""
+
 FAILURE = "_failure:"
 """Prefix, with the name of a column that readers make, of the column that says why a row has no value in it; used only
 between reader and decoder.

@@ -261,6 +261,7 @@ class RankLoader(Positioned):
         global_batch_cost: int | None = None,
         max_rows: int | None = None,
         padded: bool = True,
+        micro_batch_cost: int | None = None,
         prefetch_batches: int = 2,
         dtypes: Dtypes = None,
         device: str | torch.device = "auto",
@@ -286,6 +287,11 @@ class RankLoader(Positioned):
             padded: Whether a step costs its rows times the cost of its dearest row, because rows are padded to the
                 longest one. False adds up the costs, for batches that are packed or jagged. With the order "bucket",
                 steps are always counted as if they were padded, because their rows are alike.
+            micro_batch_cost: Most cost of a micro-batch on one rank, for accumulating gradients. Each step is then
+                a list of batches, as many on every rank, of this cost at most, unless a row alone costs more. The
+                batches have `_step_cost`, an integer: the cost of the step over all ranks, by which to divide sums of
+                losses. A rank with too few rows gets batches of no row. It needs `cost=` of `raylance.dataset`, and
+                counts costs as `padded` says.
             prefetch_batches: Number of steps that are read and decoded ahead: more if decoders would be idle, fewer if
                 they do not fit in `max_inflight_bytes`. It is also the largest number of finished batches that wait for
                 the training loop. 0 acts as 1.
@@ -325,7 +331,9 @@ class RankLoader(Positioned):
             CoverageError: If rows do not come as the plan says.
         """
         refuse_unknown("iter_torch_batches()", unknown, RankLoader.iter_torch_batches.__kwdefaults__ or ())
-        size = self._bind(global_batch_size, batch_size, global_batch_cost, max_rows, padded=padded)
+        # Without a budget for steps, `padded` is that of micro-batches alone.
+        of_step = padded if global_batch_cost is not None or micro_batch_cost is None else True
+        size = self._bind(global_batch_size, batch_size, global_batch_cost, max_rows, padded=of_step)
         pin_memory = can_pin(check_flag("pin_memory", pin_memory))
         target = process.default_device() if device == "auto" else torch_device(device)
         if callable(collate_fn):
@@ -341,6 +349,8 @@ class RankLoader(Positioned):
             device=target,
             pin_memory=pin_memory,
             whole=whole,
+            micro_batch_cost=micro_batch_cost,
+            padded=padded,
         )
 
     def iter_batches(
@@ -351,6 +361,7 @@ class RankLoader(Positioned):
         global_batch_cost: int | None = None,
         max_rows: int | None = None,
         padded: bool = True,
+        micro_batch_cost: int | None = None,
         batch_format: BatchFormat = "numpy",
         prefetch_batches: int = 2,
         drop_last: bool | None = None,
@@ -374,7 +385,9 @@ class RankLoader(Positioned):
             ConfigError, BadRowError, PlacementError, HelperError, CoverageError: As `iter_torch_batches`.
         """
         refuse_unknown("iter_batches()", unknown, RankLoader.iter_batches.__kwdefaults__ or ())
-        size = self._bind(global_batch_size, batch_size, global_batch_cost, max_rows, padded=padded)
+        # Without a budget for steps, `padded` is that of micro-batches alone.
+        of_step = padded if global_batch_cost is not None or micro_batch_cost is None else True
+        size = self._bind(global_batch_size, batch_size, global_batch_cost, max_rows, padded=of_step)
         return self._batches(
             batch_format,
             size=size,
@@ -383,6 +396,8 @@ class RankLoader(Positioned):
             with_row_offset=with_row_offset,
             convert=host_converter(self._read_spec, batch_format, pad_lists),
             whole=whole,
+            micro_batch_cost=micro_batch_cost,
+            padded=padded,
         )
 
     def batches(self, **arguments: Any) -> Batches:
@@ -522,6 +537,11 @@ class RankLoader(Positioned):
         """Returns batches to which these arguments of `make_batch_spec` are bound."""
         spec = make_batch_spec(self._cursor.delivery_spec, **arguments)
         plan = self._plan(spec.size, spec.remainder)  # raises errors of the plan before anything starts
+        if spec.micro is not None and not plan.order.has_costs:
+            raise ConfigError(
+                f"micro_batch_cost={spec.micro.cost}: the rows have no costs; nothing was started. Give cost= to "
+                "raylance.dataset."
+            )
         self._remainder = spec.remainder
         size = plan.step_text.removeprefix("a ")
         text = f"{kind} batches of {self._read_spec.source.uri!r}, {size}, {self._context}"

@@ -12,9 +12,11 @@ from raylance.decode.arrays import Join, Lists, NumpyBatch, to_numpy, to_sliceab
 from raylance.errors import CoverageError
 from raylance.memory.arrow import TableSize
 from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.planning.balance import cut_step
 from raylance.planning.digest import Digest
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
+from raylance.planning.steps import Budget
 from raylance.read_spec import ReadSpec
 
 
@@ -165,6 +167,10 @@ class Assembly:
         """Returns the epoch positions of the rows of a step."""
         own = self._plan.rank_slice(self.epoch, step.before, self._dp_rank)
         return self._plan.positions(self.epoch, step.before, *own)
+
+    def cut(self, step: DeliveredStep, micro: Budget) -> tuple[list[int], int]:
+        """Returns the bounds of the micro-batches of a step, and its cost; see `cut_step`."""
+        return cut_step(self._plan, self.epoch, step.before, self._dp_rank, micro)
 
     def offsets(self, table: pa.Table) -> Int64Array:
         """Returns the row offsets of the rows of a step, as `join_offsets` joins them."""

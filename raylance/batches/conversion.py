@@ -1,6 +1,7 @@
 """The conversion of tables to batches, and the checked arguments of iterators."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -33,7 +34,7 @@ from raylance.decode.arrays import (
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.planning.delivery_spec import DeliverySpec
-from raylance.planning.steps import Remainder, Size
+from raylance.planning.steps import Budget, Remainder, Size
 from raylance.read_spec import ReadSpec
 
 BatchFormat = Literal["numpy", "pyarrow", "pandas"]
@@ -54,6 +55,7 @@ class BatchSpec:
         device: The device of the tensors; None for batches without tensors.
         pin_memory: Whether tensors that stay on the CPU are in pinned memory.
         whole: Whether each pass begins at the start of an epoch.
+        micro: What a micro-batch may cost on one rank; a step is a list of these then. None for whole steps.
     """
 
     size: Size
@@ -64,6 +66,7 @@ class BatchSpec:
     device: torch.device | None = None
     pin_memory: bool = False
     whole: bool = False
+    micro: Budget | None = None
 
 
 def hidden_columns(delivery_spec: DeliverySpec, remainder: Remainder, with_row_offset: bool) -> tuple[str, ...]:
@@ -91,6 +94,8 @@ def make_batch_spec(
     device: torch.device | None = None,
     pin_memory: bool = False,
     whole: bool = False,
+    micro_batch_cost: int | None = None,
+    padded: bool = True,
 ) -> BatchSpec:
     """Checks the arguments that all iterators have; see `RankLoader.iter_torch_batches`, and `BatchSpec` for the rest.
 
@@ -109,6 +114,7 @@ def make_batch_spec(
         device=device,
         pin_memory=pin_memory,
         whole=check_flag("whole", whole),
+        micro=None if micro_batch_cost is None else Budget(cost=micro_batch_cost, padded=padded),
     )
 
 
@@ -182,6 +188,20 @@ def host_converter(read_spec: ReadSpec, batch_format: str, pad_lists: Paddings |
         return whole if batch_format == "pyarrow" else whole.to_pandas()
 
     return convert
+
+
+def cut_batch(
+    convert: Convert, rows: StepRows, names: Sequence[str], decoded: Mapping[str, torch.Tensor], bounds: Sequence[int]
+) -> list[Any]:
+    """Returns the micro-batches of a step, whose rows lie between the bounds."""
+    return [
+        convert(
+            StepRows(rows.item, rows.begin + low, high - low),
+            names,
+            {name: tensor[low:high] for name, tensor in decoded.items()},
+        )
+        for low, high in itertools.pairwise(bounds)
+    ]
 
 
 def in_order(read_spec: ReadSpec, batch: dict[str, Any], decoded: Mapping[str, Any]) -> dict[str, Any]:

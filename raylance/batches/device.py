@@ -72,7 +72,9 @@ class JaggedParts(NamedTuple):
 
 
 def build_jagged(batch: Any) -> Any:
-    """Replaces `JaggedParts` by nested tensors in a dict by column; other batches stay as they are."""
+    """Replaces `JaggedParts` by nested tensors in a dict by column, or in a list of them; other batches stay."""
+    if isinstance(batch, list):
+        return [build_jagged(each) for each in batch]
     if not isinstance(batch, dict) or not any(isinstance(value, JaggedParts) for value in batch.values()):
         return batch
     return {name: value.build() if isinstance(value, JaggedParts) else value for name, value in batch.items()}

@@ -3,6 +3,7 @@ imbalance follow from a plan.
 """
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from raylance.arguments import check_word
 from raylance.errors import ConfigError
 from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.planning.steps import Budget, cut_costs
 
 if TYPE_CHECKING:
     from raylance.planning.plan import Plan
@@ -103,6 +105,36 @@ def check_balance(balance: object, *, has_costs: bool) -> None:
             f"{balance}: the rows have no costs to balance; nothing was started. Give cost= to raylance.dataset; in a "
             "mixture, to all datasets."
         )
+
+
+def cut_step(plan: "Plan", epoch: int, position: int, dp_rank: int, micro: Budget) -> tuple[list[int], int]:
+    """Cuts a rank's rows of a step into micro-batches of at most the cost of a budget, as many on each rank.
+
+    A rank that needs fewer than another one cuts its largest ones further. If it has too few rows for that, its last
+    micro-batches have no row.
+
+    Returns:
+        The bounds of the micro-batches in the rank's rows, ascending from 0, (micro-batches + 1,); and the cost of the
+        whole step over all ranks, without the rows that only fill it.
+    """
+    size = plan.step_size(epoch, position)
+    positions = plan.positions(epoch, position, 0, size)
+    costs = plan.order.costs(plan.select(epoch, positions)).astype(np.int64)
+    total = int(costs[positions < plan.epoch_rows].sum())
+    cut = [
+        cut_costs(costs[low:high], micro).tolist() if high > low else [0]
+        for low, high in slice_bounds(size, plan.dp_size)
+    ]
+    most, bounds = max(1, *(len(each) - 1 for each in cut)), cut[dp_rank]
+    while len(bounds) <= most:
+        sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
+        largest = max(sizes, default=0)
+        if largest < 2:
+            bounds += [bounds[-1]] * (most + 1 - len(bounds))
+            break
+        at = sizes.index(largest)
+        bounds.insert(at + 1, bounds[at] + largest // 2)
+    return bounds, total
 
 
 def slice_bounds(rows: int, dp_size: int) -> list[tuple[int, int]]:

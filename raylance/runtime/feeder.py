@@ -7,15 +7,16 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
 from raylance.batches.assembly import Assembly, DeliveredStep, StepRows
 from raylance.batches.bad_rows import MaskedRows
-from raylance.batches.conversion import BatchSpec
+from raylance.batches.conversion import BatchSpec, cut_batch
 from raylance.batches.device import Sender
 from raylance.batches.device_columns import decode_step
+from raylance.columns import STEP_COST
 from raylance.decode.on_device import DeviceDecoding
 from raylance.dispatch.dispatcher import Dispatcher
 from raylance.dispatch.messages import (
@@ -311,7 +312,7 @@ class Feeder:
                 self._begin("finish")
                 with self._observer.timed("collate_s"):
                     names = [name for name in rows.item.names if name not in spec.hidden]
-                    batch = spec.convert(rows, names, decoded)
+                    batch = self._convert(spec, rows, step, names, decoded)
         except Exception as error:
             error.add_note(f"as a batch was made of {self._assembly.describe(rows.table())}")
             raise
@@ -323,6 +324,16 @@ class Feeder:
                 self._finished.append((batch, step))
                 self._observe(BatchesReady(len(self._finished)))
                 self._changed.notify_all()
+
+    def _convert(
+        self, spec: BatchSpec, rows: StepRows, step: DeliveredStep, names: Sequence[str], decoded: Mapping[str, Any]
+    ) -> Any:
+        """Makes the batch of a step, or the list of its micro-batches."""
+        if spec.micro is None:
+            return spec.convert(rows, names, decoded)
+        bounds, cost = self._assembly.cut(step, spec.micro)
+        batches = cut_batch(spec.convert, rows, names, decoded, bounds)
+        return [each | {STEP_COST: cost} if isinstance(each, dict) else each for each in batches]
 
     def _begin(self, work: Cause) -> None:
         """Records which part of making a batch begins; a consumer that waits now waits for this part."""

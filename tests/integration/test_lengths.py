@@ -131,11 +131,38 @@ def test_a_run_is_recorded_proven_and_reopened(texts: str, tmp_path: Path) -> No
         assert (loader.epoch, loader.state_dict()["budget"]["max_rows"]) == (1, 200)
 
 
+@pytest.mark.parametrize("size", [{"global_batch_size": 50}, {"global_batch_cost": BUDGET}], ids=str)
+@pytest.mark.parametrize("padded", [True, False])
+def test_micro_batches_are_as_many_on_every_rank(texts: str, size: dict[str, Any], padded: bool) -> None:
+    dataset, world = opened(texts, order="window", balance=raylance.Balance()), 3
+    if "global_batch_cost" in size:
+        size = {**size, "padded": padded}
+    whole = list(dataset.iter_batches(**size))
+    ranks = []
+    for rank in range(world):
+        with dataset.loader(rank=rank, world_size=world, record=False) as loader:
+            ranks.append(list(loader.batches(**{"padded": padded, **size}, micro_batch_cost=400, device="cpu")))
+    assert {len(steps) for steps in ranks} == {len(whole)}
+    assert max(len(step) for step in ranks[0]) > 1
+    for number, step in enumerate(whole):
+        of_ranks = [steps[number] for steps in ranks]
+        assert len({len(each) for each in of_ranks}) == 1, "ranks have different numbers of micro-batches"
+        ids = [row for each in of_ranks for micro in each for row in micro["id"].tolist()]
+        assert sorted(ids) == sorted(step["id"].tolist())
+        for micro in (micro for each in of_ranks for micro in each):
+            lengths = micro["length"].numpy()
+            assert micro["_step_cost"] == step["length"].sum()
+            paid = len(lengths) * lengths.max(initial=0) if padded else lengths.sum()
+            assert paid <= 400 or len(lengths) == 1
+
+
 @pytest.mark.promise("P8")
 def test_what_is_refused(texts: str) -> None:
     dataset, plain = opened(texts), raylance.dataset(texts)
     with pytest.raises(ConfigError, match="cost="):
         plain.iter_batches(global_batch_cost=100)
+    with pytest.raises(ConfigError, match="micro_batch_cost=9"):
+        plain.iter_batches(global_batch_size=8, micro_batch_cost=9)
     with pytest.raises(ConfigError, match="global_batch_size=8"):
         dataset.iter_batches(global_batch_cost=100, global_batch_size=8)
     with pytest.raises(ConfigError, match="max_rows=5"):
