@@ -1,7 +1,7 @@
-"""Makes small datasets for the recipes, where no public one would be small enough: scenes, sounds and episodes.
+"""Makes small datasets for the recipes, where no public one would be small enough: scenes, sounds, documents, episodes.
 
 `scenes` have a picture of one coloured shape, its mask, its box, a caption in tokens and a label; `sounds` are tones of
-different lengths, with the label of their pitch; `episodes` are frames of an arm that pushes a disc to the
+different lengths, with the label of their pitch; `documents` are lists of tokens of different lengths; `episodes` are frames of an arm that pushes a disc to the
 middle, as two cameras see it, with its state and action. All are the same each time.
 
     python -m jobs.examples.made_data scenes scenes.lance
@@ -59,6 +59,14 @@ def sounds(rows: int) -> pa.Table:
             file.writeframes(frames.astype("<i2").tobytes())
         encoded.append(buffer.getvalue())
     return _split({"sound": pa.array(encoded, pa.binary()), "label": pa.array(labels)}, rows)
+
+
+def documents(rows: int) -> pa.Table:
+    """Documents of 3 to 60 tokens of 1 to 63, each of which says the next one most of the time: tokens and split."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(2.8, 0.7, rows), 3, 60).astype(int)
+    tokens = [(1 + (rng.integers(63) + np.arange(length) * 5 + (rng.random(length) < 0.1)) % 63) for length in lengths]
+    return _split({"tokens": pa.array(tokens, pa.list_(pa.int32()))}, rows)
 
 
 def episodes(rows: int) -> tuple[pa.Table, pa.Table]:
@@ -126,7 +134,7 @@ def _split(columns: dict[str, pa.Array], rows: int) -> pa.Table:
 def main(argv: list[str] | None = None) -> int:
     """Runs the job; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("scenes", "sounds", "episodes"))
+    parser.add_argument("kind", choices=("scenes", "sounds", "documents", "episodes"))
     parser.add_argument("uri", help="where the dataset is written")
     parser.add_argument("--count", type=int, default=400, metavar="N", help="rows (default: 400)")
     args = parser.parse_args(argv)
@@ -134,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
         made, videos = episodes(args.count)
         lance.write_dataset(videos, videos_of(args.uri))
     else:
-        made = {"scenes": scenes, "sounds": sounds}[args.kind](args.count)
+        made = {"scenes": scenes, "sounds": sounds, "documents": documents}[args.kind](args.count)
     lance.write_dataset(made, args.uri, max_rows_per_file=100)
     print(f"{args.uri}: {made.num_rows} rows of {args.kind}")
     return 0

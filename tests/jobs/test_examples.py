@@ -1,6 +1,7 @@
 """Checks that each example, killed in mid-epoch where it can be, has each row once all the same."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import os
@@ -217,6 +218,7 @@ def test_peers_get_the_same_rows_when_replicas_and_their_ranks_change(
 
 RECIPES = [
     "speech",
+    "language_model",
     "action_chunks",
     "segmentation",
     "detection",
@@ -234,7 +236,8 @@ RECIPES = [
 def test_recipes_are_killed_and_continue(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """256 rows; the last rank dies in the sixth step, after two checkpoints, of which a kill may undo the newest."""
     uri, rows, (name, *arguments) = tmp_path / "made.lance", tmp_path / "rows", recipe.split()
-    kind = {"speech": "sounds", "action_chunks": "episodes"}.get(name, "scenes")
+    kinds = {"speech": "sounds", "action_chunks": "episodes", "language_model": "documents"}
+    kind = kinds.get(name, "scenes")
     assert run("made_data", kind, uri, "--count", 320) == 0
     given = ["--data", uri, "--storage-path", tmp_path / "runs", "--global-batch-size", 32]
     with watched(rows, die_at=6):
@@ -242,8 +245,49 @@ def test_recipes_are_killed_and_continue(recipe: str, tmp_path: Path, capsys: py
     assert was_killed_and_continued(rows)
     epochs = 1 if name == "evaluation" else 2
     split = lance.dataset(uri).to_table(columns=["split"])["split"].to_pylist()
-    assert each_row_once(rows, epochs, [row for row in range(320) if split[row] == "train"])
+    wanted = [row for row in range(320) if split[row] == "train"]
+    if name == "language_model":  # sequences
+        example = importlib.import_module("jobs.examples.language_model")
+        wanted = list(range(len(raylance.dataset(str(uri), pack=example.PACK, filter="split = 'train'"))))
+    assert each_row_once(rows, epochs, wanted)
     assert epochs == 2 or "'rows': 256" in capsys.readouterr().out
+
+
+def test_a_packed_loss_is_that_of_the_documents_one_by_one(tmp_path: Path) -> None:
+    example = importlib.import_module("jobs.examples.language_model")
+    uri = str(tmp_path / "made.lance")
+    assert run("made_data", "documents", uri, "--count", 80) == 0
+    model, losses, count = example.TinyGPT(), 0.0, 0
+    for text in lance.dataset(uri).to_table(columns=["tokens"])["tokens"].to_pylist():
+        ids = torch.tensor([[*text, 0]])
+        logits = model(ids, torch.arange(ids.shape[1])[None], torch.zeros_like(ids))
+        losses += torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="sum").item()
+        count += len(text)
+    for policy in ("stream", "whole"):
+        pack = dataclasses.replace(example.PACK, policy=policy, length=61 if policy == "whole" else 10**4)
+        data, packed, labels = raylance.dataset(uri, pack=pack, remainder="ragged"), 0.0, 0
+        for batch in data.iter_torch_batches(global_batch_size=7):
+            found = int((batch["labels"] != -100).sum())
+            packed, labels = packed + example.loss_of(model, batch).item() * found, labels + found
+        assert labels == count, "each token but the first of a document is a label once"
+        assert packed / labels == pytest.approx(losses / count, rel=1e-5)
+
+
+def test_a_budgets_gradient_is_that_of_the_documents_one_by_one(tmp_path: Path) -> None:
+    """However a step is divided among ranks and micro-batches."""
+    example = importlib.import_module("jobs.examples.fine_tuning")
+    uri = str(tmp_path / "made.lance")
+    assert run("made_data", "documents", uri, "--count", 400) == 0
+    data, gradients = example.open_data(uri), []
+    for world in (1, 3):
+        model = example.TinyGPT()
+        for rank in range(world):
+            with data.loader(rank=rank, world_size=world, record=False) as loader:
+                batches = loader.batches(**example.SIZE, pad_lists={"tokens": raylance.Pad(0)}, device="cpu")
+                for micro in next(iter(batches)):
+                    (example.loss_of(model, micro) / micro["_step_cost"]).backward()
+        gradients.append(torch.cat([each.grad.flatten() for each in model.parameters()]))
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.slow
