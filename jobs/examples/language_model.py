@@ -1,11 +1,11 @@
 """Pretraining of a small GPT on packed documents: no token attends to another document, and no padding is learnt.
 
-`Pack` joins documents to sequences, shuffled in another way in each epoch, and gives labels, positions and segments. The
-mask of the attention follows from the segments; on a GPU, `raylance.cu_seqlens(segment_ids)` gives the arguments of
-`flash_attn_varlen_func` in its place. A run that is killed continues with the very next sequence, on any number of ranks.
+`Pack` joins documents to sequences, in each epoch in another way, and gives labels, positions and segments. The mask of
+the attention follows from the segments; on a GPU, `raylance.cu_seqlens(segment_ids)` gives the arguments of
+`flash_attn_varlen_func` in its place. A run that is killed continues with the next sequence, on any number of ranks.
 
-Cost: a document that does not fit into the rest of a sequence is cut ("stream") or moved ("whole"). If documents are few
-and long, "stream" has less padding; if answers must see their whole prompts, "whole" is right.
+Cost: a document that does not fit into the rest of a sequence is cut ("stream") or moved ("whole"). If documents are
+few and long, "stream" has less padding; if answers must see their whole prompts, "whole" is right.
 
     python -m jobs.examples.made_data documents documents.lance
     python -m jobs.examples.language_model --data documents.lance

@@ -1,8 +1,9 @@
 """Makes small datasets for the recipes, where no public one would be small enough: scenes, sounds, documents, episodes.
 
 `scenes` have a picture of one coloured shape, its mask, its box, a caption in tokens and a label; `sounds` are tones of
-different lengths, with the label of their pitch; `documents` are lists of tokens of different lengths; `episodes` are frames of an arm that pushes a disc to the
-middle, as two cameras see it, with its state and action. All are the same each time.
+different lengths, with the label of their pitch; `documents` are lists of tokens of different lengths; `episodes` are
+frames of an arm that pushes a disc to the middle, as two cameras see it, with its state and action. All are the same
+each time.
 
     python -m jobs.examples.made_data scenes scenes.lance
 """

@@ -54,7 +54,11 @@ class Buckets(Laned):
             raise ConfigError("Buckets(bucket_rows=0, bucket_cost=0): a bucket has rows. Leave one of them out.")
 
     def bind(self, rows: Rows) -> tuple[Self, Tables]:
-        """See `Order.bind`."""
+        """See `Order.bind`.
+
+        Raises:
+            ConfigError: If rows have no costs.
+        """
         if rows.cost is None:
             raise ConfigError(
                 "Buckets needs the cost of each row; nothing was started. Give cost= to raylance.dataset, such as "
