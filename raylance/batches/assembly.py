@@ -12,7 +12,7 @@ from raylance.decode.arrays import Join, Lists, NumpyBatch, to_numpy, to_sliceab
 from raylance.errors import CoverageError
 from raylance.memory.arrow import TableSize
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.planning.balance import cut_step
+from raylance.planning.balance import StepCosts, costs_of_step, cut_step
 from raylance.planning.digest import Digest
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
@@ -28,6 +28,7 @@ class DeliveredStep:
         rows: Rows of this rank, padding included.
         nbytes: Bytes of the rows; if several steps came in one item, their mean.
         masked: Offsets of the rows that could not be decoded, joined as by `join_offsets`, int64.
+        costs: The costs of the step; None if rows have none.
     """
 
     before: int
@@ -37,6 +38,7 @@ class DeliveredStep:
     nbytes: int
     masked: Int64Array
     digest: Digest
+    costs: StepCosts | None = None
 
 
 class ItemRows:
@@ -147,7 +149,9 @@ class Assembly:
     def next_step(self) -> tuple[StepRows, DeliveredStep]:
         """Takes the oldest whole step: its rows, and their description."""
         rows, nbytes, masked, digest = self._steps.popleft()
-        before, self._after = self._after, self._plan.after(self.epoch, self._after)
+        plan, before = self._plan, self._after
+        self._after = plan.after(self.epoch, before)
+        costs = costs_of_step(plan, self.epoch, before, self._dp_rank) if plan.order.has_costs else None
         return rows, DeliveredStep(
             before=before,
             after=self._after,
@@ -156,6 +160,7 @@ class Assembly:
             nbytes=nbytes,
             masked=masked,
             digest=digest,
+            costs=costs,
         )
 
     @property

@@ -185,6 +185,23 @@ class RunFigures:
         """Whether the URI of a source looks like one of an object store."""
         return any("://" in name and "file://" not in name for name in self.facts.get("sources", ()))
 
+    @property
+    def padding(self) -> float:
+        """Share of padding in what the rows handed out cost if each batch is padded, in [0, 1]; 0 without costs."""
+        padded = self.sum("padded_cost")
+        return 1 - self.sum("cost") / padded if padded else 0.0
+
+    @property
+    def imbalance(self) -> float:
+        """By how much the dearest rank of each step costs more than the mean of the ranks, padded; 0 if not all ranks
+        are known, or without costs.
+        """
+        padded = self.sum("padded_cost")
+        is_whole = (
+            len(self.ranks) == self.world_size and min((rank.presence for rank in self.ranks), default=0) >= MOSTLY
+        )
+        return max(0.0, self.sum("dearest_cost") / padded - 1) if padded and is_whole else 0.0
+
     def most(self, name: str) -> float:
         """Returns the largest value of a figure over all ranks."""
         return max(rank.figures[name] for rank in self.ranks)

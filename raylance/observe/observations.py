@@ -83,6 +83,7 @@ class BatchHandedOut(NamedTuple):
     rows: int
     nbytes: int
     masked_rows: int
+    costs: tuple[int, int, int] | None = None  # `StepCosts`, if rows have costs
 
 
 Observation = FaultSeen | WorkDone | Status | WaitsFor | BatchGathered | BatchesReady | BatchHandedOut

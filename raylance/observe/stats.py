@@ -40,6 +40,11 @@ class Stats(WaitClock):
         rows: Rows handed out on this rank, padding included.
         masked_rows: Rows handed out as zeros with `_valid` False because they could not be decoded.
         nbytes: Bytes handed out, decoded.
+        cost: Sum of the costs of the rows handed out, if the dataset has `cost=`; else 0.
+        padded_cost: The same, if each batch is padded: its rows times the cost of its dearest row. So the share of
+            padding is 1 - `cost` / `padded_cost`.
+        dearest_cost: Sum over the steps of the largest `padded_cost` that a rank had in the step. Divided by the mean
+            of `padded_cost` over the ranks, it is the imbalance.
         fallback_rows: Rows that a slow decoder had to decode in place of a fast one: JPEGs that the fast codec left to
             Pillow, such as CMYK or damaged ones (other formats, which Pillow always decodes, do not count); images that
             `DeviceImage` left to `Image`; rows decoded one by one after a batch decoder failed on them together.
@@ -91,6 +96,9 @@ class Stats(WaitClock):
     fallback_rows: int = 0
     unturned_rows: int = 0
     nbytes: int = 0
+    cost: int = 0
+    padded_cost: int = 0
+    dearest_cost: int = 0
     read_bytes: int = 0
     decoded_rows: int = 0
     first_batch_s: float = 0.0
@@ -153,6 +161,11 @@ class Stats(WaitClock):
         self.rows += batch.rows
         self.nbytes += batch.nbytes
         self.masked_rows += batch.masked_rows
+        if batch.costs is not None:
+            own, padded, dearest = batch.costs
+            self.cost += own
+            self.padded_cost += padded
+            self.dearest_cost += dearest
 
     def _take_rows(self, batch: BatchGathered, _: float) -> None:
         """Keeps a copy of the first rows of the first batch."""

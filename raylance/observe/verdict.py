@@ -110,6 +110,7 @@ def _describe(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
     saves = saving_share(run.ranks)
     if limit != "saving" and saves > _SAVES_TOO:
         advice.append(f"saving takes {saves:.0%} of the time. Report less often: {POLLS}; or {UPLOADS}")
+    advice += _of_costs(run)
     others_s = run.sum("other_s")
     others = others_s / max(1e-9, others_s + run.sum("save_s") + run.steady_s)
     if others > _OTHERS:
@@ -121,6 +122,23 @@ def _describe(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
     if resharded_s >= _RESHARDED_S:
         summary += f"; as ranks came and went, each waited {resharded_s:.1f} s for its next batch"
     return summary + _uneven_ranks(run, limit), advice
+
+
+def _of_costs(run: RunFigures) -> list[str]:
+    """Names padding and imbalance if they cost more than waiting does."""
+    lines = []
+    if run.padding > max(run.waiting, _LEAST_WAIT):
+        lines.append(
+            f"{run.padding:.0%} of what batches cost is padding, if they are padded to the longest row: "
+            'order="bucket" brings rows of like length together, and pack=raylance.Pack(…) needs no padding'
+        )
+    if run.imbalance > max(run.waiting, _LEAST_WAIT):
+        lines.append(
+            f"in each step the dearest rank costs {1 + run.imbalance:.2f} times the mean of the ranks, if batches are "
+            'padded, and the others wait for it: order="bucket", or balance=raylance.Balance() without padding, makes '
+            "them alike"
+        )
+    return lines
 
 
 def _limits_at_times(run: RunFigures, stage: Limit) -> tuple[str, list[str]]:

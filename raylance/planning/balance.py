@@ -4,7 +4,7 @@ imbalance follow from a plan.
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +105,29 @@ def check_balance(balance: object, *, has_costs: bool) -> None:
             f"{balance}: the rows have no costs to balance; nothing was started. Give cost= to raylance.dataset; in a "
             "mixture, to all datasets."
         )
+
+
+class StepCosts(NamedTuple):
+    """The costs of a step.
+
+    Attributes:
+        own: Sum of the costs of a rank's rows.
+        padded: The rank's rows times the cost of the dearest of them.
+        dearest: The largest `padded` of all ranks.
+    """
+
+    own: int
+    padded: int
+    dearest: int
+
+
+def costs_of_step(plan: "Plan", epoch: int, position: int, dp_rank: int) -> StepCosts:
+    """Returns the costs of a step, seen from one rank."""
+    size = plan.step_size(epoch, position)
+    costs = plan.order.costs(plan.select(epoch, plan.positions(epoch, position, 0, size)))
+    slices = [costs[low:high] for low, high in slice_bounds(size, plan.dp_size)]
+    paid = [len(rows) * int(rows.max(initial=0)) for rows in slices]
+    return StepCosts(int(slices[dp_rank].sum(dtype=np.int64)), paid[dp_rank], max(paid))
 
 
 def cut_step(plan: "Plan", epoch: int, position: int, dp_rank: int, micro: Budget) -> tuple[list[int], int]:

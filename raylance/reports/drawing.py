@@ -141,6 +141,22 @@ def draw_helpers(found: Timeline, records: Sequence[LoaderRecord]) -> str:
     return picture(figure, "helpers and bytes over time")
 
 
+def draw_costs(found: Timeline) -> str:
+    """Draws padding and imbalance over time; "" if rows have no costs."""
+    if not np.isfinite(found.padding).any():
+        return ""
+    figure, axes = _figure(1.9)
+    middles = (found.edges[:-1] + found.edges[1:]) / 2
+    for values, label, color in (
+        (found.padding, "padding, if batches are padded", "#9457c4"),
+        (found.imbalance, "dearest rank, over the mean of the ranks", "#e8792b"),
+    ):
+        axes.step(middles, 100 * values, where="mid", color=color, linewidth=1.4, label=label)
+    axes.set(ylim=(0, None), xlim=(0, found.edges[-1]), xlabel="s", ylabel="%")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 1.22), ncols=2, frameon=False, fontsize=8, handlelength=1.2)
+    return picture(figure, "padding and imbalance over time")
+
+
 def draw_metrics(reports: Sequence[tuple[float, Mapping[str, float]]]) -> str:
     """Draws a small plot of each of the first four numbers that were reported more than once; "" if there is none."""
     names = dict.fromkeys(name for _, metrics in reports for name in metrics if name not in ("epoch", "epochs", "step"))

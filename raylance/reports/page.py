@@ -97,6 +97,7 @@ def render(run: Run, first_rows: str = "", storage_options: StorageOptions | Non
         "strips": drawing.draw_timeline(found, marks, ranks),
         "rate": drawing.draw_rate(found),
         "helpers": drawing.draw_helpers(found, main),
+        "costs": drawing.draw_costs(found),
         "metrics": drawing.draw_metrics(reports),
         "first_rows": first_rows,
     }

@@ -18,6 +18,8 @@ _FIELDS = {"saving": "save_s", **WAITS}
 _SMOOTH_S = 3.0
 _GAP_S = 20.0  # a longer time without any record: the run did not run
 
+_COSTS = ("cost", "padded_cost", "dearest_cost")
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
@@ -27,6 +29,9 @@ class Timeline:
     times: FloatArray  # the same edges in seconds since 1970
     cuts: Sequence[float]  # where times were left out, in seconds since the run began
     shares: dict[int, dict[str, FloatArray]]  # by rank, then by `PARTS`: the share of each bin, (bins,), in [0, 1]
+    # Share of padding, and by how much the dearest rank costs more than the mean; (bins,) each, NaN if not known
+    padding: FloatArray
+    imbalance: FloatArray
     rate: FloatArray  # rows a second over all ranks, (bins,), a mean over `smoothed_s` around each bin
     smoothed_s: float  # batches come in bursts and are counted once a second
 
@@ -64,12 +69,18 @@ def timeline(run: Run, bins: int = 160) -> Timeline:
         total = np.maximum(1.0, sum(spent.values(), np.zeros(bins)) / width)  # late samples make sums exceed a bin
         shares[rank] = {part: np.clip(spent[part] / width / total, 0.0, 1.0) for part in PARTS}
     rows = sum((_grown([record], "rows", times) / record.peers for record in main), np.zeros(bins))
+    around = max(5, math.ceil(_SMOOTH_S / width) | 1)
+    own, padded, dearest = (_smooth(_grown(main, name, times), around) for name in _COSTS)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        padding, imbalance = 1 - own / padded, dearest / padded - 1
     return Timeline(
         edges=edges,
         times=times,
         cuts=[float(walked[2 * number]) for number in range(1, len(spans))],
         shares=shares,
-        rate=_smooth(rows / width, around := max(5, math.ceil(_SMOOTH_S / width) | 1)),
+        padding=padding,
+        imbalance=imbalance,
+        rate=_smooth(rows / width, around),
         smoothed_s=around * width,
     )
 

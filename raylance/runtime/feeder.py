@@ -122,7 +122,7 @@ class Feeder:
             return None
         batch, step = found
         self._masked.add(step.rows, step.masked, self._observer.reason_of)
-        self._observe(BatchHandedOut(step.rows, step.nbytes, len(step.masked)))
+        self._observe(BatchHandedOut(step.rows, step.nbytes, len(step.masked), step.costs))
         return (batch if self._sender is None else self._sender.receive(batch)), step
 
     def _take(self) -> tuple[Any, DeliveredStep] | None:

@@ -1,6 +1,7 @@
 """Batches of a cost through whole loaders: the same global batches on any world, resumed anywhere, mixed, reported."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,26 @@ def test_padding_and_costs_are_what_plan_says(texts: str) -> None:
     assert at_random.costs.padding > 3 * summary.costs.padding
 
 
+def test_what_ranks_pay_is_counted_and_explained(texts: str, tmp_path: Path) -> None:
+    dataset, world, wanted = opened(texts, order="window"), 2, []
+    for rank in range(world):
+        with dataset.loader(rank=rank, world_size=world, record=str(tmp_path / "run"), name="train") as loader:
+            paid = []
+            for batch in loader.iter_batches(global_batch_size=64):
+                paid.append((len(batch["length"]) * int(batch["length"].max()), int(batch["length"].sum())))
+            wanted.append(paid)
+            stats = loader.stats()
+            assert stats["padded_cost"] == sum(padded for padded, _ in paid)
+            assert stats["cost"] == sum(own for _, own in paid)
+            assert "padding" in str(loader.explain())
+    dearest = sum(max(padded for padded, _ in step) for step in zip(*wanted, strict=True))
+    assert stats["dearest_cost"] == dearest
+    found = str(raylance.explain_run(str(tmp_path / "run")))
+    share = 1 - sum(own for paid in wanted for _, own in paid) / sum(padded for paid in wanted for padded, _ in paid)
+    assert f"{share:.0%} of what batches cost is padding" in found
+    assert f"{world * dearest / sum(padded for paid in wanted for padded, _ in paid):.2f} times" in found
+
+
 def test_a_mixture_has_steps_of_a_cost(texts: str) -> None:
     parts = {name: opened(texts, order="window", filter=f"id % 2 = {name == 'b':d}") for name in ("a", "b")}
     mixed = raylance.mix({"a": (parts["a"], 0.5), "b": (parts["b"], 0.5)}, balance=raylance.Balance())
@@ -120,6 +141,8 @@ def test_a_run_is_recorded_proven_and_reopened(texts: str, tmp_path: Path) -> No
             for _ in loader.iter_batches(global_batch_cost=BUDGET, max_rows=200):
                 pass
             states.append(loader.state_dict())
+    page = raylance.report_run(str(tmp_path / "run"))
+    assert "padding and imbalance over time" in Path(page).read_text()
     proof = raylance.prove_run(str(tmp_path / "run"))
     assert proof.ok, str(proof)
     assert f"{ROWS:,} rows" in proof.verdict
