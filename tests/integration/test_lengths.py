@@ -93,6 +93,7 @@ def test_what_ranks_pay_is_counted_and_explained(texts: str, tmp_path: Path) -> 
             paid = []
             for batch in loader.iter_batches(global_batch_size=64):
                 paid.append((len(batch["length"]) * int(batch["length"].max()), int(batch["length"].sum())))
+                time.sleep(0.03)  # a step, beside which the loop waits little
             wanted.append(paid)
             stats = loader.stats()
             assert stats["padded_cost"] == sum(padded for padded, _ in paid)
