@@ -51,15 +51,22 @@ class Setting:
     report_every: int = 40  # under Ray Train
     ranks: int = 1  # ranks in a replica, each with rows of its own
     windows: bool = False  # samples are made of two rows of an episode
+    by_cost: bool = False  # steps have a cost, and so different numbers of rows
     # Time of each of the last steps until `finish` is called: a replica that starts late finds others to copy from.
     last_step_s: float = 0.0
+
+    @property
+    def size(self) -> dict[str, Any]:
+        """The size of a step over all replicas."""
+        return {"global_batch_cost": 50 * BATCH, "padded": False} if self.by_cost else {"global_batch_size": BATCH}
 
 
 def open_data(setting: Setting) -> Any:
     import raylance
 
     windows = raylance.Windows(episode="episode", offsets={"x": [-1, 0]}) if setting.windows else None
-    return raylance.dataset(setting.uri, order="window", seed=3, windows=windows)
+    costs = {"cost": "cost", "balance": raylance.Balance()} if setting.by_cost else {}
+    return raylance.dataset(setting.uri, order="window", seed=3, windows=windows, **costs)
 
 
 def average(model: torch.nn.Module, manager: Any) -> None:
@@ -130,7 +137,7 @@ def train(
         made = raylance.torchft.batches(
             loader,
             manager,
-            global_batch_size=BATCH,
+            **setting.size,
             epochs=setting.epochs,
             rank_in_replica=rank,
             ranks_in_replica=setting.ranks,
@@ -153,6 +160,7 @@ def train(
             is_committed = manager.current_step() > step
             state = loader.state_dict()
             at = state["epoch"] * STEPS + state["position"] // BATCH
+            at = state["global_step"] if setting.by_cost else at
             write("step", step=step, share=share, is_committed=is_committed, at=at, counted=manager.current_step())
             if is_in_ray and is_committed and manager.current_step() % setting.report_every == 0:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -231,7 +239,7 @@ def write_data(folder: Path) -> str:
     values = np.random.default_rng(0).random(ROWS * 16, dtype=np.float32)
     uri = str(folder / "a.lance")
     x = pa.FixedSizeListArray.from_arrays(pa.array(values), 16)
-    lance.write_dataset(pa.table({"x": x, "episode": np.arange(ROWS) // 7}), uri)
+    lance.write_dataset(pa.table({"x": x, "episode": np.arange(ROWS) // 7, "cost": np.arange(ROWS) * 7 % 50 + 25}), uri)
     return uri
 
 
@@ -243,9 +251,11 @@ def check(folder: Path, setting: Setting) -> None:
         wanted = [
             batch["_rowoffset"].tolist()
             for epoch in range(setting.epochs)
-            for batch in data.iter_batches(global_batch_size=BATCH, epoch=epoch, with_row_offset=True)
+            for batch in data.iter_batches(**setting.size, epoch=epoch, with_row_offset=True)
         ]
     came = committed(folder)
+    if setting.by_cost:  # a balance arranges the rows of a step in another way for each number of ranks
+        came, wanted = {step: sorted(rows) for step, rows in came.items()}, [sorted(rows) for rows in wanted]
     others = {step: (came.get(step), rows) for step, rows in enumerate(wanted) if came.get(step) != rows}
     about = [event for event in events_of(folder) if event.get("step") in others]
     assert not others, f"rows that came and that were wanted, by step: {others}; and what happened there: {about}"
@@ -256,7 +266,7 @@ def check(folder: Path, setting: Setting) -> None:
     assert len(weights) == setting.ranks, weights
     proof = raylance.prove_run(str(folder / "run"))
     assert proof.ok, proof
-    assert sum(each.rows * each.epochs for each in proof.datasets[0].epochs) == setting.epochs * STEPS * BATCH
+    assert sum(each.rows * each.epochs for each in proof.datasets[0].epochs) == sum(map(len, wanted))
 
 
 class Replicas:

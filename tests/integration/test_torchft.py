@@ -74,14 +74,16 @@ def test_a_replica_that_dies_is_replaced_and_no_row_is_lost_or_comes_twice(
     assert any(file.startswith("rank-1") for file in healed)
 
 
-@pytest.mark.parametrize("windows", [False, True])
-def test_ranks_of_a_replica_have_rows_of_their_own(uri: str, lighthouse: Any, tmp_path: Path, windows: bool) -> None:
+@pytest.mark.parametrize("samples", [{}, {"windows": True}, {"by_cost": True}], ids=str)
+def test_ranks_of_a_replica_have_rows_of_their_own(
+    uri: str, lighthouse: Any, tmp_path: Path, samples: dict[str, bool]
+) -> None:
     """As under FSDP inside of a replica: two replicas of two ranks deal the global batch out to four; also a batch of
-    samples of several rows.
+    samples of several rows, and steps of a cost.
     """
-    setting = Setting(uri=uri, replicas=2, least=2, ranks=2, epochs=1, step_s=0.0, windows=windows)
+    setting = Setting(uri=uri, replicas=2, least=2, ranks=2, epochs=1, step_s=0.0, **samples)  # type: ignore[arg-type]
     train_all(setting, tmp_path, lighthouse)
-    assert len(committed(tmp_path)) == STEPS
+    assert len(committed(tmp_path)) == STEPS or samples == {"by_cost": True}
     check(tmp_path, setting)
     assert {event["share"][1] for event in events_of(tmp_path, "handed")} >= {4}
 
