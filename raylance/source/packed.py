@@ -42,7 +42,7 @@ from raylance.source.version import Source
 
 logger = logging.getLogger(__name__)
 
-_KEPT_BYTES = 32 << 20  # bytes of documents that a reader keeps
+_KEPT_BYTES = 64 << 20  # bytes of documents that a reader keeps
 _PIECE_BYTES = 2 << 20  # bytes of a column that are made at once, so that their memory is used again
 _AT_ONCE = 2  # groups of sequences that are made at once
 _WHOLE = 256  # one in this number of documents takes as long to read as all together
