@@ -1,10 +1,14 @@
 """Plans of given orders, and what their ranks deliver by their work items."""
 
+import itertools
+import pickle
+
 import numpy as np
 from hypothesis import strategies as st
 
 from raylance.orders.order import Resolved
 from raylance.planning.plan import Plan
+from raylance.planning.planned_rows import PlannedRows
 from raylance.planning.steps import Budget, Remainder
 
 Batches = list[list[int]]
@@ -62,3 +66,26 @@ def lognormal(n: int) -> np.ndarray:
     """Lengths of lognormal(5, 1), clipped to 16 to 1,024, as in transformers#47340."""
     lengths = np.random.default_rng(0).lognormal(5, 1, n)
     return np.clip(lengths, 16, 1024).astype(np.int32)
+
+
+def check_items(plan: Plan, rank: int, position: int, item_rows: int, data: st.DataObject) -> None:
+    """An item's rows are where its chunk has them: however chunks are cut; whether their rows were computed before, or
+    not; cut items, too.
+    """
+    chunks, chunk = [], plan.chunk_at(1, position)
+    while chunk is not None:
+        size = plan.chunk_size(chunk, rank)
+        chunks.append(plan.head(chunk, rank, data.draw(st.integers(1, size))) if size else chunk)
+        assert plan.chunk_size(chunks[-1], rank) == len(plan.chunk_rows(chunks[-1], rank))
+        chunk = plan.next_chunk(chunks[-1])
+    planned, found = PlannedRows(plan), []
+    for item in plan.items(rank, 1, position, item_rows, chunks=chunks):
+        for part in plan.cut(item, data.draw(st.integers(1, 3))):
+            if data.draw(st.booleans()):
+                planned.of_chunk(part.chunk, rank)
+            assert planned.of_item(part).tolist() == plan.item_rows(part).tolist()
+            assert plan.is_real(part).tolist() == (plan.item_positions(part) < plan.epoch_rows).tolist()
+            found.append(plan.item_positions(part))
+    whole = [plan.item_positions(item) for item in plan.items(rank, 1, position, item_rows)]
+    assert [*map(int, itertools.chain(*found))] == [*map(int, itertools.chain(*whole))]
+    assert pickle.loads(pickle.dumps(plan)) == plan

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import pickle
 
 import numpy as np
 import pytest
@@ -12,10 +11,9 @@ from hypothesis import strategies as st
 from raylance.orders.buckets import Buckets, BucketsResolved
 from raylance.orders.order import Facts, Resolved
 from raylance.orders.shuffles import WindowShuffle
-from raylance.planning.planned_rows import PlannedRows
 from raylance.planning.steps import REMAINDERS, Budget, Remainder, cut_costs
 from tests.helpers.orders import cases, every_row
-from tests.helpers.plans import Batches, budgets, global_batches, lognormal, make_plan, sizes
+from tests.helpers.plans import Batches, budgets, check_items, global_batches, lognormal, make_plan, sizes
 
 
 @pytest.mark.promise("P1", "P2", "P3")
@@ -82,22 +80,7 @@ def test_the_rows_of_an_item_are_those_of_its_chunk(
     """However chunks are cut; whether their rows were computed before, or not; cut items, too."""
     plan = dataclasses.replace(make_plan(order, budget, world), chunk_positions=data.draw(st.integers(1, 100)))
     rank, position = data.draw(st.integers(0, world - 1)), data.draw(st.integers(0, order.epoch_rows))
-    chunks, chunk = [], plan.chunk_at(1, position)
-    while chunk is not None:
-        size = plan.chunk_size(chunk, rank)
-        chunks.append(plan.head(chunk, rank, data.draw(st.integers(1, size))) if size else chunk)
-        assert plan.chunk_size(chunks[-1], rank) == len(plan.chunk_rows(chunks[-1], rank))
-        chunk = plan.next_chunk(chunks[-1])
-    planned, found = PlannedRows(plan), []
-    for item in plan.items(rank, 1, position, item_rows, chunks=chunks):
-        for part in plan.cut(item, data.draw(st.integers(1, 3))):
-            if data.draw(st.booleans()):
-                planned.of_chunk(part.chunk, rank)
-            assert planned.of_item(part).tolist() == plan.item_rows(part).tolist()
-            found.append(plan.item_positions(part))
-    whole = [plan.item_positions(item) for item in plan.items(rank, 1, position, item_rows)]
-    assert [*map(int, itertools.chain(*found))] == [*map(int, itertools.chain(*whole))]
-    assert pickle.loads(pickle.dumps(plan)) == plan
+    check_items(plan, rank, position, item_rows, data)
 
 
 @given(costs=st.lists(st.integers(0, 200), min_size=1, max_size=200), budget=budgets)

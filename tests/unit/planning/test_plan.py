@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import pickle
 import tracemalloc
 
 import numpy as np
@@ -13,11 +12,10 @@ from hypothesis import strategies as st
 from raylance.errors import ConfigError
 from raylance.orders.order import Facts, Resolved
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
-from raylance.planning.planned_rows import PlannedRows
 from raylance.planning.steps import REMAINDERS, Remainder
 from raylance.planning.summary import summarise
 from tests.helpers.orders import cases, every_row, resolve
-from tests.helpers.plans import Batches, global_batches, make_plan
+from tests.helpers.plans import Batches, check_items, global_batches, make_plan
 
 
 @given(
@@ -37,23 +35,7 @@ def test_the_rows_of_an_item_are_those_of_its_chunk(
         batch = min(batch, order.epoch_rows)
     plan = make_plan(order, batch, world, remainder)
     rank, position = data.draw(st.integers(0, world - 1)), data.draw(st.integers(0, order.epoch_rows // batch)) * batch
-    chunks, chunk = [], plan.chunk_at(1, position)
-    while chunk is not None:
-        size = plan.chunk_size(chunk, rank)
-        chunks.append(plan.head(chunk, rank, data.draw(st.integers(1, size))) if size else chunk)
-        assert plan.chunk_size(chunks[-1], rank) == len(plan.chunk_rows(chunks[-1], rank))
-        chunk = plan.next_chunk(chunks[-1])
-    planned, found = PlannedRows(plan), []
-    for item in plan.items(rank, 1, position, item_rows, chunks=chunks):
-        for part in plan.cut(item, data.draw(st.integers(1, 3))):
-            if data.draw(st.booleans()):
-                planned.of_chunk(part.chunk, rank)
-            assert planned.of_item(part).tolist() == plan.item_rows(part).tolist()
-            assert plan.is_real(part).tolist() == (plan.item_positions(part) < order.epoch_rows).tolist()
-            found.append(plan.item_positions(part))
-    whole = [plan.item_positions(item) for item in plan.items(rank, 1, position, item_rows)]
-    assert [*map(int, itertools.chain(*found))] == [*map(int, itertools.chain(*whole))]
-    assert pickle.loads(pickle.dumps(plan)) == plan
+    check_items(plan, rank, position, item_rows, data)
 
 
 @pytest.mark.promise("P1", "P2", "P3")
