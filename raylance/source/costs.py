@@ -152,9 +152,10 @@ def _load_from_file(dataset: lance.LanceDataset, costs: Costs, rows: Selection, 
         path.parent.mkdir(parents=True, exist_ok=True)
         partial, journal = path.with_suffix(".partial"), path.with_suffix(".done")
         _make_file(dataset, costs, rows, partial, journal)
+        # First the journal: another process must not find it beside a new, empty file.
+        journal.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another process has just finished the same file
             os.replace(partial, path)
-        journal.unlink(missing_ok=True)
     found = np.asarray(np.memmap(path, dtype=np.int32, mode="r"))
     if len(found) != rows.rows:
         raise OSError(f"{path} has {len(found):,} numbers")

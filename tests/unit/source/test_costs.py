@@ -146,3 +146,14 @@ def test_a_row_without_a_cost_is_named(write_dataset: Callable[..., str]) -> Non
         raylance.dataset(uri, cost="n")
     assert raylance.dataset(uri, cost="coalesce(n, 7)").costs.tolist() == [1, 2, 7, 4]
     assert raylance.dataset(uri, cost="n", filter="n is not null").costs.tolist() == [1, 2, 4]
+
+
+def test_processes_that_make_one_file_at_once_do_not_spoil_it(tokens: str, tmp_path: Path) -> None:
+    script = (
+        "import sys, raylance; raylance.dataset(sys.argv[1], columns=['id'], cost='length', cost_folder=sys.argv[2])"
+    )
+    made = [subprocess.Popen([sys.executable, "-c", script, tokens, str(tmp_path)]) for _ in range(4)]
+    assert [process.wait(timeout=100) for process in made] == [0] * 4
+    found = raylance.dataset(tokens, columns=["id"], cost="length", cost_folder=tmp_path).costs
+    np.testing.assert_array_equal(found, lance.dataset(tokens).to_table(columns=["length"])["length"].to_numpy())
+    assert {path.suffix for path in tmp_path.iterdir()} == {".int32"}
