@@ -294,7 +294,13 @@ class Plan:
             return dataclasses.replace(chunk, steps=1, high=chunk.low + max(1, rows))
         most = chunk.steps - (chunk.high is not None)
         steps = self._fitting(chunk.epoch, chunk.position, most, dp_rank, rows + chunk.low)
-        return dataclasses.replace(chunk, steps=steps, high=None)
+        found = dataclasses.replace(chunk, steps=steps, high=None)
+        if self.chunk_size(found, dp_rank):
+            return found
+        # Steps of a cost may have no row of this rank. The first ones that have some follow, or a part of the first.
+        while not self.chunk_size(found, dp_rank):
+            found = dataclasses.replace(found, steps=found.steps + 1)
+        return dataclasses.replace(found, high=max(1, rows)) if self.chunk_size(found, dp_rank) > rows else found
 
     def _fitting(self, epoch: int, position: int, most: int, dp_rank: int, rows: int) -> int:
         """Returns how many steps from a position on, from 1 to `most`, have together at most `rows` of a rank's."""

@@ -18,6 +18,7 @@ from raylance.orders.permutation import Int64Array
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
 _UNIT = 1 << 15  # positions that are cut into steps together, if the order has no windows
+_TRIED = 16  # numbers of equal steps that are tried for a unit
 _KEPT = 8  # units whose steps a process keeps
 
 
@@ -394,10 +395,12 @@ def cut_costs(costs: Int64Array, budget: Budget) -> Int64Array:
 
 
 def _cut_evenly(costs: Int64Array, most: int) -> Int64Array | None:
+    if int(costs.max()) > most:
+        return None
     ends = np.cumsum(costs)
     total = int(ends[-1])
     least = max(1, -(-total // most))
-    for parts in range(least, least + 2 + least // 8):
+    for parts in range(least, min(least + 2 + least // 8, least + _TRIED)):
         bounds = np.searchsorted(ends, np.arange(1, parts) * total / parts, side="left") + 1
         starts = np.unique(np.concatenate([[0], bounds, [len(costs)]])).astype(np.int64)
         if int(np.diff(np.append(0, ends)[starts]).max()) <= most:

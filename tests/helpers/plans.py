@@ -77,6 +77,7 @@ def check_items(plan: Plan, rank: int, position: int, item_rows: int, data: st.D
         size = plan.chunk_size(chunk, rank)
         chunks.append(plan.head(chunk, rank, data.draw(st.integers(1, size))) if size else chunk)
         assert plan.chunk_size(chunks[-1], rank) == len(plan.chunk_rows(chunks[-1], rank))
+        assert plan.chunk_size(chunks[-1], rank) or not size, "a part of a chunk has rows"
         chunk = plan.next_chunk(chunks[-1])
     planned, found = PlannedRows(plan), []
     for item in plan.items(rank, 1, position, item_rows, chunks=chunks):

@@ -128,3 +128,12 @@ def test_a_shuffle_by_cost_reads_the_same_windows() -> None:
         for lane in range(8):
             positions = np.arange(begin, begin + span, dtype=np.int64)[lane::8]
             assert sorted(by_cost.rows(positions).tolist()) == sorted(plain.rows(positions).tolist())
+
+
+def test_a_giant_among_small_rows_costs_no_time() -> None:
+    """No number of equal steps fits; trying them all would take minutes."""
+    costs = np.where(np.arange(100_000) == 500, 2**31 - 1, 5)
+    starts = cut_costs(costs, Budget(cost=7, padded=False))
+    assert np.diff(starts).max() == 1
+    starts = cut_costs(np.full(100_000, 5), Budget(cost=7, padded=False))
+    assert np.diff(starts).max() == 1
