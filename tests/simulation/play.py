@@ -419,7 +419,9 @@ class Rank:
 
     def _start(self, prefetch_batches: int) -> None:
         epoch, position = self.place
-        spec: Any = SimpleNamespace(prefetch_batches=prefetch_batches, device=None, hidden=(), convert=self._collate)
+        spec: Any = SimpleNamespace(
+            prefetch_batches=prefetch_batches, device=None, hidden=(), convert=self._collate, micro=None
+        )
         spec.pin_memory = False
         where = {"epoch": epoch, "position": position}
         feeder = self.session.start(self.planned.plan, self._number, **where, batch_spec=spec, observer=self.stats)
