@@ -1,4 +1,4 @@
-"""Pretraining of a small GPT on packed documents: no token attends to another document, and no padding is learnt.
+"""Pretraining of a small GPT on packed documents: no token attends to another document, and padding has no labels.
 
 `Pack` joins documents to sequences, in each epoch in another way, and gives labels, positions and segments. The mask of
 the attention follows from the segments; on a GPU, `raylance.cu_seqlens(segment_ids)` gives the arguments of

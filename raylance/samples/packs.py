@@ -37,15 +37,15 @@ class Pack:
     Attributes:
         columns: The column of tokens; or it and other columns of lists, which have one value for each token.
         length: Number of tokens of a sequence.
-        policy: "stream" puts documents one after the other, and cuts the string of all tokens: there is no padding but
-            at the end, and documents may be cut. "whole" cuts no document: each block is packed by best fit in
+        policy: "stream" puts documents one after the other, and cuts the string of all tokens: only the last sequence
+            has padding, and documents may be cut. "whole" cuts no document: each block is packed by best fit in
             descending order of lengths, which fits at least as well as first fit does in most cases.
         eos_id: Token to put after each document; None for no token. Other columns repeat their last value there.
         pad_id: Token of padding. Other columns have 0 there.
         labels: "shifted": the label of a token is the next token of the same piece; "same": the token itself, for
             models that shift labels themselves; None for no labels.
         label_mask: One of `columns`. Tokens that have 0 there are no labels, as those of a prompt.
-        ignore_index: Label where there is nothing to learn: at the end of a piece (with "same", at its beginning), in
+        ignore_index: Label of tokens that are not to be learnt: at the end of a piece (with "same", at its beginning), in
             padding, and where `label_mask` is 0.
         too_long: With "whole", what happens to documents of more than `length` tokens: "split" cuts them into pieces,
             "truncate" leaves out their ends, "drop" leaves them out, "raise" is an error. The number of tokens that are
@@ -262,7 +262,7 @@ def make_table(pack: Pack, lengths: Int32Array, seed: int, identity: str) -> Pac
     """Makes the table of sequences of documents with these lengths.
 
     Raises:
-        DatasetError: If there is no token, or too_long="raise" and a document is too long.
+        DatasetError: If the documents have no token, or too_long="raise" and a document is too long.
     """
     block_rows = _block_rows(pack, lengths)
     blocks = -(-len(lengths) // block_rows)
