@@ -126,7 +126,11 @@ class Dataset:
     def costs(self) -> npt.NDArray[np.int32] | None:
         """The cost of each selected row, in storage order: int32, (n,), read-only. None without `cost=`."""
         order = self._spec.delivery.resolved_order
-        return order.costs(np.arange(len(self), dtype=np.int64)) if order.has_costs else None
+        if not order.has_costs:
+            return None
+        costs = order.costs(np.arange(len(self), dtype=np.int64))
+        costs.flags.writeable = False
+        return costs
 
     def head(self, rows: int = 5) -> NumpyBatch:
         """Reads the first selected rows in storage order, in this process; needs no Ray.

@@ -171,7 +171,15 @@ class RankLoader(Positioned):
             )
         self._ledger.take_back()
 
-    def seek(self, global_step: int, *, global_batch_size: int | None = None) -> None:
+    def seek(
+        self,
+        global_step: int,
+        *,
+        global_batch_size: int | None = None,
+        global_batch_cost: int | None = None,
+        max_rows: int | None = None,
+        padded: bool = True,
+    ) -> None:
         """Goes to a step, so that the next batch is of this step, also during a pass. Call it if the trainer counts the
         steps, so that a rank that joins other ranks begins at their step.
 
@@ -181,20 +189,23 @@ class RankLoader(Positioned):
             global_step: Number of the step, counted over all epochs like the loader's `global_step`.
             global_batch_size: Rows of each step between the loader's present step and the given step. None for the size
                 in the last pass or in the loaded state.
+            global_batch_cost: Cost of each of these steps, in place of `global_batch_size`.
+            max_rows: Most rows of a step of a cost.
+            padded: See `iter_torch_batches`.
 
         Raises:
             ConfigError: If the global batch size is not known, or if with this size no step has that number.
         """
         size = self._size
-        if global_batch_size is not None:
-            size = check_integer("seek(): global_batch_size", global_batch_size, 1)
+        if global_batch_size is not None or global_batch_cost is not None:
+            size = check_size(self.dp_size, global_batch_size, None, global_batch_cost, max_rows, padded=padded)
         self._seek(check_integer("seek(): global_step", global_step, 0), size)
 
     def _seek(self, global_step: int, size: Size | None) -> None:
         if size is None:
             raise ConfigError(
                 f"seek({global_step}) before the first batch: how many rows a step has is not known. Give "
-                "global_batch_size=, or load a state."
+                "global_batch_size= or global_batch_cost=, or load a state."
             )
         if self._cursor.seek(
             self._plan(size, self._remainder), global_step
@@ -654,16 +665,15 @@ class RankLoader(Positioned):
         epoch, plan = stretch.epoch, stretch.plan
         self._ledger.add(epoch, step.before, step.after, step.digest, is_last=step.is_last, share=stretch.share)
         self._passed += step.digest
+        if not step.rows and not self._cursor.delivery_spec.empty_batches:
+            empty = plan.empty_ranks(epoch, step.before)
+            _warn_of_no_row(str(self._read_spec.source.uri), plan.dp_size, plan.dp_size - empty)
         if not step.is_last:
             return
         if self.dp_size == 1 and plan.order.is_custom and not plan.order.repeats:
             handed = self._ledger.since(epoch, 0)
             if handed is not None:  # this rank was handed the whole epoch
                 check_permutation(plan, self._read_spec.source.load_selection(), epoch, step.after, handed)
-        if self._cursor.delivery_spec.empty_batches or step.rows:
-            return
-        empty = plan.empty_ranks(epoch, step.before)
-        _warn_of_no_row(str(self._read_spec.source.uri), plan.dp_size, plan.dp_size - empty)
 
     def _move(self, stretch: "_Stretch", step: DeliveredStep) -> None:
         """Moves the position to the end of a step; at the end of an epoch, records the pass."""
@@ -797,10 +807,10 @@ def _superseded() -> RaylanceError:
 def _warn_of_no_row(uri: str, ranks: int, rows: int) -> None:
     """Warns, once per process, that a batch without a row is handed out."""
     logger.warning(
-        "%s: the last step has fewer rows, %d, than there are ranks, %d, so this rank gets a batch of no row "
-        '(remainder="ragged"). The mean of its losses is NaN, and so is a mean over all ranks. Add up sums and counts, '
-        "divide them after the last batch, and open the dataset with empty_batches=True; or use "
-        'remainder="pad", whose repeated rows have _valid False.',
+        "%s: a step has fewer rows, %d, than there are ranks, %d, so this rank gets a batch of no row. It is the last "
+        'step of remainder="ragged", or a step of global_batch_cost=. The mean of its losses is NaN, and so is a mean '
+        "over all ranks. Add up sums and counts, divide them after the last batch, and open the dataset with "
+        'empty_batches=True; or use remainder="pad", whose repeated rows have _valid False, or a larger cost.',
         uri,
         rows,
         ranks,

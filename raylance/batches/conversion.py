@@ -114,7 +114,9 @@ def make_batch_spec(
         device=device,
         pin_memory=pin_memory,
         whole=check_flag("whole", whole),
-        micro=None if micro_batch_cost is None else Budget(cost=micro_batch_cost, padded=padded),
+        micro=None
+        if micro_batch_cost is None
+        else Budget(cost=check_integer("micro_batch_cost", micro_batch_cost, 1), padded=padded),
     )
 
 

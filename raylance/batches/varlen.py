@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from raylance.errors import ConfigError
+
 
 def cu_seqlens(segment_ids: Any) -> tuple[Any, int]:
     """Returns the arguments of attention over lengths, such as `flash_attn_varlen_func`, for a batch of `Pack`: tokens
@@ -16,14 +18,21 @@ def cu_seqlens(segment_ids: Any) -> tuple[Any, int]:
     Returns:
         The ends of the pieces in the n x length tokens of the batch, with 0 before them: int32, (pieces + 1,), a tensor
         on the same device, or an array; and the number of tokens of the longest piece.
+
+    Raises:
+        ConfigError: If it is neither a tensor nor an array of two axes.
     """
+    if not isinstance(segment_ids, np.ndarray | torch.Tensor) or segment_ids.ndim != 2:
+        raise ConfigError(
+            f"cu_seqlens() of {type(segment_ids).__name__}: give the segment_ids of a batch, a tensor or an array of "
+            "shape (n, length)."
+        )
     count, length = segment_ids.shape
-    is_tensor = not isinstance(segment_ids, np.ndarray)
-    ids = segment_ids.cpu().numpy() if is_tensor else segment_ids
+    ids = segment_ids if isinstance(segment_ids, np.ndarray) else segment_ids.cpu().numpy()
     begins = np.ones((count, length), dtype=np.bool_)
     begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
     ends = np.append(np.flatnonzero(begins.reshape(-1)), count * length).astype(np.int32)
     longest = int(np.diff(ends).max(initial=0))
-    if not is_tensor:
+    if isinstance(segment_ids, np.ndarray):
         return ends, longest
     return torch.from_numpy(ends).to(segment_ids.device), longest

@@ -226,4 +226,6 @@ def join_lines(highest: Int64Array, lanes: int, most_cost: int) -> Int64Array:
     while at > 0:
         at = max(0, at - fitting[at - 1])
         ends.append(at)
+    if len(ends) > 2 and 3 * ends[-2] < ends[-3]:  # a small rest shares the lines of the next bucket
+        ends[-2] = ends[-3] // 2
     return np.array(ends[::-1], dtype=np.int64)

@@ -4,6 +4,7 @@ imbalance follow from a plan.
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -238,15 +239,16 @@ def _look_at(plan: "Plan", epoch: int, start: int) -> _Step:
     costs[positions >= plan.epoch_rows] = 0  # rows that only fill the last step
     slices = [costs[low:high] for low, high in slice_bounds(size, plan.dp_size)]
     paid = [len(own) * int(own.max(initial=0)) for own in slices]
-    sums, squares = ([int((own**power).sum()) for own in slices] for power in (1, 2))
+    sums = [int(own.sum()) for own in slices]
+    squares = [float((own.astype(np.float64) ** 2).sum()) for own in slices]
     moved = 0
     if plan.balance is not None:
         is_own: BoolArray = positions == plan.by_lane.positions(epoch, start, 0, size)
         moved = int((~is_own).sum())
-    return _Step(size, sum(sums), sum(paid), moved, *map(_ratio, (paid, sums, squares)))
+    return _Step(size, sum(sums), sum(paid), moved, _ratio(paid), _ratio(sums), _ratio(squares))
 
 
-def _ratio(of_ranks: list[int]) -> float:
+def _ratio(of_ranks: Sequence[float]) -> float:
     mean = sum(of_ranks) / len(of_ranks)
     return max(of_ranks) / mean if mean else 1.0
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from raylance.errors import StateError
+from raylance.errors import ConfigError, StateError
+from raylance.planning.steps import Budget
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +151,11 @@ def parse_state(saved: Mapping[str, Any]) -> State:
         raise damaged(f"missing {sorted(fields - set(given))}, unknown {sorted(set(given) - fields)}")
     state = State(**given)
     _check_fields(state)
+    if state.budget is not None:
+        try:
+            Budget(**state.budget)
+        except (TypeError, ConfigError) as error:
+            raise damaged(f"budget {state.budget!r}") from error
     return state
 
 

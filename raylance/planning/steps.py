@@ -391,7 +391,12 @@ def cut_costs(costs: Int64Array, budget: Budget) -> Int64Array:
         found = _cut_evenly(costs, budget.cost)
         if found is not None:
             return found
-    return np.array([*_cut_greedily(costs, budget), len(costs)], dtype=np.int64)
+    starts = [*_cut_greedily(costs, budget), len(costs)]
+    if len(starts) > 2 and 3 * (starts[-1] - starts[-2]) < starts[-1] - starts[-3]:  # a small rest
+        half = costs[(starts[-3] + starts[-1]) // 2 :]
+        if (len(half) * int(half.max()) if budget.padded else int(half.sum())) <= budget.cost:
+            starts[-2] = len(costs) - len(half)
+    return np.array(starts, dtype=np.int64)
 
 
 def _cut_evenly(costs: Int64Array, most: int) -> Int64Array | None:

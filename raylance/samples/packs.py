@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from raylance.arguments import check_integer, check_word
+from raylance.arguments import check_flag, check_integer, check_word
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int32Array, Int64Array, derive_key, permute, subkeys
 
@@ -45,7 +45,7 @@ class Pack:
         labels: "shifted": the label of a token is the next token of the same piece; "same": the token itself, for
             models that shift labels themselves; None for no labels.
         label_mask: One of `columns`. Tokens that have 0 there are no labels, as those of a prompt.
-        ignore_index: Label of tokens that are not to be learnt: at the end of a piece (with "same", at its beginning), in
+        ignore_index: Label of tokens that are not learnt: at the end of a piece (with "same", at its beginning), in
             padding, and where `label_mask` is 0.
         too_long: With "whole", what happens to documents of more than `length` tokens: "split" cuts them into pieces,
             "truncate" leaves out their ends, "drop" leaves them out, "raise" is an error. The number of tokens that are
@@ -68,8 +68,13 @@ class Pack:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        columns = [self.columns] if isinstance(self.columns, str) else list(self.columns)
-        if not columns or not all(isinstance(name, str) and name for name in columns):
+        given = self.columns
+        columns = [given] if isinstance(given, str) else list(given) if isinstance(given, list | tuple) else []
+        if (
+            len(set(columns)) != len(columns)
+            or not columns
+            or not all(isinstance(name, str) and name for name in columns)
+        ):
             raise ConfigError(f"Pack(columns={self.columns!r}): give the column of tokens first, then any others.")
         if len({*columns[1:], INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS}) != len(columns) + 3:
             raise ConfigError(
@@ -82,6 +87,7 @@ class Pack:
             raise ConfigError(f"Pack(length={self.length:,}): give at most {_MOST_LENGTH:,}.")
         check_word("Pack: policy", self.policy, ("stream", "whole"))
         check_word("Pack: labels", self.labels, ("shifted", "same", None))  # type: ignore[arg-type]
+        check_flag("Pack: shuffle", self.shuffle)
         check_word("Pack: too_long", self.too_long, ("split", "truncate", "drop", "raise"))
         if self.block_rows != "auto":
             check_integer("Pack: block_rows", self.block_rows, 1)

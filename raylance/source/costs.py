@@ -263,7 +263,7 @@ def _as_costs(column: pa.ChunkedArray, costs: Costs, uri: str, offset_of: Callab
         )
     values: npt.NDArray[Any] = column.to_numpy()
     if values.dtype.kind == "f":
-        values = np.ceil(values)
+        values = np.ceil(values.astype(np.float64))  # a float32 cannot hold the limit
     is_wrong = ~((values >= 0) & (values <= _MOST))  # also NaN
     if is_wrong.any():
         at = int(np.argmax(is_wrong))
