@@ -38,7 +38,7 @@ from raylance.planning.plan import Plan, no_step_left
 from raylance.planning.proof import check_permutation
 from raylance.planning.shard_context import ShardContext
 from raylance.planning.state import FILE_NAME, State, identity_of, states_in
-from raylance.planning.steps import Budget, Remainder, Size, check_size
+from raylance.planning.steps import Remainder, Size, check_size
 from raylance.read_spec import DatasetSpec
 from raylance.runtime import notes
 from raylance.runtime.feeder import Feeder
@@ -207,9 +207,8 @@ class RankLoader(Positioned):
                 f"seek({global_step}) before the first batch: how many rows a step has is not known. Give "
                 "global_batch_size= or global_batch_cost=, or load a state."
             )
-        if self._cursor.seek(
-            self._plan(size, self._remainder), global_step
-        ):  # else the step before may still be taken back
+        plan = self._plan(size, self._remainder)
+        if self._cursor.seek(plan, global_step):  # else the step before may still be taken back
             self._ledger.join()
         self._is_placed = True
 
@@ -531,8 +530,7 @@ class RankLoader(Positioned):
         return size
 
     def _on_load(self, saved: State) -> None:
-        self._size = saved.global_batch_size if saved.budget is None else Budget(**saved.budget)
-        self._is_placed = True
+        self._size, self._is_placed = saved.size, True
         self._ledger.load(saved.epoch, saved.position)
         self._recorder.on_resume(saved)
 

@@ -23,7 +23,7 @@ from raylance.planning.delivery_spec import make_plan
 from raylance.planning.plan import Plan
 from raylance.planning.shards import read_shards
 from raylance.planning.state import parse_state
-from raylance.planning.steps import Budget, Size, check_size
+from raylance.planning.steps import Budget, Size, check_size, size_arguments
 from raylance.settings import Options
 
 _BLOCK = 1 << 20
@@ -111,20 +111,19 @@ class EpochAudit:
         """
         self._data, read_spec, delivery_spec = data, spec_of(data).read, spec_of(data).delivery
         cursor = Cursor(read_spec.origin, delivery_spec)
-        wanted = None
+        size: Size | None = None
         if global_batch_size is not None or global_batch_cost is not None:
-            wanted = check_size(1, global_batch_size, None, global_batch_cost, max_rows, padded=padded)
-        budget = wanted if isinstance(wanted, Budget) else None
-        given = {"global_batch_size": None if budget else wanted, "dp_size": world_size, "epoch": epoch}
+            size = check_size(1, global_batch_size, None, global_batch_cost, max_rows, padded=padded)
+        given = {"dp_size": world_size, "epoch": epoch}
         if state is not None:
             parse_state(state)
             now = cursor.state(None, 1)
             anyhow = {name: getattr(now, name) for name in ("uri", "columns", "decode", "transform", "codecs")}
             saved, delivery_spec = cursor.load({**state, **anyhow}), cursor.delivery_spec
             given = {name: getattr(saved, name) if value is None else value for name, value in given.items()}
-            if given["global_batch_size"] is None and budget is None and saved.budget is not None:
-                budget = Budget(**saved.budget)
-        size: Size = budget or check_integer("global_batch_size", given["global_batch_size"], 1)
+            size = saved.size if size is None else size
+        if not isinstance(size, Budget):
+            size = check_integer("global_batch_size", size, 1)
         world = check_integer("world_size", 1 if given["dp_size"] is None else given["dp_size"], 1)
         self.epoch = check_integer("epoch", given["epoch"] or 0, 0)
         self.position = check_integer("position", position, 0)
@@ -141,7 +140,7 @@ class EpochAudit:
         count = self.plan.steps(self.epoch, self.position)
         each = self.plan.global_batch_size
         self._starts: Sequence[int] = range(self.position, self.position + count * each, each)
-        if budget is not None:
+        if isinstance(size, Budget):
             self._starts = list(self.plan.starts(self.epoch, self.position, count))
         self._end = self.plan.after(self.epoch, self.position, count)
 
@@ -311,11 +310,9 @@ class EpochAudit:
             parts = []
 
     def _stream(self, loader: RankLoader) -> Iterator[Step]:
-        plan, budget = self.plan, self.plan.budget
+        plan = self.plan
         planned = dataclasses.replace(self._delivery_spec, order=plan.order.settings)
-        size: dict[str, Any] = {"global_batch_size": plan.global_batch_size}
-        if budget is not None:
-            size = {"global_batch_cost": budget.cost, "max_rows": budget.max_rows, "padded": budget.padded}
+        size = size_arguments(plan.budget or plan.global_batch_size)
         cursor = Cursor(spec_of(self._data).read.origin, planned)
         cursor.epoch, cursor.position = self.epoch, self.position
         loader.load_state_dict(cursor.state(plan.global_batch_size, plan.dp_size).to_dict())

@@ -12,7 +12,7 @@ from raylance.decode.arrays import Join, Lists, NumpyBatch, to_numpy, to_sliceab
 from raylance.errors import CoverageError
 from raylance.memory.arrow import TableSize
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.planning.balance import StepCosts, costs_of_step, cut_step
+from raylance.planning.balance import RowCosts, StepCosts, cut_step, row_costs
 from raylance.planning.digest import Digest
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
@@ -107,6 +107,7 @@ class Assembly:
         self._parts: list[StepRows] = []
         self._masked: list[Int64Array] = []
         self._digest, self._nbytes, self._size = Digest(), 0, TableSize()
+        self._costs: RowCosts | None = None  # of the step that was taken last
         self._steps: deque[tuple[StepRows, int, Int64Array, Digest]] = deque()
 
     def add(self, item: WorkItem, plain: pa.Table, decoded: pa.Table | None) -> None:
@@ -151,7 +152,7 @@ class Assembly:
         rows, nbytes, masked, digest = self._steps.popleft()
         plan, before = self._plan, self._after
         self._after = plan.after(self.epoch, before)
-        costs = costs_of_step(plan, self.epoch, before, self._dp_rank) if plan.order.has_costs else None
+        self._costs = row_costs(plan, self.epoch, before) if plan.order.has_costs else None
         return rows, DeliveredStep(
             before=before,
             after=self._after,
@@ -160,7 +161,7 @@ class Assembly:
             nbytes=nbytes,
             masked=masked,
             digest=digest,
-            costs=costs,
+            costs=self._costs and StepCosts.of(self._costs, self._dp_rank, plan.dp_size),
         )
 
     @property
@@ -173,9 +174,11 @@ class Assembly:
         own = self._plan.rank_slice(self.epoch, step.before, self._dp_rank)
         return self._plan.positions(self.epoch, step.before, *own)
 
-    def cut(self, step: DeliveredStep, micro: Budget) -> tuple[list[int], int]:
-        """Returns the bounds of the micro-batches of a step, and its cost; see `cut_step`."""
-        return cut_step(self._plan, self.epoch, step.before, self._dp_rank, micro)
+    def cut(self, micro: Budget) -> tuple[list[int], int]:
+        """Returns the bounds of the micro-batches of the step that was taken last, and its cost; see `cut_step`."""
+        if self._costs is None:
+            raise RuntimeError("rows without costs have no micro-batches")  # the loader refuses them
+        return cut_step(self._costs, self._dp_rank, self._plan.dp_size, micro)
 
     def offsets(self, table: pa.Table) -> Int64Array:
         """Returns the row offsets of the rows of a step, as `join_offsets` joins them."""

@@ -251,7 +251,7 @@ def is_dense_list(kind: pa.DataType) -> bool:
 
 
 def shape_of(kind: pa.DataType) -> tuple[int, ...]:
-    """Returns the stored shape of one value of a type; () for a number, and for what is no tensor."""
+    """Returns the stored shape of one value of a type; () for a number, or for a type that is not a tensor."""
     return _layout(kind)[0]
 
 

@@ -48,7 +48,7 @@ class Account:
         # At first; and of the rows that were loaded last.
         self._likely_bytes = self._loaded_bytes = max(raw_bytes if loaded_bytes is None else loaded_bytes, 1)
         self._rows_each = 1.0  # stored rows that a chunk had for each of its samples
-        self._most_samples = 0.0  # of the largest chunk; falls slowly
+        self._most_samples = 0.0  # samples of the largest chunk so far; smaller ones lower it a little each
         self._raw_bytes, self._decoded_bytes = raw_bytes, decoded_bytes
         self.set_items(items)
 

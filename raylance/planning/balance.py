@@ -5,7 +5,7 @@ imbalance follow from a plan.
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from raylance.arguments import check_word
 from raylance.errors import ConfigError
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.planning.steps import Budget, cut_costs
+from raylance.planning.steps import Budget, cut_costs, slice_of
 
 if TYPE_CHECKING:
     from raylance.planning.plan import Plan
@@ -108,6 +108,24 @@ def check_balance(balance: object, *, has_costs: bool) -> None:
         )
 
 
+class RowCosts(NamedTuple):
+    """The costs of the rows of a step, rank by rank, int64, (n,); and which rows are not fill, bool, (n,)."""
+
+    costs: Int64Array
+    is_real: BoolArray
+
+    def by_rank(self, dp_size: int) -> list[Int64Array]:
+        """Returns the costs of each rank's rows."""
+        return [self.costs[low:high] for low, high in slice_bounds(len(self.costs), dp_size)]
+
+
+def row_costs(plan: "Plan", epoch: int, position: int) -> RowCosts:
+    """Returns the costs of the rows of a step."""
+    positions = plan.positions(epoch, position, 0, plan.step_size(epoch, position))
+    costs = plan.order.costs(plan.select(epoch, positions)).astype(np.int64)
+    return RowCosts(costs, positions < plan.epoch_rows)
+
+
 class StepCosts(NamedTuple):
     """The costs of a step.
 
@@ -121,17 +139,15 @@ class StepCosts(NamedTuple):
     padded: int
     dearest: int
 
-
-def costs_of_step(plan: "Plan", epoch: int, position: int, dp_rank: int) -> StepCosts:
-    """Returns the costs of a step, seen from one rank."""
-    size = plan.step_size(epoch, position)
-    costs = plan.order.costs(plan.select(epoch, plan.positions(epoch, position, 0, size)))
-    slices = [costs[low:high] for low, high in slice_bounds(size, plan.dp_size)]
-    paid = [len(rows) * int(rows.max(initial=0)) for rows in slices]
-    return StepCosts(int(slices[dp_rank].sum(dtype=np.int64)), paid[dp_rank], max(paid))
+    @classmethod
+    def of(cls, rows: RowCosts, dp_rank: int, dp_size: int) -> Self:
+        """Returns the costs of a step, seen from one rank."""
+        slices = rows.by_rank(dp_size)
+        paid = [len(own) * int(own.max(initial=0)) for own in slices]
+        return cls(int(slices[dp_rank].sum()), paid[dp_rank], max(paid))
 
 
-def cut_step(plan: "Plan", epoch: int, position: int, dp_rank: int, micro: Budget) -> tuple[list[int], int]:
+def cut_step(rows: RowCosts, dp_rank: int, dp_size: int, micro: Budget) -> tuple[list[int], int]:
     """Cuts a rank's rows of a step into micro-batches of at most the cost of a budget, as many on each rank.
 
     A rank that needs fewer than another one cuts its largest ones further. If it has too few rows for that, its last
@@ -141,14 +157,7 @@ def cut_step(plan: "Plan", epoch: int, position: int, dp_rank: int, micro: Budge
         The bounds of the micro-batches in the rank's rows, ascending from 0, (micro-batches + 1,); and the cost of the
         whole step over all ranks, without the rows that only fill it.
     """
-    size = plan.step_size(epoch, position)
-    positions = plan.positions(epoch, position, 0, size)
-    costs = plan.order.costs(plan.select(epoch, positions)).astype(np.int64)
-    total = int(costs[positions < plan.epoch_rows].sum())
-    cut = [
-        cut_costs(costs[low:high], micro).tolist() if high > low else [0]
-        for low, high in slice_bounds(size, plan.dp_size)
-    ]
+    cut = [cut_costs(own, micro).tolist() if len(own) else [0] for own in rows.by_rank(dp_size)]
     most, bounds = max(1, *(len(each) - 1 for each in cut)), cut[dp_rank]
     while len(bounds) <= most:
         sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
@@ -158,12 +167,12 @@ def cut_step(plan: "Plan", epoch: int, position: int, dp_rank: int, micro: Budge
             break
         at = sizes.index(largest)
         bounds.insert(at + 1, bounds[at] + largest // 2)
-    return bounds, total
+    return bounds, int(rows.costs[rows.is_real].sum())
 
 
 def slice_bounds(rows: int, dp_size: int) -> list[tuple[int, int]]:
     """Returns the half-open slices of the ranks of a step."""
-    return [(rank * rows // dp_size, (rank + 1) * rows // dp_size) for rank in range(dp_size)]
+    return [slice_of(rows, rank, dp_size) for rank in range(dp_size)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,19 +242,16 @@ class _Step:
 
 
 def _look_at(plan: "Plan", epoch: int, start: int) -> _Step:
-    size = plan.step_size(epoch, start)
-    positions = plan.positions(epoch, start, 0, size)
-    costs = plan.order.costs(plan.select(epoch, positions)).astype(np.int64)
-    costs[positions >= plan.epoch_rows] = 0  # rows that only fill the last step
-    slices = [costs[low:high] for low, high in slice_bounds(size, plan.dp_size)]
+    rows = row_costs(plan, epoch, start)
+    slices = RowCosts(np.where(rows.is_real, rows.costs, 0), rows.is_real).by_rank(plan.dp_size)
     paid = [len(own) * int(own.max(initial=0)) for own in slices]
     sums = [int(own.sum()) for own in slices]
     squares = [float((own.astype(np.float64) ** 2).sum()) for own in slices]
     moved = 0
     if plan.balance is not None:
-        is_own: BoolArray = positions == plan.by_lane.positions(epoch, start, 0, size)
-        moved = int((~is_own).sum())
-    return _Step(size, sum(sums), sum(paid), moved, _ratio(paid), _ratio(sums), _ratio(squares))
+        arranged, by_lane = (each.positions(epoch, start, 0, len(rows.costs)) for each in (plan, plan.by_lane))
+        moved = int((arranged != by_lane).sum())
+    return _Step(len(rows.costs), sum(sums), sum(paid), moved, _ratio(paid), _ratio(sums), _ratio(squares))
 
 
 def _ratio(of_ranks: Sequence[float]) -> float:

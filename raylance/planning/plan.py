@@ -19,7 +19,7 @@ from raylance.orders.checking import check_sample, select_rows
 from raylance.orders.order import Resolved
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.balance import Balance
-from raylance.planning.steps import REMAINDERS, Budget, CostSteps, EvenSteps, Remainder, Steps
+from raylance.planning.steps import REMAINDERS, Budget, CostSteps, EvenSteps, Remainder, Steps, slice_of
 
 _STEPS_KEPT = 512  # steps whose balanced arrangement is kept
 _TOGETHER = 32  # steps that are balanced together
@@ -161,8 +161,7 @@ class Plan:
 
     def rank_slice(self, epoch: int, position: int, dp_rank: int) -> tuple[int, int]:
         """Returns a rank's half-open slice of the rows of the step at a position. The rows are in lane-major order."""
-        size = self.step_size(epoch, position)
-        return dp_rank * size // self.dp_size, (dp_rank + 1) * size // self.dp_size
+        return slice_of(self.step_size(epoch, position), dp_rank, self.dp_size)
 
     def positions(self, epoch: int, position: int, low: int, high: int) -> Int64Array:
         """Returns the epoch positions of rows [low, high) of a step, sorted by (position mod lanes, position div

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from raylance.errors import ConfigError, StateError
-from raylance.planning.steps import Budget
+from raylance.planning.steps import Budget, Size
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +82,16 @@ class State:
     windows: Any = None  # the `repr` of what makes samples of several rows
     cost: Any = None  # what a row costs, in words
     budget: Any = None  # the fields of `Budget`, in place of `global_batch_size`; for information
+
+    @property
+    def size(self) -> Size | None:
+        """The size of a step over all ranks; None if no step was made.
+
+        Raises:
+            ConfigError: If it cannot be honoured.
+            TypeError: If the budget has other fields.
+        """
+        return self.global_batch_size if self.budget is None else Budget(**self.budget)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the state as JSON-able values, which are copies."""
@@ -151,11 +161,10 @@ def parse_state(saved: Mapping[str, Any]) -> State:
         raise damaged(f"missing {sorted(fields - set(given))}, unknown {sorted(set(given) - fields)}")
     state = State(**given)
     _check_fields(state)
-    if state.budget is not None:
-        try:
-            Budget(**state.budget)
-        except (TypeError, ConfigError) as error:
-            raise damaged(f"budget {state.budget!r}") from error
+    try:
+        _ = state.size
+    except (TypeError, ConfigError) as error:
+        raise damaged(f"budget {state.budget!r}") from error
     return state
 
 

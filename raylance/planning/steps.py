@@ -4,6 +4,7 @@ import abc
 import bisect
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -53,6 +54,13 @@ Size = int | Budget
 """The size of a step over all ranks: a number of rows, or a budget."""
 
 
+def size_arguments(size: Size) -> dict[str, Any]:
+    """Returns the arguments of an iterator that give this size; see `check_size`."""
+    if isinstance(size, Budget):
+        return {"global_batch_cost": size.cost, "max_rows": size.max_rows, "padded": size.padded}
+    return {"global_batch_size": size}
+
+
 def check_size(
     dp_size: int,
     global_batch_size: int | None,
@@ -83,12 +91,7 @@ def check_size(
 
 
 class Steps(abc.ABC):
-    """Where the steps of an epoch begin and end. A step may begin at any position, as after a resume.
-
-    `every` is the distance between two steps of this plan; see `Plan`.
-    """
-
-    every: int
+    """Where the steps of an epoch begin and end. A step may begin at any position, as after a resume."""
 
     @abc.abstractmethod
     def size(self, epoch: int, position: int) -> int:
@@ -137,7 +140,7 @@ class Steps(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EvenSteps(Steps):
-    """Steps of one number of rows, but for the last one."""
+    """Steps of one number of rows, but for the last one. `every` is the distance between two steps; see `Plan`."""
 
     epoch_rows: int
     rows_each: int
@@ -208,7 +211,6 @@ class CostSteps(Steps):
     order: Resolved
     budget: Budget
     remainder: Remainder
-    every: int = 1
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -240,9 +242,8 @@ class CostSteps(Steps):
         """Returns the number of a rank's rows before each step of a unit, and in all: (steps + 1,)."""
 
         def count(epoch: int, unit: int, dp_rank: int, dp_size: int) -> list[int]:
-            sizes = np.diff(self._starts(epoch, unit))
-            own = (dp_rank + 1) * sizes // dp_size - dp_rank * sizes // dp_size
-            return [0, *np.cumsum(own).tolist()]
+            steps = itertools.pairwise(self._starts(epoch, unit))
+            return [0, *itertools.accumulate(slice_rows(end - begin, dp_rank, dp_size) for begin, end in steps)]
 
         return functools.lru_cache(maxsize=_KEPT)(count)
 
@@ -341,9 +342,15 @@ class CostSteps(Steps):
         return slice_rows(starts[at + 1] - position, dp_rank, dp_size) + lines[at + steps] - lines[at + 1]
 
 
+def slice_of(size: int, dp_rank: int, dp_size: int) -> tuple[int, int]:
+    """Returns a rank's half-open slice of a step of `size` rows."""
+    return dp_rank * size // dp_size, (dp_rank + 1) * size // dp_size
+
+
 def slice_rows(size: int, dp_rank: int, dp_size: int) -> int:
     """Returns the number of a rank's rows in a step of `size` rows."""
-    return (dp_rank + 1) * size // dp_size - dp_rank * size // dp_size
+    low, high = slice_of(size, dp_rank, dp_size)
+    return high - low
 
 
 def cut_buckets(starts: Int64Array, highest: Int64Array, lanes: int, budget: Budget) -> Int64Array:

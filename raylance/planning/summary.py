@@ -150,7 +150,7 @@ class PlanSummary:
             ) from error
         plan = self.plan
         axes = plt.subplots(figsize=(7, 4.5), layout="constrained")[1] if axes is None else axes
-        starts = [plan.after(epoch, 0, step) for step in range(min(steps, self.steps))]
+        starts = list(plan.starts(epoch, 0, min(steps, self.steps)))
         for dp_rank in range(plan.dp_size):
             taken = [plan.positions(epoch, at, *plan.rank_slice(epoch, at, dp_rank)) for at in starts]
             positions = np.concatenate(taken) if taken else np.empty(0, dtype=np.int64)

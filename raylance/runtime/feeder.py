@@ -312,7 +312,7 @@ class Feeder:
                 self._begin("finish")
                 with self._observer.timed("collate_s"):
                     names = [name for name in rows.item.names if name not in spec.hidden]
-                    batch = self._convert(spec, rows, step, names, decoded)
+                    batch = self._convert(spec, rows, names, decoded)
         except Exception as error:
             error.add_note(f"as a batch was made of {self._assembly.describe(rows.table())}")
             raise
@@ -325,13 +325,11 @@ class Feeder:
                 self._observe(BatchesReady(len(self._finished)))
                 self._changed.notify_all()
 
-    def _convert(
-        self, spec: BatchSpec, rows: StepRows, step: DeliveredStep, names: Sequence[str], decoded: Mapping[str, Any]
-    ) -> Any:
+    def _convert(self, spec: BatchSpec, rows: StepRows, names: Sequence[str], decoded: Mapping[str, Any]) -> Any:
         """Makes the batch of a step, or the list of its micro-batches."""
         if spec.micro is None:
             return spec.convert(rows, names, decoded)
-        bounds, cost = self._assembly.cut(step, spec.micro)
+        bounds, cost = self._assembly.cut(spec.micro)
         batches = cut_batch(spec.convert, rows, names, decoded, bounds)
         return [each | {STEP_COST: cost} if isinstance(each, dict) else each for each in batches]
 

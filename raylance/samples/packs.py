@@ -288,7 +288,10 @@ def make_table(pack: Pack, lengths: Int32Array, seed: int, identity: str) -> Pac
         found[block] = best_fit(np.sort(cut_documents(sizes, pack)[2])[::-1], pack.length)[1]
     ends = np.cumsum(found)
     if not len(ends) or not ends[-1]:
-        raise DatasetError(f"Pack: column {pack.names[0]!r} holds no token, so there is no sequence to make.")
+        raise DatasetError(
+            f"Pack: the selected documents have no token in column {pack.names[0]!r}; nothing was started. Select "
+            "others by filter=."
+        )
     return PackTable(pack=pack, seed=seed, block_rows=block_rows, lengths=lengths, ends=ends, identity=identity)
 
 

@@ -217,13 +217,9 @@ def _read_piece(dataset: lance.LanceDataset, costs: Costs, rows: Selection, piec
     first, span = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
     if len(offsets) >= _DENSE * span:
         column = _scan(dataset, costs, first, span)
-        return _as_costs(
-            column if span == len(offsets) else column.take(pa.array(offsets - first)),
-            costs,
-            dataset.uri,
-            lambda at: int(offsets[at]),
-        )
-    column = _ask(dataset, costs, lambda: dataset.take(offsets.tolist(), columns={COST: costs.expression})[COST])
+        column = column if span == len(offsets) else column.take(pa.array(offsets - first))
+    else:
+        column = _ask(dataset, costs, lambda: dataset.take(offsets.tolist(), columns={COST: costs.expression})[COST])
     return _as_costs(column, costs, dataset.uri, lambda at: int(offsets[at]))
 
 

@@ -329,22 +329,9 @@ def pack_sequences(
             f"{left_out:,}",
             f"{int(table.lengths.sum(dtype=np.int64)):,}",
         )
+    shared = Shared(f"lengths in {pack.names[0]}", table, table.nbytes, make)
     row_bytes = 4.0 * pack.length * len(pack.outputs)
-    return PackedSequences(
-        uri=documents.uri,
-        branch=documents.branch,
-        version=documents.version,
-        identity=documents.identity,
-        windows=None,
-        columns=pack.outputs,
-        row_bytes=row_bytes,
-        likely_row_bytes=row_bytes,
-        measure="of 4 bytes a token and column",
-        sample_bytes=row_bytes,
-        documents=documents,
-        table=Shared(f"lengths in {pack.names[0]}", table, table.nbytes, make),
-        pack=pack,
-    )
+    return PackedSequences.of(documents, shared, pack, pack.outputs, row_bytes, "of 4 bytes a token and column")
 
 
 def by_block(order: Order) -> Order:

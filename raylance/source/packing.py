@@ -8,7 +8,7 @@ reads no column can shuffle them, every token comes exactly once, and a run may 
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -187,6 +187,27 @@ class PackedRows(RowSource):
     table: Shared[Any]
     pack: Any  # `PackTokens`, or `Pack` in a subclass
 
+    @classmethod
+    def of(
+        cls, documents: RowSource, table: Shared[Any], pack: Any, columns: Sequence[str], row_bytes: float, measure: str
+    ) -> Self:
+        """Returns the sequences of documents. For `columns`, `row_bytes` and `measure`, see `RowSource`."""
+        return cls(
+            uri=documents.uri,
+            branch=documents.branch,
+            version=documents.version,
+            identity=documents.identity,
+            windows=None,
+            columns=columns,
+            row_bytes=row_bytes,
+            likely_row_bytes=row_bytes,
+            measure=measure,
+            sample_bytes=row_bytes,
+            documents=documents,
+            table=table,
+            pack=pack,
+        )
+
     def load_selection(self) -> Selected:
         """See `RowSource.load_selection`."""
         found: Selected = self.table.get()
@@ -206,19 +227,6 @@ def pack_rows(documents: RowSource, pack: PackTokens) -> PackedRows:
     """Packs the documents of a dataset; reads their lengths now. Raises DatasetError: see `count_tokens`."""
     make = functools.partial(count_tokens, documents, pack)
     table = make()
-    row_bytes = 16.0 * pack.length
-    return PackedRows(
-        uri=documents.uri,
-        branch=documents.branch,
-        version=documents.version,
-        identity=documents.identity,
-        windows=None,
-        columns=("input_ids", "doc_ids", "first_row", "first_token"),
-        row_bytes=row_bytes,
-        likely_row_bytes=row_bytes,
-        measure="of 16 bytes a token",
-        sample_bytes=row_bytes,
-        documents=documents,
-        table=Shared(f"lengths in {pack.column}", table, table.ends.nbytes, make),
-        pack=pack,
-    )
+    shared = Shared(f"lengths in {pack.column}", table, table.ends.nbytes, make)
+    columns = ("input_ids", "doc_ids", "first_row", "first_token")
+    return PackedRows.of(documents, shared, pack, columns, 16.0 * pack.length, "of 16 bytes a token")

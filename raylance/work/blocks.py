@@ -46,7 +46,7 @@ class BlockRows:
     def __init__(self, blocks: Sequence[Block]) -> None:
         rows = max((block.first + block.table.num_rows for block in blocks), default=0)
         self._pieces: list[pa.RecordBatch] = []
-        self._raws: dict[str, list[Bytes | None]] = {}  # of a column's pieces, once it is asked for
+        self._raws: dict[str, list[Bytes | None]] = {}  # by column: the bytes of its pieces
         self._piece_of, self._row_of = np.full(rows, -1), np.empty(rows, dtype=np.int64)  # by number of the stored row
         for block in blocks:
             at = block.first

@@ -65,7 +65,7 @@ class _Hub(http.server.BaseHTTPRequestHandler):
             self._send(200, data)
             return
         begin, end = given.groups()
-        first = int(begin) if begin else len(data) - int(end)  # without a begin, so many last bytes
+        first = int(begin) if begin else len(data) - int(end)  # "bytes=-n" asks for the last n bytes
         last = min(int(end), len(data) - 1) if begin and end else len(data) - 1
         self._send(206, data[first : last + 1], {"Content-Range": f"bytes {first}-{last}/{len(data)}"})
 
