@@ -43,7 +43,7 @@ _WAIT = (
 
 _PEERS = " Peers (ranks with the same rows) each count an equal share: the sum over all ranks is the run's."
 _OF_PEERS = frozenset(
-    ["rows", "decoded_rows", "masked_rows", "cost", "padded_cost"]
+    ["rows", "decoded_rows", "masked_rows", "cost", "padded_cost", "dearest_cost"]
 )  # the figures that are divided among peers
 
 METRICS: tuple[Metric, ...] = (
@@ -52,6 +52,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("delivered_bytes", "nbytes", "Bytes handed out to the trainer, decoded."),
     _counter("cost", "cost", "Costs of the rows handed out to the trainer, as cost= of the dataset says." + _PEERS),
     _counter("padded_cost", "padded_cost", "The same, where a batch costs its rows times its dearest row." + _PEERS),
+    _counter("dearest_cost", "dearest_cost", "The largest of these that a rank had in each step." + _PEERS),
     _counter("read_bytes", "read_bytes", "Bytes of rows read from storage."),
     _counter("decoded_rows", "decoded_rows", "Rows that were decoded, ahead of time or not." + _PEERS),
     _counter("bad_rows", "masked_rows", "Rows handed out as zeros because they could not be decoded." + _PEERS),
