@@ -11,6 +11,7 @@ from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names, descri
 from raylance.decode.arrays import Join, Lists, NumpyBatch, to_numpy, to_sliceable
 from raylance.errors import CoverageError
 from raylance.memory.arrow import TableSize
+from raylance.memory.lending import FadingLender
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.balance import RowCosts, StepCosts, cut_step, row_costs
 from raylance.planning.digest import Digest
@@ -102,7 +103,8 @@ class Assembly:
         self._read_spec, self._planned, self._dp_rank, self.epoch = read_spec, planned, dp_rank, epoch
         self._plan = planned.plan
         self.is_decoded = read_spec.in_helpers is not None
-        self._selection = read_spec.source.load_selection()
+        self._selection, self._completion = read_spec.source.load_selection(), read_spec.source.completion
+        self._lender = FadingLender()
         self._after = position
         self._parts: list[StepRows] = []
         self._masked: list[Int64Array] = []
@@ -194,6 +196,8 @@ class Assembly:
     ) -> tuple[pa.Table, BoolArray]:
         """Returns the columns in the order of delivery, and which rows could not be decoded, bool (n,)."""
         carries = self._read_spec.carries
+        if self._completion is not None:
+            plain = self._completion(plain, self._lender.lend)
         if decoded is None:
             columns, good = plain.select(carries).columns, np.ones(len(offsets), dtype=np.bool_)
         else:

@@ -6,13 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raylance.memory.lending import Lender
+from raylance.memory.lending import FadingLender
 
 Array = npt.NDArray[Any]
 
 _LEAST_BYTES = 1 << 20  # the allocator itself reuses smaller memory
-_ARRAYS = 4  # number of arrays of the last size whose memory is kept at least, in use or not
-_FADE = 0.9  # factor for each call, so that the memory of larger batches is released when these no longer come
 
 
 class Joiner:
@@ -23,7 +21,7 @@ class Joiner:
 
     def __init__(self, *, pins: bool = False) -> None:
         self._pins = pins and torch.cuda.is_available()  # torch itself reuses pinned memory
-        self._lender = Lender(0)
+        self._lender = FadingLender()
 
     def __call__(self, pieces: list[Array]) -> Array:
         """Joins one or more arrays (n, …) of one dtype to an array (sum of n, …), which belongs to the caller."""
@@ -34,7 +32,5 @@ class Joiner:
         if self._pins:
             memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
         else:
-            lender = self._lender  # batches may have several columns: what is in use now will be so again
-            lender.most_bytes = max(_FADE * lender.most_bytes, _ARRAYS * nbytes, lender.lent_bytes + nbytes)
-            memory = lender.lend(nbytes)[:nbytes]
+            memory = self._lender.lend(nbytes)
         return np.concatenate(pieces, out=memory.view(dtype).reshape(shape))

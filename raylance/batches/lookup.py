@@ -77,6 +77,8 @@ class Lookup:
             raise DatasetError(
                 f"{source.uri!r}, version {source.version}, cannot give these rows: {readable_text(error)}"
             ) from error
+        if source.completion is not None:
+            table = source.completion(table)
         valid = pa.array(np.ones(len(offsets), dtype=np.bool_))
         if self._decoding is not None:
             drawn = table if draws is None else table.append_column(DRAW, pa.array(draws))

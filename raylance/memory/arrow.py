@@ -90,6 +90,24 @@ def copy_values(raw: Bytes, width: int, places: Int64Array, into: Bytes) -> None
     np.take(raw.reshape(-1, width), places, axis=0, out=into.reshape(-1, width), mode="clip")
 
 
+def take_ranges(values: npt.NDArray[Any], begins: Int64Array, sizes: Int64Array) -> npt.NDArray[Any]:
+    """Copies ranges of numbers, which do not overlap, one after another. Arrow's take of bytes does this twice as fast
+    as a join of slices, and without the GIL.
+    """
+    if not len(begins):
+        return values[:0]
+    by_begin = np.argsort(begins)
+    cuts = np.zeros(2 * len(begins) + 1, dtype=np.int64)  # the ranges, and what lies between them
+    cuts[:-1:2] = begins[by_begin]
+    cuts[1::2] = cuts[:-1:2] + sizes[by_begin]
+    cuts[-1] = cuts[-2]
+    number = np.empty_like(by_begin)
+    number[by_begin] = 2 * np.arange(len(begins))
+    buffers = [None, pa.py_buffer(cuts * values.itemsize), pa.py_buffer(values)]
+    taken = pa.Array.from_buffers(pa.large_binary(), 2 * len(begins), buffers).take(pa.array(number))
+    return buffer_bytes(taken.buffers()[2]).view(values.dtype)
+
+
 def one_array(column: pa.ChunkedArray) -> pa.Array:
     """Returns a column in one piece, without a copy if it is one."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -14,6 +14,8 @@ _LEAST_BYTES = 1 << 20  # the allocator itself reuses smaller memory
 # Spare memory may be larger than needed by this factor, because the last window of an epoch is often short. With a
 # higher factor, small columns would get the memory of large ones.
 _LARGER = 8
+_PIECES = 4  # number of pieces of the last size whose memory a `FadingLender` keeps at least, in use or not
+_FADE = 0.9  # factor for each piece that it lends, so that the memory of larger ones is released when none comes
 
 
 def fresh_memory(nbytes: int) -> Bytes:
@@ -72,6 +74,18 @@ class Lender:
             if kept > self.most_bytes:
                 self._spare.pop(key, None)
                 kept -= len(spare)
+
+
+class FadingLender(Lender):
+    """Lends memory of batches, and keeps about as much as was in use lately: what is in use now will be so again."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def lend(self, nbytes: int) -> Bytes:
+        """Returns memory of `nbytes`; see `Lender.lend`."""
+        self.most_bytes = max(_FADE * self.most_bytes, _PIECES * nbytes, self.lent_bytes + nbytes)
+        return super().lend(nbytes)[:nbytes]
 
 
 def _give_back(lender: "weakref.ref[Lender]", memory: Bytes) -> None:

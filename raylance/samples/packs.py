@@ -9,19 +9,28 @@ a run may resume at any of them.
 import dataclasses
 import functools
 import hashlib
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from raylance.arguments import check_flag, check_integer, check_word
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int32Array, Int64Array, derive_key, permute, subkeys
 
-_KEPT = 16  # blocks whose pieces a process keeps
+_KEPT = 64  # blocks whose pieces a process keeps: some for each lane of an order
 _MOST_LENGTH = 1 << 24
-_LEAST_ROWS, _MOST_ROWS, _BLOCK_TOKENS = 16, 4096, 1 << 19  # sizes of a block
+_LEAST_ROWS, _MOST_ROWS, _BLOCK_TOKENS = 16, 8192, 3 << 18  # sizes of a block
 INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS = "input_ids", "labels", "position_ids", "segment_ids"
+# Readers give these in place of labels, positions and segments: bits of the tokens with which pieces of documents
+# begin, uint8, (ceil(length / 8),); and the number of tokens without padding, int32.
+BEGINS, TOKENS = "_begins", "_tokens"
+_MADE = (INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS, BEGINS, TOKENS)
+
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,8 +59,8 @@ class Pack:
         too_long: With "whole", what happens to documents of more than `length` tokens: "split" cuts them into pieces,
             "truncate" leaves out their ends, "drop" leaves them out, "raise" is an error. The number of tokens that are
             left out is logged.
-        block_rows: Number of documents that are shuffled and packed together. "auto": up to 4,096 documents, and up to
-            half a million tokens, but 16 documents at least.
+        block_rows: Number of documents that are shuffled and packed together. "auto": up to 8,192 documents, and up to
+            three quarters of a million tokens, but 16 documents at least.
         shuffle: Whether documents are shuffled in their blocks, in each epoch in another way.
     """
 
@@ -76,10 +85,10 @@ class Pack:
             or not all(isinstance(name, str) and name for name in columns)
         ):
             raise ConfigError(f"Pack(columns={self.columns!r}): give the column of tokens first, then any others.")
-        if len({*columns[1:], INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS}) != len(columns) + 3:
+        if len({*columns[1:], *_MADE}) != len(columns) - 1 + len(_MADE):
             raise ConfigError(
                 f"Pack(columns={columns!r}): the columns after the first one keep their names, which must differ from "
-                f"one another and from {INPUT_IDS}, {LABELS}, {POSITION_IDS} and {SEGMENT_IDS}."
+                f"one another and from {', '.join(_MADE)}."
             )
         object.__setattr__(self, "columns", tuple(columns))
         object.__setattr__(self, "length", check_integer("Pack: length", self.length, 1))
@@ -140,6 +149,9 @@ class PackTable:
         ends: Up to the end of each block: the number of tokens, with those after documents, if the policy is "stream";
             else the number of sequences. int64, (blocks,).
         identity: Hash of the documents.
+        bins: With the policy "whole", the sequence of each piece, counted from 0 in each block; the pieces of a block
+            are in descending order of their sizes. uint16 or uint32, (pieces,).
+        piece_ends: With the policy "whole", the number of pieces up to the end of each block, int64, (blocks,).
     """
 
     pack: Pack
@@ -148,6 +160,8 @@ class PackTable:
     lengths: Int32Array
     ends: Int64Array
     identity: str
+    bins: npt.NDArray[Any]
+    piece_ends: Int64Array
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -155,7 +169,7 @@ class PackTable:
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
-        return self.lengths.nbytes + self.ends.nbytes
+        return sum(each.nbytes for each in (self.lengths, self.ends, self.bins, self.piece_ends))
 
     @property
     def rows(self) -> int:
@@ -175,12 +189,11 @@ class PackTable:
 
     def pieces(self, sequences: Int64Array, epoch: int) -> Pieces:
         """Returns the pieces of sequences, ascending numbers, int64, (n,), in an epoch."""
+        # Each part has the pieces of a block, in order. Blocks follow one another as their sequences do.
         parts = (self._of_stream if self.pack.policy == "stream" else self._of_whole)(sequences, epoch)
         if not parts:
             return Pieces(*[np.empty(0, dtype=np.int64)] * 5)
-        joined = [np.concatenate(field) for field in zip(*parts, strict=True)]
-        order = np.lexsort((joined[4], joined[0]))
-        return Pieces(*(field[order] for field in joined))
+        return Pieces(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _of_stream(self, sequences: Int64Array, epoch: int) -> list[Pieces]:
         length, parts = self.pack.length, []
@@ -188,9 +201,11 @@ class PackTable:
         ends = np.minimum(begins + length, self.ends[-1])
         first = np.searchsorted(self.ends, begins, side="right")
         last = np.searchsorted(self.ends, ends, side="left")
-        blocks = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)] or [first]))
-        for block in blocks.tolist():
+        blocks = first if (last - first <= 1).all() else np.arange(first.min(), last.max() + 1)
+        for block in np.unique(np.append(blocks, last)).tolist():
             here = np.flatnonzero((first <= block) & (block <= last))
+            if not len(here):
+                continue
             opening, closing = int(self.ends[block - 1]) if block else 0, int(self.ends[block])
             documents, text_ends = self._stream_of(block, epoch)
             low = np.maximum(begins[here], opening) - opening
@@ -224,18 +239,30 @@ class PackTable:
     @functools.cached_property
     def _stream_of(self) -> Callable[[int, int], tuple[Int64Array, Int64Array]]:
         """Returns the documents of a block in the order of an epoch, and the ends of their texts in the block's."""
-        return functools.lru_cache(maxsize=_KEPT)(self._make_stream)
+        return _keep_last(self._make_stream)
 
     @functools.cached_property
     def _whole_of(self) -> Callable[[int, int], tuple[Pieces, Int64Array]]:
         """Returns the pieces of a block's sequences in an epoch, and the index of the first piece of each sequence."""
-        return functools.lru_cache(maxsize=_KEPT)(self._make_whole)
+        return _keep_last(self._make_whole)
 
     @property
     def block_ends(self) -> Int64Array:
         """The number of sequences up to the end of each block that ends one or more, int64, ascending."""
         ends = -(-self.ends // self.pack.length) if self.pack.policy == "stream" else self.ends
         return np.unique(ends[ends > 0])
+
+    def count_by_block(self, pieces: Pieces) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Returns the blocks of which some pieces are, ascending; the number of sequences that have pieces of each; and
+        of how many sequences an epoch has pieces of it; each int64, (blocks,).
+        """
+        of_piece = pieces.document // self.block_rows
+        is_new = np.diff(pieces.sequence, prepend=-1) + np.diff(of_piece, prepend=-1) != 0
+        blocks, made = np.unique(of_piece[is_new], return_counts=True)
+        begins, ends = np.where(blocks > 0, self.ends[blocks - 1], 0), self.ends[blocks]
+        if self.pack.policy == "stream":
+            begins, ends = begins // self.pack.length, -(-ends // self.pack.length)
+        return blocks, made, ends - begins
 
     def documents(self, block: int) -> Int64Array:
         """Returns the numbers of the documents of a block."""
@@ -255,13 +282,27 @@ class PackTable:
         key = derive_key(self.seed, epoch if self.pack.shuffle else 0, "pack", block)
         salt = subkeys(key, np.arange(len(size))) >> np.uint64(1)
         by_size = np.lexsort((salt, -size))  # documents of one length come at random
-        bins, count = best_fit(size[by_size], self.pack.length)
+        bins = self.bins[self.piece_ends[block] - len(size) : self.piece_ends[block]].astype(np.int64)
+        count = int(bins.max(initial=-1)) + 1
         order = by_size[np.lexsort((salt[by_size], bins))]  # and so do the pieces of a sequence
         of_bin = np.sort(bins)
         firsts = np.searchsorted(of_bin, np.arange(count + 1))
         before = np.cumsum(size[order]) - size[order]
         place = before - (np.append(before, 0)[firsts[:-1]])[of_bin] if len(order) else before
         return Pieces(of_bin, documents[owner[order]], start[order], size[order], place), firsts
+
+
+def _keep_last(make: Callable[[int, int], T]) -> Callable[[int, int], T]:
+    """Returns the function with a memory of its last results. Threads wait for each other: the same result, made twice
+    at once, would take twice as long, because this is Python's work.
+    """
+    lock, kept = threading.Lock(), functools.lru_cache(maxsize=_KEPT)(make)
+
+    def call(block: int, epoch: int) -> T:
+        with lock:
+            return kept(block, epoch)
+
+    return call
 
 
 def make_table(pack: Pack, lengths: Int32Array, seed: int, identity: str) -> PackTable:
@@ -272,7 +313,7 @@ def make_table(pack: Pack, lengths: Int32Array, seed: int, identity: str) -> Pac
     """
     block_rows = _block_rows(pack, lengths)
     blocks = -(-len(lengths) // block_rows)
-    found = np.zeros(blocks, dtype=np.int64)
+    found, counts, bins = np.zeros(blocks, dtype=np.int64), np.zeros(blocks, dtype=np.int64), [np.empty(0, np.uint16)]
     for block in range(blocks):
         sizes = _sizes(lengths[block * block_rows : (block + 1) * block_rows], pack)
         if pack.policy == "stream":
@@ -285,14 +326,25 @@ def make_table(pack: Pack, lengths: Int32Array, seed: int, identity: str) -> Pac
                 'started. Give a larger length=, leave such documents out by filter=, or give too_long="split", '
                 '"truncate" or "drop".'
             )
-        found[block] = best_fit(np.sort(cut_documents(sizes, pack)[2])[::-1], pack.length)[1]
+        of_pieces, found[block] = best_fit(np.sort(cut_documents(sizes, pack)[2])[::-1], pack.length)
+        counts[block] = len(of_pieces)
+        bins.append(of_pieces.astype(np.min_scalar_type(max(1 << 15, int(found[block])))))
     ends = np.cumsum(found)
     if not len(ends) or not ends[-1]:
         raise DatasetError(
             f"Pack: the selected documents have no token in column {pack.names[0]!r}; nothing was started. Select "
             "others by filter=."
         )
-    return PackTable(pack=pack, seed=seed, block_rows=block_rows, lengths=lengths, ends=ends, identity=identity)
+    return PackTable(
+        pack=pack,
+        seed=seed,
+        block_rows=block_rows,
+        lengths=lengths,
+        ends=ends,
+        identity=identity,
+        bins=np.concatenate(bins),
+        piece_ends=np.cumsum(counts),
+    )
 
 
 def _block_rows(pack: Pack, lengths: Int32Array) -> int:

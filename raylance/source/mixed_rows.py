@@ -15,7 +15,7 @@ from raylance.samples.table import FindingTable, Found, Located, SampleTable
 from raylance.source.derived import Derived
 from raylance.source.reader import RowReader
 from raylance.source.retrying import Wanted, always
-from raylance.source.rows import RowSource, Selected
+from raylance.source.rows import Completion, RowSource, Selected
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,6 +125,27 @@ class _MixReader(RowReader):
             reader.close()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Completing(RowReader):
+    """Completes the rows of a reader."""
+
+    reader: RowReader
+    completion: Completion | None
+
+    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Wanted = always) -> None:
+        complete = self.completion
+        self.reader.read_into(offsets, add if complete is None else lambda table: add(complete(table)), is_wanted)
+
+    def skipping(self, unneeded: Mapping[str, Int64Array]) -> "_Completing":
+        return dataclasses.replace(self, reader=self.reader.skipping(unneeded))
+
+    def of_epoch(self, epoch: int) -> "_Completing":
+        return dataclasses.replace(self, reader=self.reader.of_epoch(epoch))
+
+    def close(self) -> None:
+        self.reader.close()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MixedRows(RowSource):
     """The rows of all components of a mixture."""
@@ -164,7 +185,16 @@ class MixedRows(RowSource):
 
     def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""
-        return _MixReader(tuple(part.open_reader(retry_s) for part in self.parts))
+        readers = [part.open_reader(retry_s) for part in self.parts]
+        if self.completion is None:  # they complete rows in other ways
+            readers = [_Completing(each, part.completion) for each, part in zip(readers, self.parts, strict=True)]
+        return _MixReader(tuple(readers))
+
+    @property
+    def completion(self) -> Completion | None:
+        """See `RowSource.completion`."""
+        first, *others = (part.completion for part in self.parts)
+        return first if all(each == first for each in others) else None
 
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
         """See `RowSource.map_shared`."""

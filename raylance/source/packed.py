@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import logging
 import threading
 from collections import OrderedDict, deque
@@ -17,32 +18,25 @@ import pyarrow as pa
 from raylance.columns import ROW_OFFSET
 from raylance.environment.shared import Shared
 from raylance.errors import DatasetError
+from raylance.memory.arrow import one_array, take_ranges
+from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.order import Order
-from raylance.orders.permutation import Int64Array
+from raylance.orders.permutation import Int32Array, Int64Array
 from raylance.orders.shuffles import Laned
-from raylance.samples.packs import (
-    INPUT_IDS,
-    LABELS,
-    POSITION_IDS,
-    SEGMENT_IDS,
-    Pack,
-    PackTable,
-    Pieces,
-    make_table,
-    tokens_left_out,
-)
+from raylance.samples.pack_columns import fill_columns, mark_begins
+from raylance.samples.packs import BEGINS, INPUT_IDS, TOKENS, Pack, PackTable, Pieces, make_table, tokens_left_out
 from raylance.source.costs import TokensOf, check_costs, load_costs
 from raylance.source.limits import Calls
 from raylance.source.packing import PackedRows
 from raylance.source.reader import PieceReader, Prepare, RowReader
 from raylance.source.retrying import Wanted, always
-from raylance.source.rows import RowSource, Selected
+from raylance.source.rows import Completion, RowSource, Selected
 from raylance.source.selection import Selection
 from raylance.source.version import Source
 
 logger = logging.getLogger(__name__)
 
-_KEPT_BYTES = 64 << 20  # bytes of documents that a reader keeps
+_KEPT_BYTES = 128 << 20  # bytes of documents that a reader keeps: each lane has a block that is used in part
 _PIECE_BYTES = 2 << 20  # bytes of a column that are made at once, so that their memory is used again
 _AT_ONCE = 2  # groups of sequences that are made at once
 _WHOLE = 256  # one in this number of documents takes as long to read as all together
@@ -103,9 +97,11 @@ class _SequenceReader(PieceReader):
         of_piece, texts = self._texts_of(pieces.document, is_wanted)
         if texts is None:
             return None
-        columns = _join(pack, len(offsets), pieces, texts, of_piece)
-        columns_of = {name: _fixed(columns[name], pack.length) for name in pack.outputs}
-        return pa.table({**columns_of, ROW_OFFSET: offsets})
+        begins, tokens = mark_begins(pieces, len(offsets), pack.length)
+        joined = _join(pack, tokens, pieces, texts, of_piece)
+        self.kept.drop_used(*table.count_by_block(pieces))
+        columns = {name: _fixed(column, pack.length) for name, column in joined.items()}
+        return pa.table({**columns, BEGINS: _fixed(begins, begins.shape[1]), TOKENS: tokens, ROW_OFFSET: offsets})
 
     def _texts_of(self, documents: Int64Array, is_wanted: Wanted) -> tuple[Int64Array, "list[Texts] | None"]:
         """Returns which text has each of some documents, which may repeat; and the texts, None if they are not wanted
@@ -113,16 +109,17 @@ class _SequenceReader(PieceReader):
         together.
         """
         blocks, of_document = np.unique(documents // self.table.block_rows, return_inverse=True)
-        which, texts = np.zeros(len(blocks), dtype=np.int64), list[Texts]()
+        which, texts = np.full(len(blocks), -1), list[Texts]()
+        needed = np.bincount(np.unique(documents) // self.table.block_rows - (blocks[0] if len(blocks) else 0))
         for number, block in enumerate(blocks.tolist()):
-            found, whole = self.kept.get(block), self.table.documents(block)
-            if found is None and _WHOLE * len(np.unique(documents[of_document == number])) >= len(whole):
-                found = self._read(whole, is_wanted)
-                if found is None:
-                    return which, None
-                self.kept.add(block, found)
-            which[number] = -1 if found is None else len(texts)
-            texts += [] if found is None else [found]
+            whole = self.table.documents(block)
+            is_dense = _WHOLE * needed[block - blocks[0]] >= len(whole)
+            found = self.kept.get(block, functools.partial(self._read, whole, is_wanted) if is_dense else None)
+            if found is not None:
+                which[number] = len(texts)
+                texts.append(found)
+            elif not is_wanted():
+                return which, None
         if (which < 0).any() or not texts:  # without documents, for the types of the columns
             found = self._read(np.unique(documents[which[of_document] < 0]), is_wanted)
             if found is None:
@@ -135,13 +132,13 @@ class _SequenceReader(PieceReader):
         """Reads documents with these numbers, ascending; None if they are not wanted any more."""
         rows = self.documents.offsets(documents)
         found = self.reader.read_wanted(rows, is_wanted)
-        return None if found is None else Texts(documents, *self._columns_of(found, rows))
+        return None if found is None else self._text_of(found, documents, rows)
 
-    def _columns_of(self, table: pa.Table, rows: Int64Array) -> tuple[Int64Array, dict[str, _Column]]:
-        """Returns where each document begins and the last one ends, and the values of each column."""
-        starts, values = np.zeros(1, dtype=np.int64), dict[str, _Column]()
-        tokens = self.table.pack.names[0]
-        for name in self.table.pack.names:
+    def _text_of(self, table: pa.Table, documents: Int64Array, rows: Int64Array) -> "Texts":
+        """Returns the text of documents that were read."""
+        starts, values, pack = np.zeros(1, dtype=np.int64), dict[str, _Column](), self.table.pack
+        for name in pack.names:
+            is_ids = name == pack.names[0]
             chunks = table[name].chunks or [pa.array([], table[name].type)]
             column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
             kind = column.type
@@ -158,17 +155,22 @@ class _SequenceReader(PieceReader):
                     "more is read. Write the dataset without nulls in it."
                 )
             begins -= begins[0]
-            starts = begins if name == tokens else starts
+            starts = begins if is_ids else starts
             if not np.array_equal(begins, starts):
                 at = int(np.argmax(np.diff(begins) != np.diff(starts)))
                 raise DatasetError(
                     f"Pack: the row at offset {rows[at]} of {self.uri!r} has {np.diff(starts)[at]} values in "
-                    f"{tokens!r} and {np.diff(begins)[at]} in {name!r}. Nothing more is read. Columns that are packed "
-                    "together have one value for each token."
+                    f"{pack.names[0]!r} and {np.diff(begins)[at]} in {name!r}. Nothing more is read. Columns that are "
+                    "packed together have one value for each token."
                 )
             values[name] = inner.to_numpy(zero_copy_only=False)
-        self._check_range(values[tokens])
-        return starts, values
+            if is_ids:
+                self._check_range(values[name])
+                values[name] = values[name].astype(np.int32, copy=False)
+        if pack.eos_id is not None:
+            values = {name: _with_eos(each, starts, pack, name) for name, each in values.items()}
+            starts = starts + np.arange(len(starts))
+        return Texts(documents, starts, values)
 
     def _check_range(self, tokens: _Column) -> None:
         if tokens.dtype == np.int32 or not len(tokens):
@@ -188,7 +190,7 @@ class _SequenceReader(PieceReader):
 
 class Texts(NamedTuple):
     """Some documents: their numbers, ascending, (n,); where each begins and the last one ends, (n + 1,); and the values
-    of each column.
+    of each column; with the tokens after documents, if there are any.
     """
 
     documents: Int64Array
@@ -202,94 +204,130 @@ class Texts(NamedTuple):
 
 
 class _KeptBlocks:
-    """The texts of the last blocks of documents, because the sequences of a block may be read by several calls; and the
-    threads that make sequences.
+    """The texts of blocks of documents that are used in part, because the sequences of a block may be read by several
+    calls; and the threads that make sequences.
     """
 
     def __init__(self) -> None:
         self.calls = Calls(_AT_ONCE, "raylance-pack")
         self._lock = threading.Lock()
-        self._kept: OrderedDict[int, Texts] = OrderedDict()
+        self._kept: OrderedDict[int, Future[Texts | None]] = OrderedDict()
+        self._used: dict[int, int] = {}  # sequences that were made of each of these blocks
 
-    def get(self, block: int) -> Texts | None:
-        """Returns the texts of a block, if they are kept."""
+    def get(self, block: int, read: Callable[[], Texts | None] | None) -> Texts | None:
+        """Returns the text of a block, which one thread reads with `read`, and others wait for. Returns None if it is
+        not kept and `read` is None, or if `read` returns None.
+        """
         with self._lock:
-            if block in self._kept:
-                self._kept.move_to_end(block)
-            return self._kept.get(block)
+            found = self._kept.get(block)
+            if found is None and read is None:
+                return None
+            is_first = found is None
+            found = self._kept.setdefault(block, Future())
+            self._kept.move_to_end(block)
+        if not is_first:
+            return found.result()
+        text = None
+        try:
+            text = None if read is None else read()
+        finally:
+            found.set_result(text)  # after a failure, who waits reads by itself
+            with self._lock:
+                if text is None:
+                    self._drop(block)
+                self._drop_oldest()
+        return text
 
-    def add(self, block: int, texts: Texts) -> None:
-        """Keeps the texts of a block, and drops the oldest ones of others."""
+    def drop_used(self, blocks: Int64Array, made: Int64Array, most: Int64Array) -> None:
+        """Records that sequences were made of blocks, and drops the blocks of which an epoch makes no more."""
         with self._lock:
-            self._kept[block] = texts
-            while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > _KEPT_BYTES:
-                self._kept.popitem(last=False)
+            for block, more, count in zip(blocks.tolist(), made.tolist(), most.tolist(), strict=True):
+                used = self._used.get(block, 0) + more
+                if block in self._kept:
+                    self._used[block] = used
+                    if used >= count:
+                        self._drop(block)
+
+    def _drop_oldest(self) -> None:
+        """Drops the texts that were used longest ago, if all together have too many bytes."""
+        texts = {block: kept.result() for block, kept in self._kept.items() if kept.done()}
+        nbytes = {block: text.nbytes for block, text in texts.items() if text is not None}
+        kept = sum(nbytes.values())
+        for block in list(nbytes)[:-1]:
+            if kept > _KEPT_BYTES:
+                self._drop(block)
+                kept -= nbytes[block]
+
+    def _drop(self, block: int) -> None:
+        self._kept.pop(block, None)
+        self._used.pop(block, None)
 
 
-def _join(pack: Pack, count: int, pieces: Pieces, texts: Sequence[Texts], of_piece: Int64Array) -> dict[str, _Column]:
-    """Joins pieces to sequences; `of_piece` says in which of the texts each piece is. Returns the columns of the batch,
-    (n, length).
+def _with_eos(values: _Column, starts: Int64Array, pack: Pack, name: str) -> _Column:
+    """Returns the values of documents with the end-of-sequence token after each; in other columns, with the document's
+    last value once more, or with 0 after an empty one.
     """
-    at, begins, lengths = (np.empty(len(of_piece), dtype=np.int64) for _ in range(3))
+    after: Any = pack.eos_id
+    if name != pack.names[0]:
+        after = np.where(np.diff(starts) > 0, np.append(values, 0)[starts[1:] - 1], 0).astype(values.dtype)
+    return np.insert(values, starts[1:], after)
+
+
+def _join(
+    pack: Pack, tokens: Int32Array, pieces: Pieces, texts: Sequence[Texts], of_piece: Int64Array
+) -> dict[str, _Column]:
+    """Joins pieces to sequences of so many tokens; `of_piece` says in which of the texts each piece is. Returns the
+    columns that are read, (n, length).
+    """
+    begins = np.empty(len(of_piece), dtype=np.int64)
     for number, text in enumerate(texts):
         mine = of_piece == number
-        at[mine] = np.searchsorted(text.documents, pieces.document[mine])
-        begins[mine], lengths[mine] = text.starts[at[mine]], np.diff(text.starts)[at[mine]]
-    own = np.minimum(pieces.size, lengths - pieces.start)  # without the end-of-sequence token
-    begin = begins + pieces.start
-    is_last = np.append(pieces.sequence[1:] != pieces.sequence[:-1], True)[: len(of_piece)]
-    padding = np.where(is_last, pack.length - pieces.place - pieces.size, 0)
-    places = list(zip(*(each.tolist() for each in (of_piece, begin, begin + own)), strict=True))
-    extra = np.flatnonzero((own < pieces.size) | (padding > 0)).tolist()
+        begins[mine] = text.starts[np.searchsorted(text.documents, pieces.document[mine])] + pieces.start[mine]
+    runs = np.append(np.flatnonzero(np.diff(of_piece, prepend=-1)), len(of_piece))  # of one text each
 
-    def fill(name: str, dtype: np.dtype[Any], end: Any, pad: int) -> _Column:
-        values = [text.values[name] for text in texts]
-        parts = [values[number][first:last] for number, first, last in places]
-        for index in extra:
-            more = [parts[index]]
-            if own[index] < pieces.size[index]:
-                more.append(np.array([end(index, values)], dtype=dtype))
-            more.append(np.full(padding[index], pad, dtype=dtype))
-            parts[index] = np.concatenate(more, dtype=dtype, casting="unsafe")
-        if not parts:
-            return np.empty((0, pack.length), dtype=dtype)
-        return np.concatenate(parts, dtype=dtype, casting="unsafe").reshape(count, pack.length)
+    def join(column: str) -> _Column:
+        parts = [texts[0].values[column][:0]]
+        for low, high in itertools.pairwise(runs.tolist()):
+            parts.append(take_ranges(texts[of_piece[low]].values[column], begins[low:high], pieces.size[low:high]))
+        return parts[-1] if len(parts) <= 2 else np.concatenate(parts)
 
-    def last_of(index: int, values: list[_Column]) -> Any:
-        number, _, last = places[index]
-        return values[number][last - 1] if lengths[index] else 0
-
-    made = {INPUT_IDS: fill(pack.names[0], np.dtype(np.int32), lambda *_: pack.eos_id, pack.pad_id)}
-    for name in pack.names[1:]:
-        made[name] = fill(name, texts[0].values[name].dtype, last_of, 0)
-    counting = np.arange(int(pieces.size.max(initial=0)), dtype=np.int32)
-    zeros = np.zeros(pack.length, dtype=np.int32)
-    parts = [counting[:size] for size in pieces.size.tolist()]
-    for index in np.flatnonzero(padding).tolist():
-        parts[index] = np.append(parts[index], zeros[: padding[index]])
-    made[POSITION_IDS] = np.concatenate([zeros[:0], *parts]).reshape(count, pack.length)
-    firsts = np.searchsorted(pieces.sequence, pieces.sequence)
-    numbers = np.stack([np.arange(len(firsts)) - firsts, np.full(len(firsts), -1)], axis=1).astype(np.int32)
-    repeats = np.stack([pieces.size, padding], axis=1)
-    made[SEGMENT_IDS] = np.repeat(numbers.reshape(-1), repeats.reshape(-1)).reshape(count, pack.length)
-    return made if pack.labels is None else made | {LABELS: _labels(pack, made)}
+    made = {INPUT_IDS: _pad(join(pack.names[0]), tokens, pack.length, pack.pad_id)}
+    return made | {name: _pad(join(name), tokens, pack.length, 0) for name in pack.names[1:]}
 
 
-def _labels(pack: Pack, made: dict[str, _Column]) -> _Column:
-    """Returns the label of each token, int32, (n, length)."""
-    ids, segments = made[INPUT_IDS], made[SEGMENT_IDS]
-    labels = np.full_like(ids, pack.ignore_index)
-    if pack.labels == "same":
-        is_label = (segments >= 0) & (made[POSITION_IDS] > 0)
-        if pack.label_mask is not None:
-            is_label &= made[pack.label_mask] != 0
-        np.copyto(labels, ids, where=is_label)
-        return labels
-    is_label = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)
-    if pack.label_mask is not None:
-        is_label &= made[pack.label_mask][:, 1:] != 0
-    np.copyto(labels[:, :-1], ids[:, 1:], where=is_label)
-    return labels
+def _pad(values: _Column, tokens: Int32Array, length: int, pad: int) -> _Column:
+    """Returns the sequences that have so many of the values one after another, with padding, (n, length)."""
+    if len(values) == len(tokens) * length:
+        return values.reshape(-1, length)
+    padded = np.empty((len(tokens), length), dtype=values.dtype)
+    end = 0
+    for row, count in zip(padded, tokens.tolist(), strict=True):
+        begin, end = end, end + count
+        row[:count], row[count:] = values[begin:end], pad
+    return padded
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Completion(Completion):
+    """Adds positions, segments and labels to sequences."""
+
+    pack: Pack
+
+    def __call__(self, table: pa.Table, lend: Lend = fresh_memory) -> pa.Table:
+        """See `Completion`."""
+        pack, count = self.pack, table.num_rows
+
+        def array_of(name: str) -> _Column:
+            column = one_array(table[name])
+            return column.flatten().to_numpy().reshape(count, -1) if count else np.empty((0, pack.length))
+
+        names = [name for name in pack.outputs if name not in table.column_names]
+        made = {name: lend(4 * count * pack.length).view(np.int32).reshape(count, pack.length) for name in names}
+        if count:
+            read = {name: array_of(name) for name in (INPUT_IDS, *pack.names[1:])}
+            fill_columns(pack, array_of(BEGINS), table[TOKENS].to_numpy(), read, made)
+        columns = {name: _fixed(made[name], pack.length) if name in made else table[name] for name in pack.outputs}
+        return pa.table({**columns, ROW_OFFSET: table[ROW_OFFSET]})
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -311,6 +349,11 @@ class PackedSequences(PackedRows):
             reader=reader, documents=documents, table=self.table.get(), uri=str(self.uri), kept=_KeptBlocks()
         )
 
+    @property
+    def completion(self) -> Completion:
+        """See `RowSource.completion`."""
+        return _Completion(self.pack)
+
 
 def pack_sequences(
     source: Source, opened: lance.LanceDataset, documents: RowSource, pack: Pack, seed: int, folder: Any
@@ -330,8 +373,9 @@ def pack_sequences(
             f"{int(table.lengths.sum(dtype=np.int64)):,}",
         )
     shared = Shared(f"lengths in {pack.names[0]}", table, table.nbytes, make)
-    row_bytes = 4.0 * pack.length * len(pack.outputs)
-    return PackedSequences.of(documents, shared, pack, pack.outputs, row_bytes, "of 4 bytes a token and column")
+    row_bytes = pack.length * (4.0 * len(pack.names) + 0.125)
+    measure = "of 4 bytes a token and column that is read, and one bit"
+    return PackedSequences.of(documents, shared, pack, pack.outputs, row_bytes, measure)
 
 
 def by_block(order: Order) -> Order:

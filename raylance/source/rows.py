@@ -5,7 +5,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
+import pyarrow as pa
+
 from raylance.environment.shared import Shared
+from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import Int64Array
 from raylance.planning.proof import HasOffsets
 from raylance.samples.table import SampleTable
@@ -25,6 +28,13 @@ class Selected(HasOffsets, Protocol):
     @property
     def fingerprint(self) -> str:
         """Hash of the rows; equal exactly if the rows are equal."""
+
+
+class Completion(Protocol):
+    """Adds the columns of rows that follow from their other columns; equal if it adds the same. Picklable."""
+
+    def __call__(self, table: pa.Table, lend: Lend = fresh_memory) -> pa.Table:
+        """Returns the rows with all columns; `lend` gives the memory of those that are added."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +73,11 @@ class RowSource(abc.ABC):
 
     def load_samples(self) -> SampleTable | None:
         """Returns the table that says of which rows each sample is made; None if each selected row is a sample."""
+        return None
+
+    @property
+    def completion(self) -> Completion | None:
+        """Makes the columns that readers leave out, so that nobody holds or sends them; None if they give all."""
         return None
 
     def check_asked(self, offsets: Int64Array) -> None:  # noqa: B027 - all do, unless a subclass knows better

@@ -213,6 +213,34 @@ def test_batches_are_those_of_a_plain_loop(documents: str, policy: Any, labels: 
                 assert whole[name][number].tolist() == values, f"{name} of sequence {number} in epoch {epoch}"
 
 
+@pytest.mark.parametrize("labels", ["shifted", "same"])
+def test_packed_datasets_are_mixed_whatever_their_labels(documents: str, labels: Any) -> None:
+    def packed(**settings_: Any) -> raylance.Dataset:
+        pack = Pack(["tokens", "mask"], length=16, policy="whole", block_rows=30, **settings_)
+        return raylance.dataset(documents, pack=pack, seed=2)
+
+    parts = [packed(), packed(labels=labels, label_mask="mask")]
+    mixed = raylance.mix({"plain": (parts[0], 2), "masked": (parts[1], 1)})
+    wanted = [
+        {
+            int(offset): {name: batch[name][at].tolist() for name in batch}
+            for batch in part.iter_batches(global_batch_size=4, drop_last=False, with_row_offset=True)
+            for at, offset in enumerate(batch["_rowoffset"])
+        }
+        for part in parts
+    ]
+    assert wanted[0][0]["labels"] != wanted[1][0]["labels"]
+    seen = 0
+    for batch in mixed.iter_batches(global_batch_size=8, with_row_offset=True):
+        for at, (component, offset) in enumerate(zip(batch.pop("_component"), batch["_rowoffset"], strict=True)):
+            assert {name: batch[name][at].tolist() for name in batch} == wanted[component][offset]
+            seen += 1
+    assert seen > 100
+    offsets = [int(offset) for offset in list(wanted[1])[:5]]
+    found = parts[1].take(offsets)
+    assert [found["labels"][at].tolist() for at in range(5)] == [wanted[1][offset]["labels"] for offset in offsets]
+
+
 def dataset_rows(uri: str) -> list[dict[str, Any]]:
     import lance
 
