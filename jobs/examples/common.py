@@ -131,11 +131,14 @@ def train(
         ask_every: Steps after which to ask Ray if a node will be taken away; then there is one more checkpoint.
         model: A network other than `build_model`'s, with the same weights on all ranks.
         loss_fn: A loss other than `loss_of`.
-        batching: More arguments of `loader.batches`.
+        batching: More arguments of `loader.batches`; with `global_batch_cost`, steps have that cost.
         **reporting: Those of `raylance.report`.
     """
     loader = ray.train.get_dataset_shard("train")
-    batches = loader.prepare(global_batch_size=config["global_batch_size"], **(batching or {}))
+    given = dict(batching or {})
+    if "global_batch_cost" not in given:
+        given["global_batch_size"] = config["global_batch_size"]
+    batches = loader.prepare(**given)
     inner = build_model(config["image_size"]) if model is None else model
     optimizer = torch.optim.AdamW(inner.parameters(), lr=config.get("learning_rate", 3e-3))
     saved = raylance.restore(loader)

@@ -23,7 +23,7 @@ from jobs.common import locate
 from jobs.examples import common
 from jobs.examples.language_model import TinyGPT
 
-STEP_TOKENS, MICRO_TOKENS = 2048, 512
+STEP_TOKENS, MICRO_TOKENS = 512, 128
 SIZE: dict[str, Any] = {"global_batch_cost": STEP_TOKENS, "micro_batch_cost": MICRO_TOKENS}
 
 

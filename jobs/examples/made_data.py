@@ -48,9 +48,9 @@ def scenes(rows: int) -> pa.Table:
 
 
 def sounds(rows: int) -> pa.Table:
-    """WAV files of 16 bits and 8 kHz, of 0.05 to 0.2 s: sound, label and split."""
+    """WAV files of 16 bits and 8 kHz, of 0.05 to 0.2 s: sound, seconds, label and split."""
     rng = np.random.default_rng(0)
-    encoded, labels = [], rng.integers(0, 4, rows)
+    encoded, seconds, labels = [], [], rng.integers(0, 4, rows)
     for label in labels:
         frames = np.sin(np.arange(rng.integers(400, 1600)) * 0.1 * (1 + label)) * 20000 + rng.normal(0, 500)
         with wave.open(buffer := io.BytesIO(), "wb") as file:
@@ -59,7 +59,8 @@ def sounds(rows: int) -> pa.Table:
             file.setframerate(8000)
             file.writeframes(frames.astype("<i2").tobytes())
         encoded.append(buffer.getvalue())
-    return _split({"sound": pa.array(encoded, pa.binary()), "label": pa.array(labels)}, rows)
+        seconds.append(len(frames) / 8000)
+    return _split({"sound": pa.array(encoded, pa.binary()), "seconds": seconds, "label": pa.array(labels)}, rows)
 
 
 def documents(rows: int) -> pa.Table:

@@ -1,11 +1,13 @@
-"""Speech: sounds of any length, padded with their lengths.
+"""Speech by seconds: sounds of any length, in batches of about the same time, padded with little waste.
 
-A ragged decoder gives each row its own length. `Pad(multiple=…)` rounds the longest of a batch up, so that a compiler
-sees few shapes; the column `sound_length` says what is padding. `"jagged"` in its place gives a nested tensor.
+A ragged decoder gives each row its own length. `cost=` says how long a row is, and the order "bucket" brings rows of
+like length together, so that each step has as many as three seconds hold, padding included. `Pad(multiple=…)` rounds
+the longest of a batch up, so that a compiler sees few shapes; the column `sound_length` says what is padding.
+`"jagged"` in its place gives a nested tensor.
 
 Cost: values travel as they are decoded, four bytes a sample, padded only in the batch. Where clips are all of one
-length, or cut to one, a row decoder is simpler and its batches need no padding. Where the text is tokens already, no
-decoder is needed: `pad_lists=` takes any column of lists, and `PackTokens` packs documents without padding.
+length, or cut to one, a row decoder is simpler and its batches need no padding. The duration must be a column: a sound
+that is not decoded does not say it. Steps have different numbers of rows; where that matters, weigh losses by them.
 
     python -m jobs.examples.made_data sounds sounds.lance
     python -m jobs.examples.speech --data sounds.lance
@@ -45,6 +47,10 @@ class Sound(raylance.RaggedDecoder):
         return frames.astype(np.float32) / 32768
 
 
+STEP_MS = 3000
+SIZE: dict[str, Any] = {"global_batch_cost": STEP_MS}
+
+
 class Listener(torch.nn.Module):
     """Two convolutions, and the mean over what is no padding."""
 
@@ -73,7 +79,7 @@ def loss_of(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
 def train_fn(config: dict[str, Any]) -> dict[str, float]:
     """Trains; see `common.train`."""
     padding = {"sound": raylance.Pad(0.0, multiple=400)}
-    return common.train(config, model=Listener(), loss_fn=loss_of, batching={"pad_lists": padding})
+    return common.train(config, model=Listener(), loss_fn=loss_of, batching={"pad_lists": padding, **SIZE})
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -81,8 +87,9 @@ def main(argv: list[str] | None = None) -> int:
     args = common.parser(__file__, __doc__).parse_args(argv)
     data = raylance.dataset(
         locate(args.data), columns=["sound", "label"], filter="split = 'train'", decode=Sound("sound"),
-        remainder="ragged",
+        cost="1000 * seconds", order="bucket", remainder="ragged",
     )  # fmt: skip
+    print(data.plan(world_size=max(1, args.num_workers), **SIZE))
     return common.fit(args, train_fn, train_data=data)
 
 

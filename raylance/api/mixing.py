@@ -4,8 +4,10 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Mapping
-from typing import Any
+from fractions import Fraction
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from raylance.api.dataset import Dataset, spec_of
@@ -14,6 +16,7 @@ from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.orders.buckets import Buckets
 from raylance.orders.mixture import Component, MixOrder, quotas
+from raylance.orders.order import COST
 from raylance.planning.balance import Balance, check_balance
 from raylance.planning.steps import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
@@ -23,6 +26,7 @@ from raylance.source.mixed_rows import mix_rows
 def mix(
     parts: Mapping[str, tuple[Dataset, float]],
     *,
+    weigh: Literal["rows", "cost"] = "rows",
     stop: str | int = "first_exhausted",
     window_bytes: int | None = None,
     remainder: Remainder = "drop",
@@ -40,6 +44,9 @@ def mix(
 
     Args:
         parts: For each name, a dataset and its weight, a positive number.
+        weigh: What the weights are shares of: the "rows", or their "cost", such as tokens, for which all datasets need
+            `cost`. Then a dataset of long rows gives fewer of them; the shares hold for the mean of many steps. Packed
+            sequences have one length, so their rows are shares of the tokens, too.
         stop: When an epoch ends. "first_exhausted": before any dataset would repeat a row. "all_exhausted": when all
             rows of every dataset were handed out; rows of datasets that are used up earlier are repeated until then. A
             number: after this number of rows.
@@ -53,7 +60,8 @@ def mix(
         A handle, as `raylance.dataset` returns. Checkpoints of a run on it hold the position in each dataset.
 
     Raises:
-        ConfigError: If `parts` is empty; if a weight is not positive; if the datasets differ in columns, decoding,
+        ConfigError: If `parts` is empty; if a weight is not positive; if weights are shares of costs that there are
+            not; if the datasets differ in columns, decoding,
             `on_bad_row` or `max_bad_rows`; if one of them is a mixture or was opened with `window_bytes`; if `stop` is
             unknown.
     """
@@ -66,7 +74,8 @@ def mix(
         _check_alike(name, dataset, schemas[name], first, parts[first][0], schemas[first])
     specs = [spec_of(dataset) for dataset, _ in parts.values()]
     read_specs, delivery_specs = [spec.read for spec in specs], [spec.delivery for spec in specs]
-    shares = quotas([weight for _, weight in parts.values()])
+    has_costs = all(spec.cost is not None for spec in delivery_specs)
+    shares = quotas([weight for _, weight in parts.values()], _row_costs(parts, weigh, has_costs=has_costs))
     components = tuple(
         Component(
             name=name,
@@ -79,7 +88,6 @@ def mix(
         )
         for name, spec, quota in zip(parts, delivery_specs, shares, strict=True)
     )
-    has_costs = all(spec.cost is not None for spec in delivery_specs)
     check_balance(balance, has_costs=has_costs)
     rows = mix_rows({name: spec.source for name, spec in zip(parts, read_specs, strict=True)})
     decoding = read_specs[0].decoding
@@ -108,6 +116,20 @@ def mix(
         cost={name: spec.cost for name, spec in zip(parts, delivery_specs, strict=True)} if has_costs else None,
     )
     return Dataset(spec)
+
+
+def _row_costs(parts: Mapping[str, tuple[Dataset, float]], weigh: str, *, has_costs: bool) -> list[Fraction] | None:
+    """Returns the mean cost of a row of each dataset, if weights are shares of the cost; else None."""
+    check_word("mix(): weigh", weigh, ("rows", "cost"))
+    if weigh == "rows":
+        return None
+    if not has_costs:
+        raise ConfigError(
+            'mix(weigh="cost"): not all datasets have costs; nothing was started. Give cost= to each raylance.dataset, '
+            "or leave weigh= out."
+        )
+    specs = [spec_of(dataset).delivery for dataset, _ in parts.values()]
+    return [Fraction(int(spec.costs[COST].sum(dtype=np.int64)), spec.rows) for spec in specs]
 
 
 def _check_parts(parts: Any) -> None:

@@ -230,7 +230,7 @@ class Recorder:
             "remainder": plan.remainder,
             "global_batch_size": plan.global_batch_size,
             "budget": None if plan.budget is None else dataclasses.asdict(plan.budget),
-            "steps": plan.steps(self.cursor.epoch),
+            "steps": plan.steps(self.cursor.epoch) if plan.budget is None else None,  # these take seconds to count
             "limits": {
                 "inflight_limit_bytes": float(self._options.max_inflight_bytes),
                 "window_limit_bytes": float(self._options.max_window_bytes),

@@ -9,12 +9,12 @@ the buckets come in random order. So a step that lies in one bucket has rows of 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from raylance.errors import ConfigError
-from raylance.orders.order import COST, Auto, Facts, Resolved, Rows, Tables, check_count
+from raylance.orders.order import COST, Auto, Facts, Resolved, Round, Rows, Tables, check_count
 from raylance.orders.permutation import Int32Array, Int64Array, permute, subkeys
 from raylance.orders.shuffles import Laned, LanedEpoch, LanedResolved
 
@@ -93,6 +93,11 @@ class BucketsResolved(LanedResolved):
     bucket_rows: int
     bucket_cost: int
 
+    @property
+    def has_buckets(self) -> bool:
+        """See `Resolved.has_buckets`."""
+        return True
+
     def epoch(self, number: int) -> "BucketsEpoch":
         """See `Resolved.epoch`."""
         return self._epoch(number)
@@ -106,20 +111,6 @@ class BucketsResolved(LanedResolved):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
-class Round(NamedTuple):
-    """The buckets of a round, in the order of their positions.
-
-    Attributes:
-        starts: First position of each bucket, and the end of the round: int64, (buckets + 1,).
-        lines: First line of each bucket: int64, (buckets,). Lines are numbered by ascending cost.
-        highest: Highest cost in each bucket: int64, (buckets,).
-    """
-
-    starts: Int64Array
-    lines: Int64Array
-    highest: Int64Array
-
-
 class BucketsEpoch(LanedEpoch):
     """One epoch. In the last round, the lanes may differ by one row: the cheapest rows of the longer lanes then come
     last, as a part of a line, after the cheapest bucket.
@@ -127,9 +118,12 @@ class BucketsEpoch(LanedEpoch):
 
     order: BucketsResolved
 
+    def round(self, number: int) -> Round:
+        """See `Epoch.round`."""
+        return self._round(number)
+
     @functools.cached_property
-    def round(self) -> Callable[[int], Round]:
-        """A function that returns a round, counted from 0."""
+    def _round(self) -> Callable[[int], Round]:
         return functools.lru_cache(maxsize=_ROUNDS)(self._make_round)
 
     @functools.cached_property

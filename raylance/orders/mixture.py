@@ -62,11 +62,14 @@ class Component:
         return dataclasses.replace(resolved, epoch_rows=self.epoch_rows)
 
 
-def quotas(weights: Sequence[float]) -> list[int]:
-    """Returns the components' shares as whole numbers, at least 1, whose sum is at most 2**31. Weights are taken as
-    they are written: 0.7 and 0.3 are 7 and 3. If no such numbers are exact, each is off by one part of the sum at most.
+def quotas(weights: Sequence[float], row_costs: Sequence[Fraction] | None = None) -> list[int]:
+    """Returns the components' shares of the rows as whole numbers, at least 1, whose sum is at most 2**31. Weights are
+    taken as they are written: 0.7 and 0.3 are 7 and 3. If no such numbers are exact, each is off by one part of the sum
+    at most. With `row_costs`, the mean cost of a row of each component, weights are shares of the cost.
     """
     exact = list(map(_exact, weights))
+    if row_costs is not None:
+        exact = [weight / cost for weight, cost in zip(exact, row_costs, strict=True)]
     scale = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
     divisor, total = math.gcd(*whole), sum(whole)

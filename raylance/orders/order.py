@@ -9,7 +9,7 @@ epoch as at 1 %.
 import dataclasses
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -229,6 +229,13 @@ class Resolved:
         """Returns the costs of selected rows, int32, of the shape of `rows`."""
         return np.asarray(self.tables[COST][rows])
 
+    @property
+    def has_buckets(self) -> bool:
+        """Whether rows of like cost come together in buckets. Then rounds have `read_positions` positions, but for the
+        last one, and `Epoch.round` says where their buckets begin.
+        """
+        return False
+
     def params(self) -> dict[str, Any]:
         """See `Order.params`."""
         return self.settings.params()
@@ -236,6 +243,20 @@ class Resolved:
     def epoch(self, number: int) -> "Epoch":
         """Returns the epoch with this number, counted from 0."""
         return Epoch(self, number)
+
+
+class Round(NamedTuple):
+    """The buckets of a round, which are rows of like cost, in the order of their positions.
+
+    Attributes:
+        starts: First position of each bucket, and the end of the round: int64, (buckets + 1,).
+        lines: First line of each bucket: int64, (buckets,). Lines are numbered by ascending cost.
+        highest: Highest cost in each bucket: int64, (buckets,).
+    """
+
+    starts: Int64Array
+    lines: Int64Array
+    highest: Int64Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,6 +273,10 @@ class Epoch:
     def rows(self, positions: Int64Array) -> Int64Array:
         """Maps positions to selected rows; see `Order.rows_of`."""
         return self.order.settings.rows_of(self, positions)
+
+    def round(self, number: int) -> Round:
+        """Returns a round, counted from 0. Only orders with buckets have rounds."""
+        raise NotImplementedError(f"{self.order.name} has no buckets")
 
     def completed_places(self, position: int) -> Int64Array | None:
         """Lists complete shards for a checkpoint, by their places in the epoch's sequence of shards.

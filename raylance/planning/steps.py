@@ -12,7 +12,6 @@ import numpy as np
 
 from raylance.arguments import check_batch_size, check_flag, check_integer
 from raylance.errors import ConfigError
-from raylance.orders.buckets import BucketsEpoch, BucketsResolved
 from raylance.orders.order import Resolved
 from raylance.orders.permutation import Int64Array
 
@@ -229,7 +228,7 @@ class CostSteps(Steps):
     def _units(self) -> int:
         """Number of units. A short rest of the epoch belongs to the last one, unless that is a round of `Buckets`."""
         units, rest = divmod(self.epoch_rows, self.unit_positions)
-        is_unit = rest and (isinstance(self.order, BucketsResolved) or 2 * rest >= self.unit_positions)
+        is_unit = rest and (self.order.has_buckets or 2 * rest >= self.unit_positions)
         return max(1, units + bool(is_unit))
 
     @functools.cached_property
@@ -255,7 +254,7 @@ class CostSteps(Steps):
     def _cut(self, epoch: int, unit: int) -> Int64Array:
         found, first = self.order.epoch(epoch), unit * self.unit_positions
         end = self.epoch_rows if unit == self._units - 1 else first + self.unit_positions
-        if isinstance(found, BucketsEpoch):
+        if self.order.has_buckets:
             made = found.round(unit)
             starts = cut_buckets(made.starts, made.highest, self.order.lane_count, self.budget)
         else:

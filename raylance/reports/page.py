@@ -287,7 +287,7 @@ def _identity(record: LoaderRecord) -> list[tuple[str, Any]]:
     options = {name: value for name, value in facts["options"].items() if value is not None}
     return [
         *identity_of(facts["state"]).items(),
-        ("global batch", f"{_size_in_words(facts)}, {facts['steps']:,} steps an epoch"),
+        ("global batch", _size_in_words(facts) + (f", {facts['steps']:,} steps an epoch" if facts["steps"] else "")),
         ("remainder", facts["remainder"]),
         ("options", ", ".join(f"{name}={value!r}" for name, value in options.items())),
         ("CPUs", f"{facts['cpus']} of this process's node, {facts.get('cluster_cpus') or '?'} of the cluster"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import ray.train
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -59,7 +60,9 @@ def _train(train_fn: Callable[..., Any], directory: Path, die_at: int | None, co
         spec, loader = batches._spec, batches.loader
         shown = dataclasses.replace(spec, hidden=tuple(name for name in spec.hidden if name != ROW_OFFSET))
         for batch in _LoaderPass(loader, shown):
-            saw(loader, batch[ROW_OFFSET] if shown == spec else batch.pop(ROW_OFFSET))
+            parts = batch if isinstance(batch, list) else [batch]  # micro-batches
+            rows = [each[ROW_OFFSET] if shown == spec else each.pop(ROW_OFFSET) for each in parts]
+            saw(loader, np.concatenate(rows))
             yield batch
 
     def as_replica(loader: raylance.RankLoader, manager: Any, **arguments: Any) -> Iterator[Any]:

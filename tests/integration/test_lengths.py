@@ -121,6 +121,25 @@ def test_a_mixture_has_steps_of_a_cost(texts: str) -> None:
         raylance.mix({"a": (opened(texts, order="window", balance=raylance.Balance()), 1)})
 
 
+def test_weights_may_be_shares_of_the_cost(texts: str) -> None:
+    parts = {
+        "short": opened(texts, order="window", filter="length < 15"),
+        "long": opened(texts, order="row", filter="length >= 15"),
+    }
+    weights = {"short": 0.25, "long": 0.75}
+    mixed = raylance.mix({name: (part, weights[name]) for name, part in parts.items()}, weigh="cost")
+    paid = {"short": 0, "long": 0}
+    for batch in mixed.iter_batches(global_batch_cost=BUDGET, padded=False):
+        for length in batch["length"].tolist():
+            paid["short" if length < 15 else "long"] += length
+    assert paid["short"] / sum(paid.values()) == pytest.approx(0.25, abs=0.02)
+    plain = raylance.dataset(texts)
+    with pytest.raises(ConfigError, match="weigh"):
+        raylance.mix({"a": (plain, 1), "b": (plain, 1)}, weigh="cost")
+    with pytest.raises(ConfigError, match="weigh"):
+        raylance.mix({"a": (plain, 1)}, weigh="tokens")  # type: ignore[arg-type]
+
+
 def test_windows_have_costs(write_dataset: Callable[..., str]) -> None:
     rows = np.arange(400)
     uri = write_dataset(pa.table({"episode": rows // 40, "cost": rows % 9 + 1, "x": rows.astype(np.float32)}))

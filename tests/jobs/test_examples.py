@@ -219,6 +219,7 @@ def test_peers_get_the_same_rows_when_replicas_and_their_ranks_change(
 RECIPES = [
     "speech",
     "language_model",
+    "fine_tuning",
     "action_chunks",
     "segmentation",
     "detection",
@@ -236,7 +237,7 @@ RECIPES = [
 def test_recipes_are_killed_and_continue(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """256 rows; the last rank dies in the sixth step, after two checkpoints, of which a kill may undo the newest."""
     uri, rows, (name, *arguments) = tmp_path / "made.lance", tmp_path / "rows", recipe.split()
-    kinds = {"speech": "sounds", "action_chunks": "episodes", "language_model": "documents"}
+    kinds = {"speech": "sounds", "action_chunks": "episodes", "language_model": "documents", "fine_tuning": "documents"}
     kind = kinds.get(name, "scenes")
     assert run("made_data", kind, uri, "--count", 320) == 0
     given = ["--data", uri, "--storage-path", tmp_path / "runs", "--global-batch-size", 32]
