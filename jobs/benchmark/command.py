@@ -29,8 +29,8 @@ raylance wants to reach, each beside its target.
 
 The other parts show what a rate does not: a trainer slower than the loader through epoch turns and validation passes
 (turns), the first batch of a run (starting) and after a resume (resuming), where the CPU time of a row goes (spending),
-the memory of hundreds of short epochs and of heavy-tailed rows (memory), and samples of several frames of videos
-(clips). Each is a file of its name. jobs/gpu.sh measures GPUs.
+the memory of hundreds of short epochs and of heavy-tailed rows (memory), samples of several frames of videos (clips),
+and documents that are packed (packing). Each is a file of its name. jobs/gpu.sh measures GPUs.
 
 Exit status: 1 when a reader delivered other rows than it claims or other values than its peers, 2 for bad arguments.
 """
@@ -48,7 +48,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jobs.benchmark import clips, figures, memory, resuming, spending, starting, turns
+from jobs.benchmark import clips, figures, memory, packing, resuming, spending, starting, turns
 from jobs.common import within
 
 from .figures import Figure, print_figures, print_table
@@ -57,7 +57,7 @@ from .readers import READERS, Entry
 from .setting import Setting
 
 TABLES: dict[str, Callable[[Any], Iterator[Figure]]] = {"images": figures.images, "vectors": figures.vectors}
-_MODULES = (turns, starting, resuming, spending, memory, clips)
+_MODULES = (turns, starting, resuming, spending, memory, clips, packing)
 # Each measures, and makes figures of what it found.
 EXPERIMENTS: dict[str, Any] = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
 PARTS = [*TABLES, *EXPERIMENTS]

@@ -71,6 +71,7 @@ class Expected:
     # How many more rows of the plan may be computed; None for any number. 50 rows of the selection, which take as long,
     # count as one.
     most_rows: int | None = None
+    tokens: int | None = None  # of all selected rows, if these are sequences of packed documents
     _known: dict[tuple[int, int, int], Digest] = dataclasses.field(default_factory=dict, repr=False)
 
     @functools.cached_property
@@ -86,6 +87,26 @@ class Expected:
             self._spend(max(0, high - low))
             self._known[key] = self._sum(lambda positions: select_rows(asked, positions), low, high)
         return self._known[key]
+
+    def cost(self, epoch: int, end: int) -> int | None:
+        """Returns the cost of the rows at the positions of an epoch before `end`, or the tokens of all sequences; None
+        if it is not known, or would take long.
+        """
+        order = self.order
+        if order is None or not (order.has_costs or self.tokens is not None):
+            return None
+        is_whole = end >= order.epoch_rows and not order.repeats
+        if not order.has_costs:
+            return self.tokens if is_whole else None
+        try:
+            self._spend(end // _CHEAPER if is_whole else end)
+        except _TooManyError:
+            return None
+        asked, cost = order.epoch(epoch), 0
+        for at in range(0, end, _BLOCK_ROWS):
+            rows = np.arange(at, min(at + _BLOCK_ROWS, end), dtype=np.int64)
+            cost += int(order.costs(rows if is_whole else select_rows(asked, rows)).sum(dtype=np.int64))
+        return cost
 
     def _sum(self, rows_at: Callable[[Int64Array], Int64Array], low: int, high: int) -> Digest:
         total = Digest()
@@ -177,6 +198,9 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
     else:
         text = f"{rows} were handed out: {every} exactly once" if repeats else f"{rows} each came exactly once"
         text += " so far"
+    cost = expected.cost(line.epoch, min(line.end, planned))
+    unit = "have" if expected.tokens is not None else "cost"
+    text += f"; they {unit} {cost:,}{' tokens' * (unit == 'have')}" * (cost is not None)
     return "proven", left_out, text
 
 

@@ -178,6 +178,20 @@ class PackTable:
         return -(-last // self.pack.length) if self.pack.policy == "stream" else last
 
     @property
+    def tokens(self) -> int:
+        """Number of tokens of all sequences, with those after documents, without padding."""
+        return int(_sizes(self.lengths, self.pack).sum()) - self.tokens_left_out
+
+    @property
+    def tokens_left_out(self) -> int:
+        """Number of tokens that no sequence has, because their documents are too long."""
+        if self.pack.policy == "stream" or self.pack.too_long in ("split", "raise"):
+            return 0
+        sizes = _sizes(self.lengths, self.pack)
+        long = sizes[sizes > self.pack.length]
+        return int(long.sum()) - (0 if self.pack.too_long == "drop" else len(long) * self.pack.length)
+
+    @property
     def fingerprint(self) -> str:
         """Hash of the documents, the setting and the seed."""
         parts = (self.identity, self.pack, self.block_rows, self.seed if self.pack.shuffle else None)
@@ -352,15 +366,6 @@ def _block_rows(pack: Pack, lengths: Int32Array) -> int:
         return pack.block_rows
     mean = max(1.0, float(lengths.mean())) if len(lengths) else 1.0
     return max(_LEAST_ROWS, min(_MOST_ROWS, int(_BLOCK_TOKENS / mean)))
-
-
-def tokens_left_out(pack: Pack, lengths: Int32Array) -> int:
-    """Returns the number of tokens that no sequence has, because their documents are too long."""
-    if pack.policy == "stream" or pack.too_long in ("split", "raise"):
-        return 0
-    sizes = _sizes(lengths, pack)
-    long = sizes[sizes > pack.length]
-    return int(long.sum() - (0 if pack.too_long == "drop" else len(long) * pack.length))
 
 
 def cut_documents(sizes: Int64Array, pack: Pack) -> tuple[Int64Array, Int64Array, Int64Array]:

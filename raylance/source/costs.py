@@ -68,11 +68,13 @@ class Costs:
         text: What the user gave, for states and errors.
         expression: The SQL expression that Lance computes for each row.
         folder: Where the file is kept.
+        argument: The argument of `raylance.dataset` that needs the costs, for errors.
     """
 
     text: str
     expression: str
     folder: str
+    argument: str
 
     def path(self, source: Source, selection: Selection) -> Path:
         """Returns the path of the finished file."""
@@ -81,8 +83,11 @@ class Costs:
         return Path(self.folder, f"{name}.int32")
 
 
-def check_costs(dataset: lance.LanceDataset, cost: Any, folder: str | os.PathLike[str] | None) -> Costs:
+def check_costs(
+    dataset: lance.LanceDataset, cost: Any, folder: str | os.PathLike[str] | None, argument: str = ""
+) -> Costs:
     """Checks the arguments `cost` and `cost_folder` of `raylance.dataset`, and tries the expression on a few rows.
+    `argument` is what needs the costs, if it is not `cost`.
 
     Raises:
         ConfigError: If an argument has a wrong type, or the expression is wrong or gives no numbers.
@@ -94,18 +99,21 @@ def check_costs(dataset: lance.LanceDataset, cost: Any, folder: str | os.PathLik
         if kind is None or not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             found = "does not exist" if kind is None else f"is {kind}"
             raise DatasetError(
-                f"{cost}: column {cost.column!r} of {dataset.uri!r} {found}; nothing was started. Name a column of "
+                f"{argument or cost}: column {cost.column!r} of {dataset.uri!r} {found}; nothing was started. Name a column of "
                 "lists. Rows of one length need no cost."
             )
         text, expression = str(cost), f"array_length({_quoted(cost.column)})"
     elif isinstance(cost, str) and cost:
-        text, expression = cost, _quoted(cost) if cost in dataset.schema.names else cost
+        # Without parentheses, Lance would ignore what follows a complete expression.
+        text, expression = cost, _quoted(cost) if cost in dataset.schema.names else f"({cost})"
     else:
         raise ConfigError(
             f"cost={cost!r}: give the name of a column of numbers, an SQL expression over such columns, or "
             'raylance.TokensOf("input_ids").'
         )
-    costs = Costs(text=text, expression=expression, folder=_check_folder(folder))
+    costs = Costs(
+        text=text, expression=expression, folder=_check_folder(folder), argument=argument or f"cost={text!r}"
+    )
     _as_costs(_scan(dataset, costs, 0, 1), costs, dataset.uri, lambda _: 0)
     return costs
 
@@ -236,7 +244,7 @@ def _ask(dataset: lance.LanceDataset, costs: Costs, ask: Callable[[], pa.Chunked
         return patiently(ask, functools.partial(requests_of, dataset))
     except LANCE_ERRORS as error:
         raise DatasetError(
-            f"cost={costs.text!r} cannot be computed for {dataset.uri!r} ({readable_text(error)}); nothing was "
+            f"{costs.argument} cannot be computed for {dataset.uri!r} ({readable_text(error)}); nothing was "
             f"started. Its columns are {', '.join(dataset.schema.names)}; names that are not plain words take "
             "backticks."
         ) from error
@@ -247,15 +255,15 @@ def _as_costs(column: pa.ChunkedArray, costs: Costs, uri: str, offset_of: Callab
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         raise ConfigError(
-            f"cost={costs.text!r} of {uri!r} is {kind}, and a cost is a number; nothing was started. Name a column of "
+            f"{costs.argument} of {uri!r} is {kind}, and a cost is a number; nothing was started. Name a column of "
             'numbers, or raylance.TokensOf("…") for the length of lists.'
         )
     if column.null_count:
         at = pc.index(column.is_null(), True).as_py()
         raise DatasetError(
-            f"cost={costs.text!r}: the row at offset {offset_of(at)} of {uri!r} has no cost, because a value is null; "
-            f"nothing was started. Leave such rows out, as by {filter_of_nulls('…')}, or give "
-            "coalesce(…, 0) in cost=."
+            f"{costs.argument}: the row at offset {offset_of(at)} of {uri!r} has no cost, because a value is null; "
+            f"nothing was started. Leave such rows out, as by {filter_of_nulls('…')}; an expression may also have "
+            "coalesce(…, 0)."
         )
     values: npt.NDArray[Any] = column.to_numpy()
     if values.dtype.kind == "f":
@@ -264,7 +272,7 @@ def _as_costs(column: pa.ChunkedArray, costs: Costs, uri: str, offset_of: Callab
     if is_wrong.any():
         at = int(np.argmax(is_wrong))
         raise DatasetError(
-            f"cost={costs.text!r}: the row at offset {offset_of(at)} of {uri!r} costs {values[at]}, and a cost lies "
+            f"{costs.argument}: the row at offset {offset_of(at)} of {uri!r} costs {values[at]}, and a cost lies "
             f"between 0 and {_MOST:,}; nothing was started. Correct the value, or leave the row out by filter=."
         )
     return values.astype(np.int32)
@@ -272,7 +280,7 @@ def _as_costs(column: pa.ChunkedArray, costs: Costs, uri: str, offset_of: Callab
 
 def _checked(found: Int32Array, costs: Costs, uri: str) -> Int32Array:
     if not found.any():
-        raise DatasetError(f"cost={costs.text!r}: all selected rows of {uri!r} cost 0; nothing was started.")
+        raise DatasetError(f"{costs.argument} is 0 for all selected rows of {uri!r}; nothing was started.")
     return found
 
 

@@ -24,7 +24,7 @@ from raylance.orders.order import Order
 from raylance.orders.permutation import Int32Array, Int64Array
 from raylance.orders.shuffles import Laned
 from raylance.samples.pack_columns import fill_columns, mark_begins
-from raylance.samples.packs import BEGINS, INPUT_IDS, TOKENS, Pack, PackTable, Pieces, make_table, tokens_left_out
+from raylance.samples.packs import BEGINS, INPUT_IDS, TOKENS, Pack, PackTable, Pieces, make_table
 from raylance.source.costs import TokensOf, check_costs, load_costs
 from raylance.source.limits import Calls
 from raylance.source.packing import PackedRows
@@ -361,10 +361,11 @@ def pack_sequences(
     """Packs the documents of a dataset; reads their lengths now, unless a file has them. Raises DatasetError: see
     `make_table`, `check_costs` and `share_costs`.
     """
-    costs = check_costs(opened, TokensOf(pack.names[0]), folder)
+    column = pack.names[0]
+    costs = check_costs(opened, TokensOf(column), folder, f"Pack: the length of {column!r}")
     make = functools.partial(_make_table, source, costs, documents, pack, seed)
     table = make(opened)
-    if left_out := tokens_left_out(pack, table.lengths):
+    if left_out := table.tokens_left_out:
         logger.warning(
             '%s: too_long="%s" leaves out %s of %s tokens.',
             source.uri,

@@ -166,12 +166,25 @@ def test_a_run_is_recorded_proven_and_reopened(texts: str, tmp_path: Path) -> No
     proof = raylance.prove_run(str(tmp_path / "run"))
     assert proof.ok, str(proof)
     assert f"{ROWS:,} rows" in proof.verdict
+    assert f"cost {dataset.costs.sum():,}" in proof.verdict  # type: ignore[union-attr]
     again = reopen(states[0])
     assert again.costs is not None
     np.testing.assert_array_equal(again.costs, dataset.costs)
     with again.loader() as loader:
         loader.load_state_dict(states[0])
         assert (loader.epoch, loader.state_dict()["budget"]["max_rows"]) == (1, 200)
+
+
+def test_the_proof_of_packed_documents_counts_tokens(texts: str, tmp_path: Path) -> None:
+    lengths, pack = opened(texts).costs, raylance.Pack("ids", 64, "whole", too_long="drop")
+    assert lengths is not None
+    dataset = raylance.dataset(texts, pack=pack, remainder="ragged")
+    with dataset.loader(record=str(tmp_path / "run"), name="train") as loader:
+        found = sum(int((batch["segment_ids"] >= 0).sum()) for batch in loader.iter_batches(global_batch_size=8))
+    assert found == lengths[lengths <= 64].sum() < lengths.sum()
+    proof = raylance.prove_run(str(tmp_path / "run"), pack=pack)
+    assert proof.ok, str(proof)
+    assert f"{found:,} tokens" in proof.verdict
 
 
 @pytest.mark.parametrize("size", [{"global_batch_size": 50}, {"global_batch_cost": BUDGET}], ids=str)

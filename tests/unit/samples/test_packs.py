@@ -336,7 +336,7 @@ def test_documents_that_cannot_be_packed(write_dataset: Callable[..., str]) -> N
         read({"t": [[1], None]}, Pack("t", length=4))
     with pytest.raises(DatasetError, match=str(2**31)):
         read({"t": [[2**31]]}, Pack("t", length=4))
-    with pytest.raises(DatasetError, match="no token|cost 0"):
+    with pytest.raises(DatasetError, match="Pack"):
         read({"t": pa.array([[], []], pa.list_(pa.int32()))}, Pack("t", length=4))
     with pytest.raises(DatasetError, match="document 1 has 9"):
         read({"t": [[1], [1] * 9]}, Pack("t", length=4, policy="whole", too_long="raise"))
