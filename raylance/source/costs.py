@@ -111,9 +111,7 @@ def check_costs(
             f"cost={cost!r}: give the name of a column of numbers, an SQL expression over such columns, or "
             'raylance.TokensOf("input_ids").'
         )
-    costs = Costs(
-        text=text, expression=expression, folder=_check_folder(folder), argument=argument or f"cost={text!r}"
-    )
+    costs = Costs(text=text, expression=expression, folder=_check_folder(folder), argument=argument or f"cost={text!r}")
     _as_costs(_scan(dataset, costs, 0, 1), costs, dataset.uri, lambda _: 0)
     return costs
 

@@ -23,6 +23,13 @@ def data(images_uri: str) -> raylance.Dataset:
     return raylance.dataset(images_uri, columns=["image", "id"], decode=decode, seed=3, remainder="ragged")
 
 
+@pytest.fixture(scope="module")
+def budgeted(images_uri: str) -> raylance.Dataset:
+    return raylance.dataset(
+        images_uri, columns=["id"], cost="id % 7 + 1", order="bucket", balance=raylance.Balance(), remainder="ragged"
+    )
+
+
 def make_loaders(data: raylance.Dataset, replicas: int, peers: int) -> list[raylance.RankLoader]:
     world_size = replicas * peers
     return [
@@ -39,8 +46,12 @@ def rows_of(batches: list[dict[str, Any]]) -> list[int]:
     return [int(row) for batch in batches for row in batch["id"]]
 
 
-def test_peers_get_the_same_bytes_and_resumes_may_change_both_numbers(data: raylance.Dataset) -> None:
+@pytest.mark.parametrize("size", [{"batch_size": BATCH}, {"global_batch_cost": 150, "batch_size": None}], ids=str)
+def test_peers_get_the_same_bytes_and_resumes_may_change_both_numbers(
+    data: raylance.Dataset, budgeted: raylance.Dataset, size: dict[str, Any]
+) -> None:
     """Three starts, 2 × 2, 4 × 1 and 1 × 3 ranks: equal on all peers, and every row once over all of them."""
+    data = data if size["batch_size"] else budgeted
     state, delivered = None, list[int]()
     for replicas, peers, steps in ((2, 2, 10), (4, 1, 5), (1, 3, None)):
         loaders = make_loaders(data, replicas, peers)
@@ -51,7 +62,7 @@ def test_peers_get_the_same_bytes_and_resumes_may_change_both_numbers(data: rayl
             if state is not None:
                 loader.load_state_dict(state)
             with loader:
-                batches = take(loader, steps)
+                batches = take(loader, steps, **size)
             states.append(loader.state_dict())
             if loader.rank % peers == 0:
                 first = batches
