@@ -319,30 +319,29 @@ def _keep_last(make: Callable[[int, int], T]) -> Callable[[int, int], T]:
     return call
 
 
-def make_table(pack: Pack, lengths: Int32Array, seed: int, identity: str) -> PackTable:
-    """Makes the table of sequences of documents with these lengths.
+def make_table(
+    pack: Pack, lengths: Int32Array, seed: int, identity: str, bins: npt.NDArray[Any] | None = None
+) -> PackTable:
+    """Makes the table of sequences of documents with these lengths; `bins` is the result of `find_bins`, if it is known
+    already.
 
     Raises:
-        DatasetError: If the documents have no token, or too_long="raise" and a document is too long.
+        DatasetError: If the documents have no token. See also `find_bins`.
     """
-    block_rows = _block_rows(pack, lengths)
-    blocks = -(-len(lengths) // block_rows)
-    found, counts, bins = np.zeros(blocks, dtype=np.int64), np.zeros(blocks, dtype=np.int64), [np.empty(0, np.uint16)]
-    for block in range(blocks):
-        sizes = _sizes(lengths[block * block_rows : (block + 1) * block_rows], pack)
+    blocks = _blocks_of(pack, lengths)
+    found, counts = np.zeros(len(blocks), dtype=np.int64), np.zeros(len(blocks), dtype=np.int64)
+    if bins is None:
+        bins = find_bins(pack, lengths)
+    begin = 0
+    for number, block in enumerate(blocks):
+        sizes = _sizes(lengths[block], pack)
         if pack.policy == "stream":
-            found[block] = sizes.sum()
+            found[number] = sizes.sum()
             continue
-        if pack.too_long == "raise" and len(sizes) and sizes.max() > pack.length:
-            at = block * block_rows + int(sizes.argmax())
-            raise DatasetError(
-                f"{pack}: document {at} has {sizes.max():,} tokens, and a sequence {pack.length:,}; nothing was "
-                'started. Give a larger length=, leave such documents out by filter=, or give too_long="split", '
-                '"truncate" or "drop".'
-            )
-        of_pieces, found[block] = best_fit(np.sort(cut_documents(sizes, pack)[2])[::-1], pack.length)
-        counts[block] = len(of_pieces)
-        bins.append(of_pieces.astype(np.min_scalar_type(max(1 << 15, int(found[block])))))
+        counts[number] = len(cut_documents(sizes, pack)[0])
+        if counts[number]:
+            found[number] = int(bins[begin : begin + counts[number]].max()) + 1
+        begin += counts[number]
     ends = np.cumsum(found)
     if not len(ends) or not ends[-1]:
         raise DatasetError(
@@ -352,13 +351,39 @@ def make_table(pack: Pack, lengths: Int32Array, seed: int, identity: str) -> Pac
     return PackTable(
         pack=pack,
         seed=seed,
-        block_rows=block_rows,
+        block_rows=_block_rows(pack, lengths),
         lengths=lengths,
         ends=ends,
         identity=identity,
-        bins=np.concatenate(bins),
+        bins=bins,
         piece_ends=np.cumsum(counts),
     )
+
+
+def find_bins(pack: Pack, lengths: Int32Array) -> npt.NDArray[Any]:
+    """Packs the documents of each block, if the policy is "whole". Returns `PackTable.bins`, which takes four
+    nanoseconds a token to find, and depends on lengths and setting alone.
+
+    Raises:
+        DatasetError: If too_long="raise" and a document is too long.
+    """
+    bins = [np.empty(0, dtype=np.uint16)]
+    for block in _blocks_of(pack, lengths) if pack.policy == "whole" else ():
+        sizes = _sizes(lengths[block], pack)
+        if pack.too_long == "raise" and len(sizes) and sizes.max() > pack.length:
+            raise DatasetError(
+                f"{pack}: document {block.start + int(sizes.argmax())} has {sizes.max():,} tokens, and a sequence "
+                f"{pack.length:,}; nothing was started. Give a larger length=, leave such documents out by filter=, "
+                'or give too_long="split", "truncate" or "drop".'
+            )
+        of_pieces, count = best_fit(np.sort(cut_documents(sizes, pack)[2])[::-1], pack.length)
+        bins.append(of_pieces.astype(np.uint16 if count <= 1 << 16 else np.uint32))
+    return np.concatenate(bins)
+
+
+def _blocks_of(pack: Pack, lengths: Int32Array) -> list[slice]:
+    rows = _block_rows(pack, lengths)
+    return [slice(begin, begin + rows) for begin in range(0, len(lengths), rows)]
 
 
 def _block_rows(pack: Pack, lengths: Int32Array) -> int:

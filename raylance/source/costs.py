@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lance
 import numpy as np
@@ -35,8 +35,10 @@ from raylance.source.version import Source
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T", bound=npt.NDArray[Any])
+
 _PIECE_ROWS = 1 << 16  # rows of one read, and of one step of progress
-_FEW_ROWS = 1 << 16  # costs of up to this number of rows are read again by each process that opens the dataset
+FEW_ROWS = 1 << 16  # costs of up to this number of rows are read again by each process that opens the dataset
 _NOTED = 16  # pieces that are noted as done together
 _AT_ONCE = 4  # pieces that are read at once; Lance itself decodes in parallel
 _DENSE = 0.1  # from this share of selected rows on, a whole range is read
@@ -99,8 +101,8 @@ def check_costs(
         if kind is None or not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             found = "does not exist" if kind is None else f"is {kind}"
             raise DatasetError(
-                f"{argument or cost}: column {cost.column!r} of {dataset.uri!r} {found}; nothing was started. Name a column of "
-                "lists. Rows of one length need no cost."
+                f"{argument or cost}: column {cost.column!r} of {dataset.uri!r} {found}; nothing was started. Name a "
+                "column of lists. Rows of one length need no cost."
             )
         text, expression = str(cost), f"array_length({_quoted(cost.column)})"
     elif isinstance(cost, str) and cost:
@@ -134,7 +136,7 @@ def _load_again(source: Source, costs: Costs, rows: Shared[Selection]) -> dict[s
 
 def load_costs(source: Source, dataset: lance.LanceDataset, costs: Costs, rows: Selection) -> Int32Array:
     """Returns the costs of the selected rows, int32, (N,); see `share_costs`."""
-    if rows.rows > _FEW_ROWS:
+    if rows.rows > FEW_ROWS:
         try:
             return _load_from_file(dataset, costs, rows, costs.path(source, rows))
         except OSError as error:
@@ -150,6 +152,25 @@ def load_costs(source: Source, dataset: lance.LanceDataset, costs: Costs, rows: 
     found = np.empty(rows.rows, dtype=np.int32)
     _fill(dataset, costs, rows, found, list(_pieces(rows.rows)), lambda _: None)
     return _checked(found, costs, dataset.uri)
+
+
+def keep_array(path: Path, make: Callable[[], T]) -> T:
+    """Returns the array in a file, mapped; makes it first, and keeps it if the folder can be written."""
+    if path.exists():
+        return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
+    made = make()
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as file:
+            np.save(file, made)
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        logger.warning(
+            "%s cannot be kept (%s), so each start makes it again: cost_folder= gives a folder.", path, error
+        )
+    return made
 
 
 def _load_from_file(dataset: lance.LanceDataset, costs: Costs, rows: Selection, path: Path) -> Int32Array:
@@ -277,7 +298,7 @@ def _as_costs(column: pa.ChunkedArray, costs: Costs, uri: str, offset_of: Callab
 
 
 def _checked(found: Int32Array, costs: Costs, uri: str) -> Int32Array:
-    if not found.any():
+    if not found[:_PIECE_ROWS].any() and not found.any():
         raise DatasetError(f"{costs.argument} is 0 for all selected rows of {uri!r}; nothing was started.")
     return found
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import lance
@@ -24,8 +26,8 @@ from raylance.orders.order import Order
 from raylance.orders.permutation import Int32Array, Int64Array
 from raylance.orders.shuffles import Laned
 from raylance.samples.pack_columns import fill_columns, mark_begins
-from raylance.samples.packs import BEGINS, INPUT_IDS, TOKENS, Pack, PackTable, Pieces, make_table
-from raylance.source.costs import TokensOf, check_costs, load_costs
+from raylance.samples.packs import BEGINS, INPUT_IDS, TOKENS, Pack, PackTable, Pieces, find_bins, make_table
+from raylance.source.costs import FEW_ROWS, TokensOf, check_costs, keep_array, load_costs
 from raylance.source.limits import Calls
 from raylance.source.packing import PackedRows
 from raylance.source.reader import PieceReader, Prepare, RowReader
@@ -40,6 +42,7 @@ _KEPT_BYTES = 128 << 20  # bytes of documents that a reader keeps: each lane has
 _PIECE_BYTES = 2 << 20  # bytes of a column that are made at once, so that their memory is used again
 _AT_ONCE = 2  # groups of sequences that are made at once
 _WHOLE = 256  # one in this number of documents takes as long to read as all together
+_PACKING = 1  # the number of the way in which bins are found; another way needs another number
 _INT32 = np.iinfo(np.int32)
 _Column = npt.NDArray[Any]
 T = TypeVar("T")
@@ -399,4 +402,9 @@ def _make_table(
     if not isinstance(rows, Selection):
         raise TypeError(f"{type(rows).__name__} is not the selection of one table")
     lengths = load_costs(source, opened or source.open(), costs, rows)
-    return make_table(pack, lengths, seed, rows.fingerprint)
+    bins = None
+    if rows.rows > FEW_ROWS and pack.policy == "whole":
+        # Bins depend on fewer settings, but these are all that there are in most cases.
+        name = hashlib.blake2b(f"{costs.path(source, rows)} {pack} {_PACKING}".encode(), digest_size=16).hexdigest()
+        bins = keep_array(Path(costs.folder, f"{name}.bins.npy"), functools.partial(find_bins, pack, lengths))
+    return make_table(pack, lengths, seed, rows.fingerprint, bins)

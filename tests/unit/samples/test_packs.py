@@ -4,6 +4,7 @@ import math
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -239,6 +240,19 @@ def test_packed_datasets_are_mixed_whatever_their_labels(documents: str, labels:
     offsets = [int(offset) for offset in list(wanted[1])[:5]]
     found = parts[1].take(offsets)
     assert [found["labels"][at].tolist() for at in range(5)] == [wanted[1][offset]["labels"] for offset in offsets]
+
+
+def test_bins_are_found_once(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    """The second start takes them from the folder; without one, batches are the same."""
+    texts = pa.ListArray.from_arrays(np.arange(70_001, dtype=np.int32) * 3, np.arange(210_000, dtype=np.int32))
+    uri, pack = write_dataset(pa.table({"t": texts})), Pack("t", length=100, policy="whole")
+    folders = [tmp_path / "kept", tmp_path / "kept", "/proc/nothing"]
+    first, second, without = (raylance.dataset(uri, pack=pack, cost_folder=folder) for folder in folders)
+    assert len(first) == len(second) == len(without) > 70_000 // 34
+    [kept] = (tmp_path / "kept").glob("*.npy")
+    assert without.head(1)["input_ids"].tolist() == second.head(1)["input_ids"].tolist()
+    np.save(kept, np.zeros_like(np.load(kept)))
+    assert len(raylance.dataset(uri, pack=pack, cost_folder=tmp_path / "kept")) < 100, "what is kept is used"
 
 
 def dataset_rows(uri: str) -> list[dict[str, Any]]:
