@@ -198,9 +198,8 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
     else:
         text = f"{rows} were handed out: {every} exactly once" if repeats else f"{rows} each came exactly once"
         text += " so far"
-    cost = expected.cost(line.epoch, min(line.end, planned))
-    unit = "have" if expected.tokens is not None else "cost"
-    text += f"; they {unit} {cost:,}{' tokens' * (unit == 'have')}" * (cost is not None)
+    if (cost := expected.cost(line.epoch, min(line.end, planned))) is not None:
+        text += f"; they cost {cost:,}" if expected.tokens is None else f"; they have {cost:,} tokens"
     return "proven", left_out, text
 
 
