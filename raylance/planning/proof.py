@@ -198,7 +198,9 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
     else:
         text = f"{rows} were handed out: {every} exactly once" if repeats else f"{rows} each came exactly once"
         text += " so far"
-    if (cost := expected.cost(line.epoch, min(line.end, planned))) is not None:
+    # Where each epoch leaves out other rows, its cost is another one, and epochs could not share a text.
+    is_alike = not (line.has_ended and left_out)
+    if is_alike and (cost := expected.cost(line.epoch, min(line.end, planned))) is not None:
         text += f"; they cost {cost:,}" if expected.tokens is None else f"; they have {cost:,} tokens"
     return "proven", left_out, text
 
