@@ -15,7 +15,6 @@ from raylance.audit.epoch import EpochAudit
 from raylance.audit.reopening import reopen
 from raylance.errors import ConfigError, StateError
 
-pytestmark = pytest.mark.ray
 ROWS, BUDGET = 3_000, 4_000
 
 
@@ -35,11 +34,18 @@ def steps_of(batches: Any) -> list[list[int]]:
 
 
 @pytest.mark.promise("P1", "P2", "P3", "P5")
-@pytest.mark.parametrize("runtime", ["threads", "ray"])
+@pytest.mark.usefixtures("ray_session")
+def test_actors_give_the_same_steps_on_another_world(texts: str) -> None:
+    check_steps_on_another_world(texts, {}, "ray")
+
+
+@pytest.mark.promise("P1", "P2", "P3", "P5")
 @pytest.mark.parametrize("arguments", [{}, {"order": "window", "balance": raylance.Balance()}], ids=str)
-def test_a_run_that_continues_on_another_world_has_the_same_steps(
-    texts: str, ray_session: None, runtime: Any, arguments: dict[str, Any]
-) -> None:
+def test_a_run_that_continues_on_another_world_has_the_same_steps(texts: str, arguments: dict[str, Any]) -> None:
+    check_steps_on_another_world(texts, arguments, "threads")
+
+
+def check_steps_on_another_world(texts: str, arguments: dict[str, Any], runtime: Any) -> None:
     dataset = opened(texts, **arguments)
     size: dict[str, Any] = {"global_batch_cost": BUDGET, "padded": "order" not in arguments}
     whole = [sorted(step) for step in steps_of(dataset.iter_batches(**size, epoch=1))]

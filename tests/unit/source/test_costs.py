@@ -150,6 +150,7 @@ def test_a_row_without_a_cost_is_named(write_dataset: Callable[..., str]) -> Non
     assert raylance.dataset(uri, cost="n", filter="n is not null").costs.tolist() == [1, 2, 4]
 
 
+@pytest.mark.slow
 def test_processes_that_make_one_file_at_once_do_not_spoil_it(tokens: str, tmp_path: Path) -> None:
     script = (
         "import sys, raylance; raylance.dataset(sys.argv[1], columns=['id'], cost='length', cost_folder=sys.argv[2])"
