@@ -9,12 +9,12 @@ the buckets come in random order. So a step that lies in one bucket has rows of 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
 from raylance.errors import ConfigError
-from raylance.orders.order import COST, Auto, Facts, Resolved, Round, Rows, Tables, check_count
+from raylance.orders.order import COST, Auto, Facts, PicklesFields, Resolved, Round, Rows, Tables, check_count
 from raylance.orders.permutation import Int32Array, Int64Array, permute, subkeys
 from raylance.orders.shuffles import Laned, LanedEpoch, LanedResolved
 
@@ -86,7 +86,7 @@ class Buckets(Laned):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BucketsResolved(LanedResolved):
+class BucketsResolved(PicklesFields, LanedResolved):
     """`Buckets` for one selection. Rounds have `read_positions` positions; the last one may have fewer."""
 
     settings: Buckets
@@ -106,9 +106,6 @@ class BucketsResolved(LanedResolved):
     def _epoch(self) -> "Callable[[int], BucketsEpoch]":
         """A function that returns an epoch by number. It keeps the last two, because each step and chunk asks again."""
         return functools.lru_cache(maxsize=2)(functools.partial(BucketsEpoch, self))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
 class BucketsEpoch(LanedEpoch):

@@ -17,7 +17,7 @@ import numpy as np
 
 from raylance.errors import ConfigError
 from raylance.orders.checking import select_rows
-from raylance.orders.order import Auto, Epoch, Facts, Order, Resolved, Tables, join_tables
+from raylance.orders.order import Auto, Epoch, Facts, Order, PicklesFields, Resolved, Tables, join_tables
 from raylance.orders.permutation import Int32Array, Int64Array, UInt64Array
 from raylance.orders.shuffles import stack, stacked_kind, stacked_rows
 
@@ -297,7 +297,7 @@ class MixOrder(Order):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _MixResolved(Resolved):
+class _MixResolved(PicklesFields, Resolved):
     """A resolved mixture. Its `parts` are the resolved orders of the components."""
 
     settings: MixOrder
@@ -310,9 +310,6 @@ class _MixResolved(Resolved):
     def _epoch(self) -> "Callable[[int], _MixEpoch]":
         """A function that returns an epoch by number. It keeps the last two, because each step and chunk asks again."""
         return functools.lru_cache(maxsize=2)(functools.partial(_MixEpoch, self))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def custom_parts(self) -> list[Resolved]:
         return [own for part in self.parts for own in part.custom_parts()]

@@ -177,6 +177,13 @@ class Order:
         return dataclasses.replace(self, **saved)
 
 
+class PicklesFields:
+    """A dataclass that is pickled without its cached properties, which each process computes again."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resolved:
     """An order for one selection, with all sizes known."""

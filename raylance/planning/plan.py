@@ -9,14 +9,13 @@ import functools
 import itertools
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 
 from raylance.arguments import check_word
 from raylance.errors import ConfigError
 from raylance.orders.checking import check_sample, select_rows
-from raylance.orders.order import Resolved
+from raylance.orders.order import PicklesFields, Resolved
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.balance import Balance
 from raylance.planning.steps import REMAINDERS, Budget, CostSteps, EvenSteps, Remainder, Steps, slice_of
@@ -60,7 +59,7 @@ class WorkItem:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(PicklesFields):
     """The steps of every epoch, for all ranks."""
 
     order: Resolved
@@ -110,9 +109,6 @@ class Plan:
                 every=self.every,
             )
         return CostSteps(order=self.order, budget=self.budget, remainder=self.remainder)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def steps(self, epoch: int, position: int = 0) -> int:
         """Returns the number of steps from a position to the end of an epoch, the same on every rank."""

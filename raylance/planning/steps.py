@@ -13,7 +13,7 @@ import numpy as np
 
 from raylance.arguments import check_batch_size, check_flag, check_integer
 from raylance.errors import ConfigError
-from raylance.orders.order import Resolved
+from raylance.orders.order import PicklesFields, Resolved
 from raylance.orders.permutation import Int64Array
 
 Remainder = Literal["drop", "pad", "ragged"]
@@ -201,7 +201,7 @@ class EvenSteps(Steps):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CostSteps(Steps):
+class CostSteps(PicklesFields, Steps):
     """Steps of about one cost.
 
     An epoch is cut into units, the rounds of `Buckets` or the windows of other orders, and each unit into steps. So a
@@ -212,9 +212,6 @@ class CostSteps(Steps):
     order: Resolved
     budget: Budget
     remainder: Remainder
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @property
     def epoch_rows(self) -> int:

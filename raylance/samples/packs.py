@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from raylance.arguments import check_flag, check_integer, check_word
 from raylance.errors import ConfigError, DatasetError
+from raylance.orders.order import PicklesFields
 from raylance.orders.permutation import Int32Array, Int64Array, derive_key, permute, subkeys
 
 _KEPT = 64  # blocks whose pieces a process keeps: some for each lane of an order
@@ -138,7 +139,7 @@ class Pieces(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PackTable:
+class PackTable(PicklesFields):
     """The sequences as selected rows.
 
     Attributes:
@@ -162,9 +163,6 @@ class PackTable:
     identity: str
     bins: npt.NDArray[Any]
     piece_ends: Int64Array
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @property
     def nbytes(self) -> int:
