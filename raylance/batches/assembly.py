@@ -1,8 +1,10 @@
 """The assembly of work items to the rows of a step, and the comparison of the rows with the plan."""
 
 import dataclasses
+import functools
+import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -45,11 +47,26 @@ class DeliveredStep:
 class ItemRows:
     """Rows of one or more steps that came together. Their columns are converted to arrays once for all steps."""
 
-    def __init__(self, table: pa.Table) -> None:
-        self.table = table
-        self.names: list[str] = table.column_names
-        self.schema: pa.Schema = table.schema  # kept, as the names are, because pyarrow makes a new object each time
+    def __init__(self, table: pa.Table, complete: Callable[[pa.Table], pa.Table] | None = None) -> None:
+        """Takes the rows, and what completes them when they are first used, if they lack columns."""
+        self._table, self._complete = table, complete
+        self.count: int = table.num_rows
         self._sliceable: NumpyBatch | None = None
+
+    @functools.cached_property
+    def table(self) -> pa.Table:
+        """The rows with all columns."""
+        return self._table if self._complete is None else self._complete(self._table)
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """Names of the columns; kept, as the schema is, because pyarrow makes a new object each time."""
+        return list(self.table.column_names)
+
+    @functools.cached_property
+    def schema(self) -> pa.Schema:
+        """Schema of the table."""
+        return self.table.schema
 
     def sliceable(self, names: Sequence[str], lists: Lists, as_bits: bool = False) -> NumpyBatch:
         """See `to_sliceable`. All calls must have the same arguments."""
@@ -74,11 +91,11 @@ class StepRows:
     def table(self, names: Sequence[str] | None = None) -> pa.Table:
         """Returns some columns of the rows, or all columns."""
         table = self.item.table if names is None else self.item.table.select(names)
-        return table if self.count == table.num_rows else table.slice(self.begin, self.count)
+        return table if self.count == self.item.count else table.slice(self.begin, self.count)
 
     def to_numpy(self, names: Sequence[str], lists: Lists, join: Join, *, as_bits: bool = False) -> NumpyBatch:
         """Converts some columns of the rows; see `raylance.decode.arrays.to_numpy`."""
-        if self.count == self.item.table.num_rows:
+        if self.count == self.item.count:
             return to_numpy(self.table(names), lists, join, as_bits=as_bits)
         sliceable, end = self.item.sliceable(names, lists, as_bits), self.begin + self.count
         batch: NumpyBatch = {}
@@ -131,10 +148,13 @@ class Assembly:
         table, bad = self._merge(offsets, real, plain, decoded)
         has_bad = bool(bad.any())
         sizes, begin = self._plan.rows_by_step(item), 0
-        nbytes, together, ends_step = self._size.of(table) // item.steps, ItemRows(table), self._plan.ends_step(item)
-        for rows, digest in zip(sizes, Digest.of_steps(came, real, sizes), strict=True):
-            own, begin = slice(begin, begin + rows), begin + rows
-            self._parts.append(StepRows(together, own.start, rows))
+        nbytes, ends_step = self._size.of(table), self._plan.ends_step(item)
+        if self._completion is not None:
+            nbytes += self._completion.added_bytes * item.rows
+        nbytes //= item.steps
+        for part, digest in zip(self._cut(table, sizes), Digest.of_steps(came, real, sizes), strict=True):
+            own, begin = slice(begin, begin + part.count), begin + part.count
+            self._parts.append(part)
             self._masked.append(offsets[own][bad[own]] if has_bad else offsets[:0])
             self._digest += digest
             self._nbytes += nbytes
@@ -144,6 +164,26 @@ class Assembly:
                     whole = StepRows.of(pa.concat_tables(part.table() for part in self._parts))
                 self._steps.append((whole, self._nbytes, np.concatenate(self._masked), self._digest))
                 self._parts, self._masked, self._digest, self._nbytes = [], [], Digest(), 0
+
+    def _cut(self, table: pa.Table, sizes: Sequence[int]) -> Iterator[StepRows]:
+        """Yields the rows of steps of these sizes. Rows that lack columns are completed some steps at a time, because
+        these columns are written, and read again, while they are in the processor's cache.
+        """
+        completion = self._completion
+        if completion is None:
+            together, begin = ItemRows(table), 0
+            for rows in sizes:
+                yield StepRows(together, begin, rows)
+                begin += rows
+            return
+        ends = np.cumsum(sizes)
+        groups = np.flatnonzero(np.diff((ends - 1) // completion.rows, prepend=-1))
+        complete = functools.partial(completion, lend=self._lender.lend)
+        for first, last in itertools.pairwise([*groups.tolist(), len(sizes)]):
+            begin = int(ends[first]) - sizes[first]
+            together = ItemRows(table.slice(begin, int(ends[last - 1]) - begin), complete)
+            for number in range(first, last):
+                yield StepRows(together, int(ends[number]) - sizes[number] - begin, sizes[number])
 
     def __bool__(self) -> bool:
         """Whether a whole step is ready."""
@@ -195,9 +235,7 @@ class Assembly:
         self, offsets: Int64Array, real: BoolArray, plain: pa.Table, decoded: pa.Table | None
     ) -> tuple[pa.Table, BoolArray]:
         """Returns the columns in the order of delivery, and which rows could not be decoded, bool (n,)."""
-        carries = self._read_spec.carries
-        if self._completion is not None:
-            plain = self._completion(plain, self._lender.lend)
+        carries = self._read_spec.carries if self._completion is None else plain.drop_columns([ROW_OFFSET]).column_names
         if decoded is None:
             columns, good = plain.select(carries).columns, np.ones(len(offsets), dtype=np.bool_)
         else:

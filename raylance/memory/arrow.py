@@ -90,21 +90,21 @@ def copy_values(raw: Bytes, width: int, places: Int64Array, into: Bytes) -> None
     np.take(raw.reshape(-1, width), places, axis=0, out=into.reshape(-1, width), mode="clip")
 
 
-def take_ranges(values: npt.NDArray[Any], begins: Int64Array, sizes: Int64Array) -> npt.NDArray[Any]:
-    """Copies ranges of numbers, which do not overlap, one after another. Arrow's take of bytes does this twice as fast
-    as a join of slices, and without the GIL.
+def take_ranges(values: npt.NDArray[Any], begins: Int64Array, sizes: Int64Array, fills: Int64Array) -> npt.NDArray[Any]:
+    """Copies ranges of numbers, which do not overlap, one after another; after each, the last of all `values` comes as
+    often as `fills` says. The last value is in none of the ranges.
+
+    Arrow's take of bytes does this twice as fast as a join of slices, in one call without the GIL.
     """
-    if not len(begins):
-        return values[:0]
     by_begin = np.argsort(begins)
-    cuts = np.zeros(2 * len(begins) + 1, dtype=np.int64)  # the ranges, and what lies between them
-    cuts[:-1:2] = begins[by_begin]
-    cuts[1::2] = cuts[:-1:2] + sizes[by_begin]
-    cuts[-1] = cuts[-2]
-    number = np.empty_like(by_begin)
-    number[by_begin] = 2 * np.arange(len(begins))
+    cuts = np.empty(2 * len(begins) + 2, dtype=np.int64)  # the ranges, what lies between them, and the last value
+    cuts[:-2:2] = begins[by_begin]
+    cuts[1:-2:2] = cuts[:-2:2] + sizes[by_begin]
+    cuts[-2:] = len(values) - 1, len(values)
+    wanted = np.full(len(begins) + int(fills.sum()), 2 * len(begins), dtype=np.int64)
+    wanted[(np.arange(len(begins)) + np.cumsum(fills) - fills)[by_begin]] = 2 * np.arange(len(begins))
     buffers = [None, pa.py_buffer(cuts * values.itemsize), pa.py_buffer(values)]
-    taken = pa.Array.from_buffers(pa.large_binary(), 2 * len(begins), buffers).take(pa.array(number))
+    taken = pa.Array.from_buffers(pa.large_binary(), len(cuts) - 1, buffers).take(pa.array(wanted))
     return buffer_bytes(taken.buffers()[2]).view(values.dtype)
 
 

@@ -13,7 +13,10 @@ import numpy.typing as npt
 from raylance.orders.permutation import Int32Array, Int64Array
 from raylance.samples.packs import INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS, Pack, Pieces
 
-_AT_ONCE = 1 << 17  # tokens: their temporary arrays stay in the processor's cache
+TOKENS_AT_ONCE = 1 << 20
+"""Tokens whose columns are best made together: with fewer, threads wait for the GIL more often; with more, arrays do
+not stay in the processor's cache.
+"""
 
 Bits = npt.NDArray[np.uint8]
 
@@ -38,7 +41,7 @@ def fill_columns(
         read: The columns that were read, each (n, length).
         into: Where to put the results, int32, (n, length).
     """
-    rows = max(1, _AT_ONCE // pack.length)
+    rows = max(1, TOKENS_AT_ONCE // pack.length)
     names = [] if pack.labels is None else [INPUT_IDS, *([pack.label_mask] if pack.label_mask else [])]
     counting = np.arange(min(rows, len(tokens)) * pack.length, dtype=np.int32)
     for begin in range(0, len(tokens), rows):

@@ -264,6 +264,11 @@ class PackTable(PicklesFields):
         ends = -(-self.ends // self.pack.length) if self.pack.policy == "stream" else self.ends
         return np.unique(ends[ends > 0])
 
+    def blocks_of(self, sequences: Int64Array) -> Int64Array:
+        """Returns the blocks in which sequences begin, int64, (n,)."""
+        begins = sequences * self.pack.length if self.pack.policy == "stream" else sequences
+        return np.searchsorted(self.ends, begins, side="right")
+
     def count_by_block(self, pieces: Pieces) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Returns the blocks of which some pieces are, ascending; the number of sequences that have pieces of each; and
         of how many sequences an epoch has pieces of it; each int64, (blocks,).
@@ -271,10 +276,14 @@ class PackTable(PicklesFields):
         of_piece = pieces.document // self.block_rows
         is_new = np.diff(pieces.sequence, prepend=-1) + np.diff(of_piece, prepend=-1) != 0
         blocks, made = np.unique(of_piece[is_new], return_counts=True)
+        return blocks, made, self.count_sequences(blocks)
+
+    def count_sequences(self, blocks: Int64Array) -> Int64Array:
+        """Returns how many sequences have pieces of each of some blocks, int64, (n,)."""
         begins, ends = np.where(blocks > 0, self.ends[blocks - 1], 0), self.ends[blocks]
         if self.pack.policy == "stream":
             begins, ends = begins // self.pack.length, -(-ends // self.pack.length)
-        return blocks, made, ends - begins
+        return ends - begins
 
     def documents(self, block: int) -> Int64Array:
         """Returns the numbers of the documents of a block."""

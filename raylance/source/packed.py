@@ -20,12 +20,12 @@ import pyarrow as pa
 from raylance.columns import ROW_OFFSET
 from raylance.environment.shared import Shared
 from raylance.errors import DatasetError
-from raylance.memory.arrow import one_array, take_ranges
+from raylance.memory.arrow import one_array, take_ranges, values_of
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.order import Order
 from raylance.orders.permutation import Int32Array, Int64Array
 from raylance.orders.shuffles import Laned
-from raylance.samples.pack_columns import fill_columns, mark_begins
+from raylance.samples.pack_columns import TOKENS_AT_ONCE, fill_columns, mark_begins
 from raylance.samples.packs import BEGINS, INPUT_IDS, TOKENS, Pack, PackTable, Pieces, find_bins, make_table
 from raylance.source.costs import FEW_ROWS, TokensOf, check_costs, keep_array, load_costs
 from raylance.source.limits import Calls
@@ -39,9 +39,10 @@ from raylance.source.version import Source
 logger = logging.getLogger(__name__)
 
 _KEPT_BYTES = 128 << 20  # bytes of documents that a reader keeps: each lane has a block that is used in part
-_PIECE_BYTES = 2 << 20  # bytes of a column that are made at once, so that their memory is used again
-_AT_ONCE = 2  # groups of sequences that are made at once
+_PIECE_BYTES = 8 << 20  # bytes of a column that are made at once: a whole block, as threads wait for the GIL in each
+_AT_ONCE, _AHEAD = 2, 2  # groups of sequences that are made at once, and blocks that are read meanwhile
 _WHOLE = 96  # one in this number of documents takes as long to read as all together
+_MANY = 8  # a block of which one in this number of sequences is wanted is read whole, whatever their documents are
 _PACKING = 1  # the number of the way in which bins are found; another way needs another number
 _INT32 = np.iinfo(np.int32)
 _Column = npt.NDArray[Any]
@@ -68,6 +69,7 @@ class _SequenceReader(PieceReader):
     ) -> None:
         """See `RowReader.read_pieces`."""
         waiting, running = deque(self._groups(offsets)), deque[Future[T | None]]()
+        blocks, ahead = self._whole_blocks(offsets), 0
 
         def make(begin: int, group: Int64Array) -> T | None:
             table = self._make(group, is_wanted) if is_wanted() else None
@@ -75,7 +77,12 @@ class _SequenceReader(PieceReader):
 
         while waiting or running:
             while waiting and len(running) < _AT_ONCE:
-                running.append(self.kept.calls.submit(make, *waiting.popleft()))
+                begin, group = waiting.popleft()
+                running.append(self.kept.calls.submit(make, begin, group))
+                reached = int(np.searchsorted(blocks, self.table.blocks_of(group[-1:])[0], side="right"))
+                while ahead < min(reached + _AHEAD, len(blocks)):  # they are read while sequences of others are made
+                    self.kept.calls.submit(self._fetch, int(blocks[ahead]), is_wanted)
+                    ahead += 1
             made = running.popleft().result()
             if made is None or not is_wanted() or not add(made):
                 return
@@ -83,7 +90,7 @@ class _SequenceReader(PieceReader):
     def _groups(self, offsets: Int64Array) -> Iterator[tuple[int, Int64Array]]:
         """Yields sequences to make together, of one block of documents if they are not few, and where they begin."""
         most = max(1, _PIECE_BYTES // (4 * self.table.pack.length))
-        blocks = np.searchsorted(self.table.block_ends, offsets, side="right")
+        blocks = self.table.blocks_of(offsets)
         bounds, begin = [*(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(offsets)], 0
         for end in bounds:
             while end - begin > most:
@@ -92,6 +99,16 @@ class _SequenceReader(PieceReader):
             if 2 * (end - begin) >= most or end == len(offsets):
                 yield begin, offsets[begin:end]
                 begin = end
+
+    def _whole_blocks(self, offsets: Int64Array) -> Int64Array:
+        """Returns the blocks of which so many of these sequences are that they are read whole, int64, ascending."""
+        blocks, counts = np.unique(self.table.blocks_of(offsets), return_counts=True)
+        return np.asarray(blocks[_MANY * counts >= self.table.count_sequences(blocks)])
+
+    def _fetch(self, block: int, is_wanted: Wanted) -> None:
+        """Reads a block of documents, which is kept then."""
+        if is_wanted():
+            self.kept.get(block, functools.partial(self._read, self.table.documents(block), is_wanted))
 
     def _make(self, offsets: Int64Array, is_wanted: Wanted) -> pa.Table | None:
         """Makes sequences, ascending; returns None if they are not wanted any more."""
@@ -170,10 +187,8 @@ class _SequenceReader(PieceReader):
             if is_ids:
                 self._check_range(values[name])
                 values[name] = values[name].astype(np.int32, copy=False)
-        if pack.eos_id is not None:
-            values = {name: _with_eos(each, starts, pack, name) for name, each in values.items()}
-            starts = starts + np.arange(len(starts))
-        return Texts(documents, starts, values)
+        values = {name: _with_extra(each, starts, pack, name) for name, each in values.items()}
+        return Texts(documents, starts + (pack.eos_id is not None) * np.arange(len(starts)), values)
 
     def _check_range(self, tokens: _Column) -> None:
         if tokens.dtype == np.int32 or not len(tokens):
@@ -193,7 +208,7 @@ class _SequenceReader(PieceReader):
 
 class Texts(NamedTuple):
     """Some documents: their numbers, ascending, (n,); where each begins and the last one ends, (n + 1,); and the values
-    of each column; with the tokens after documents, if there are any.
+    of each column, with the tokens after documents, if there are any, and with the value of padding at the end.
     """
 
     documents: Int64Array
@@ -212,7 +227,7 @@ class _KeptBlocks:
     """
 
     def __init__(self) -> None:
-        self.calls = Calls(_AT_ONCE, "raylance-pack")
+        self.calls = Calls(_AT_ONCE + _AHEAD, "raylance-pack")
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, Future[Texts | None]] = OrderedDict()
         self._used: dict[int, int] = {}  # sequences that were made of each of these blocks
@@ -266,14 +281,18 @@ class _KeptBlocks:
         self._used.pop(block, None)
 
 
-def _with_eos(values: _Column, starts: Int64Array, pack: Pack, name: str) -> _Column:
-    """Returns the values of documents with the end-of-sequence token after each; in other columns, with the document's
-    last value once more, or with 0 after an empty one.
+def _with_extra(values: _Column, starts: Int64Array, pack: Pack, name: str) -> _Column:
+    """Returns the values of documents, and one of padding at the end. After each document comes the end-of-sequence
+    token, if there is one; in other columns, the document's last value once more, or 0 after an empty one.
     """
-    after: Any = pack.eos_id
-    if name != pack.names[0]:
-        after = np.where(np.diff(starts) > 0, np.append(values, 0)[starts[1:] - 1], 0).astype(values.dtype)
-    return np.insert(values, starts[1:], after)
+    is_ids = name == pack.names[0]
+    padding = pack.pad_id if is_ids else 0
+    if pack.eos_id is None:
+        return np.append(values, np.array(padding, dtype=values.dtype))
+    zero = np.array(0, dtype=values.dtype)
+    last = np.where(np.diff(starts) > 0, np.append(values, zero)[starts[1:] - 1], zero)
+    after = np.full(len(last), pack.eos_id) if is_ids else last
+    return np.insert(values, np.append(starts[1:], len(values)), np.append(after, padding).astype(values.dtype))
 
 
 def _join(
@@ -286,51 +305,56 @@ def _join(
     for number, text in enumerate(texts):
         mine = of_piece == number
         begins[mine] = text.starts[np.searchsorted(text.documents, pieces.document[mine])] + pieces.start[mine]
+    is_last = np.diff(pieces.sequence, append=len(tokens)) > 0
+    padding = np.where(is_last, pack.length - tokens[pieces.sequence], 0)
     runs = np.append(np.flatnonzero(np.diff(of_piece, prepend=-1)), len(of_piece))  # of one text each
 
     def join(column: str) -> _Column:
         parts = [texts[0].values[column][:0]]
         for low, high in itertools.pairwise(runs.tolist()):
-            parts.append(take_ranges(texts[of_piece[low]].values[column], begins[low:high], pieces.size[low:high]))
-        return parts[-1] if len(parts) <= 2 else np.concatenate(parts)
+            run, values = slice(low, high), texts[of_piece[low]].values[column]
+            parts.append(take_ranges(values, begins[run], pieces.size[run], padding[run]))
+        return (parts[-1] if len(parts) <= 2 else np.concatenate(parts)).reshape(-1, pack.length)
 
-    made = {INPUT_IDS: _pad(join(pack.names[0]), tokens, pack.length, pack.pad_id)}
-    return made | {name: _pad(join(name), tokens, pack.length, 0) for name in pack.names[1:]}
-
-
-def _pad(values: _Column, tokens: Int32Array, length: int, pad: int) -> _Column:
-    """Returns the sequences that have so many of the values one after another, with padding, (n, length)."""
-    if len(values) == len(tokens) * length:
-        return values.reshape(-1, length)
-    padded = np.empty((len(tokens), length), dtype=values.dtype)
-    end = 0
-    for row, count in zip(padded, tokens.tolist(), strict=True):
-        begin, end = end, end + count
-        row[:count], row[count:] = values[begin:end], pad
-    return padded
+    return {INPUT_IDS: join(pack.names[0])} | {name: join(name) for name in pack.names[1:]}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Completion(Completion):
-    """Adds positions, segments and labels to sequences."""
+    """Adds positions, segments and labels to sequences, in place of what says where pieces begin."""
 
     pack: Pack
+
+    @property
+    def rows(self) -> int:
+        """See `Completion.rows`."""
+        return max(1, TOKENS_AT_ONCE // self.pack.length)
+
+    @property
+    def added_bytes(self) -> int:
+        """See `Completion.added_bytes`."""
+        return 4 * self.pack.length * (len(self.pack.outputs) - len(self.pack.names))
 
     def __call__(self, table: pa.Table, lend: Lend = fresh_memory) -> pa.Table:
         """See `Completion`."""
         pack, count = self.pack, table.num_rows
-
-        def array_of(name: str) -> _Column:
-            column = one_array(table[name])
-            return column.flatten().to_numpy().reshape(count, -1) if count else np.empty((0, pack.length))
-
-        names = [name for name in pack.outputs if name not in table.column_names]
+        columns = dict(zip(table.column_names, table.columns, strict=True))
+        begins, tokens = columns.pop(BEGINS), columns.pop(TOKENS)
+        names = [name for name in pack.outputs if name not in columns]
         made = {name: lend(4 * count * pack.length).view(np.int32).reshape(count, pack.length) for name in names}
         if count:
-            read = {name: array_of(name) for name in (INPUT_IDS, *pack.names[1:])}
-            fill_columns(pack, array_of(BEGINS), table[TOKENS].to_numpy(), read, made)
-        columns = {name: _fixed(made[name], pack.length) if name in made else table[name] for name in pack.outputs}
-        return pa.table({**columns, ROW_OFFSET: table[ROW_OFFSET]})
+            read = {name: _array_of(columns[name]) for name in (INPUT_IDS, *pack.names[1:])}
+            fill_columns(pack, _array_of(begins), tokens.to_numpy(), read, made)
+        return pa.table({name: _fixed(made[name], pack.length) for name in names} | columns).select(
+            [*pack.outputs, *(name for name in columns if name not in pack.outputs)]
+        )
+
+
+def _array_of(column: pa.ChunkedArray) -> _Column:
+    """Returns lists of one length as an array (n, length)."""
+    lists = one_array(column)
+    values: _Column = values_of(lists).to_numpy()
+    return values.reshape(len(lists), -1)
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -31,10 +31,20 @@ class Selected(HasOffsets, Protocol):
 
 
 class Completion(Protocol):
-    """Adds the columns of rows that follow from their other columns; equal if it adds the same. Picklable."""
+    """Adds the columns of rows that follow from others; equal if it adds the same. Picklable."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that are best completed together."""
+
+    @property
+    def added_bytes(self) -> int:
+        """Bytes of the columns that are added to a row."""
 
     def __call__(self, table: pa.Table, lend: Lend = fresh_memory) -> pa.Table:
-        """Returns the rows with all columns; `lend` gives the memory of those that are added."""
+        """Returns the rows with the columns that are added, and those that are kept. `lend` gives the memory of the
+        former.
+        """
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
