@@ -79,7 +79,7 @@ class _SequenceReader(PieceReader):
             while waiting and len(running) < _AT_ONCE:
                 begin, group = waiting.popleft()
                 running.append(self.kept.calls.submit(make, begin, group))
-                reached = int(np.searchsorted(blocks, self.table.blocks_of(group[-1:])[0], side="right"))
+                reached = int(np.searchsorted(blocks, self.table.blocks_of(group[-1:]), side="right").max(initial=0))
                 while ahead < min(reached + _AHEAD, len(blocks)):  # they are read while sequences of others are made
                     self.kept.calls.submit(self._fetch, int(blocks[ahead]), is_wanted)
                     ahead += 1
