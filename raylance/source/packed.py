@@ -80,9 +80,9 @@ class _SequenceReader(PieceReader):
                 begin, group = waiting.popleft()
                 running.append(self.kept.calls.submit(make, begin, group))
                 reached = int(np.searchsorted(blocks, self.table.blocks_of(group[-1:]), side="right").max(initial=0))
-                while ahead < min(reached + _AHEAD, len(blocks)):  # they are read while sequences of others are made
-                    self.kept.calls.submit(self._fetch, int(blocks[ahead]), is_wanted)
-                    ahead += 1
+                for block in blocks[max(ahead, reached) : reached + _AHEAD].tolist():  # read meanwhile
+                    self.kept.calls.submit(self._fetch, block, is_wanted)
+                ahead = reached + _AHEAD
             made = running.popleft().result()
             if made is None or not is_wanted() or not add(made):
                 return
