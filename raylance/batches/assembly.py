@@ -126,7 +126,7 @@ class Assembly:
         self._parts: list[StepRows] = []
         self._masked: list[Int64Array] = []
         self._digest, self._nbytes, self._size = Digest(), 0, TableSize()
-        self._costs: RowCosts | None = None  # of the step that was taken last
+        self._costs: RowCosts | None = None  # the costs of the last step that `next_step` returned
         self._steps: deque[tuple[StepRows, int, Int64Array, Digest]] = deque()
 
     def add(self, item: WorkItem, plain: pa.Table, decoded: pa.Table | None) -> None:
@@ -169,21 +169,15 @@ class Assembly:
         """Yields the rows of steps of these sizes. Rows that lack columns are completed some steps at a time, because
         these columns are written, and read again, while they are in the processor's cache.
         """
-        completion = self._completion
-        if completion is None:
-            together, begin = ItemRows(table), 0
-            for rows in sizes:
-                yield StepRows(together, begin, rows)
-                begin += rows
-            return
-        ends = np.cumsum(sizes)
-        groups = np.flatnonzero(np.diff((ends - 1) // completion.rows, prepend=-1))
-        complete = functools.partial(completion, lend=self._lender.lend)
-        for first, last in itertools.pairwise([*groups.tolist(), len(sizes)]):
-            begin = int(ends[first]) - sizes[first]
-            together = ItemRows(table.slice(begin, int(ends[last - 1]) - begin), complete)
-            for number in range(first, last):
-                yield StepRows(together, int(ends[number]) - sizes[number] - begin, sizes[number])
+        completion, complete, together_rows = self._completion, None, max(1, table.num_rows)
+        if completion is not None:
+            complete, together_rows = functools.partial(completion, lend=self._lender.lend), completion.rows
+        bounds = itertools.pairwise([0, *itertools.accumulate(sizes)])
+        for _, steps in itertools.groupby(bounds, lambda step: (step[1] - 1) // together_rows):
+            group = list(steps)
+            first, last = group[0][0], group[-1][1]
+            together = ItemRows(table if last - first == table.num_rows else table.slice(first, last - first), complete)
+            yield from (StepRows(together, begin - first, end - begin) for begin, end in group)
 
     def __bool__(self) -> bool:
         """Whether a whole step is ready."""
@@ -217,7 +211,9 @@ class Assembly:
         return self._plan.positions(self.epoch, step.before, *own)
 
     def cut(self, micro: Budget) -> tuple[list[int], int]:
-        """Returns the bounds of the micro-batches of the step that was taken last, and its cost; see `cut_step`."""
+        """Returns the bounds of the micro-batches of the last step that `next_step` returned, and the cost of the step;
+        see `cut_step`.
+        """
         if self._costs is None:
             raise RuntimeError("rows without costs have no micro-batches")  # the loader refuses them
         return cut_step(self._costs, self._dp_rank, self._plan.dp_size, micro)

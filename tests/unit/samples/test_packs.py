@@ -242,6 +242,18 @@ def test_packed_datasets_are_mixed_whatever_their_labels(documents: str, labels:
     assert [found["labels"][at].tolist() for at in range(5)] == [wanted[1][offset]["labels"] for offset in offsets]
 
 
+def test_ranks_without_a_sequence_get_empty_batches(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(pa.table({"t": [[1, 2, 3]]}))
+    dataset = raylance.dataset(uri, pack=Pack("t", length=3), remainder="ragged", empty_batches=True)
+    counts = []
+    for rank in range(3):
+        with dataset.loader(rank=rank, world_size=3, record=False) as loader:
+            [batch] = loader.iter_batches(global_batch_size=3)
+            assert {array.shape[1:] for array in batch.values()} == {(3,)}
+            counts.append(len(batch["labels"]))
+    assert counts == [0, 0, 1]
+
+
 def test_bins_are_found_once(write_dataset: Callable[..., str], tmp_path: Path) -> None:
     """The second start takes them from the folder; without one, batches are the same."""
     texts = pa.ListArray.from_arrays(np.arange(70_001, dtype=np.int32) * 3, np.arange(210_000, dtype=np.int32))
