@@ -60,10 +60,9 @@ def mix(
         A handle, as `raylance.dataset` returns. Checkpoints of a run on it hold the position in each dataset.
 
     Raises:
-        ConfigError: If `parts` is empty; if a weight is not positive; if weights are shares of costs that there are
-            not; if the datasets differ in columns, decoding,
-            `on_bad_row` or `max_bad_rows`; if one of them is a mixture or was opened with `window_bytes`; if `stop` is
-            unknown.
+        ConfigError: If `parts` is empty; if a weight is not positive; if `weigh` is "cost" and a dataset has no costs;
+            if the datasets differ in columns, decoding, `on_bad_row` or `max_bad_rows`; if one of them is a mixture or
+            was opened with `window_bytes`; if `weigh` or `stop` is unknown.
     """
     _check_parts(parts)
     check_word("remainder", remainder, REMAINDERS)

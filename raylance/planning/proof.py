@@ -71,7 +71,7 @@ class Expected:
     # How many more rows of the plan may be computed; None for any number. 50 rows of the selection, which take as long,
     # count as one.
     most_rows: int | None = None
-    tokens: int | None = None  # of all selected rows, if these are sequences of packed documents
+    tokens: int | None = None  # number of tokens of the selection, if its rows are sequences of packed documents
     _known: dict[tuple[int, int, int], Digest] = dataclasses.field(default_factory=dict, repr=False)
 
     @functools.cached_property

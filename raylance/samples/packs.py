@@ -178,16 +178,12 @@ class PackTable(PicklesFields):
     @property
     def tokens(self) -> int:
         """Number of tokens of all sequences, with those after documents, without padding."""
-        return int(_sizes(self.lengths, self.pack).sum()) - self.tokens_left_out
+        return int(_kept_sizes(_sizes(self.lengths, self.pack), self.pack).sum())
 
     @property
     def tokens_left_out(self) -> int:
         """Number of tokens that no sequence has, because their documents are too long."""
-        if self.pack.policy == "stream" or self.pack.too_long in ("split", "raise"):
-            return 0
-        sizes = _sizes(self.lengths, self.pack)
-        long = sizes[sizes > self.pack.length]
-        return int(long.sum()) - (0 if self.pack.too_long == "drop" else len(long) * self.pack.length)
+        return int(_sizes(self.lengths, self.pack).sum()) - self.tokens
 
     @property
     def fingerprint(self) -> str:
@@ -335,7 +331,8 @@ def make_table(
     Raises:
         DatasetError: If the documents have no token. See also `find_bins`.
     """
-    blocks = _blocks_of(pack, lengths)
+    block_rows = _block_rows(pack, lengths)
+    blocks = _blocks_of(len(lengths), block_rows)
     found, counts = np.zeros(len(blocks), dtype=np.int64), np.zeros(len(blocks), dtype=np.int64)
     if bins is None:
         bins = find_bins(pack, lengths)
@@ -345,7 +342,7 @@ def make_table(
         if pack.policy == "stream":
             found[number] = sizes.sum()
             continue
-        counts[number] = len(cut_documents(sizes, pack)[0])
+        counts[number] = int((-(-_kept_sizes(sizes, pack) // pack.length)).sum())
         if counts[number]:
             found[number] = int(bins[begin : begin + counts[number]].max()) + 1
         begin += counts[number]
@@ -358,7 +355,7 @@ def make_table(
     return PackTable(
         pack=pack,
         seed=seed,
-        block_rows=_block_rows(pack, lengths),
+        block_rows=block_rows,
         lengths=lengths,
         ends=ends,
         identity=identity,
@@ -375,7 +372,7 @@ def find_bins(pack: Pack, lengths: Int32Array) -> npt.NDArray[Any]:
         DatasetError: If too_long="raise" and a document is too long.
     """
     bins = [np.empty(0, dtype=np.uint16)]
-    for block in _blocks_of(pack, lengths) if pack.policy == "whole" else ():
+    for block in _blocks_of(len(lengths), _block_rows(pack, lengths)) if pack.policy == "whole" else ():
         sizes = _sizes(lengths[block], pack)
         if pack.too_long == "raise" and len(sizes) and sizes.max() > pack.length:
             raise DatasetError(
@@ -388,9 +385,8 @@ def find_bins(pack: Pack, lengths: Int32Array) -> npt.NDArray[Any]:
     return np.concatenate(bins)
 
 
-def _blocks_of(pack: Pack, lengths: Int32Array) -> list[slice]:
-    rows = _block_rows(pack, lengths)
-    return [slice(begin, begin + rows) for begin in range(0, len(lengths), rows)]
+def _blocks_of(documents: int, block_rows: int) -> list[slice]:
+    return [slice(begin, begin + block_rows) for begin in range(0, documents, block_rows)]
 
 
 def _block_rows(pack: Pack, lengths: Int32Array) -> int:
@@ -404,15 +400,20 @@ def cut_documents(sizes: Int64Array, pack: Pack) -> tuple[Int64Array, Int64Array
     """Cuts documents that are too long, as the setting says; leaves out empty ones. Returns, for each piece, the index
     of its document, its first token and its number of tokens, each int64.
     """
-    length = pack.length
-    if pack.too_long == "drop":
-        sizes = np.where(sizes > length, 0, sizes)
-    elif pack.too_long == "truncate":
-        sizes = np.minimum(sizes, length)
+    length, sizes = pack.length, _kept_sizes(sizes, pack)
     counts = -(-sizes // length)
     owner = np.repeat(np.arange(len(sizes)), counts)
     start = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * length
     return owner, start, np.minimum(sizes[owner] - start, length)
+
+
+def _kept_sizes(sizes: Int64Array, pack: Pack) -> Int64Array:
+    """Returns how many tokens of each document sequences have."""
+    if pack.policy == "whole" and pack.too_long == "drop":
+        return np.where(sizes > pack.length, 0, sizes)
+    if pack.policy == "whole" and pack.too_long == "truncate":
+        return np.minimum(sizes, pack.length)
+    return sizes
 
 
 def best_fit(sizes: Int64Array, length: int) -> tuple[Int64Array, int]:

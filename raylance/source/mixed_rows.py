@@ -130,11 +130,10 @@ class _Completing(RowReader):
     """Completes the rows of a reader."""
 
     reader: RowReader
-    completion: Completion | None
+    completion: Completion
 
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Wanted = always) -> None:
-        complete = self.completion
-        self.reader.read_into(offsets, add if complete is None else lambda table: add(complete(table)), is_wanted)
+        self.reader.read_into(offsets, lambda table: add(self.completion(table)), is_wanted)
 
     def skipping(self, unneeded: Mapping[str, Int64Array]) -> "_Completing":
         return dataclasses.replace(self, reader=self.reader.skipping(unneeded))
@@ -185,9 +184,10 @@ class MixedRows(RowSource):
 
     def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""
-        readers = [part.open_reader(retry_s) for part in self.parts]
-        if self.completion is None:  # they complete rows in other ways
-            readers = [_Completing(each, part.completion) for each, part in zip(readers, self.parts, strict=True)]
+        readers, is_alike = list[RowReader](), self.completion is not None
+        for part in self.parts:
+            reader, completion = part.open_reader(retry_s), part.completion
+            readers.append(reader if is_alike or completion is None else _Completing(reader, completion))
         return _MixReader(tuple(readers))
 
     @property

@@ -29,7 +29,7 @@ from raylance.samples.pack_columns import TOKENS_AT_ONCE, fill_columns, mark_beg
 from raylance.samples.packs import BEGINS, INPUT_IDS, TOKENS, Pack, PackTable, Pieces, find_bins, make_table
 from raylance.source.costs import FEW_ROWS, TokensOf, check_costs, keep_array, load_costs
 from raylance.source.limits import Calls
-from raylance.source.packing import PackedRows
+from raylance.source.packing import PackedRows, fixed_lists
 from raylance.source.reader import PieceReader, Prepare, RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import Completion, RowSource, Selected
@@ -81,7 +81,7 @@ class _SequenceReader(PieceReader):
                 running.append(self.kept.calls.submit(make, begin, group))
                 reached = int(np.searchsorted(blocks, self.table.blocks_of(group[-1:]), side="right").max(initial=0))
                 for block in blocks[max(ahead, reached) : reached + _AHEAD].tolist():  # read meanwhile
-                    self.kept.calls.submit(self._fetch, block, is_wanted)
+                    self.kept.calls.submit(self._whole, block, is_wanted)
                 ahead = reached + _AHEAD
             made = running.popleft().result()
             if made is None or not is_wanted() or not add(made):
@@ -101,14 +101,13 @@ class _SequenceReader(PieceReader):
                 begin = end
 
     def _whole_blocks(self, offsets: Int64Array) -> Int64Array:
-        """Returns the blocks of which so many of these sequences are that they are read whole, int64, ascending."""
+        """Returns the blocks that are read whole, because many of their sequences are among these; int64, ascending."""
         blocks, counts = np.unique(self.table.blocks_of(offsets), return_counts=True)
         return np.asarray(blocks[_MANY * counts >= self.table.count_sequences(blocks)])
 
-    def _fetch(self, block: int, is_wanted: Wanted) -> None:
-        """Reads a block of documents, which is kept then."""
-        if is_wanted():
-            self.kept.get(block, functools.partial(self._read, self.table.documents(block), is_wanted))
+    def _whole(self, block: int, is_wanted: Wanted) -> "Texts | None":
+        """Returns the text of a block, which is kept then; None if it is not wanted any more."""
+        return self.kept.get(block, lambda: self._read(self.table.documents(block), is_wanted))
 
     def _make(self, offsets: Int64Array, is_wanted: Wanted) -> pa.Table | None:
         """Makes sequences, ascending; returns None if they are not wanted any more."""
@@ -120,8 +119,8 @@ class _SequenceReader(PieceReader):
         begins, tokens = mark_begins(pieces, len(offsets), pack.length)
         joined = _join(pack, tokens, pieces, texts, of_piece)
         self.kept.drop_used(*table.count_by_block(pieces))
-        columns = {name: _fixed(column, pack.length) for name, column in joined.items()}
-        return pa.table({**columns, BEGINS: _fixed(begins, begins.shape[1]), TOKENS: tokens, ROW_OFFSET: offsets})
+        columns = {name: fixed_lists(column) for name, column in joined.items()}
+        return pa.table({**columns, BEGINS: fixed_lists(begins), TOKENS: tokens, ROW_OFFSET: offsets})
 
     def _texts_of(self, documents: Int64Array, is_wanted: Wanted) -> tuple[Int64Array, "list[Texts] | None"]:
         """Returns which text has each of some documents, which may repeat; and the texts, None if they are not wanted
@@ -132,9 +131,8 @@ class _SequenceReader(PieceReader):
         which, texts = np.full(len(blocks), -1), list[Texts]()
         needed = np.bincount(np.unique(documents) // self.table.block_rows - (blocks[0] if len(blocks) else 0))
         for number, block in enumerate(blocks.tolist()):
-            whole = self.table.documents(block)
-            is_dense = _WHOLE * needed[block - blocks[0]] >= len(whole)
-            found = self.kept.get(block, functools.partial(self._read, whole, is_wanted) if is_dense else None)
+            is_dense = _WHOLE * needed[block - blocks[0]] >= len(self.table.documents(block))
+            found = self._whole(block, is_wanted) if is_dense else self.kept.get(block, None)
             if found is not None:
                 which[number] = len(texts)
                 texts.append(found)
@@ -236,20 +234,22 @@ class _KeptBlocks:
         """Returns the text of a block, which one thread reads with `read`, and others wait for. Returns None if it is
         not kept and `read` is None, or if `read` returns None.
         """
+        reading = Future[Texts | None]()
         with self._lock:
-            found = self._kept.get(block)
-            if found is None and read is None:
-                return None
-            is_first = found is None
-            found = self._kept.setdefault(block, Future())
-            self._kept.move_to_end(block)
-        if not is_first:
-            return found.result()
+            kept = self._kept.get(block)
+            if kept is not None:
+                self._kept.move_to_end(block)
+            elif read is not None:
+                self._kept[block] = reading
+        if kept is not None:
+            return kept.result()
+        if read is None:
+            return None
         text = None
         try:
-            text = None if read is None else read()
+            text = read()
         finally:
-            found.set_result(text)  # after a failure, who waits reads by itself
+            reading.set_result(text)  # after a failure, who waits reads by itself
             with self._lock:
                 if text is None:
                     self._drop(block)
@@ -298,8 +298,8 @@ def _with_extra(values: _Column, starts: Int64Array, pack: Pack, name: str) -> _
 def _join(
     pack: Pack, tokens: Int32Array, pieces: Pieces, texts: Sequence[Texts], of_piece: Int64Array
 ) -> dict[str, _Column]:
-    """Joins pieces to sequences of so many tokens; `of_piece` says in which of the texts each piece is. Returns the
-    columns that are read, (n, length).
+    """Joins pieces to sequences. `tokens` has the number of tokens of each sequence, `of_piece` the index of the text
+    of each piece. Returns the columns that are read, (n, length).
     """
     begins = np.empty(len(of_piece), dtype=np.int64)
     for number, text in enumerate(texts):
@@ -307,7 +307,7 @@ def _join(
         begins[mine] = text.starts[np.searchsorted(text.documents, pieces.document[mine])] + pieces.start[mine]
     is_last = np.diff(pieces.sequence, append=len(tokens)) > 0
     padding = np.where(is_last, pack.length - tokens[pieces.sequence], 0)
-    runs = np.append(np.flatnonzero(np.diff(of_piece, prepend=-1)), len(of_piece))  # of one text each
+    runs = np.append(np.flatnonzero(np.diff(of_piece, prepend=-1)), len(of_piece))  # consecutive pieces of one text
 
     def join(column: str) -> _Column:
         parts = [texts[0].values[column][:0]]
@@ -345,7 +345,7 @@ class _Completion(Completion):
         if count:
             read = {name: _array_of(columns[name]) for name in (INPUT_IDS, *pack.names[1:])}
             fill_columns(pack, _array_of(begins), tokens.to_numpy(), read, made)
-        return pa.table({name: _fixed(made[name], pack.length) for name in names} | columns).select(
+        return pa.table({name: fixed_lists(made[name]) for name in names} | columns).select(
             [*pack.outputs, *(name for name in columns if name not in pack.outputs)]
         )
 
@@ -359,10 +359,6 @@ def _array_of(column: pa.ChunkedArray) -> _Column:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _fixed(array: _Column, length: int) -> pa.Array:
-    return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), length)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

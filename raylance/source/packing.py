@@ -163,8 +163,8 @@ class _PackReader(RowReader):
                         input_ids[row, after - start] = pack.eos_id
                     doc_ids[row, low - start : high - start] = rows[here]
         columns = {
-            "input_ids": _fixed(input_ids),
-            "doc_ids": _fixed(doc_ids),
+            "input_ids": fixed_lists(input_ids),
+            "doc_ids": fixed_lists(doc_ids),
             "first_row": self.documents.offsets(first),
             "first_token": begin - np.where(first > 0, ends[first - 1], 0),
             ROW_OFFSET: offsets,
@@ -175,7 +175,8 @@ class _PackReader(RowReader):
         self.reader.close()
 
 
-def _fixed(array: npt.NDArray[np.int64]) -> pa.Array:
+def fixed_lists(array: npt.NDArray[Any]) -> pa.Array:
+    """Returns an array (n, length) as n lists of one length, without a copy."""
     return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])
 
 

@@ -350,7 +350,7 @@ def test_a_kept_label_keeps_no_pictures(images_uri: str) -> None:
     image = raylance.Image("image", size=(128, 128))
     dataset = raylance.dataset(images_uri, columns=["id", "image"], decode=image, transform=as_it_is)
     gc.collect()
-    before = held_mib()  # of earlier tests
+    before = held_mib()  # objects that earlier tests left
     with dataset.loader(num_decoders=1) as loader:
         kept = [batch["id"] for batch in loader.iter_torch_batches(global_batch_size=50)]
     assert sum(map(len, kept)) > 900
