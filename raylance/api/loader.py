@@ -287,7 +287,7 @@ class RankLoader(Positioned):
 
         Args:
             global_batch_size: Rows of one step over all ranks. The numbers of rows that the ranks get of a step differ
-                by at most one.
+                by at most one, unless a `Balance` has `equal_rows=False`.
             batch_size: Rows of one step on each data-parallel rank, in place of `global_batch_size`.
             global_batch_cost: Cost of one step over all ranks, in place of `global_batch_size`; it needs `cost=` of
                 `raylance.dataset`. Steps have about this cost, and never more, unless a row alone costs more. With the

@@ -197,7 +197,7 @@ class Assembly:
             nbytes=nbytes,
             masked=masked,
             digest=digest,
-            costs=self._costs and StepCosts.of(self._costs, self._dp_rank, plan.dp_size),
+            costs=self._costs and StepCosts.of(self._costs, self._dp_rank),
         )
 
     @property
@@ -216,7 +216,7 @@ class Assembly:
         """
         if self._costs is None:
             raise RuntimeError("rows without costs have no micro-batches")  # the loader refuses them
-        return cut_step(self._costs, self._dp_rank, self._plan.dp_size, micro)
+        return cut_step(self._costs, self._dp_rank, micro)
 
     def offsets(self, table: pa.Table) -> Int64Array:
         """Returns the row offsets of the rows of a step, as `join_offsets` joins them."""

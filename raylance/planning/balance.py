@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from raylance.arguments import check_word
+from raylance.arguments import check_flag, check_word
 from raylance.errors import ConfigError
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.steps import Budget, cut_costs, slice_of
@@ -26,58 +26,78 @@ _SAMPLED = 128  # steps of which a summary is made
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """Gives all ranks about the same work in each step, by swapping rows between ranks. Pass it to `raylance.dataset`
-    as `balance`; it needs `cost`.
+    """Gives all ranks about the same work in each step, by moving rows between ranks. Pass it to `raylance.dataset` as
+    `balance`; it needs `cost`.
 
-    The rows of the global batch stay the same, and so does the number of rows of each rank. The dearest rank swaps a
-    row with the cheapest rank until their costs are about equal. Each rank computes the swaps by itself.
+    The rows of the global batch stay the same. The dearest rank swaps a row with the cheapest rank until their costs
+    are about equal. Each rank computes the swaps by itself.
 
     Attributes:
         by: What is balanced: the sum of the "cost" of a rank's rows, or of their "squared" costs, as for attention.
-        most_moved: Largest share of a step's rows that swaps may move to another rank. A rank that gets a row from
-            another rank's lanes reads it by itself, and the other one reads past it. So about this share more is read.
+        most_moved: Largest share of a step's rows that may move to another rank. A rank that gets a row from another
+            rank's lanes reads it by itself, and the other one reads past it. So about this share more is read.
+        equal_rows: Whether each rank keeps its number of rows. If not, a rank may also give a row and get none, as long
+            as it has another one. That helps if ranks have few rows, or costs differ much. Batches then differ in their
+            number of rows: do not average a loss over the ranks, but add it up, and divide by what the step has.
     """
 
     by: Literal["cost", "squared"] = "cost"
     most_moved: float = 0.1
+    equal_rows: bool = True
 
     def __post_init__(self) -> None:
         check_word("Balance: by", self.by, ("cost", "squared"))
+        object.__setattr__(self, "equal_rows", check_flag("Balance: equal_rows", self.equal_rows))
         moved = self.most_moved
         if isinstance(moved, bool) or not isinstance(moved, int | float | np.floating) or not 0 <= moved <= 1:
             raise ConfigError(f"Balance(most_moved={moved!r}): give a share of the rows, from 0 to 1.")
         object.__setattr__(self, "most_moved", float(moved))
 
-    def arrange(self, costs: Int64Array, dp_size: int) -> Int64Array:
-        """Arranges the rows of a step so that the slices of the ranks have about the same cost.
+    def arrange(self, costs: Int64Array, dp_size: int) -> list[Int64Array]:
+        """Divides the rows of a step among the ranks, so that they have about the same cost.
 
         Args:
             costs: Costs of the rows in the order of the ranks' slices without a balance, int64, (n,).
             dp_size: Number of data-parallel ranks.
 
         Returns:
-            The indices of the rows in their new order, int64, (n,).
+            The indices of the rows of each rank, int64.
         """
         weights = costs.astype(np.float64) ** (2 if self.by == "squared" else 1)
-        order, bounds = np.arange(len(costs), dtype=np.int64), slice_bounds(len(costs), dp_size)
-        loads = np.array([weights[low:high].sum() for low, high in bounds])
-        mean = loads.mean()
-        for _ in range(int(self.most_moved * len(costs)) // 2):
+        rows = np.arange(len(costs), dtype=np.int64)
+        of_ranks = [rows[low:high].copy() for low, high in slice_bounds(len(costs), dp_size)]
+        loads = np.array([weights[own].sum() for own in of_ranks])
+        enough, movable = (1 + _ENOUGH) * loads.mean(), int(self.most_moved * len(costs))
+        while movable > 1 - (not self.equal_rows):
             most, least = int(loads.argmax()), int(loads.argmin())
-            if loads[most] <= (1 + _ENOUGH) * mean or not self._swap(order, weights, loads, bounds, most, least):
+            found = None if loads[most] <= enough else self._find(of_ranks[most], of_ranks[least], weights, movable)
+            if found is None:
                 break
-        return order
+            give, get = found
+            given = of_ranks[most][give]
+            change = float(weights[given])
+            if get is None:
+                of_ranks[most], of_ranks[least] = np.delete(of_ranks[most], give), np.append(of_ranks[least], given)
+            else:
+                change -= float(weights[of_ranks[least][get]])
+                of_ranks[most][give], of_ranks[least][get] = of_ranks[least][get], given
+            loads[most] -= change
+            loads[least] += change
+            movable -= 1 + (get is not None)
+        return of_ranks
 
-    @staticmethod
-    def _swap(
-        order: Int64Array, weights: Floats, loads: Floats, bounds: list[tuple[int, int]], most: int, least: int
-    ) -> bool:
-        """Swaps the two rows of two ranks that make their loads most alike; False if none make them more alike."""
-        gap = (loads[most] - loads[least]) / 2
-        dear, cheap = (order[low:high] for low, high in (bounds[most], bounds[least]))
-        if not len(dear) or not len(cheap):
-            return False
-        given, got = weights[dear], weights[cheap]
+    def _find(
+        self, dear: Int64Array, cheap: Int64Array, weights: Floats, movable: int
+    ) -> tuple[int, int | None] | None:
+        """Returns the place of the row to give, and that of the row to get for it, or None for no row, that make two
+        ranks most alike; None if nothing makes them more alike.
+        """
+        gap = (weights[dear].sum() - weights[cheap].sum()) / 2
+        given, got = weights[dear], weights[cheap] if movable > 1 else weights[:0]
+        if not self.equal_rows and len(dear) > 1:
+            got = np.append(got, 0.0)  # nothing for it
+        if not len(given) or not len(got):
+            return None
         ascending = got.argsort(kind="stable")
         wanted = given - gap  # the cost of the row to get for each row to give
         at = got[ascending].searchsorted(wanted)
@@ -86,13 +106,9 @@ class Balance:
         is_below = below < above
         give = int(np.where(is_below, below, above).argmin())
         get = int(ascending[at[give] - bool(is_below[give])])
-        change = given[give] - got[get]
-        if not 0 < change < 2 * gap:
-            return False
-        dear[give], cheap[get] = cheap[get], dear[give]  # both are views of `order`
-        loads[most] -= change
-        loads[least] += change
-        return True
+        if not 0 < given[give] - got[get] < 2 * gap:
+            return None
+        return give, None if get == len(cheap) or movable == 1 else get
 
 
 def check_balance(balance: object, *, has_costs: bool) -> None:
@@ -109,21 +125,26 @@ def check_balance(balance: object, *, has_costs: bool) -> None:
 
 
 class RowCosts(NamedTuple):
-    """The costs of the rows of a step, rank by rank, int64, (n,); and which rows are not fill, bool, (n,)."""
+    """The costs of the rows of a step, rank by rank, int64, (n,); which rows are not fill, bool, (n,); and the ranks'
+    half-open slices.
+    """
 
     costs: Int64Array
     is_real: BoolArray
+    slices: list[tuple[int, int]]
 
-    def by_rank(self, dp_size: int) -> list[Int64Array]:
-        """Returns the costs of each rank's rows."""
-        return [self.costs[low:high] for low, high in slice_bounds(len(self.costs), dp_size)]
+    @property
+    def by_rank(self) -> list[Int64Array]:
+        """The costs of each rank's rows."""
+        return [self.costs[low:high] for low, high in self.slices]
 
 
 def row_costs(plan: "Plan", epoch: int, position: int) -> RowCosts:
     """Returns the costs of the rows of a step."""
     positions = plan.positions(epoch, position, 0, plan.step_size(epoch, position))
     costs = plan.order.costs(plan.select(epoch, positions)).astype(np.int64)
-    return RowCosts(costs, positions < plan.epoch_rows)
+    slices = [plan.rank_slice(epoch, position, rank) for rank in range(plan.dp_size)]
+    return RowCosts(costs, positions < plan.epoch_rows, slices)
 
 
 class StepCosts(NamedTuple):
@@ -140,14 +161,14 @@ class StepCosts(NamedTuple):
     dearest: int
 
     @classmethod
-    def of(cls, rows: RowCosts, dp_rank: int, dp_size: int) -> Self:
+    def of(cls, rows: RowCosts, dp_rank: int) -> Self:
         """Returns the costs of a step, seen from one rank."""
-        slices = rows.by_rank(dp_size)
+        slices = rows.by_rank
         paid = [len(own) * int(own.max(initial=0)) for own in slices]
         return cls(int(slices[dp_rank].sum()), paid[dp_rank], max(paid))
 
 
-def cut_step(rows: RowCosts, dp_rank: int, dp_size: int, micro: Budget) -> tuple[list[int], int]:
+def cut_step(rows: RowCosts, dp_rank: int, micro: Budget) -> tuple[list[int], int]:
     """Cuts a rank's rows of a step into micro-batches of at most the cost of a budget, as many on each rank.
 
     A rank that needs fewer than another one cuts its largest ones further. If it has too few rows for that, its last
@@ -157,7 +178,7 @@ def cut_step(rows: RowCosts, dp_rank: int, dp_size: int, micro: Budget) -> tuple
         The bounds of the micro-batches in the rank's rows, ascending from 0, (micro-batches + 1,); and the cost of the
         whole step over all ranks, without the rows that only fill it.
     """
-    cut = [cut_costs(own, micro).tolist() if len(own) else [0] for own in rows.by_rank(dp_size)]
+    cut = [cut_costs(own, micro).tolist() if len(own) else [0] for own in rows.by_rank]
     most, bounds = max(1, *(len(each) - 1 for each in cut)), cut[dp_rank]
     while len(bounds) <= most:
         sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
@@ -243,15 +264,21 @@ class _Step:
 
 def _look_at(plan: "Plan", epoch: int, start: int) -> _Step:
     rows = row_costs(plan, epoch, start)
-    slices = RowCosts(np.where(rows.is_real, rows.costs, 0), rows.is_real).by_rank(plan.dp_size)
+    slices = rows._replace(costs=np.where(rows.is_real, rows.costs, 0)).by_rank
     paid = [len(own) * int(own.max(initial=0)) for own in slices]
     sums = [int(own.sum()) for own in slices]
     squares = [float((own.astype(np.float64) ** 2).sum()) for own in slices]
     moved = 0
     if plan.balance is not None:
-        arranged, by_lane = (each.positions(epoch, start, 0, len(rows.costs)) for each in (plan, plan.by_lane))
-        moved = int((arranged != by_lane).sum())
+        moved = int((_ranks_of(plan, epoch, start) != _ranks_of(plan.by_lane, epoch, start)).sum())
     return _Step(len(rows.costs), sum(sums), sum(paid), moved, _ratio(paid), _ratio(sums), _ratio(squares))
+
+
+def _ranks_of(plan: "Plan", epoch: int, start: int) -> Int64Array:
+    """Returns the rank of each row of a step, by position."""
+    positions = plan.positions(epoch, start, 0, plan.step_size(epoch, start))
+    sizes = [high - low for low, high in (plan.rank_slice(epoch, start, rank) for rank in range(plan.dp_size))]
+    return np.repeat(np.arange(plan.dp_size, dtype=np.int64), sizes)[positions.argsort()]
 
 
 def _ratio(of_ranks: Sequence[float]) -> float:

@@ -18,10 +18,9 @@ from raylance.orders.checking import check_sample, select_rows
 from raylance.orders.order import PicklesFields, Resolved
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.balance import Balance
+from raylance.planning.balanced import BalancedSlices
 from raylance.planning.steps import REMAINDERS, Budget, CostSteps, EvenSteps, Remainder, Steps, slice_of
 
-_STEPS_KEPT = 512  # steps whose balanced arrangement is kept
-_TOGETHER = 32  # steps that are balanced together
 _MOST_KEPT = 1 << 16  # most rows of a slice whose arrangement is kept
 _GROWTH = 1.25  # factor by which the rows of an item grow from one round to the next
 _WHOLE = 0.75  # a window of up to this share of the limit is not cut, so that one a little above half stays whole
@@ -157,14 +156,22 @@ class Plan(PicklesFields):
 
     def rank_slice(self, epoch: int, position: int, dp_rank: int) -> tuple[int, int]:
         """Returns a rank's half-open slice of the rows of the step at a position. The rows are in lane-major order."""
+        if self._uneven is not None:
+            return self._uneven.slice_of(epoch, position, dp_rank)
         return slice_of(self.step_size(epoch, position), dp_rank, self.dp_size)
+
+    def rank_rows(self, epoch: int, position: int, steps: int, dp_rank: int) -> int:
+        """Returns the number of a rank's rows in consecutive steps of a chunk."""
+        if self._uneven is not None:
+            return self._uneven.rows(epoch, position, steps, dp_rank)
+        return self.layout.rows(epoch, position, steps, dp_rank, self.dp_size)
 
     def positions(self, epoch: int, position: int, low: int, high: int) -> Int64Array:
         """Returns the epoch positions of rows [low, high) of a step, sorted by (position mod lanes, position div
         lanes), and then swapped by the balance, if there is one. Those of padding are at least `epoch_rows`.
         """
-        if self.balance is not None and self.dp_size > 1:
-            return self._balanced(epoch, position)[low:high]
+        if self._balanced is not None:
+            return self._balanced.arrangement(epoch, position).positions[low:high]
         lanes, size = self.order.lane_count, self.step_size(epoch, position)
         arrange = _arranged if high - low <= _MOST_KEPT else _arranged.__wrapped__
         return position + arrange(lanes, position % lanes, size, low, high)
@@ -175,26 +182,14 @@ class Plan(PicklesFields):
         return dataclasses.replace(self, balance=None)
 
     @functools.cached_property
-    def _kept(self) -> dict[tuple[int, int], Int64Array]:
-        """The last balanced arrangements, by epoch and position. Several threads may add the same ones."""
-        return {}
+    def _balanced(self) -> BalancedSlices | None:
+        """The slices of the ranks, if there is something to balance."""
+        return None if self.balance is None or self.dp_size == 1 else BalancedSlices(self.by_lane, self.balance)
 
-    def _balanced(self, epoch: int, position: int) -> Int64Array:
-        """Returns the positions of a step's rows, arranged by its balance."""
-        found = self._kept.get((epoch, position))
-        if found is None:
-            # Finding the rows of several steps takes little longer than finding those of one.
-            starts = [at for at in self.starts(epoch, position, _TOGETHER) if not self.is_over(epoch, at)]
-            steps = [self.by_lane.positions(epoch, at, 0, self.step_size(epoch, at)) for at in starts]
-            costs = self.order.costs(self.select(epoch, np.concatenate(steps))).astype(np.int64)
-            parts = np.split(costs, np.cumsum([len(step) for step in steps])[:-1])
-            balance = self.balance or Balance()
-            for at, step, part in zip(starts, steps, parts, strict=True):
-                self._kept[epoch, at] = step[balance.arrange(part, self.dp_size)]
-            found = self._kept[epoch, position]
-            for key in list(self._kept)[:-_STEPS_KEPT]:
-                self._kept.pop(key, None)
-        return found
+    @property
+    def _uneven(self) -> BalancedSlices | None:
+        """The slices of the ranks, if they have other numbers of rows than those by lane."""
+        return None if self.balance is None or self.balance.equal_rows else self._balanced
 
     def item_positions(self, item: WorkItem) -> Int64Array:
         """Returns the epoch positions of an item's rows in the order of delivery, int64, shape (item.rows,)."""
@@ -248,6 +243,8 @@ class Plan(PicklesFields):
         """Returns the line of the first row of a rank's slice of a step. Lines number the rank's rows in the order of
         delivery, with `every` only those of steps that lie whole strides apart. Those of a chunk are consecutive.
         """
+        if self._uneven is not None:
+            return self._uneven.line(epoch, position, dp_rank)
         return self.layout.line(epoch, position, dp_rank, self.dp_size)
 
     def item_line(self, item: WorkItem) -> int:
@@ -261,9 +258,9 @@ class Plan(PicklesFields):
     def chunk_size(self, chunk: Chunk, dp_rank: int) -> int:
         """Returns the number of rows of a rank's chunk."""
         if chunk.high is None:
-            return self.layout.rows(chunk.epoch, chunk.position, chunk.steps, dp_rank, self.dp_size) - chunk.low
+            return self.rank_rows(chunk.epoch, chunk.position, chunk.steps, dp_rank) - chunk.low
         before = chunk.steps - 1
-        whole = self.layout.rows(chunk.epoch, chunk.position, before, dp_rank, self.dp_size) if before else 0
+        whole = self.rank_rows(chunk.epoch, chunk.position, before, dp_rank) if before else 0
         return whole + chunk.high - chunk.low
 
     def _starts(self, part: Chunk | WorkItem) -> Iterator[int]:
@@ -302,7 +299,7 @@ class Plan(PicklesFields):
         few = 1
         while few < most:
             middle = (few + most + 1) // 2
-            if self.layout.rows(epoch, position, middle, dp_rank, self.dp_size) <= rows:
+            if self.rank_rows(epoch, position, middle, dp_rank) <= rows:
                 few = middle
             else:
                 most = middle - 1
@@ -317,7 +314,7 @@ class Plan(PicklesFields):
             return [dataclasses.replace(item, low=item.low + low, high=item.low + high) for low, high in bounds]
         found, at = [], item.position
         for low, high in bounds:
-            rows = self.layout.rows(item.epoch, at, high - low, item.dp_rank, self.dp_size)
+            rows = self.rank_rows(item.epoch, at, high - low, item.dp_rank)
             found.append(dataclasses.replace(item, position=at, steps=high - low, high=rows))
             at = self.after(item.epoch, at, high - low)
         return found
@@ -328,6 +325,10 @@ class Plan(PicklesFields):
             return None
         steps = self.layout.within(epoch, position, self.chunk_positions)
         return Chunk(epoch=epoch, position=position, steps=steps, low=low)
+
+    def first_of_chunk(self, epoch: int, position: int) -> int:
+        """Returns the first position of a step, at most `position`, that begins in the same chunk."""
+        return self.layout.first_within(epoch, position, self.chunk_positions)
 
     def next_chunk(self, chunk: Chunk) -> Chunk | None:
         """Returns the chunk after a chunk; None at the end of the epoch."""
@@ -388,7 +389,7 @@ class Plan(PicklesFields):
                 parts = max(1, -(-size // rows))
                 joined = 1 if parts > 1 else self._fitting(epoch, at, self._whole(chunk, at, max_steps), dp_rank, rows)
                 if joined > 1:
-                    low, high = begin, begin + self.layout.rows(epoch, at, joined, dp_rank, self.dp_size)
+                    low, high = begin, begin + self.rank_rows(epoch, at, joined, dp_rank)
                 where = {"position": at, "steps": joined, "low": low - begin, "high": high - begin}
                 yield from self.cut(WorkItem(dp_rank=dp_rank, epoch=epoch, chunk=chunk, **where), parts)
                 done, made, at = done + joined, made + parts, self.after(epoch, at, joined)

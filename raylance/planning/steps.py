@@ -129,6 +129,10 @@ class Steps(abc.ABC):
         """Returns the number of steps from one on that begin in the same chunk."""
 
     @abc.abstractmethod
+    def first_within(self, epoch: int, position: int, chunk_positions: int) -> int:
+        """Returns the first position of a step, at most `position`, that begins in the same chunk."""
+
+    @abc.abstractmethod
     def line(self, epoch: int, position: int, dp_rank: int, dp_size: int) -> int:
         """Returns a number for the first row of a rank's slice of a step. Numbers ascend in the order of delivery, and
         rows of a chunk have consecutive ones.
@@ -188,6 +192,11 @@ class EvenSteps(Steps):
         """See `Steps.within`."""
         end = (position // chunk_positions + 1) * chunk_positions
         return min(self.count(epoch, position), -(-(end - position) // self.stride))
+
+    def first_within(self, epoch: int, position: int, chunk_positions: int) -> int:
+        """See `Steps.first_within`."""
+        begin = position // chunk_positions * chunk_positions
+        return begin + (position - begin) % self.stride
 
     def line(self, epoch: int, position: int, dp_rank: int, dp_size: int) -> int:
         """See `Steps.line`."""
@@ -324,6 +333,12 @@ class CostSteps(PicklesFields, Steps):
         _, starts, at = self._find(epoch, position)
         end = starts[0] + ((position - starts[0]) // chunk_positions + 1) * chunk_positions
         return min(bisect.bisect_left(starts, end), len(starts) - 1) - at
+
+    def first_within(self, epoch: int, position: int, chunk_positions: int) -> int:
+        """See `Steps.first_within`."""
+        _, starts, _ = self._find(epoch, position)
+        begin = starts[0] + (position - starts[0]) // chunk_positions * chunk_positions
+        return min(position, starts[min(bisect.bisect_left(starts, begin), len(starts) - 1)])
 
     def line(self, epoch: int, position: int, dp_rank: int, dp_size: int) -> int:
         """See `Steps.line`."""

@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from raylance.orders.order import Resolved
+from raylance.planning.balance import Balance
 from raylance.planning.plan import Plan
 from raylance.planning.planned_rows import PlannedRows
 from raylance.planning.steps import Budget, Remainder
@@ -16,12 +17,15 @@ budgets = st.builds(Budget, cost=st.integers(1, 3000), max_rows=st.none() | st.i
 sizes = budgets | st.integers(1, 50)
 
 
-def make_plan(order: Resolved, batch: int | Budget, world: int, remainder: Remainder = "ragged") -> Plan:
+def make_plan(
+    order: Resolved, batch: int | Budget, world: int, remainder: Remainder = "ragged", balance: Balance | None = None
+) -> Plan:
     budget = batch if isinstance(batch, Budget) else None
     return Plan(
         order=order,
         global_batch_size=1 if isinstance(batch, Budget) else batch,
         budget=budget,
+        balance=balance,
         dp_size=world,
         remainder=remainder,
         chunk_positions=order.read_positions or 64,

@@ -40,7 +40,15 @@ def test_actors_give_the_same_steps_on_another_world(texts: str) -> None:
 
 
 @pytest.mark.promise("P1", "P2", "P3", "P5")
-@pytest.mark.parametrize("arguments", [{}, {"order": "window", "balance": raylance.Balance()}], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"order": "window", "balance": raylance.Balance()},
+        {"order": "window", "balance": raylance.Balance(equal_rows=False, most_moved=0.5)},
+    ],
+    ids=str,
+)
 def test_a_run_that_continues_on_another_world_has_the_same_steps(texts: str, arguments: dict[str, Any]) -> None:
     check_steps_on_another_world(texts, arguments, "threads")
 
@@ -194,9 +202,11 @@ def test_the_proof_of_packed_documents_counts_tokens(texts: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("size", [{"global_batch_size": 50}, {"global_batch_cost": BUDGET}], ids=str)
-@pytest.mark.parametrize("padded", [True, False])
-def test_micro_batches_are_as_many_on_every_rank(texts: str, size: dict[str, Any], padded: bool) -> None:
-    dataset, world = opened(texts, order="window", balance=raylance.Balance()), 3
+@pytest.mark.parametrize(("padded", "equal_rows"), [(True, True), (False, True), (False, False)])
+def test_micro_batches_are_as_many_on_every_rank(
+    texts: str, size: dict[str, Any], padded: bool, equal_rows: bool
+) -> None:
+    dataset, world = opened(texts, order="window", balance=raylance.Balance(equal_rows=equal_rows)), 3
     if "global_batch_cost" in size:
         size = {**size, "padded": padded}
     whole = list(dataset.iter_batches(**size))

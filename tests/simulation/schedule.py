@@ -15,6 +15,7 @@ import numpy as np
 from raylance.orders.order import Facts, Order
 from raylance.orders.sampling import Weighted
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
+from raylance.planning.balance import Balance
 from raylance.planning.plan import Chunk, Plan, WorkItem
 from raylance.planning.steps import Budget, Remainder
 from raylance.testing import SampleRows
@@ -222,6 +223,7 @@ def make_plan(order: int, rows: int, size: int, world_size: int, remainder: Rema
         global_batch_size=size,
         # Not drawn, so that the seeds of rare faults still have them.
         budget=Budget(cost=4 * size, padded=size % 2 == 0) if rows in (24, 33) else None,
+        balance=Balance(equal_rows=rows == 33, most_moved=0.5) if rows in (24, 33) else None,
         dp_size=world_size,
         remainder=remainder,
         chunk_positions=chunk,

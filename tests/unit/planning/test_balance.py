@@ -1,6 +1,8 @@
 """Which rank gets which rows: the same global batches, equal counts, costs about equal, few rows moved."""
 
+import dataclasses
 import itertools
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,18 +13,17 @@ from raylance.errors import ConfigError
 from raylance.orders.order import Resolved
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.balance import Balance, cost_figures, slice_bounds
-from raylance.planning.plan import Plan
-from raylance.planning.steps import Budget
+from raylance.planning.steps import REMAINDERS, Budget
 from tests.helpers.orders import cases, resolve
-from tests.helpers.plans import global_batches, lognormal, make_plan, sizes
+from tests.helpers.plans import check_items, global_batches, lognormal, make_plan, rank_batches, sizes
 
-balances = st.builds(Balance, by=st.sampled_from(["cost", "squared"]), most_moved=st.sampled_from([0, 0.1, 0.3, 1]))
+balances = st.builds(
+    Balance,
+    by=st.sampled_from(["cost", "squared"]),
+    most_moved=st.sampled_from([0, 0.1, 0.3, 1]),
+    equal_rows=st.booleans(),
+)
 costs_of_rows = st.lists(st.integers(0, 1000) | st.sampled_from([0, 7, 7, 10**6]), min_size=1, max_size=80)
-
-
-def balanced(order: Resolved, size: int | Budget, world: int, balance: Balance | None) -> Plan:
-    plan = make_plan(order, size, world)
-    return plan if balance is None else plan.__class__(**{**plan.__getstate__(), "balance": balance})
 
 
 @pytest.mark.promise("P1", "P2", "P3")
@@ -33,48 +34,91 @@ def test_a_balance_changes_which_rank_gets_a_row_and_nothing_else(
 ) -> None:
     plain = [sorted(rows) for rows in global_batches(make_plan(order, size, 1), 1, 0)]
     for world in worlds:
-        plan = balanced(order, size, world, balance)
+        plan = make_plan(order, size, world, balance=balance)
         assert [sorted(rows) for rows in global_batches(plan, 1, 0)] == plain
         for at in itertools.islice(plan.starts(1, 0, plan.steps(1)), 8):
-            found = plan.positions(1, at, 0, plan.step_size(1, at))
-            moved = (found != plan.by_lane.positions(1, at, 0, plan.step_size(1, at))).sum()
-            assert moved <= balance.most_moved * len(found)
+            own = [set(plan.positions(1, at, *plan.rank_slice(1, at, rank)).tolist()) for rank in range(world)]
+            plain_ = [plan.by_lane.rank_slice(1, at, rank) for rank in range(world)]
+            before = [set(plan.by_lane.positions(1, at, *each).tolist()) for each in plain_]
+            moved = sum(len(found - other) for found, other in zip(own, before, strict=True))
+            assert moved <= balance.most_moved * plan.step_size(1, at)
+            assert all(own) == all(before), "a rank lost all its rows"
+            if balance.equal_rows:
+                assert [*map(len, own)] == [*map(len, before)]
 
 
-@given(costs=costs_of_rows, dp_size=st.integers(1, 9), by=st.sampled_from(["cost", "squared"]))
-def test_no_swap_of_the_dearest_and_the_cheapest_rank_is_left(costs: list[int], dp_size: int, by: str) -> None:
-    """Against brute force: every pair of rows of the two ranks is tried."""
+@pytest.mark.promise("P1", "P5")
+@given(order=cases(), size=sizes, balance=balances, world=st.integers(1, 5), every=st.integers(1, 3), data=st.data())
+@settings(max_examples=60)
+def test_the_rows_of_an_item_are_those_of_its_chunk(
+    order: Resolved, size: int | Budget, balance: Balance, world: int, every: int, data: st.DataObject
+) -> None:
+    """From any position; however chunks are cut; cut items, too."""
+    plan = dataclasses.replace(
+        make_plan(order, size, world, data.draw(st.sampled_from(REMAINDERS[1:])), balance),
+        chunk_positions=data.draw(st.integers(1, 100)),
+        every=1 if isinstance(size, Budget) else every,
+    )
+    rank, position = data.draw(st.integers(0, world - 1)), data.draw(st.integers(0, order.epoch_rows))
+    item_rows = data.draw(st.integers(1, 100))
+    check_items(plan, rank, position, item_rows, data)
+    assert len(rank_batches(plan, rank, 1, position, item_rows)) == plan.steps(1, position)
+    chunks = [each for each in plan.chunks(1, position) if plan.chunk_size(each, rank)]
+    lines = [(first := plan.first_line(each, rank), first + plan.chunk_size(each, rank)) for each in chunks]
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(lines)), "lines do not ascend"
+
+
+@given(
+    costs=costs_of_rows, dp_size=st.integers(1, 9), by=st.sampled_from(["cost", "squared"]), equal_rows=st.booleans()
+)
+def test_no_move_between_the_dearest_and_the_cheapest_rank_is_left(
+    costs: list[int], dp_size: int, by: Literal["cost", "squared"], equal_rows: bool
+) -> None:
+    """Against brute force: every pair of rows of the two ranks is tried, and every row that one could give."""
     weights = np.array(costs, dtype=np.float64) ** (2 if by == "squared" else 1)
-    order = Balance(by=by, most_moved=1).arrange(np.array(costs, dtype=np.int64), dp_size)  # type: ignore[arg-type]
-    assert sorted(order.tolist()) == list(range(len(costs)))
-    bounds = slice_bounds(len(costs), dp_size)
-    loads = np.array([weights[order[low:high]].sum() for low, high in bounds])
-    before = np.array([weights[low:high].sum() for low, high in bounds])
+    found = Balance(by=by, most_moved=1, equal_rows=equal_rows).arrange(np.array(costs, dtype=np.int64), dp_size)
+    assert sorted(np.concatenate(found).tolist()) == list(range(len(costs)))
+    even = [range(*bounds) for bounds in slice_bounds(len(costs), dp_size)]
+    loads = np.array([weights[own].sum() for own in found])
+    before = np.array([weights[list(own)].sum() for own in even])
     assert loads.max() <= before.max() * (1 + 1e-9)
-    swaps_left = len(costs) // 2 > (order != np.arange(len(costs))).sum()
-    if loads.max() <= 1.003 * loads.mean() or not swaps_left:
+    moved = sum(len(set(own.tolist()) - set(was)) for own, was in zip(found, even, strict=True))
+    if loads.max() <= 1.003 * loads.mean() or moved + 2 > len(costs):
         return
-    most, least = bounds[int(loads.argmax())], bounds[int(loads.argmin())]
+    most, least = found[int(loads.argmax())], found[int(loads.argmin())]
     gap = loads.max() - loads.min()
-    for give, get in itertools.product(order[slice(*most)], order[slice(*least)]):
-        change = weights[give] - weights[get]
-        assert not 1e-6 * gap < change < gap * (1 - 1e-6), "this swap would make them more alike"
+    changes = [weights[give] - weights[get] for give, get in itertools.product(most, least)]
+    if not equal_rows and len(most) > 1:
+        changes += weights[most].tolist()
+    assert not any(1e-6 * gap < change < gap * (1 - 1e-6) for change in changes), "this would make them more alike"
 
 
-def test_costs_without_padding_are_equal_within_one_percent() -> None:
+@pytest.mark.parametrize("equal_rows", [True, False])
+def test_costs_without_padding_are_equal_within_one_percent(equal_rows: bool) -> None:
     lengths, ranks = lognormal(64_000), 8
     rows = lengths.reshape(-1, 16 * ranks)[:500].astype(np.int64)
     ratios = []
     for costs in rows:
-        order = Balance(most_moved=0.25).arrange(costs, ranks)
-        of_ranks = costs[order].reshape(ranks, 16).sum(axis=1)
-        ratios.append(of_ranks.max() / of_ranks.mean())
+        of_ranks = [costs[own].sum() for own in Balance(most_moved=0.25, equal_rows=equal_rows).arrange(costs, ranks)]
+        ratios.append(max(of_ranks) / np.mean(of_ranks))
     assert np.quantile(ratios, 0.9) < 1.01
 
 
-def test_figures_are_those_of_a_plain_loop() -> None:
+def test_with_few_rows_ranks_of_unequal_numbers_are_more_alike() -> None:
+    """Three rows a rank: with as many on each, the rank of a giant row cannot be matched."""
+    rows, ranks = lognormal(9_600).reshape(-1, 24).astype(np.int64), 8
+    ratios = dict[bool, list[float]]()
+    for equal_rows, costs in itertools.product([True, False], rows):
+        found = Balance(most_moved=1, equal_rows=equal_rows).arrange(costs, ranks)
+        of_ranks = [costs[own].sum() for own in found]
+        ratios.setdefault(equal_rows, []).append(max(of_ranks) / np.mean(of_ranks))
+    assert np.mean(ratios[False]) < np.mean(ratios[True])
+
+
+@pytest.mark.parametrize("equal_rows", [True, False])
+def test_figures_are_those_of_a_plain_loop(equal_rows: bool) -> None:
     order, world = resolve(WindowShuffle(shard_rows=5, window_shards=3, lanes=4), 200), 3
-    plan = balanced(order, 20, world, Balance())
+    plan = make_plan(order, 20, world, balance=Balance(equal_rows=equal_rows))
     found = cost_figures(plan, epoch=1, sample_steps=10)
     assert found is not None
     paid, summed, cost, moved = [], [], 0, 0
@@ -84,8 +128,8 @@ def test_figures_are_those_of_a_plain_loop() -> None:
         paid.append([len(own) * int(own.max()) for own in costs])
         summed.append([int(own.sum()) for own in costs])
         cost += sum(summed[-1])
-        plain = plan.by_lane.positions(1, at, 0, 20)
-        moved += int((np.concatenate(slices) != plain).sum())
+        plain = [plan.by_lane.positions(1, at, *plan.by_lane.rank_slice(1, at, rank)) for rank in range(world)]
+        moved += sum(len(np.setdiff1d(own, was)) for own, was in zip(slices, plain, strict=True))
     assert (found.rows, found.cost, found.moved) == (20, cost / 10, moved / 200)
     assert found.padding == pytest.approx(1 - cost / sum(map(sum, paid)))
     for got, of in ((found.padded, paid), (found.summed, summed)):
@@ -94,7 +138,7 @@ def test_figures_are_those_of_a_plain_loop() -> None:
 
 @pytest.mark.promise("P8")
 @pytest.mark.parametrize(
-    "settings_", [{"by": "rows"}, {"most_moved": 1.5}, {"most_moved": True}, {"most_moved": "0.1"}]
+    "settings_", [{"by": "rows"}, {"most_moved": 1.5}, {"most_moved": True}, {"most_moved": "0.1"}, {"equal_rows": 1}]
 )
 def test_settings_that_cannot_be(settings_: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings_))):
