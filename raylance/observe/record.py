@@ -104,8 +104,8 @@ def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) ->
             inside = decoded if here.type is _ABSENT and there.type is not _ABSENT else inside
     except (pa.ArrowException, ValueError, OSError, ImportError) as error:
         raise ConfigError(
-            f"{public_uri(path)} cannot be opened ({public_uri(str(error))}). No record can be read or written there. "
-            "Give the folder of a run, as a path or a URI."
+            f"{public_uri(path)} cannot be opened ({public_uri(str(error))}). Nothing can be read or written there. "
+            "Give a folder, as a path or a URI."
         ) from error
     return filesystem, inside
 

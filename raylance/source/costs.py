@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import lance
 import numpy as np
@@ -27,6 +27,7 @@ from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.orders.order import COST, Tables
 from raylance.orders.permutation import Int32Array
 from raylance.source.fields import find_field
+from raylance.source.kept_files import KeptFiles
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
 from raylance.source.limits import Calls, requests_of
 from raylance.source.retrying import patiently
@@ -34,8 +35,6 @@ from raylance.source.selection import Selection
 from raylance.source.version import Source
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T", bound=npt.NDArray[Any])
 
 _PIECE_ROWS = 1 << 16  # rows of one read, and of one step of progress
 FEW_ROWS = 1 << 16  # costs of up to this number of rows are read again by each process that opens the dataset
@@ -69,20 +68,20 @@ class Costs:
     Attributes:
         text: What the user gave, for states and errors.
         expression: The SQL expression that Lance computes for each row.
-        folder: Where the file is kept.
+        files: Where the file is kept.
         argument: The argument of `raylance.dataset` that needs the costs, for errors.
     """
 
     text: str
     expression: str
-    folder: str
+    files: KeptFiles
     argument: str
 
-    def path(self, source: Source, selection: Selection) -> Path:
-        """Returns the path of the finished file."""
+    def name(self, source: Source, selection: Selection) -> str:
+        """Returns the name of the finished file."""
         parts = (source.uri, source.branch, source.version, source.identity, selection.fingerprint, self.expression)
         name = hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-        return Path(self.folder, f"{name}.int32")
+        return f"{name}.int32"
 
 
 def check_costs(
@@ -113,7 +112,7 @@ def check_costs(
             f"cost={cost!r}: give the name of a column of numbers, an SQL expression over such columns, or "
             'raylance.TokensOf("input_ids").'
         )
-    costs = Costs(text=text, expression=expression, folder=_check_folder(folder), argument=argument or f"cost={text!r}")
+    costs = Costs(text=text, expression=expression, files=KeptFiles.of(folder), argument=argument or f"cost={text!r}")
     _as_costs(_scan(dataset, costs, 0, 1), costs, dataset.uri, lambda _: 0)
     return costs
 
@@ -138,14 +137,14 @@ def load_costs(source: Source, dataset: lance.LanceDataset, costs: Costs, rows: 
     """Returns the costs of the selected rows, int32, (N,); see `share_costs`."""
     if rows.rows > FEW_ROWS:
         try:
-            return _load_from_file(dataset, costs, rows, costs.path(source, rows))
+            return _load_from_file(dataset, costs, rows, costs.name(source, rows))
         except OSError as error:
             logger.warning(
                 "the costs of %s rows of %s cannot be kept in %s (%s), so each start reads them again. Give a folder "
                 "with room for %s bytes: cost_folder=.",
                 f"{rows.rows:,}",
                 source.uri,
-                costs.folder,
+                costs.files.folder,
                 error,
                 f"{4 * rows.rows:,}",
             )
@@ -154,28 +153,11 @@ def load_costs(source: Source, dataset: lance.LanceDataset, costs: Costs, rows: 
     return _checked(found, costs, dataset.uri)
 
 
-def keep_array(path: Path, make: Callable[[], T]) -> T:
-    """Returns the array in a file, mapped; makes it first, and keeps it if the folder can be written."""
-    if path.exists():
-        return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
-    made = make()
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as file:
-            np.save(file, made)
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        logger.warning(
-            "%s cannot be kept (%s), so each start makes it again: cost_folder= gives a folder.", path, error
-        )
-    return made
-
-
-def _load_from_file(dataset: lance.LanceDataset, costs: Costs, rows: Selection, path: Path) -> Int32Array:
+def _load_from_file(dataset: lance.LanceDataset, costs: Costs, rows: Selection, name: str) -> Int32Array:
     """Maps the file of costs; makes it first, or continues to make it, if it is not there. Raises OSError."""
-    if not path.exists():
+    path = costs.files.find(name)
+    if path is None:
+        path = costs.files.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         partial, journal = path.with_suffix(".partial"), path.with_suffix(".done")
         _make_file(dataset, costs, rows, partial, journal)
@@ -183,6 +165,7 @@ def _load_from_file(dataset: lance.LanceDataset, costs: Costs, rows: Selection, 
         journal.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another process has just finished the same file
             os.replace(partial, path)
+        costs.files.send(name)
     found = np.asarray(np.memmap(path, dtype=np.int32, mode="r"))
     if len(found) != rows.rows:
         raise OSError(f"{path} has {len(found):,} numbers")
@@ -301,18 +284,6 @@ def _checked(found: Int32Array, costs: Costs, uri: str) -> Int32Array:
     if not found[:_PIECE_ROWS].any() and not found.any():
         raise DatasetError(f"{costs.argument} is 0 for all selected rows of {uri!r}; nothing was started.")
     return found
-
-
-def _check_folder(folder: Any) -> str:
-    if folder is None:
-        root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        return os.path.join(root, "raylance", "costs")
-    if not isinstance(folder, str | os.PathLike) or "://" in os.fspath(folder):
-        raise ConfigError(
-            f"cost_folder={folder!r}: give the path of a folder in a file system. The file of costs is mapped into "
-            "memory, which an object store cannot do."
-        )
-    return os.path.abspath(os.fspath(folder))
 
 
 def _quoted(name: str) -> str:

@@ -9,7 +9,6 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import lance
@@ -27,7 +26,7 @@ from raylance.orders.permutation import Int32Array, Int64Array
 from raylance.orders.shuffles import Laned
 from raylance.samples.pack_columns import TOKENS_AT_ONCE, fill_columns, mark_begins
 from raylance.samples.packs import BEGINS, INPUT_IDS, TOKENS, Pack, PackTable, Pieces, find_bins, make_table
-from raylance.source.costs import FEW_ROWS, TokensOf, check_costs, keep_array, load_costs
+from raylance.source.costs import FEW_ROWS, TokensOf, check_costs, load_costs
 from raylance.source.limits import Calls
 from raylance.source.packing import PackedRows, fixed_lists
 from raylance.source.reader import PieceReader, Prepare, RowReader
@@ -425,6 +424,6 @@ def _make_table(
     bins = None
     if rows.rows > FEW_ROWS and pack.policy == "whole":
         # Bins depend on fewer settings, but these are all that there are in most cases.
-        name = hashlib.blake2b(f"{costs.path(source, rows)} {pack} {_PACKING}".encode(), digest_size=16).hexdigest()
-        bins = keep_array(Path(costs.folder, f"{name}.bins.npy"), functools.partial(find_bins, pack, lengths))
+        name = hashlib.blake2b(f"{costs.name(source, rows)} {pack} {_PACKING}".encode(), digest_size=16).hexdigest()
+        bins = costs.files.keep(f"{name}.bins.npy", functools.partial(find_bins, pack, lengths))
     return make_table(pack, lengths, seed, rows.fingerprint, bins)

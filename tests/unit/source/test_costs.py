@@ -13,6 +13,7 @@ import pytest
 
 import raylance
 from raylance.errors import ConfigError, DatasetError, RaylanceError
+from tests.helpers.faulty_store import bucket_of
 
 ROWS = 200_000
 
@@ -113,6 +114,37 @@ def test_a_folder_that_cannot_be_written_is_said(tokens: str, caplog: pytest.Log
     assert "/proc/nothing" in caplog.text
 
 
+def test_a_folder_in_an_object_store_serves_a_machine_without_the_file(
+    tokens: str, s3_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = bucket_of(s3_port, "costs")
+    folder = f"s3://me:password@costs/kept?scheme=http&endpoint_override=127.0.0.1:{s3_port}"
+    found = []
+    for machine in ("first", "second"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
+        found.append(raylance.dataset(tokens, columns=["id"], cost="length", cost_folder=folder).costs)
+    stored = lance.dataset(tokens).to_table(columns=["length"])["length"].to_numpy()
+    assert all(np.array_equal(costs, stored) for costs in found)
+    [kept] = bucket.objects.all()
+    assert kept.key.startswith("kept/")
+    assert kept.size == 4 * len(stored)
+    kept.put(Body=np.arange(1, len(stored) + 1, dtype=np.int32).tobytes())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
+    fetched = raylance.dataset(tokens, columns=["id"], cost="length", cost_folder=folder).costs
+    assert fetched is not None
+    assert fetched[-1] == len(stored), "the file was fetched, and not made again"
+
+
+def test_a_store_that_fails_is_said(
+    tokens: str, s3_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = f"s3://me:password@missing-bucket/kept?scheme=http&endpoint_override=127.0.0.1:{s3_port}"
+    assert raylance.dataset(tokens, columns=["id"], cost="length", cost_folder=folder).costs is not None
+    assert "missing-bucket" in caplog.text
+    assert "password" not in caplog.text
+
+
 @pytest.mark.promise("P8")
 @pytest.mark.parametrize(
     ("arguments", "error", "named"),
@@ -127,7 +159,8 @@ def test_a_folder_that_cannot_be_written_is_said(tokens: str, caplog: pytest.Log
         ({"cost": 3}, ConfigError, "cost=3"),
         ({"cost": raylance.TokensOf("length")}, DatasetError, "length"),
         ({"cost": raylance.TokensOf("nothing")}, DatasetError, "nothing"),
-        ({"cost": "length", "cost_folder": "s3://bucket/costs"}, ConfigError, "s3"),
+        ({"cost": "length", "cost_folder": "none://bucket/costs"}, ConfigError, "none"),
+        ({"cost": "length", "cost_folder": 3}, ConfigError, "cost_folder=3"),
         ({"cost": "length", "pack": raylance.PackTokens("ids", 8), "columns": None}, ConfigError, "pack"),
         ({"order": "bucket"}, ConfigError, "cost="),
         ({"balance": raylance.Balance()}, ConfigError, "cost="),
