@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from raylance.api.loader import RankLoader
     from raylance.api.mixing import mix
     from raylance.api.opening import dataset
+    from raylance.api.ray_data import from_ray_dataset
     from raylance.batches.varlen import cu_seqlens
     from raylance.decode.arrays import Pad
     from raylance.decode.clips import Clip
@@ -83,6 +84,7 @@ _MODULES = {
     "api.loader": ("RankLoader",),
     "orders.shuffles": ("RowShuffle", "Sequential", "ShardShuffle", "WindowShuffle"),
     "api.mixing": ("mix",),
+    "api.ray_data": ("from_ray_dataset",),
     "orders.buckets": ("Buckets",),
     "planning.balance": ("Balance",),
     "samples.packs": ("Pack",),
@@ -117,9 +119,10 @@ __all__ = [
     "FrameCrop", "HelperError", "Image", "ImageCrop", "Options", "Order", "Pack", "PackTokens", "Pad", "PlacementError",
     "Provenance", "RaggedDecoder", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle",
     "RunProof", "SampleTable", "Sequential", "ShardShuffle", "StateError", "TokensOf", "ValueSplit", "Video",
-    "Weighted", "WindowShuffle", "Windows", "add_column", "cu_seqlens", "dataset", "explain_run", "map_boxes",
-    "map_points", "mix", "newest_checkpoint", "open_folder", "prove_run", "read_values", "report",
-    "report_if_preempted", "report_run", "restore", "row_rng", "watch", "write_column", "write_values",
+    "Weighted", "WindowShuffle", "Windows", "add_column", "cu_seqlens", "dataset", "explain_run",
+    "from_ray_dataset", "map_boxes", "map_points", "mix", "newest_checkpoint", "open_folder", "prove_run",
+    "read_values", "report", "report_if_preempted", "report_run", "restore", "row_rng", "watch", "write_column",
+    "write_values",
 ]  # fmt: skip
 
 

@@ -342,6 +342,40 @@ class Dataset:
         epoch = check_integer("epoch", epoch, 0)
         return self._passes.iterate(method, epoch, arguments, repr(self))
 
+    def to_ray_dataset(self, *, epoch: int | None = None, global_batch_size: int = 256, **options: Any) -> Any:
+        """Returns the rows as a dataset of Ray Data, for offline jobs, evaluation and inference. Nothing is read yet.
+
+        Tasks of Ray Data read and decode the rows, as the handle was opened: open it without `decode=` for encoded
+        values. Each row comes once, but no promise of training holds: there are no ranks, steps or checkpoints.
+
+        Tasks wait until CPUs are free. Helpers of this handle whose pass has ended free theirs now; close loaders that
+        are not needed any more.
+
+        Args:
+            epoch: The epoch whose order and augmentation the rows get. Rows that its order leaves out or repeats are
+                left out or repeated. None for the selected rows in storage order, augmented as in epoch 0.
+            global_batch_size: From which an order takes sizes that are "auto", as in training.
+            **options: Options of `ray.data.read_datasource`, such as `concurrency` and `override_num_blocks`.
+
+        Returns:
+            A `ray.data.Dataset` of the columns that `take` gives, `_rowoffset` included. Its blocks keep the order of
+            the rows, but Ray Data may deliver blocks in another order, unless `preserve_order` of
+            `ray.data.DataContext.get_current().execution_options` is True.
+
+        Raises:
+            ConfigError: If an argument has a wrong type or value.
+        """
+        from raylance.api.ray_data import to_ray_dataset  # Ray Data takes a second to import
+
+        process.check_context(self._context)
+        plan = None
+        if epoch is not None:
+            epoch, size = check_integer("epoch", epoch, 0), check_integer("global_batch_size", global_batch_size, 1)
+            limit = Options().max_window_bytes
+            plan = make_plan(self._spec.delivery, size=size, dp_size=1, max_window_bytes=limit, remainder="ragged")
+        self._passes.end_idle()
+        return to_ray_dataset(self._spec, self.schema, plan, epoch or 0, options)
+
     def share(self) -> None:
         """Puts large values, such as the selection or weights, into Ray's object store, so that all ranks read one
         copy. Does nothing if Ray does not run.

@@ -71,6 +71,10 @@ class HandlePasses:
         running, self.running = self.running, set()
         for loader in running:
             loader.close()
+        self.end_idle()
+
+    def end_idle(self) -> None:
+        """Ends the helpers that wait for another pass, and so frees their CPUs."""
         if (idle := self._take_idle()) is not None:
             idle.close()
 

@@ -1,6 +1,7 @@
 """The reading of single rows on demand, decoded in the calling thread."""
 
 import logging
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -67,16 +68,30 @@ class Lookup:
             DatasetError: If the dataset cannot give these rows.
             BadRowError: If a row cannot be decoded, unless bad rows are masked.
         """
+        [table] = self.read_in_parts(offsets, max(1, len(offsets)), epoch, draws)
+        return table
+
+    def read_in_parts(
+        self, offsets: Int64Array, part_rows: int, epoch: int = 0, draws: Int64Array | None = None
+    ) -> Iterator[pa.Table]:
+        """Reads rows together, and decodes some at a time; see `read`. Yields at least one table."""
         source = self._read_spec.source
         stored, places = np.unique(offsets, return_inverse=True)
         try:
             source.check_asked(stored)
             self._opened = self._opened or source.open_reader()
-            table = take_rows(read_samples(self._opened, source.load_samples(), stored, source.costly), places)
+            found = read_samples(self._opened, source.load_samples(), stored, source.costly)
         except (IndexError, OverflowError, DatasetError) as error:
             raise DatasetError(
                 f"{source.uri!r}, version {source.version}, cannot give these rows: {readable_text(error)}"
             ) from error
+        for begin in range(0, max(1, len(offsets)), part_rows):
+            part = slice(begin, begin + part_rows)
+            table = take_rows(found, places[part])
+            yield self._decode(table, offsets[part], epoch, None if draws is None else draws[part])
+
+    def _decode(self, table: pa.Table, offsets: Int64Array, epoch: int, draws: Int64Array | None) -> pa.Table:
+        source = self._read_spec.source
         if source.completion is not None:
             table = source.completion(table)
         valid = pa.array(np.ones(len(offsets), dtype=np.bool_))

@@ -26,6 +26,7 @@ class Metric:
     field: str  # the figure: a number of `Stats.sample`, the position, or a limit
     help: str  # its meaning, and how to read it
     cause: str = ""  # value of the label `cause` if several figures share the metric
+    labels: tuple[str, ...] = LABELS  # besides `cause`
 
 
 def _counter(name: str, field: str, help: str, cause: str = "") -> Metric:
@@ -88,6 +89,30 @@ METRICS: tuple[Metric, ...] = (
     _gauge("epoch_rows", "epoch_rows", "Rows of an epoch, over all ranks."),
 )
 
+
+def _as_in_ray(name: str, *fields: str) -> tuple[Metric, tuple[str, ...]]:
+    help = "As Ray Data's own metric of this name, of a loader of raylance."
+    return Metric(name=f"data_iter_{name}", kind="gauge", field="", help=help, labels=("dataset", "split")), fields
+
+
+TRAIN_ROW = (
+    _as_in_ray("total_blocked_seconds", *WAITS.values()),
+    _as_in_ray("time_to_first_batch_seconds", "first_batch_s"),
+    _as_in_ray("user_seconds", "train_s"),
+    _as_in_ray("batches_total", "batches"),
+    _as_in_ray("rows_total", "rows"),
+    _as_in_ray("get_ref_bundles_seconds", WAITS["starting"], WAITS["reading"], WAITS["decoding"]),
+    _as_in_ray("get_seconds", WAITS["finishing"]),
+    _as_in_ray("next_batch_seconds"),
+    _as_in_ray("format_batch_seconds"),
+    _as_in_ray("collate_batch_seconds", "collate_s"),
+    _as_in_ray("finalize_batch_seconds", "transfer_s"),
+)
+"""The metrics that the row "Data Ingestion" of Ray's own dashboard of Ray Train reads, and the figures that are added
+up for each. Ray Data publishes them, as gauges of totals. Ray's panel of stages is empty without those that are always
+0.
+"""
+
 _made: dict[str, Any] = {}  # metrics of this process, by name
 _lock = threading.Lock()
 
@@ -117,6 +142,11 @@ class Publisher:
             if added > 0:
                 _of_ray(metric).inc(added / (self._peers if metric.field in _OF_PEERS else 1), labels)
                 self._before[metric.field] = value
+        run, dataset, rank = (self._labels[name] for name in LABELS)
+        for metric, fields in TRAIN_ROW:
+            if figures.keys() >= set(fields):
+                total = sum(figures[field] for field in fields)
+                _of_ray(metric).set(total, {"dataset": f"{run}/{dataset}", "split": rank})
 
     def end(self) -> None:
         """Sets the gauges in `GAUGES`, such as `decoders`, to 0; otherwise Ray keeps publishing their last values."""
@@ -128,6 +158,6 @@ def _of_ray(metric: Metric) -> Any:
         if metric.name not in _made:
             kinds: Any = importlib.import_module("ray.util.metrics")  # loaded already: only loaders under Ray publish
             make = kinds.Counter if metric.kind == "counter" else kinds.Gauge
-            labels = (*LABELS, "cause") if metric.cause else LABELS
+            labels = (*metric.labels, "cause") if metric.cause else metric.labels
             _made[metric.name] = make(metric.name, description=metric.help, tag_keys=labels)
         return _made[metric.name]

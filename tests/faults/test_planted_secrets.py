@@ -85,6 +85,7 @@ def test_a_run_leaves_no_secret(
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         shown.append(answer.read().decode())
     assert "ray_raylance_rows" in shown[-1]
+    assert "ray_data_iter_rows_total{" in shown[-1], "what Ray's own dashboard of Ray Train reads"
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     left = {str(path): path.read_bytes() for at in (tmp_path, session) for path in at.rglob("*") if path.is_file()}
     names = {Path(path).name for path in left}

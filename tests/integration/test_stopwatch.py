@@ -272,6 +272,10 @@ def test_all_that_is_shown_agrees_with_a_stopwatch(
     for metric in metrics.METRICS:
         wanted = stats["user_s"] if metric.field == "train_s" else stats.get(metric.field, 0)
         assert shown.get((metric.name, metric.cause), 0) == wanted, metric
+    in_ray = {name.removeprefix("data_iter_"): value for (name, _), value in shown.items() if "data_iter_" in name}
+    assert (in_ray["rows_total"], in_ray["batches_total"]) == (ROWS, STEPS)
+    assert in_ray["total_blocked_seconds"] == sum(watch.waits)
+    assert in_ray["user_seconds"] == stats["user_s"]
 
 
 def test_decoding_on_a_device_is_decoding(uri: str, time: VirtualTime) -> None:

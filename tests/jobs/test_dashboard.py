@@ -1,5 +1,6 @@
 """Dashboard and alerts as files: each metric that they name is exported by raylance, and each expression parses."""
 
+import importlib
 import json
 import re
 import shutil
@@ -10,7 +11,7 @@ import promql_parser
 import pytest
 import yaml
 
-from raylance.observe.metrics import LABELS, METRICS
+from raylance.observe.metrics import LABELS, METRICS, TRAIN_ROW
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "k8s" / "grafana"
@@ -50,6 +51,18 @@ def test_each_expression_parses() -> None:
 def test_each_metric_is_shown_and_no_panel_adds_up_all_runs() -> None:
     assert {name for expr in SHOWN for name in re.findall(r"\bray_\w+", expr)} == KINDS.keys()
     assert all('$run"' in expr for expr in SHOWN)
+
+
+def test_the_row_of_rays_own_dashboard_is_filled() -> None:
+    panels = importlib.import_module("ray.dashboard.modules.metrics.dashboards.train_dashboard_panels")
+    [row] = [row for row in panels.TRAIN_GRAFANA_ROWS if row.title == "Data Ingestion"]
+    asked = {name for panel in row.panels for each in panel.targets for name in re.findall(r"ray_\w+", each.expr)}
+    published = {f"ray_{metric.name}" for metric, _ in TRAIN_ROW}
+    assert asked - published == {"ray_data_output_rows"}, "the operators of Ray Data"
+    labels = {
+        label for panel in row.panels for each in panel.targets for label in re.findall(r"by \((.*?)\)", each.expr)
+    }
+    assert {name.strip() for each in labels for name in each.split(",")} <= set(TRAIN_ROW[0][0].labels)
 
 
 def test_kubernetes_can_hold_it() -> None:
