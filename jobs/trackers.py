@@ -19,6 +19,7 @@ from pyarrow import fs as pafs
 import raylance
 
 Facts = Mapping[str, Mapping[str, Any]]  # by group
+Data = Mapping[str, raylance.RankLoader]  # what the run reads, by what it is for
 KINDS = ("tensorboard", "wandb", "mlflow")
 
 
@@ -27,7 +28,7 @@ class _TensorBoard:
 
     id = ""  # the folder is enough
 
-    def __init__(self, run: str, id: str | None, step: int, facts: Facts) -> None:
+    def __init__(self, run: str, id: str | None, step: int, facts: Facts, data: Data) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         storage = ray.train.get_context().get_storage()
@@ -57,7 +58,7 @@ class _TensorBoard:
 class _Wandb:
     """A run of Weights & Biases, which drops points of steps that it has."""
 
-    def __init__(self, run: str, id: str | None, step: int, facts: Facts) -> None:
+    def __init__(self, run: str, id: str | None, step: int, facts: Facts, data: Data) -> None:
         import wandb
 
         storage = ray.train.get_context().get_storage()
@@ -73,6 +74,8 @@ class _Wandb:
             settings=wandb.Settings(silent=True, console="off"),
         )
         self.id = self._run.id
+        for loader in () if self._run.offline else data.values():  # W&B refuses it offline
+            self._run.use_artifact(raylance.wandb_artifact(loader))
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._run.log(dict(figures), step=step)
@@ -87,7 +90,7 @@ class _Wandb:
 class _Mlflow:
     """A run of MLflow, at MLFLOW_TRACKING_URI or in mlflow.db beside the runs."""
 
-    def __init__(self, run: str, id: str | None, step: int, facts: Facts) -> None:
+    def __init__(self, run: str, id: str | None, step: int, facts: Facts, data: Data) -> None:
         import mlflow
 
         beside = os.path.dirname(ray.train.get_context().get_storage().experiment_fs_path)
@@ -98,6 +101,8 @@ class _Mlflow:
         self._logged = max((point.step for history in histories for point in history), default=0)  # by a lost attempt
         texts = {f"{group}.{key}": str(value) for group, values in facts.items() for key, value in values.items()}
         mlflow.set_tags(texts)  # a parameter could not be changed by the next attempt
+        for name, loader in data.items():
+            mlflow.log_input(raylance.mlflow_dataset(loader), context=name)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         if step > self._logged:
@@ -113,11 +118,13 @@ class _Mlflow:
 class Tracked(contextlib.AbstractContextManager["Tracked"]):
     """The trackers of a run: rank 0 opens them, other ranks log nothing. `ids` belongs into the checkpoint."""
 
-    def __init__(self, kinds: Sequence[str], run: str, ids: Mapping[str, str], step: int, facts: Facts) -> None:
+    def __init__(
+        self, kinds: Sequence[str], run: str, ids: Mapping[str, str], step: int, facts: Facts, data: Data
+    ) -> None:
         """Continues the tracked runs of these ids after a step, or begins them."""
         open_ = dict(zip(KINDS, (_TensorBoard, _Wandb, _Mlflow), strict=True))
         mine = kinds if ray.train.get_context().get_world_rank() == 0 else ()
-        self._open = {kind: open_[kind](run, ids.get(kind), step, facts) for kind in mine}
+        self._open = {kind: open_[kind](run, ids.get(kind), step, facts, data) for kind in mine}
         self.ids = {kind: tracker.id for kind, tracker in self._open.items()}
 
     def __bool__(self) -> bool:

@@ -193,7 +193,8 @@ def train(args: argparse.Namespace, config: Mapping[str, Any]) -> None:
         network.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
     facts = {"arguments": config["arguments"], "data": loader.identity()}
-    tracked = trackers.Tracked(args.track, config["name"], saved.get("trackers", {}), loader.global_step, facts)
+    of_run = config["name"], saved.get("trackers", {}), loader.global_step
+    tracked = trackers.Tracked(args.track, *of_run, facts, {"train": loader, "val": val})
     steps = loader.steps_per_epoch(global_batch_size=args.global_batch_size)
 
     def report(epoch: int, step: int, loss: torch.Tensor, **more: float) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from raylance.integrations.checkpoint_files import newest_checkpoint
     from raylance.integrations.checkpoints import report, restore
     from raylance.integrations.data_config import DataConfig
+    from raylance.integrations.lineage import mlflow_dataset, wandb_artifact
     from raylance.integrations.preemption import report_if_preempted
     from raylance.observe.record import open_folder
     from raylance.orders.buckets import Buckets
@@ -108,6 +109,7 @@ _MODULES = {
     "observe.record": ("open_folder",),
     "integrations.checkpoint_files": ("newest_checkpoint",),
     "integrations.checkpoints": ("report", "restore"),
+    "integrations.lineage": ("mlflow_dataset", "wandb_artifact"),
     "integrations.preemption": ("report_if_preempted",),
 }
 _SUBMODULES = ("audit", "lerobot", "testing", "torch_data", "torchft")
@@ -120,9 +122,9 @@ __all__ = [
     "Provenance", "RaggedDecoder", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle",
     "RunProof", "SampleTable", "Sequential", "ShardShuffle", "StateError", "TokensOf", "ValueSplit", "Video",
     "Weighted", "WindowShuffle", "Windows", "add_column", "cu_seqlens", "dataset", "explain_run",
-    "from_ray_dataset", "map_boxes", "map_points", "mix", "newest_checkpoint", "open_folder", "prove_run",
-    "read_values", "report", "report_if_preempted", "report_run", "restore", "row_rng", "watch", "write_column",
-    "write_values",
+    "from_ray_dataset", "map_boxes", "map_points", "mix", "mlflow_dataset", "newest_checkpoint",
+    "open_folder", "prove_run", "read_values", "report", "report_if_preempted", "report_run", "restore", "row_rng",
+    "wandb_artifact", "watch", "write_column", "write_values",
 ]  # fmt: skip
 
 

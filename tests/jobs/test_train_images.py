@@ -27,6 +27,7 @@ import pyarrow as pa
 import pytest
 import ray
 import torch
+import yaml
 
 import raylance
 from jobs import common, trackers
@@ -38,7 +39,7 @@ from tests.helpers.cluster import free_ports
 from tests.helpers.created import write_digits
 from tests.helpers.images import encode
 from tests.helpers.scripts import read_to
-from tests.helpers.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard
+from tests.helpers.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard, inputs_of_mlflow
 
 JOBS = Path(__file__).parents[2] / "jobs"
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -328,6 +329,11 @@ sys.exit(job.main({[str(option) for option in made.options]}))
     if "mlflow" in INSTALLED:
         found, status = curves_of_mlflow(f"sqlite:///{made.place.parent}/mlflow.db")
         assert (found["loss"], found["train_loss"], status) == (losses, reports, "FINISHED")
+        inputs = inputs_of_mlflow(f"sqlite:///{made.place.parent}/mlflow.db")
+        assert {name: source["filter"] for name, source in inputs.items()} == {
+            "train": "split = 'train'",
+            "val": "split = 'val'",
+        }
     wanted, found = (torch.load(run.checkpoints()[-1] / "state.pt", weights_only=True) for run in (trained[0], made))
     for name, weights in wanted["model"].items():
         torch.testing.assert_close(found["model"][name], weights, rtol=1e-4, atol=1e-5)
@@ -345,6 +351,32 @@ def test_a_job_of_several_files_is_submitted_with_its_working_directory(head, di
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_the_submitter_of_kubernetes_fails_if_the_job_does(head):
+    """The command of its pod, as the manifest has it; a second pod follows the same job."""
+    manifest = Path(__file__).parents[2] / "k8s" / "ray-job.train-images.yaml"
+    [doc] = [doc for doc in yaml.safe_load_all(manifest.read_text()) if doc["kind"] == "RayJob"]
+    [container] = doc["spec"]["submitterPodTemplate"]["spec"]["containers"]
+    assert container["args"] == [doc["spec"]["entrypoint"]]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for name, entrypoint, fails in (
+        ("good", "python -c 'print(\"it runs\")'", False),
+        ("bad", "python -c '1/0'", True),
+    ):
+        variables = {"RAY_DASHBOARD_ADDRESS": head.jobs.removeprefix("http://"), "RAY_JOB_SUBMISSION_ID": name}
+        for _ in range(2):
+            pod = subprocess.run(
+                [*container["command"], entrypoint],
+                env=clean_environment() | variables | {"PATH": path},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert (pod.returncode != 0) == fails, pod.stdout + pod.stderr
+            assert ("ZeroDivisionError" if fails else "it runs") in pod.stdout
+
+
 def test_a_run_that_is_stopped_says_how_to_continue(head, make_run):
     made = make_run("stopped")
     command = [JOBS / "train_images.py", *made.options, "--epochs", 50]
