@@ -8,8 +8,9 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from raylance.arguments import check_integer, refuse_unknown
+from raylance.arguments import check_flag, check_integer, refuse_unknown
 from raylance.errors import ConfigError
+from raylance.observe.spans import check_traces
 from raylance.orders.order import Auto
 
 _LONGEST_S = 1_000_000_000  # about 30 years; clocks of the system may not support a longer wait
@@ -64,6 +65,9 @@ class Options:
             process trains on one part of a dataset and validates on another. None for the last part of the URI.
         runtime: "ray" actors or "threads" of this process do the work. "auto" is "ray" if Ray is running, else
             "threads".
+        traces: Whether each step is a span of OpenTelemetry, with children for the wait and for what it was for: see
+            docs/operations.md. It needs `pip install raylance[otel]`, and a provider of spans in the process of the
+            training loop. Batches of torch's DataLoader have the wait alone.
         auto_decoders: Number of decoders that "auto" requests, if it was resolved for all ranks at once; None for a
             share of the free CPUs. For raylance's own use.
     """
@@ -80,6 +84,7 @@ class Options:
     record: bool | str = True
     name: str | None = None
     runtime: Literal["auto", "ray", "threads"] = "auto"
+    traces: bool = False
     auto_decoders: int | None = None
 
     def __post_init__(self) -> None:
@@ -100,6 +105,9 @@ class Options:
         self._check("record", is_record, "True, False, or the folder of a run")
         is_name = self.name is None or (isinstance(self.name, str) and self.name != "")
         self._check("name", is_name, "what to call the dataset, or None")
+        object.__setattr__(self, "traces", check_flag("traces", self.traces))
+        if self.traces:
+            check_traces()
         self._check("runtime", self.runtime in ("auto", "ray", "threads"), '"auto", "ray" or "threads"')
         for name in ("placement_timeout_s", "work_timeout_s"):
             value = getattr(self, name)

@@ -26,6 +26,7 @@ from raylance.observe.figures import RankFigures
 from raylance.observe.metrics import Publisher
 from raylance.observe.record import FOLDER, Record, RecordFolder, open_folder
 from raylance.observe.recording import Recording
+from raylance.observe.spans import StepSpans
 from raylance.observe.verdict import Verdict, judge
 from raylance.observe.wait_clock import saving
 from raylance.planning.cursor import Cursor
@@ -79,6 +80,7 @@ class Recorder:
         self._name, self._number = self.stem, 1  # name in the record; number among loaders of the same data
         self.recording: Recording | None = None
         self.checkpoint: str | None = None
+        self._spans: StepSpans | None = None  # of the option `traces`
         self._restored: tuple[int, int] | None = None  # the place of the state that was loaded last
         self._resharded: tuple[int, str] | None = None  # old dp_size, and where; until the next batch
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
@@ -125,6 +127,9 @@ class Recorder:
         """Counts the seconds of the body as waiting for a batch, the first one of a pass or another."""
         stats = self.stats
         begun = stats.begin("wait_s")
+        if self._options.traces:
+            self._spans = self._spans or self._make_spans()
+            self._spans.begin(begun)
         try:
             yield
         finally:
@@ -134,12 +139,23 @@ class Recorder:
 
     def hand_out(self) -> float:
         """Records that a batch is handed out now; returns the argument of `take_back`."""
-        return self.stats.begin("user_s")
+        begun = self.stats.begin("user_s")
+        if self._spans is not None:
+            at = self.cursor
+            self._spans.hand_out(begun, {"epoch": at.epoch, "position": at.position, "step": at.global_step})
+        return begun
 
     def take_back(self, handed_out: float | None) -> None:
         """Records that the consumer has used the batch that it was handed; None if it was handed none."""
         if handed_out is not None:
             self.stats.end("user_s", handed_out)
+        if self._spans is not None:
+            self._spans.end(clock.now())
+
+    def _make_spans(self) -> StepSpans:
+        spans = StepSpans({"dataset": self.stem, "rank": self.context.rank})
+        self.stats.on_waited = spans.waited
+        return spans
 
     def on_reshard(self, context: ShardContext) -> None:
         """Sets the loader's new context. Notes a change of the share, if batches were handed out before."""

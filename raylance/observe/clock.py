@@ -12,4 +12,9 @@ def now() -> float:
 
 def now_s() -> float:
     """Returns the seconds since 1970, by a clock that does not jump while the process lives."""
-    return _BEGUN + now()
+    return since_1970_s(now())
+
+
+def since_1970_s(moment: float) -> float:
+    """Converts seconds of `now` to seconds since 1970."""
+    return _BEGUN + moment

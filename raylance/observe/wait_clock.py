@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from raylance.observe import clock
@@ -34,6 +34,7 @@ class WaitClock:
         has_begun: Whether the loader has handed out a batch.
         called: The loader's name in its record; without a record, a unique number.
         shared_s: By another loader's name: seconds in which both were iterated side by side.
+        on_waited: Called with each part of a wait: its cause, and when it began and ended.
     """
 
     wait_s: float = 0.0
@@ -47,6 +48,7 @@ class WaitClock:
     has_begun: bool = dataclasses.field(default=False, repr=False)
     called: str = dataclasses.field(default_factory=lambda: f"#{next(_numbers)}", repr=False)
     shared_s: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)
+    on_waited: Callable[[Cause, float, float], None] | None = dataclasses.field(default=None, repr=False)
     _going: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # by field: when its timing began
     _awaited: dict[str, tuple[float, Cause]] = dataclasses.field(default_factory=dict, repr=False)  # at most one, _IT
     _here: str = dataclasses.field(default="wait_start_s", repr=False)  # the field for waits without a cause
@@ -160,6 +162,8 @@ class WaitClock:
                 self._awaited.pop(_IT, None)
         if awaited is not None:  # consumer and feeder may both end a wait: the first one counts it
             since, before = awaited
+            if self.on_waited is not None:
+                self.on_waited(before, since, now)
             if before == "there":
                 self._there_s += now - since
             else:

@@ -26,6 +26,7 @@ OTHERS: dict[str, Any] = {
     "record": False,
     "name": "other",
     "runtime": "threads",
+    "traces": True,
 }
 
 

@@ -274,6 +274,8 @@ def test_of_peers_each_publishes_an_equal_part_of_the_rows(monkeypatch: pytest.M
         def inc(self, value: float, _: dict[str, str]) -> None:
             seen[self.name] += value
 
+        def set(self, *_: object) -> None: ...
+
     monkeypatch.setattr(metrics, "_of_ray", Metric)
     for rank in range(3):
         publisher = metrics.Publisher("run", "train", rank, {"rows": 3.0}, peers=3)
