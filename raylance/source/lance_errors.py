@@ -5,10 +5,12 @@ words that depend on the size of a file and on the call.
 """
 
 import difflib
+import email.utils
 import errno
 import os
 import re
 import socket
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
@@ -51,6 +53,7 @@ _NOT_THERE = (
 _PERMANENT = " (permanent) at "  # by the client of hf, oss, cos and tos
 _STATUS = re.compile(r"\bstatus(?: code)?: (\d{3})")
 _PASSING_STATUS = (408, 425, 429)  # those below 500
+_RETRY_AFTER = re.compile(r'(?i)"retry-after": "([^"]+)"')
 _ERRNO = re.compile(r"\(os error (\d+)\)")
 _LASTING_ERRNO = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 _IS_STORAGE = re.compile(r"LanceError\(IO\)|Generic \w+ error")
@@ -92,6 +95,24 @@ def failure_of(error: BaseException) -> Failure | None:
     if found is None and _PERMANENT in text:
         found = Failure.LASTING
     return found or (Failure.PASSING if _IS_STORAGE.search(text) else None)
+
+
+def asked_pause_s(error: BaseException) -> float:
+    """Returns the seconds for which the storage asks to wait (`Retry-After`), as far as the text of an error has them:
+    those of `hf://` do; else 0.
+    """
+    if isinstance(error, DatasetError) and error.__cause__ is not None:
+        return asked_pause_s(error.__cause__)
+    found = _RETRY_AFTER.search(str(error))
+    if found is None:
+        return 0.0
+    if found[1].isdecimal():
+        return float(found[1])
+    try:
+        until = email.utils.parsedate_to_datetime(found[1])
+    except ValueError:
+        return 0.0
+    return max(0.0, until.timestamp() - time.time())
 
 
 def _of_code(text: str) -> Failure | None:

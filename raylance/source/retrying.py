@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import tenacity
 
-from raylance.source.lance_errors import Failure, failure_of, readable_text
+from raylance.source.lance_errors import Failure, asked_pause_s, failure_of, readable_text
 from raylance.source.limits import within
 
 logger = logging.getLogger(__name__)
@@ -87,12 +87,17 @@ def retrying(
         error = _error_of(state)
         pause_s = state.next_action.sleep if state.next_action is not None else 0.0
         cause = "" if error is None else readable_text(error.__cause__ or error)
-        logger.warning("the storage failed (%s). The next attempt begins in %.1f s.", cause, pause_s)
+        asked_s = 0.0 if error is None else asked_pause_s(error)
+        asks = f" It asks to wait {asked_s:.0f} s." if asked_s else ""
+        logger.warning("the storage failed (%s).%s The next attempt begins in %.1f s.", cause, asks, pause_s)
 
     def pause(state: tenacity.RetryCallState) -> float:
         error = _error_of(state)
-        failure = None if error is None else failure_of(error)
-        return pauses[failure or Failure.PASSING](state)
+        if error is None:
+            return pauses[Failure.PASSING](state)
+        left_s = retry_s - (time.monotonic() - outage.since_s)
+        own_s = pauses[failure_of(error) or Failure.PASSING](state)
+        return max(own_s, min(asked_pause_s(error), left_s))  # the last attempt comes when the time is over
 
     retrier = tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda error: failure_of(error) in waited_for),

@@ -8,6 +8,7 @@ import http.server
 import json
 import re
 import threading
+import time
 import urllib.parse
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -21,11 +22,15 @@ class _Hub(http.server.BaseHTTPRequestHandler):
     root: Path
     requests: list[str]
     busy: set[int]  # numbers of requests that are refused, because there were too many
+    refused: list[float]  # when the first request came, if all are refused until `wait_s` later
+    wait_s: int
 
     def do_GET(self) -> None:
         self.requests.append(path := urllib.parse.unquote(urllib.parse.urlsplit(self.path).path))
-        if len(self.requests) in self.busy:
-            self._send(429, b"too many requests", {"Retry-After": "1"})
+        if self.wait_s and not self.refused:
+            self.refused.append(time.monotonic())
+        if len(self.requests) in self.busy or (self.refused and time.monotonic() - self.refused[0] < self.wait_s):
+            self._send(429, b"too many requests", {"Retry-After": str(self.wait_s or 1)})
         elif found := re.fullmatch(r"/api/datasets/[^/]+/[^/]+/tree/main/?(.*)", path):
             self._list(self.root / found[1])
         elif found := re.fullmatch(r"/datasets/[^/]+/[^/]+/resolve/main/(.+)", path):
@@ -82,12 +87,15 @@ class _Hub(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def hub(root: Path, busy: Collection[int] = ()) -> Iterator[tuple[str, list[str]]]:
+def hub(root: Path, busy: Collection[int] = (), wait_s: int = 0) -> Iterator[tuple[str, list[str]]]:
     """Serves the files of a folder as a dataset; yields the address, and the paths that are asked for. The requests of
-    these numbers, counted from 1, are answered by "too many requests".
+    these numbers, counted from 1, are answered by "too many requests", as are all in the first `wait_s` seconds, which
+    the answer asks to wait.
     """
     requests: list[str] = []
-    handler = type("Handler", (_Hub,), {"root": root, "requests": requests, "busy": {*busy}})
+    handler = type(
+        "Handler", (_Hub,), {"root": root, "requests": requests, "busy": {*busy}, "refused": [], "wait_s": wait_s}
+    )
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
