@@ -170,6 +170,20 @@ def test_the_head_that_may_be_lost_is_a_patch_of_the_gpu_cluster() -> None:
     assert set(secrets) == {tuple(change["value"]["redisPassword"]["valueFrom"]["secretKeyRef"].values())}
 
 
+@needs_crds
+def test_the_parts_that_the_page_adds_fit_the_manifests() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    parts = [yaml.safe_load(text) for text in re.findall(r"```yaml\n((?:spec|metadata):.*?)```", page, re.DOTALL)]
+    assert len(parts) == 5
+    cluster, job = FILES["ray-cluster.gpu.yaml"][0], FILES["ray-job.train-images.yaml"][0]
+    for part in parts:
+        patched = copy.deepcopy(job if "metadata" in part else cluster)
+        for place, values in part.items():
+            assert not patched[place].keys() & values.keys(), "it would replace what is there"
+            patched[place] |= values
+        assert not crd_errors(patched), "\n".join(crd_errors(patched))
+
+
 def test_notebooks_have_a_pod_of_their_own_and_a_token() -> None:
     cluster, service = FILES["ray-cluster.notebook.yaml"]
     group = next(group for group in cluster["spec"]["workerGroupSpecs"] if group["groupName"] == "notebook")
