@@ -134,6 +134,8 @@ class Recorder:
             yield
         finally:
             waited_s = stats.end("wait_s", begun)
+            if self._spans is not None:
+                self._spans.end_wait(begun + waited_s)
             stats.first_batch_s += waited_s if is_first else 0.0
             self._count_reshard(waited_s)
 
@@ -142,7 +144,7 @@ class Recorder:
         begun = self.stats.begin("user_s")
         if self._spans is not None:
             at = self.cursor
-            self._spans.hand_out(begun, {"epoch": at.epoch, "position": at.position, "step": at.global_step})
+            self._spans.hand_out({"epoch": at.epoch, "position": at.position, "step": at.global_step})
         return begun
 
     def take_back(self, handed_out: float | None) -> None:

@@ -37,38 +37,40 @@ class StepSpans:
         self._lock = threading.Lock()  # the feeder reports what a wait is for
         self._step: Any = None
         self._wait: Any = None
+        self._begun = 0.0  # when the wait began
 
     def begin(self, now: float) -> None:
         """Begins a step with its wait. It is a child of the span that the consumer is in."""
         with self._lock:
             self._step = self._tracer.start_span("raylance.step", start_time=_ns(now), attributes=self._attributes)
-            self._wait = self._child("raylance.wait", self._step, now)
+            self._wait, self._begun = self._child("raylance.wait", self._step, now), now
 
     def waited(self, cause: Cause, begin: float, end: float) -> None:
-        """Adds what a part of the wait was for."""
+        """Adds what a part of the wait was for. Its begin may be that of the event that names the cause, which is
+        earlier than the wait if the consumer asks meanwhile.
+        """
         with self._lock:
-            if self._wait is not None:
-                self._child(f"raylance.{_NAMES[cause]}", self._wait, begin).end(_ns(end))
+            if self._wait is not None and end > self._begun:
+                part = self._child(f"raylance.{_NAMES[cause]}", self._wait, max(begin, self._begun))
+                part.end(_ns(end))
 
-    def hand_out(self, now: float, attributes: Mapping[str, int]) -> None:
-        """Ends the wait of a step, because its batch is handed out."""
+    def end_wait(self, now: float) -> None:
+        """Ends the wait of the step."""
         with self._lock:
-            if self._step is not None:
-                self._step.set_attributes({f"raylance.{name}": value for name, value in attributes.items()})
-            self._end_wait(now)
+            wait, self._wait = self._wait, None
+            if wait is not None:
+                wait.end(_ns(now))
+
+    def hand_out(self, attributes: Mapping[str, int]) -> None:
+        """Adds attributes to the step whose batch is handed out."""
+        if self._step is not None:
+            self._step.set_attributes({f"raylance.{name}": value for name, value in attributes.items()})
 
     def end(self, now: float) -> None:
-        """Ends the step, and its wait if no batch came."""
-        with self._lock:
-            self._end_wait(now)
-            step, self._step = self._step, None
-            if step is not None:
-                step.end(_ns(now))
-
-    def _end_wait(self, now: float) -> None:
-        wait, self._wait = self._wait, None
-        if wait is not None:
-            wait.end(_ns(now))
+        """Ends the step."""
+        step, self._step = self._step, None
+        if step is not None:
+            step.end(_ns(now))
 
     def _child(self, name: str, parent: Any, now: float) -> Any:
         within = self._trace.set_span_in_context(parent)
