@@ -47,6 +47,7 @@ def wandb_artifact(data: Dataset | RankLoader, name: str | None = None) -> Any:
 
     Raises:
         ConfigError: If `data` is neither, or wandb is not installed.
+        wandb.Error: If W&B needs another package for the URI, as `wandb[gcp]` for `gs://`.
     """
     facts = _facts_of(data)
     try:
