@@ -4,7 +4,6 @@ a dataset of Ray Data as one of Lance.
 
 import itertools
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,9 +17,9 @@ from ray.data.block import BlockAccessor, BlockMetadata
 from raylance.arguments import check_flag, check_integer
 from raylance.batches.lookup import Lookup
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID
-from raylance.decode.arrays import is_dense, shape_of
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, HelperError
+from raylance.memory.arrow import width_of
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Plan
 from raylance.read_spec import DatasetSpec
@@ -39,8 +38,8 @@ class _Rows(Datasource):
         super().__init__()  # type: ignore[no-untyped-call]
         self._spec, self._plan, self._epoch = spec.map_shared(Shared.of_run), plan, epoch
         source = spec.read.source
-        decoded_bytes = sum(map(_bytes_of, schema.types))
-        self._row_bytes = max(decoded_bytes + source.row_bytes * (decoded_bytes == 0), 1.0)
+        widths = [width_of(kind) for kind in schema.types]  # decoded; 0 where values differ in size
+        self._row_bytes = max(1.0, sum(widths) + (0.0 if all(widths) else source.row_bytes))
         self._rows = spec.delivery.rows if plan is None else plan.epoch_rows
         # Rows of whole windows are read together, because those of a part of one lie scattered over it.
         window_rows = 1 if plan is None else plan.order.read_positions or 1
@@ -109,17 +108,6 @@ def _with_tensors(table: pa.Table) -> pa.Table:
             ]
             table = table.set_column(place, field.name, pa.chunked_array(chunks, tensor))
     return table
-
-
-def _bytes_of(kind: pa.DataType) -> int:
-    """Returns the bytes of a decoded tensor; 0 for other values."""
-    shape = shape_of(kind)
-    if not (shape and is_dense(kind)):
-        return 0
-    inner = kind
-    while not pa.types.is_primitive(inner):
-        inner = inner.storage_type if isinstance(inner, pa.BaseExtensionType) else inner.value_type
-    return math.prod(shape) * int(inner.bit_width) // 8
 
 
 def to_ray_dataset(spec: DatasetSpec, schema: pa.Schema, plan: Plan | None, epoch: int, options: Any) -> Any:

@@ -80,7 +80,7 @@ class Recorder:
         self._name, self._number = self.stem, 1  # name in the record; number among loaders of the same data
         self.recording: Recording | None = None
         self.checkpoint: str | None = None
-        self._spans: StepSpans | None = None  # of the option `traces`
+        self._spans: StepSpans | None = None  # if the option `traces` is on
         self._restored: tuple[int, int] | None = None  # the place of the state that was loaded last
         self._resharded: tuple[int, str] | None = None  # old dp_size, and where; until the next batch
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch

@@ -26,7 +26,7 @@ class Metric:
     field: str  # the figure: a number of `Stats.sample`, the position, or a limit
     help: str  # its meaning, and how to read it
     cause: str = ""  # value of the label `cause` if several figures share the metric
-    labels: tuple[str, ...] = LABELS  # besides `cause`
+    labels: tuple[str, ...] = LABELS  # without `cause`
 
 
 def _counter(name: str, field: str, help: str, cause: str = "") -> Metric:

@@ -70,7 +70,10 @@ class Balance:
         enough, movable = (1 + _ENOUGH) * loads.mean(), int(self.most_moved * len(costs))
         while movable > 1 - (not self.equal_rows):
             most, least = int(loads.argmax()), int(loads.argmin())
-            found = None if loads[most] <= enough else self._find(of_ranks[most], of_ranks[least], weights, movable)
+            gap = (loads[most] - loads[least]) / 2
+            if loads[most] <= enough:
+                break
+            found = self._find(of_ranks[most], of_ranks[least], weights, gap, movable)
             if found is None:
                 break
             give, get = found
@@ -87,12 +90,11 @@ class Balance:
         return of_ranks
 
     def _find(
-        self, dear: Int64Array, cheap: Int64Array, weights: Floats, movable: int
+        self, dear: Int64Array, cheap: Int64Array, weights: Floats, gap: float, movable: int
     ) -> tuple[int, int | None] | None:
         """Returns the place of the row to give, and that of the row to get for it, or None for no row, that make two
-        ranks most alike; None if nothing makes them more alike.
+        ranks most alike; None if nothing makes them more alike. `gap` is half of the difference of their costs.
         """
-        gap = (weights[dear].sum() - weights[cheap].sum()) / 2
         given, got = weights[dear], weights[cheap] if movable > 1 else weights[:0]
         if not self.equal_rows and len(dear) > 1:
             got = np.append(got, 0.0)  # nothing for it

@@ -44,7 +44,7 @@ class KeptFiles:
         """Returns the folder that a user gave as `cost_folder`; None for the one in the user's cache.
 
         Raises:
-            ConfigError: If it is no path and no URI that pyarrow can open.
+            ConfigError: If it is neither a path nor a URI that pyarrow can open.
         """
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "raylance", "costs")
         if given is None:
