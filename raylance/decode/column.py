@@ -32,7 +32,7 @@ class OpenColumn(abc.ABC):
         self.follows = all(decoder.like is not None for decoder in decoders)
         self._column, self._class = decoders[0].column, type(decoders[0]).__name__
         self._memory = [np.empty((0, *decoder.shape), decoder.dtype) for decoder in decoders]
-        self._local = threading.local()
+        self._local, self._of_threads = threading.local(), list[Any]()
 
     @abc.abstractmethod
     def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
@@ -54,6 +54,7 @@ class OpenColumn(abc.ABC):
         """The opened object of this thread, which is opened at its first use. Raises ConfigError if that fails."""
         if not hasattr(self._local, "opened"):
             self._local.opened = self._try_to_open()
+            self._of_threads.append(self._local.opened)
         return self._local.opened
 
     def _try_to_open(self) -> Any:
@@ -100,11 +101,10 @@ class OpenColumn(abc.ABC):
         others = None if self._like is None else read_only(rows.table[self._like])
         each = len(encoded) // max(1, rows.table.num_rows)  # values of a row
         skips = self.follows or rows.skips_bad
+        before = _counts(self._of_threads)
 
-        def decode_row(row: int) -> Array:
-            """Decodes a row; returns what `_counts` counted."""
+        def decode_row(row: int) -> None:
             opened = self.opened  # outside of `work`: an error of opening is not the fault of a row
-            before = _counts(opened)
 
             def work() -> None:
                 for number in range(row * each, (row + 1) * each):
@@ -119,9 +119,10 @@ class OpenColumn(abc.ABC):
 
             if (skips and not rows.valid[row]) or not self._attempt(rows, row, work):
                 clear(row)
-            return _counts(opened) - before
 
-        rows.counts += sum((map if executor is None else executor.map)(decode_row, range(rows.table.num_rows)))
+        for _ in (map if executor is None else executor.map)(decode_row, range(rows.table.num_rows)):
+            pass
+        rows.counts += _counts(self._of_threads) - before
 
 
 class RowColumn(OpenColumn):
@@ -217,11 +218,11 @@ class BatchColumn(OpenColumn):
         wanted = [row for row in range(len(out)) if not skips or rows.valid[row]]
         given = [row for row in wanted if encoded[row] is not None]
         bad = {row for row in wanted if encoded[row] is None and not attempt(row)}
-        before = _counts(opened)
+        before = _counts([opened])
         try:
             if given:
                 decode(given)
-            rows.counts += _counts(opened) - before
+            rows.counts += _counts([opened]) - before
         except Exception as together:  # trying each row alone finds the cause
             rows.counts[0] += len(given)
             encoded = lend()
@@ -249,20 +250,22 @@ class _Each:
 
     @property
     def fallbacks(self) -> int:
-        return sum(int(_counts(opened)[0]) for opened in self._opened)
+        return int(_counts(self._opened)[0])
 
     @property
     def unturned(self) -> int:
-        return sum(int(_counts(opened)[1]) for opened in self._opened)
+        return int(_counts(self._opened)[1])
 
     def decode_all(self, encoded: memoryview, draws: Sequence[Draws], outs: Sequence[Array]) -> None:
         for method, numbers, out in zip(self._methods, draws, outs, strict=True):
             _refuse_returned(method(encoded, numbers, out), "decode_into")
 
 
-def _counts(opened: Any) -> npt.NDArray[np.int64]:
-    """Returns the rows that an opened object's fast method left to its slow one, and the images it could not turn."""
-    return np.array([getattr(opened, "fallbacks", 0), getattr(opened, "unturned", 0)], dtype=np.int64)
+def _counts(opened: Sequence[Any]) -> npt.NDArray[np.int64]:
+    """Returns the rows that the fast method of opened objects left to the slow one, and the images that they could not
+    turn: two numbers. They are asked once a call, because to ask them for each row costs a fiftieth of a small image.
+    """
+    return np.array([sum(getattr(each, name, 0) for each in opened) for name in ("fallbacks", "unturned")], np.int64)
 
 
 def _refuse_returned(made: Any, method: str) -> None:

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -374,8 +374,7 @@ class _ImageRows:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """One view of an image: the setting, the view's random numbers, and memory for its pixels, uint8 (H, W, 3 or 1)."""
 
     image: Image

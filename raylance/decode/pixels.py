@@ -16,7 +16,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ import PIL.Image
 import PIL.ImageFile
 import pyarrow as pa
 import simplejpeg
+
+if TYPE_CHECKING:
+    import torch
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]  # left, top, width, height
@@ -282,6 +285,8 @@ def _may_be_turned(data: memoryview) -> bool:
 
 def shown(stored: Pixels, orientation: int) -> Pixels:
     """Returns a view of stored pixels (h, w, c), turned and mirrored as they are displayed."""
+    if orientation == 1:
+        return stored
     pixels = stored.transpose(1, 0, 2) if orientation > 4 else stored
     return pixels[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
@@ -523,12 +528,24 @@ def _grey_of_32_bits(grey: npt.NDArray[Any], black: float, scale: float) -> Pixe
 
 def resize_into(pixels: Pixels, out: Pixels) -> None:
     """Resizes uint8 (h, w, 3 or 4) into (height, width, 3), or one channel into one, bilinear and antialiased."""
-    import torch.utils.dlpack  # imported here, because a shard actor that only reads starts a second faster without it
+    import torch  # imported here, because a shard actor that only reads starts a second faster without it
 
-    # DLPack takes read-only memory without a copy; from_numpy would warn. Nothing here writes to the memory.
-    source = torch.utils.dlpack.from_dlpack(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)  # channels last
-    made = torch.nn.functional.interpolate(source, size=out.shape[:2], mode="bilinear", antialias=True)
-    copy_pixels(made[0].permute(1, 2, 0).numpy(), out)
+    direct = pixels.shape[2] == out.shape[2] and out.flags.c_contiguous
+    made = out if direct else np.empty((*out.shape[:2], pixels.shape[2]), dtype=np.uint8)
+    source = _channels_first(np.ascontiguousarray(pixels))
+    resize: Any = torch.ops.aten._upsample_bilinear2d_aa  # noqa: SLF001 - `interpolate` cannot write into given memory
+    resize.out(source, out.shape[:2], False, out=_channels_first(made))
+    if not direct:
+        copy_pixels(made, out)
+
+
+def _channels_first(pixels: Pixels) -> "torch.Tensor":
+    """Returns pixels (h, w, c) as a tensor (1, c, h, w) of the same memory."""
+    import torch.utils.dlpack
+
+    # DLPack takes read-only memory, which from_numpy would warn of. Nothing here writes to such memory.
+    tensor = torch.from_numpy(pixels) if pixels.flags.writeable else torch.utils.dlpack.from_dlpack(pixels)
+    return tensor.permute(2, 0, 1).unsqueeze(0)
 
 
 def pick_into(pixels: Pixels, out: Pixels) -> None:
