@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from raylance.samples.windows import Windows
     from raylance.settings import Options
     from raylance.source.costs import TokensOf
+    from raylance.source.namespace import NamespaceTable
     from raylance.source.packing import PackTokens
     from raylance.source.provenance import Provenance
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
@@ -92,6 +93,7 @@ _MODULES = {
     "batches.varlen": ("cu_seqlens",),
     "orders.order": ("Order",),
     "source.costs": ("TokensOf",),
+    "source.namespace": ("NamespaceTable",),
     "source.packing": ("PackTokens",),
     "orders.permutation": ("row_rng",),
     "orders.sampling": ("ClassBalanced", "Weighted"),
@@ -118,11 +120,11 @@ _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "BadRowError", "Balance", "BatchDecoder", "Batches", "Buckets", "CenterCrop", "ClassBalanced", "Clip",
     "ConfigError", "CoverageError", "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit",
-    "FrameCrop", "HelperError", "Image", "ImageCrop", "Options", "Order", "Pack", "PackTokens", "Pad", "PlacementError",
-    "Provenance", "RaggedDecoder", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle",
-    "RunProof", "SampleTable", "Sequential", "ShardShuffle", "StateError", "TokensOf", "ValueSplit", "Video",
-    "Weighted", "WindowShuffle", "Windows", "add_column", "cu_seqlens", "dataset", "explain_run",
-    "from_ray_dataset", "map_boxes", "map_points", "mix", "mlflow_dataset", "newest_checkpoint",
+    "FrameCrop", "HelperError", "Image", "ImageCrop", "NamespaceTable", "Options", "Order", "Pack", "PackTokens",
+    "Pad", "PlacementError", "Provenance", "RaggedDecoder", "RandomResizedCrop", "RangeSplit", "RankLoader",
+    "RaylanceError", "RowShuffle", "RunProof", "SampleTable", "Sequential", "ShardShuffle", "StateError", "TokensOf",
+    "ValueSplit", "Video", "Weighted", "WindowShuffle", "Windows", "add_column", "cu_seqlens", "dataset",
+    "explain_run", "from_ray_dataset", "map_boxes", "map_points", "mix", "mlflow_dataset", "newest_checkpoint",
     "open_folder", "prove_run", "read_values", "report", "report_if_preempted", "report_run", "restore", "row_rng",
     "wandb_artifact", "watch", "write_column", "write_values",
 ]  # fmt: skip

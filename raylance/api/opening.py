@@ -36,6 +36,7 @@ from raylance.source.derived import Derived, Made, Renamed
 from raylance.source.episodes import check_windows, share_windows
 from raylance.source.fields import blobs_inside, find_field, is_blob, leaf_names
 from raylance.source.filters import check_filter
+from raylance.source.namespace import NamespaceTable, located
 from raylance.source.packed import by_block, pack_sequences
 from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.pickled import refuse_pickled
@@ -59,7 +60,7 @@ _PROBE_FRAMES = 4  # rows whose frames of videos are decoded: each may lie in an
 
 
 def dataset(
-    uri: str | os.PathLike[str],
+    uri: str | os.PathLike[str] | NamespaceTable,
     *,
     version: Version | None = None,
     columns: Sequence[str] | None = None,
@@ -87,7 +88,7 @@ def dataset(
     """Opens a Lance dataset for training: pins the version, builds the selection, checks every argument.
 
     Args:
-        uri: Path or URI of the dataset, or of a branch of it, readable from every node.
+        uri: Path or URI of the dataset, or of a branch of it, readable from every node; or a `raylance.NamespaceTable`.
         version: Version number, tag, or (branch, number). None takes the newest version, and (branch, None) the newest
             version of the branch. The version is resolved now, and recorded in checkpoints.
         columns: Columns to deliver; None for all. "image.bytes" names the field `bytes` of the struct `image`, and the
@@ -178,7 +179,8 @@ def dataset(
         raise ConfigError("pack= makes samples of one length, which need no cost=: give one of them.")
     columns = columns if pack is None else _check_pack(pack, columns, asked)
 
-    source, opened = _open_version(uri, version, storage_options, stale)
+    place, storage_options = located(uri, storage_options)
+    source, opened = _open_version(place, version, storage_options, stale)
     derived_names = {each.column for each in derived}
     of_stored = [
         each for each in asked.decoders if each.column not in derived_names and not isinstance(each, FrameCrop)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import lance
 
-from raylance.errors import ConfigError
+from raylance.errors import ConfigError, RaylanceError
 from raylance.secrets import holds_secret, public_uri
 from raylance.source.limits import with_limits
 
@@ -17,11 +17,11 @@ Lance calls the function again a minute before this time, or "refresh_offset_mil
 
 def current(options: StorageOptions | None) -> dict[str, str] | None:
     """Returns the present options, by a call of the function if there is one; None without options. Raises ConfigError
-    as `check_options`, or if the function raises an error that is not an OSError, which may pass.
+    as `check_options`, or if the function raises an error that is neither an OSError, which may pass, nor raylance's.
     """
     try:
         given = options() if callable(options) else options
-    except OSError:
+    except (OSError, RaylanceError):
         raise
     except Exception as error:
         raise ConfigError(

@@ -1,11 +1,12 @@
-"""Credentials which expire are asked for again in time, in every process that reads; by a real S3 API on this machine,
-and a proxy that refuses keys which have expired.
+"""Credentials which expire are asked for again in time, in every process that reads: from a function, and from a Lance
+namespace that vends them; by a real S3 API on this machine, and a proxy that refuses keys which have expired.
 """
 
 import dataclasses
 import os
 import pickle
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,17 @@ class Keys:
         return {**store_options(self.port, key), **expiry}
 
 
-def check_renewal(store: FaultyStore, folder: Path, runtime: Any, processes: int) -> None:
+def vended(store: FaultyStore, folder: Path, token: str = "right") -> raylance.NamespaceTable:
+    """The table of a namespace that vends such credentials."""
+    properties = {"uri": URI, "port": str(store.port), "folder": str(folder), "token": token}
+    return raylance.NamespaceTable(["lake", "data"], "tests.helpers.vending.Vending", properties)
+
+
+def check_renewal(store: FaultyStore, folder: Path, runtime: Any, processes: int, **source: Any) -> None:
     """An epoch that takes five seconds, with little read ahead."""
     store.refuses = lambda key: float(key.partition("-")[2] or 0) < time.time()  # its name says how long it is valid
     order = raylance.Sequential(shard_rows=100, window_shards=1)
-    data = raylance.dataset(URI, storage_options=Keys(store.port, folder), order=order)
+    data = raylance.dataset(**source or {"uri": URI, "storage_options": Keys(store.port, folder)}, order=order)
     data = pickle.loads(pickle.dumps(data))
     ids: list[int] = []
     with data.loader(runtime=runtime, max_window_bytes=1 << 15, max_inflight_bytes=8_000, num_decoders=0) as loader:
@@ -57,6 +64,35 @@ def check_renewal(store: FaultyStore, folder: Path, runtime: Any, processes: int
 
 def test_credentials_are_renewed_before_they_expire(store: FaultyStore, tmp_path: Path) -> None:
     check_renewal(store, tmp_path, "threads", 1)
+
+
+def test_credentials_that_a_namespace_vends_are_renewed_before_they_expire(store: FaultyStore, tmp_path: Path) -> None:
+    check_renewal(store, tmp_path, "threads", 1, uri=vended(store, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_a_shard_actor_asks_the_namespace_itself(store: FaultyStore, tmp_path: Path) -> None:
+    check_renewal(store, tmp_path, "ray", 2, uri=vended(store, tmp_path))
+
+
+def test_a_table_that_moved_is_not_read_on_with_credentials_for_its_new_place(
+    store: FaultyStore, tmp_path: Path
+) -> None:
+    data = raylance.dataset(vended(store, tmp_path))
+    (tmp_path / "moved").write_text("s3://expiring/other.lance")
+    with (
+        pytest.raises(raylance.DatasetError, match="s3://expiring/other.lance"),
+        data.loader(runtime="threads") as loader,
+    ):
+        next(iter(loader.iter_batches(global_batch_size=50)))
+
+
+def test_a_token_that_the_namespace_refuses_is_not_shown(store: FaultyStore, tmp_path: Path) -> None:
+    table = vended(store, tmp_path, token="planted-secret")
+    with pytest.raises(raylance.DatasetError, match="lake.data") as refused:
+        raylance.dataset(table)
+    assert "planted-secret" not in "".join(traceback.format_exception(refused.value)) + repr(table)
 
 
 @pytest.mark.slow

@@ -1,0 +1,109 @@
+"""Tables of Lance namespaces in place of URIs: of a directory, and of a real REST service on this machine."""
+
+import pickle
+import socket
+from pathlib import Path
+from typing import Any
+
+import lance
+import lance_namespace
+import pyarrow as pa
+import pytest
+from lance.namespace import RestAdapter
+
+import raylance
+from raylance import NamespaceTable
+from tests.helpers.faulty_store import bucket_of, store_options
+
+ROWS = 500
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    """A directory namespace with the table `numbers`, and `nested`.`numbers`, which has the rows twice."""
+    root = str(tmp_path / "lake")
+    catalog = lance_namespace.connect("dir", {"root": root})
+    catalog.create_namespace(lance_namespace.CreateNamespaceRequest(id=["nested"]))
+    numbers = pa.table({"id": range(ROWS)})
+    lance.write_dataset(numbers, namespace_client=catalog, table_id=["numbers"])
+    lance.write_dataset(pa.concat_tables([numbers, numbers]), namespace_client=catalog, table_id=["nested", "numbers"])
+    return root
+
+
+def ids(handle: raylance.Dataset, runtime: Any = "threads") -> list[int]:
+    with handle.loader(runtime=runtime) as loader:
+        return [number for batch in loader.iter_batches(global_batch_size=50) for number in batch["id"].tolist()]
+
+
+@pytest.mark.parametrize(("table", "times"), [("numbers", 1), (["nested", "numbers"], 2)])
+def test_a_table_of_a_directory_is_read_like_its_uri(root: str, table: Any, times: int) -> None:
+    named = NamespaceTable(table, "dir", {"root": root})
+    uri, options = named.locate()
+    assert options is None
+    data = pickle.loads(pickle.dumps(raylance.dataset(named, seed=3)))
+    assert sorted(ids(data)) == sorted(times * [*range(ROWS)])
+    assert ids(data) == ids(raylance.dataset(uri, seed=3))
+
+
+def test_a_checkpoint_holds_the_place_and_not_the_name(root: str) -> None:
+    named = NamespaceTable("numbers", "dir", {"root": root})
+    with raylance.dataset(named).loader(runtime="threads") as loader:
+        batches = loader.iter_batches(global_batch_size=50)
+        seen = [number for _ in range(4) for number in next(batches)["id"].tolist()]
+        state = loader.state_dict()
+    with raylance.dataset(named.locate()[0]).loader(runtime="threads") as loader:
+        loader.load_state_dict(state)
+        seen += [number for batch in loader.iter_batches(global_batch_size=50) for number in batch["id"].tolist()]
+    assert sorted(seen) == [*range(ROWS)]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_table_of_a_rest_service_that_vends_options_of_its_store_is_read_by_threads_and_through_ray(
+    s3_port: int,
+) -> None:
+    bucket_of(s3_port, "lake")
+    stored = {f"storage.{name}": value for name, value in store_options(s3_port).items()}
+    vends = {"vend_input_storage_options": "true", "vend_input_storage_options_refresh_interval_millis": "600000"}
+    backend = {"root": "s3://lake/tables", **stored, **vends}
+    numbers = pa.table({"id": range(ROWS)})
+    lance.write_dataset(numbers, namespace_client=lance_namespace.connect("dir", backend), table_id=["numbers"])
+    with RestAdapter("dir", backend, port=0) as service:
+        table = NamespaceTable(["numbers"], "rest", {"uri": f"http://127.0.0.1:{service.port}"})
+        with pytest.raises(raylance.DatasetError, match="absent"):
+            raylance.dataset(NamespaceTable("absent", "rest", table.namespace_properties))
+        data = raylance.dataset(table)
+        assert str(s3_port) not in repr(data), "what the service vends is not shown"
+        assert sorted(ids(data)) == [*range(ROWS)]
+        assert sorted(ids(data, runtime="ray")) == [*range(ROWS)]
+
+
+def test_a_service_that_does_not_answer_is_an_error_after_the_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("raylance.source.retrying.OPENING_S", 0.5)
+        with pytest.raises(raylance.DatasetError, match=f"{port}"):
+            raylance.dataset(NamespaceTable("numbers", "rest", {"uri": f"http://127.0.0.1:{port}"}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (([], "dir", {"root": "/"}), "table_id"),
+        ((["a", ""], "dir", {"root": "/"}), "table_id"),
+        ((5, "dir", {"root": "/"}), "table_id"),
+        (("a", "", {"root": "/"}), "namespace_impl"),
+        (("a", "dir", {"root": 5}), "namespace_properties"),
+        (("a", "rest", {"uri": "http://me:word@host"}), "header.Authorization"),
+    ],
+)
+def test_what_names_no_table_is_refused(arguments: Any, names: str) -> None:
+    with pytest.raises(raylance.ConfigError, match=names) as refused:
+        NamespaceTable(*arguments)
+    assert "word" not in str(refused.value).replace("password", "")
+
+
+@pytest.mark.parametrize(("impl", "properties"), [("dir", {}), ("rest", {}), ("absent.Class", {"root": "/"})])
+def test_a_client_that_cannot_be_made_is_refused(impl: str, properties: dict[str, str]) -> None:
+    with pytest.raises(raylance.ConfigError, match=impl):
+        raylance.dataset(NamespaceTable("numbers", impl, properties))
