@@ -533,8 +533,9 @@ def resize_into(pixels: Pixels, out: Pixels) -> None:
     direct = pixels.shape[2] == out.shape[2] and out.flags.c_contiguous
     made = out if direct else np.empty((*out.shape[:2], pixels.shape[2]), dtype=np.uint8)
     source = _channels_first(np.ascontiguousarray(pixels))
-    resize: Any = torch.ops.aten._upsample_bilinear2d_aa  # noqa: SLF001 - `interpolate` cannot write into given memory
-    resize.out(source, out.shape[:2], False, out=_channels_first(made))
+    # What `interpolate` calls, which itself cannot write into given memory.
+    resize: Any = torch._C._nn._upsample_bilinear2d_aa  # noqa: SLF001
+    resize(source, out.shape[:2], False, None, out=_channels_first(made))
     if not direct:
         copy_pixels(made, out)
 
@@ -543,9 +544,9 @@ def _channels_first(pixels: Pixels) -> "torch.Tensor":
     """Returns pixels (h, w, c) as a tensor (1, c, h, w) of the same memory."""
     import torch.utils.dlpack
 
+    turned = pixels.transpose(2, 0, 1)[None]  # by NumPy, whose views cost a fifth of torch's
     # DLPack takes read-only memory, which from_numpy would warn of. Nothing here writes to such memory.
-    tensor = torch.from_numpy(pixels) if pixels.flags.writeable else torch.utils.dlpack.from_dlpack(pixels)
-    return tensor.permute(2, 0, 1).unsqueeze(0)
+    return torch.from_numpy(turned) if pixels.flags.writeable else torch.utils.dlpack.from_dlpack(turned)
 
 
 def pick_into(pixels: Pixels, out: Pixels) -> None:

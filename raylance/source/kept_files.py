@@ -10,7 +10,7 @@ import functools
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,16 +69,12 @@ class KeptFiles:
         if self.uri is None:
             return None
         filesystem, inside = open_folder(self.uri)
-        partial = _partial(path)
         try:
             if filesystem.get_file_info(f"{inside}/{name}").type is not pyarrow.fs.FileType.File:
                 return None
-            self.folder.mkdir(parents=True, exist_ok=True)
-            pyarrow.fs.copy_files(f"{inside}/{name}", str(partial), filesystem, pyarrow.fs.LocalFileSystem())
-            os.replace(partial, path)
+            with _finished(path) as partial:
+                pyarrow.fs.copy_files(f"{inside}/{name}", str(partial), filesystem, pyarrow.fs.LocalFileSystem())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
             logger.warning("%s/%s cannot be fetched (%s), so this start makes it again.", self, name, _said(error))
             return None
         return path
@@ -116,15 +112,10 @@ class KeptFiles:
         if path is not None:
             return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
         made, path = make(), self.folder / name
-        partial = _partial(path)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with open(partial, "wb") as file:
+            with _finished(path) as partial, open(partial, "wb") as file:
                 np.save(file, made)
-            os.replace(partial, path)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
             logger.warning(
                 "%s cannot be kept (%s), so each start makes it again: cost_folder= gives a folder.", path, error
             )
@@ -133,9 +124,17 @@ class KeptFiles:
         return made
 
 
-def _partial(path: Path) -> Path:
-    """Returns the path of a file of this process that is not finished."""
-    return path.with_suffix(f".{os.getpid()}.partial")
+@contextlib.contextmanager
+def _finished(path: Path) -> Iterator[Path]:
+    """Yields the path at which to write a file, which takes its place when it is whole; else nothing is left of it."""
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def _said(error: OSError) -> str:

@@ -11,6 +11,9 @@ from raylance.source.lance_errors import readable_text
 from raylance.source.retrying import patiently
 from raylance.source.storage_options import StorageOptions, current
 
+_PLACES = "uri", "root"  # properties that errors may show
+_LEAST_SECRET = 6  # characters; shorter values, as "true", are not hidden in errors
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NamespaceTable:
@@ -56,7 +59,7 @@ class NamespaceTable:
         ):
             raise ConfigError("NamespaceTable(namespace_properties=…): give strings by name. Nothing was opened.")
         for name, value in properties.items():
-            if name in ("uri", "root") and holds_secret(value):  # errors and records show it
+            if name in _PLACES and holds_secret(value):  # errors and records show it
                 raise ConfigError(
                     f"NamespaceTable(namespace_properties=…): {name!r} is {public_uri(value)!r}, with a password or a "
                     "key, which errors would show. Nothing was opened. Give it in a property of its own, such as "
@@ -120,7 +123,7 @@ class NamespaceTable:
         """Returns the text of an error without the values of properties, but for those that name places."""
         text = readable_text(error)
         for name, value in self.namespace_properties.items():
-            if name not in ("uri", "root") and value.strip():
+            if name not in _PLACES and len(value.strip()) >= _LEAST_SECRET:
                 text = text.replace(value.strip(), "…")
         return text
 
