@@ -63,7 +63,8 @@ def test_a_table_of_a_rest_service_that_vends_options_of_its_store_is_read_by_th
 ) -> None:
     bucket_of(s3_port, "lake")
     stored = {f"storage.{name}": value for name, value in store_options(s3_port).items()}
-    vends = {"vend_input_storage_options": "true", "vend_input_storage_options_refresh_interval_millis": "600000"}
+    # What expires in a minute or less is renewed before each request: Lance asks the service while it reads.
+    vends = {"vend_input_storage_options": "true", "vend_input_storage_options_refresh_interval_millis": "5000"}
     backend = {"root": "s3://lake/tables", **stored, **vends}
     numbers = pa.table({"id": range(ROWS)})
     lance.write_dataset(numbers, namespace_client=lance_namespace.connect("dir", backend), table_id=["numbers"])

@@ -225,9 +225,20 @@ def test_commands_read_the_token_where_kuberay_has_it() -> None:
 def test_one_ray_version(doc: dict[str, Any]) -> None:
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     pinned = re.search(r"^ray==(\S+)", constraints, re.MULTILINE)[1]
-    tag = re.search(r"^FROM rayproject/ray:([\d.]+)-py311-gpu$", DOCKERFILE, re.MULTILINE)[1]
-    versions = {"constraints.txt": pinned, "Dockerfile": tag, "rayVersion": cluster_spec(doc)["rayVersion"]}
+    (default,) = re.findall(r"^ARG RAY=([\d.]+)\nFROM rayproject/ray:\$\{RAY\}-py311-gpu$", DOCKERFILE, re.MULTILINE)
+    versions = {"constraints.txt": pinned, "Dockerfile": default, "rayVersion": cluster_spec(doc)["rayVersion"]}
     assert len(set(versions.values())) == 1, f"Ray refuses a cluster of mixed versions: {versions}"
+
+
+def test_the_image_keeps_the_ray_that_it_is_built_for() -> None:
+    """The Ray that pip takes for raylance is the one of the base image, whatever constraints.txt names."""
+    (script,) = re.findall(r'^RUN sed -i "(.+)" constraints.txt$', DOCKERFILE, re.MULTILINE)
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    made = subprocess.run(
+        ["sed", script.replace("${RAY}", "9.9.9")], input=text, capture_output=True, text=True, check=True
+    )
+    assert [line for line in made.stdout.splitlines() if re.match(r"ray\b", line)] == ["ray==9.9.9"]
+    assert made.stdout.count("\n") == text.count("\n")
 
 
 def test_one_image() -> None:
