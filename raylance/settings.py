@@ -77,7 +77,7 @@ class Options:
     decoder_cpus: float = 1.0
     decode_threads: int | Auto = "auto"
     max_window_bytes: int = 512 << 20
-    max_inflight_bytes: int = 256 << 20
+    max_inflight_bytes: int = 512 << 20
     placement_timeout_s: float = 120.0
     read_timeout_s: float = 60.0
     work_timeout_s: float = 600.0

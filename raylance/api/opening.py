@@ -179,7 +179,7 @@ def dataset(
         raise ConfigError("pack= makes samples of one length, which need no cost=: give one of them.")
     columns = columns if pack is None else _check_pack(pack, columns, asked)
 
-    place, storage_options = located(uri, storage_options)
+    place, storage_options = located(uri, version, storage_options)
     source, opened = _open_version(place, version, storage_options, stale)
     derived_names = {each.column for each in derived}
     of_stored = [

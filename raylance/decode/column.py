@@ -35,7 +35,7 @@ class OpenColumn(abc.ABC):
         self.follows = all(decoder.like is not None for decoder in decoders)
         self._column, self._class = decoders[0].column, type(decoders[0]).__name__
         self._memory = [np.empty((0, *decoder.shape), decoder.dtype) for decoder in decoders]
-        self._local, self._of_threads = threading.local(), list[Any]()
+        self._local = threading.local()
 
     @abc.abstractmethod
     def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
@@ -57,7 +57,6 @@ class OpenColumn(abc.ABC):
         """The opened object of this thread, which is opened at its first use. Raises ConfigError if that fails."""
         if not hasattr(self._local, "opened"):
             self._local.opened = self._try_to_open()
-            self._of_threads.append(self._local.opened)
         return self._local.opened
 
     def _try_to_open(self) -> Any:
@@ -104,10 +103,11 @@ class OpenColumn(abc.ABC):
         others = None if self._like is None else read_only(rows.table[self._like])
         each = len(encoded) // max(1, rows.table.num_rows)  # values of a row
         skips = self.follows or rows.skips_bad
-        before = _counts(self._of_threads)
+        counter = _Counter()
 
         def decode_row(row: int) -> None:
             opened = self.opened  # outside of `work`: an error of opening is not the fault of a row
+            counter.begin(opened)
 
             def work() -> None:
                 for number in range(row * each, (row + 1) * each):
@@ -125,7 +125,7 @@ class OpenColumn(abc.ABC):
 
         for _ in (map if executor is None else executor.map)(decode_row, range(rows.table.num_rows)):
             pass
-        rows.counts += _counts(self._of_threads) - before
+        rows.counts += counter.counted()
 
 
 class RowColumn(OpenColumn):
@@ -264,6 +264,22 @@ class _Each:
             _refuse_returned(method(encoded, numbers, out), "decode_into")
 
 
+class _Counter:
+    """Finds what the opened objects of some threads count during a call."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[Any, Array]] = {}
+
+    def begin(self, opened: Any) -> None:
+        """Notes an opened object before it decodes; does nothing if that was done."""
+        if id(opened) not in self._before:
+            self._before[id(opened)] = opened, _counts([opened])
+
+    def counted(self) -> Array:
+        """Returns what all noted objects have counted since, see `_counts`."""
+        return sum((_counts([opened]) - before for opened, before in self._before.values()), np.zeros(2, np.int64))
+
+
 def _counts(opened: Sequence[Any]) -> npt.NDArray[np.int64]:
     """Returns the rows that the fast method of opened objects left to the slow one, and the images that they could not
     turn: two numbers. They are asked once a call, because to ask them for each row costs a fiftieth of a small image.
@@ -292,7 +308,7 @@ def read_only(column: pa.ChunkedArray) -> list[memoryview | None]:
 
 
 def _values(array: pa.Array) -> Iterator[memoryview | None]:
-    """Yields the bytes of each value. Arrow's own objects of values cost a fiftieth of decoding a small image."""
+    """Returns the bytes of each value. Arrow's own objects of values cost a fiftieth of decoding a small image."""
     if width := width_of(array.type):  # frames
         raw = raw_bytes(array)
         return (memoryview(row.data).toreadonly() for row in (raw if raw is not None else _NO_ROWS).reshape(-1, width))

@@ -530,22 +530,23 @@ def resize_into(pixels: Pixels, out: Pixels) -> None:
     """Resizes uint8 (h, w, 3 or 4) into (height, width, 3), or one channel into one, bilinear and antialiased."""
     import torch  # imported here, because a shard actor that only reads starts a second faster without it
 
-    direct = pixels.shape[2] == out.shape[2] and out.flags.c_contiguous
+    direct = pixels.shape[2] == out.shape[2] and out.flags.c_contiguous and out.flags.writeable
     made = out if direct else np.empty((*out.shape[:2], pixels.shape[2]), dtype=np.uint8)
-    source = _channels_first(np.ascontiguousarray(pixels))
     # What `interpolate` calls, which itself cannot write into given memory.
     resize: Any = torch._C._nn._upsample_bilinear2d_aa  # noqa: SLF001
-    resize(source, out.shape[:2], False, None, out=_channels_first(made))
+    resize(_channels_first(np.ascontiguousarray(pixels)), out.shape[:2], False, None, out=_channels_first(made))
     if not direct:
         copy_pixels(made, out)
 
 
 def _channels_first(pixels: Pixels) -> "torch.Tensor":
-    """Returns pixels (h, w, c) as a tensor (1, c, h, w) of the same memory."""
+    """Returns contiguous pixels (h, w, c) as a tensor (1, c, h, w) of the same memory."""
     import torch.utils.dlpack
 
-    turned = pixels.transpose(2, 0, 1)[None]  # by NumPy, whose views cost a fifth of torch's
-    # DLPack takes read-only memory, which from_numpy would warn of. Nothing here writes to such memory.
+    # An axis of one pixel may have any stride, even a negative one, by which torch would leave the memory. NumPy turns
+    # axes in a fifth of torch's time.
+    turned = pixels.reshape(-1).reshape(pixels.shape).transpose(2, 0, 1)[None]
+    # DLPack takes read-only memory, which from_numpy would warn of.
     return torch.from_numpy(turned) if pixels.flags.writeable else torch.utils.dlpack.from_dlpack(turned)
 
 

@@ -7,8 +7,8 @@ from raylance.planning.pace import Pace
 from raylance.planning.plan import WorkItem, fitting_rows
 
 # An item of any size costs worker, helpers and Ray together about 10 ms of CPU, for two calls and two objects. At
-# 48 MiB, about 200 decoded images, that is at most a twentieth of the time to decode them.
-MAX_ITEM_BYTES = 48 << 20
+# 96 MiB, about 450 decoded images, that is at most a thirtieth of the time to decode them.
+MAX_ITEM_BYTES = 96 << 20
 MAX_PLAIN_BYTES = 64 << 20  # if nothing is decoded: then larger items do not cause waits
 # Raw rows reserve this multiple of their estimate, and may have as many bytes. So items in flight stay within the
 # limit, and few have to be cut although sizes vary.

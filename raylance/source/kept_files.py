@@ -126,7 +126,7 @@ class KeptFiles:
 
 @contextlib.contextmanager
 def _finished(path: Path) -> Iterator[Path]:
-    """Yields the path at which to write a file, which takes its place when it is whole; else nothing is left of it."""
+    """Yields the path at which to write a file. It is renamed to `path` on success, and deleted otherwise."""
     partial = path.with_suffix(f".{os.getpid()}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -2,17 +2,21 @@
 
 import dataclasses
 import os
+import re
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raylance.errors import ConfigError, DatasetError
 from raylance.secrets import holds_secret, public_uri
-from raylance.source.lance_errors import readable_text
+from raylance.source.lance_errors import Failure, failure_of, readable_text
 from raylance.source.retrying import patiently
 from raylance.source.storage_options import StorageOptions, current
 
-_PLACES = "uri", "root"  # properties that errors may show
-_LEAST_SECRET = 6  # characters; shorter values, as "true", are not hidden in errors
+_PLACES = "uri", "root"  # properties of "rest" and "dir" that errors may show, because they say where
+_LEAST_SECRET = 6  # characters; shorter words, as "true", are not hidden in errors
+# What a service that answers refuses: the client counts it as an error inside of the service.
+_LASTING = re.compile(r"\bstatus=4(?!08|25|29)\d\d|RelativeUrlWithoutBase")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class NamespaceTable:
                 raise ConfigError(
                     f"NamespaceTable(namespace_properties=…): {name!r} is {public_uri(value)!r}, with a password or a "
                     "key, which errors would show. Nothing was opened. Give it in a property of its own, such as "
-                    "header.Authorization."
+                    "header.Authorization of 'rest' or storage.aws_secret_access_key of 'dir'."
                 )
         object.__setattr__(self, "table_id", tuple(names))
         object.__setattr__(self, "namespace_properties", dict(properties))
@@ -71,25 +75,37 @@ class NamespaceTable:
     def __str__(self) -> str:
         return f"table {'.'.join(self.table_id)!r} of the namespace {self.namespace_impl!r}"
 
-    def locate(self, options: StorageOptions | None = None) -> tuple[str, StorageOptions | None]:
+    def locate(
+        self, options: StorageOptions | None = None, *, newest: bool = False
+    ) -> tuple[str, StorageOptions | None]:
         """Returns the URI of the table, and options of its store: `options`, with what the namespace vends in place of
         equal names. For functions of raylance that take no `NamespaceTable`, such as `raylance.prove_run`.
 
+        Args:
+            options: Options of the object store, see `raylance.dataset`.
+            newest: Whether the newest version will be opened.
+
         Raises:
-            ConfigError: If no client of the namespace can be made of the properties.
+            ConfigError: If no client of the namespace can be made of the properties; with `newest`, if the namespace
+                keeps the versions of the table.
             DatasetError: If there is no such table, the namespace refuses it, or it does not answer for too long.
         """
         try:
-            location, vended = patiently(self.describe)
+            found = patiently(self.describe)
         except (ConnectionError, TimeoutError) as error:
             raise DatasetError(
                 f"the {self} cannot be found ({readable_text(error)}); nothing was started. Check the properties of "
                 "the namespace, and try again when its service is back."
             ) from error
-        return location, options if vended is None else VendedOptions(self, location, options)
+        if newest and found.managed_versioning:
+            raise ConfigError(
+                f"the {self} has versions that the namespace itself keeps, so the newest one in its folder need not "
+                "be valid. Nothing was opened. Name a version of the table, version=…."
+            )
+        return found.location, VendedOptions(self, found.location, options) if found.storage_options else options
 
-    def describe(self) -> tuple[str, dict[str, str] | None]:
-        """Asks the namespace once; returns the table's URI, and the options of its store that are vended, or None.
+    def describe(self) -> Any:
+        """Asks the namespace once; returns its `DescribeTableResponse`, which has a location.
 
         Raises:
             ConfigError, DatasetError: As `locate`.
@@ -100,31 +116,37 @@ class NamespaceTable:
         from lance_namespace.errors import ErrorCode, LanceNamespaceError
 
         passing = ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.THROTTLING, ErrorCode.INTERNAL
+        # Errors have no cause from here on, because the cause may show the values of properties.
         try:
             client = lance_namespace.connect(self.namespace_impl, dict(self.namespace_properties))
-        except ValueError as error:
-            raise ConfigError(
-                f"no client of the namespace {self.namespace_impl!r} can be made ({self._without_values(error)}); "
-                f"nothing was opened. It has the properties {sorted(self.namespace_properties)}."
-            ) from None  # the cause may show the values
-        request = lance_namespace.DescribeTableRequest(id=list(self.table_id), vend_credentials=True)
-        try:
-            found = client.describe_table(request)
-        except LanceNamespaceError as error:
+        except Exception as error:
             what = self._without_values(error)
-            if error.code in passing:
+            if isinstance(error.__context__, OSError) or failure_of(error) is Failure.PASSING:
+                raise ConnectionError(f"the namespace fails: {what}") from None
+            raise ConfigError(
+                f"no client of the namespace {self.namespace_impl!r} can be made ({what}); nothing was opened. It has "
+                f"the properties {sorted(self.namespace_properties)}."
+            ) from None
+        try:
+            request = lance_namespace.DescribeTableRequest(id=list(self.table_id), vend_credentials=True)
+            found = client.describe_table(request)
+        except Exception as error:
+            what = self._without_values(error)
+            may_pass = error.code in passing if isinstance(error, LanceNamespaceError) else isinstance(error, OSError)
+            if may_pass and not _LASTING.search(what):
                 raise ConnectionError(f"the namespace fails: {what}") from None
             raise DatasetError(f"the {self} cannot be read ({what}). Check its name and the properties.") from None
-        if not found.location:
+        if found is None or not found.location:
             raise DatasetError(f"the {self} was declared, and has no location yet. Write it first.")
-        return found.location, found.storage_options or None
+        return found
 
     def _without_values(self, error: BaseException) -> str:
-        """Returns the text of an error without the values of properties, but for those that name places."""
-        text = readable_text(error)
+        """Returns class and text of an error without the words of properties, but for those that name places."""
+        text = f"{type(error).__name__}: {readable_text(error)}"
         for name, value in self.namespace_properties.items():
-            if name not in _PLACES and len(value.strip()) >= _LEAST_SECRET:
-                text = text.replace(value.strip(), "…")
+            for word in (value.strip(), *value.split()) if name not in _PLACES else ():
+                if len(word) >= _LEAST_SECRET:
+                    text = text.replace(word, "…").replace(urllib.parse.quote(word, safe=""), "…")
         return text
 
 
@@ -142,18 +164,17 @@ class VendedOptions:
         Raises:
             ConfigError, DatasetError, ConnectionError: As `NamespaceTable.describe`; also if the table has moved.
         """
-        location, vended = self.table.describe()
-        if location != self.location:
+        found = self.table.describe()
+        if found.location != self.location:
             raise DatasetError(
-                f"the {self.table} was at {self.location!r} when it was opened, and is at {location!r} now. What the "
-                "namespace vends is for the new place, so nothing more is read. Open it again, and begin a new run."
+                f"the {self.table} was at {self.location!r} when it was opened, and is at {found.location!r} now. What "
+                "the namespace vends is for the new place, so nothing more is read. Open it again, and begin a new run."
             )
-        given: Any = current(self.others) or {}
-        return {**given, **(vended or {})}
+        return {**(current(self.others) or {}), **(found.storage_options or {})}
 
 
 def located(
-    uri: str | os.PathLike[str] | NamespaceTable, options: StorageOptions | None
+    uri: str | os.PathLike[str] | NamespaceTable, version: Any, options: StorageOptions | None
 ) -> tuple[str | os.PathLike[str], StorageOptions | None]:
-    """Returns the URI and the options of a `NamespaceTable`; those given for anything else."""
-    return uri.locate(options) if isinstance(uri, NamespaceTable) else (uri, options)
+    """Returns the URI and the options of a `NamespaceTable`, for a version; those given for anything else."""
+    return uri.locate(options, newest=version is None) if isinstance(uri, NamespaceTable) else (uri, options)

@@ -38,9 +38,9 @@ class Keys:
         return {**store_options(self.port, key), **expiry}
 
 
-def vended(store: FaultyStore, folder: Path, token: str = "right") -> raylance.NamespaceTable:
+def vended(store: FaultyStore, folder: Path, token: str = "right", **more: str) -> raylance.NamespaceTable:
     """The table of a namespace that vends such credentials."""
-    properties = {"uri": URI, "port": str(store.port), "folder": str(folder), "token": token}
+    properties = {"uri": URI, "port": str(store.port), "folder": str(folder), "token": token, **more}
     return raylance.NamespaceTable(["lake", "data"], "tests.helpers.vending.Vending", properties)
 
 
@@ -88,11 +88,29 @@ def test_a_table_that_moved_is_not_read_on_with_credentials_for_its_new_place(
         next(iter(loader.iter_batches(global_batch_size=50)))
 
 
-def test_a_token_that_the_namespace_refuses_is_not_shown(store: FaultyStore, tmp_path: Path) -> None:
-    table = vended(store, tmp_path, token="planted-secret")
+@pytest.mark.parametrize("token", ["planted-secret", "Bearer planted-secret"])
+def test_a_token_that_the_namespace_refuses_is_not_shown(store: FaultyStore, tmp_path: Path, token: str) -> None:
+    table = vended(store, tmp_path, token=token)
     with pytest.raises(raylance.DatasetError, match="lake.data") as refused:
         raylance.dataset(table)
     assert "planted-secret" not in "".join(traceback.format_exception(refused.value)) + repr(table)
+
+
+def test_a_namespace_that_fails_once_is_asked_again(
+    store: FaultyStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "failing").touch()
+    assert len(raylance.dataset(vended(store, tmp_path))) == ROWS
+    assert "the catalog starts again" in caplog.text
+
+
+def test_the_newest_version_of_a_table_whose_versions_the_namespace_keeps_is_refused(
+    store: FaultyStore, tmp_path: Path
+) -> None:
+    table = vended(store, tmp_path, keeps_versions="true")
+    with pytest.raises(raylance.ConfigError, match="version="):
+        raylance.dataset(table)
+    assert len(raylance.dataset(table, version=1)) == ROWS
 
 
 @pytest.mark.slow

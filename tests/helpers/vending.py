@@ -16,7 +16,13 @@ class Vending(LanceNamespace):  # type: ignore[misc] # it has no types
     in `folder`: process, and until when it is valid.
     """
 
-    def __init__(self, *, uri: str, port: str, folder: str, token: str, life_s: str = "3") -> None:
+    def __init__(
+        self, *, uri: str, port: str, folder: str, token: str, life_s: str = "3", keeps_versions: str = ""
+    ) -> None:
+        if (failing := Path(folder, "failing")).exists():
+            failing.unlink()
+            raise ConnectionError(f"the catalog starts again; {token} was not seen")
+        self._keeps_versions = keeps_versions == "true"
         self._uri, self._port, self._folder, self._life_s = uri, int(port), Path(folder), float(life_s)
         self._token = token
 
@@ -25,13 +31,12 @@ class Vending(LanceNamespace):  # type: ignore[misc] # it has no types
 
     def describe_table(self, request: DescribeTableRequest) -> DescribeTableResponse:
         if self._token != "right":
-            raise PermissionDeniedError(f"the token {self._token!r} is wrong")
+            raise PermissionDeniedError(f"the token {self._token.split()[-1]!r} is wrong")
         until_s = time.time() + self._life_s
         key = f"{os.getpid()}-{until_s:.6f}"
         (self._folder / key).touch()
         moved = self._folder / "moved"
         options: Any = store_options(self._port, key)
         options |= {"expires_at_millis": str(int(until_s * 1000)), "refresh_offset_millis": "1000"}
-        return DescribeTableResponse(
-            location=moved.read_text() if moved.exists() else self._uri, storage_options=options
-        )
+        place = moved.read_text() if moved.exists() else self._uri
+        return DescribeTableResponse(location=place, storage_options=options, managed_versioning=self._keeps_versions)

@@ -1,7 +1,9 @@
 """Tables of Lance namespaces in place of URIs: of a directory, and of a real REST service on this machine."""
 
+import http.server
 import pickle
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,20 @@ def test_a_service_that_does_not_answer_is_an_error_after_the_retries(monkeypatc
         monkeypatch.setattr("raylance.source.retrying.OPENING_S", 0.5)
         with pytest.raises(raylance.DatasetError, match=f"{port}"):
             raylance.dataset(NamespaceTable("numbers", "rest", {"uri": f"http://127.0.0.1:{port}"}))
+
+
+def test_a_gateway_that_refuses_is_not_asked_again() -> None:
+    """Lance's client counts its answer, which is none of a namespace, as an error inside of the service."""
+
+    class Gateway(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_error(401)
+
+    gateway = http.server.HTTPServer(("127.0.0.1", 0), Gateway)
+    threading.Thread(target=gateway.serve_forever, daemon=True).start()
+    with pytest.raises(raylance.DatasetError, match="401"):
+        raylance.dataset(NamespaceTable("numbers", "rest", {"uri": f"http://127.0.0.1:{gateway.server_port}"}))
+    gateway.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import numpy as np
 import PIL.Image
 import PIL.ImageFile
 import PIL.ImageFilter
+import PIL.ImageOps
 import PIL.PngImagePlugin
 import pyarrow as pa
 import pytest
@@ -492,3 +493,35 @@ def test_memory_of_large_images_is_bounded_and_given_back() -> None:
 
 def test_pixels_are_the_same_on_lesser_processors(without_avx: subprocess.Popen[str]) -> None:
     assert without_avx.communicate(timeout=120)[0].strip() == digest()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("orientation", [*range(1, 9)])
+@pytest.mark.parametrize("size", [(1, 40), (40, 1), (1, 1)])
+def test_images_of_one_pixel_in_a_row_or_column_are_resized_as_they_are_shown(
+    size: tuple[int, int], orientation: int, mode: Any
+) -> None:
+    """NumPy calls pixels contiguous whatever the stride of an axis of one pixel, which is negative after some turns."""
+    encoded = jpeg(picture(*size), orientation=orientation)
+    pixels, _, _ = decode([encoded], Image("image", size=(20, 20), mode=mode))
+    shown = PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(encoded))).convert(mode)
+    wanted = np.asarray(shown.resize((20, 20), PIL.Image.Resampling.BILINEAR)).reshape(pixels[0].shape)
+    np.testing.assert_allclose(pixels[0].astype(int), wanted.astype(int), atol=1)
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((1, 40, 1), (1, 0, 2)), ((1, 40, 3), (1, 0, 2)), ((40, 1, 1), (1, 0, 2))])
+def test_pixels_are_written_into_given_memory_and_no_other(shape: Any, axes: Any) -> None:
+    mode: Any = "RGB" if shape[2] == 3 else "L"
+    guarded = np.full(4096, 77, dtype=np.uint8)
+    memory = guarded[1024 : 1024 + int(np.prod(shape))].reshape(shape).transpose(axes)
+    image = Image("image", size=memory.shape[:2], mode=mode)
+    encoded, draws = jpeg(picture(50, 60)), np.zeros(image.draws)
+    image.decode_into(encoded, draws, memory)
+    plain = np.empty(memory.shape, dtype=np.uint8)
+    image.decode_into(encoded, draws, plain)
+    np.testing.assert_array_equal(memory, plain)
+    assert (guarded[:1024] == 77).all()
+    assert (guarded[1024 + memory.size :] == 77).all()
+    memory.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        image.decode_into(encoded, draws, memory)
