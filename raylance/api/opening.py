@@ -36,7 +36,7 @@ from raylance.source.derived import Derived, Made, Renamed
 from raylance.source.episodes import check_windows, share_windows
 from raylance.source.fields import blobs_inside, find_field, is_blob, leaf_names
 from raylance.source.filters import check_filter
-from raylance.source.namespace import NamespaceTable, located
+from raylance.source.namespace import NamespaceTable
 from raylance.source.packed import by_block, pack_sequences
 from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.pickled import refuse_pickled
@@ -179,8 +179,9 @@ def dataset(
         raise ConfigError("pack= makes samples of one length, which need no cost=: give one of them.")
     columns = columns if pack is None else _check_pack(pack, columns, asked)
 
-    place, storage_options = located(uri, version, storage_options)
-    source, opened = _open_version(place, version, storage_options, stale)
+    if isinstance(uri, NamespaceTable):
+        uri, storage_options = uri.locate(storage_options, newest=version is None)
+    source, opened = _open_version(uri, version, storage_options, stale)
     derived_names = {each.column for each in derived}
     of_stored = [
         each for each in asked.decoders if each.column not in derived_names and not isinstance(each, FrameCrop)

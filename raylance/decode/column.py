@@ -20,8 +20,6 @@ from raylance.memory.arrow import buffer_bytes, ends_of, layout_of, raw_bytes, v
 
 Array = npt.NDArray[Any]
 
-_NO_ROWS = np.empty(0, np.uint8)
-
 
 class OpenColumn(abc.ABC):
     """Decodes the rows of one column, with one or more decoders that work together."""
@@ -221,11 +219,11 @@ class BatchColumn(OpenColumn):
         wanted = [row for row in range(len(out)) if not skips or rows.valid[row]]
         given = [row for row in wanted if encoded[row] is not None]
         bad = {row for row in wanted if encoded[row] is None and not attempt(row)}
-        before = _counts([opened])
+        before = _counts(opened)
         try:
             if given:
                 decode(given)
-            rows.counts += _counts([opened]) - before
+            rows.counts += _counts(opened) - before
         except Exception as together:  # trying each row alone finds the cause
             rows.counts[0] += len(given)
             encoded = lend()
@@ -253,11 +251,11 @@ class _Each:
 
     @property
     def fallbacks(self) -> int:
-        return int(_counts(self._opened)[0])
+        return sum(int(_counts(opened)[0]) for opened in self._opened)
 
     @property
     def unturned(self) -> int:
-        return int(_counts(self._opened)[1])
+        return sum(int(_counts(opened)[1]) for opened in self._opened)
 
     def decode_all(self, encoded: memoryview, draws: Sequence[Draws], outs: Sequence[Array]) -> None:
         for method, numbers, out in zip(self._methods, draws, outs, strict=True):
@@ -265,26 +263,26 @@ class _Each:
 
 
 class _Counter:
-    """Finds what the opened objects of some threads count during a call."""
+    """Sums what the opened objects of all threads count during a call. They are asked at its begin and its end, because
+    asking for each row costs a fiftieth of decoding a small image.
+    """
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[Any, Array]] = {}
 
     def begin(self, opened: Any) -> None:
-        """Notes an opened object before it decodes; does nothing if that was done."""
+        """Notes the counts of an opened object, if it was not noted before."""
         if id(opened) not in self._before:
-            self._before[id(opened)] = opened, _counts([opened])
+            self._before[id(opened)] = opened, _counts(opened)
 
     def counted(self) -> Array:
-        """Returns what all noted objects have counted since, see `_counts`."""
-        return sum((_counts([opened]) - before for opened, before in self._before.values()), np.zeros(2, np.int64))
+        """Returns the sum over the noted objects, see `_counts`."""
+        return sum((_counts(opened) - before for opened, before in self._before.values()), np.zeros(2, np.int64))
 
 
-def _counts(opened: Sequence[Any]) -> npt.NDArray[np.int64]:
-    """Returns the rows that the fast method of opened objects left to the slow one, and the images that they could not
-    turn: two numbers. They are asked once a call, because to ask them for each row costs a fiftieth of a small image.
-    """
-    return np.array([sum(getattr(each, name, 0) for each in opened) for name in ("fallbacks", "unturned")], np.int64)
+def _counts(opened: Any) -> npt.NDArray[np.int64]:
+    """Returns the rows that an opened object's fast method left to its slow one, and the images it could not turn."""
+    return np.array([getattr(opened, "fallbacks", 0), getattr(opened, "unturned", 0)], dtype=np.int64)
 
 
 def _refuse_returned(made: Any, method: str) -> None:
@@ -311,8 +309,8 @@ def _values(array: pa.Array) -> Iterator[memoryview | None]:
     """Returns the bytes of each value. Arrow's own objects of values cost a fiftieth of decoding a small image."""
     if width := width_of(array.type):  # frames
         raw = raw_bytes(array)
-        return (memoryview(row.data).toreadonly() for row in (raw if raw is not None else _NO_ROWS).reshape(-1, width))
-    if array.null_count or (layout := layout_of(array.type)) is None or layout[1]:
+        return (memoryview(row.data).toreadonly() for row in (() if raw is None else raw.reshape(-1, width)))
+    if array.null_count or not len(array) or (layout := layout_of(array.type)) is None or layout[1]:
         return (memoryview(each.as_buffer()).cast("B").toreadonly() if each.is_valid else None for each in array)
     data = buffer_bytes(array.buffers()[2]).data.toreadonly()
     return (data[begin:end] for begin, end in itertools.pairwise(ends_of(array).tolist()))

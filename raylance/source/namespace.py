@@ -1,7 +1,6 @@
 """A table of a Lance namespace in place of a URI: where it lies, and the credentials that the namespace vends."""
 
 import dataclasses
-import os
 import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ from raylance.source.storage_options import StorageOptions, current
 
 _PLACES = "uri", "root"  # properties of "rest" and "dir" that errors may show, because they say where
 _LEAST_SECRET = 6  # characters; shorter words, as "true", are not hidden in errors
-# What a service that answers refuses: the client counts it as an error inside of the service.
+# Refusals, which the client of "rest" reports as internal errors of the service. As in `lance_errors`, 408, 425 and 429
+# may pass.
 _LASTING = re.compile(r"\bstatus=4(?!08|25|29)\d\d|RelativeUrlWithoutBase")
 
 
@@ -30,8 +30,8 @@ class NamespaceTable:
 
     Attributes:
         table_id: Name of the table, or a list of names, the outermost namespace first.
-        namespace_impl: "rest", "dir", or the import path of a class: what `lance_namespace.connect` takes. The class
-            must be importable in each process that opens the dataset.
+        namespace_impl: "rest", "dir", or the import path of a class, as for `lance_namespace.connect`. Each process
+            that opens the dataset must be able to import the class.
         namespace_properties: Properties of the namespace, strings by name, which are never shown; such as {"uri":
             "http://catalog:2333", "header.Authorization": "Bearer …"} of "rest", or {"root": "s3://bucket/lake"} of
             "dir".
@@ -78,8 +78,8 @@ class NamespaceTable:
     def locate(
         self, options: StorageOptions | None = None, *, newest: bool = False
     ) -> tuple[str, StorageOptions | None]:
-        """Returns the URI of the table, and options of its store: `options`, with what the namespace vends in place of
-        equal names. For functions of raylance that take no `NamespaceTable`, such as `raylance.prove_run`.
+        """Returns the URI of the table, and the options of its store: `options`, of which the namespace's own replace
+        those of the same names. For functions that do not take a `NamespaceTable`, such as `raylance.prove_run`.
 
         Args:
             options: Options of the object store, see `raylance.dataset`.
@@ -88,7 +88,8 @@ class NamespaceTable:
         Raises:
             ConfigError: If no client of the namespace can be made of the properties; with `newest`, if the namespace
                 keeps the versions of the table.
-            DatasetError: If there is no such table, the namespace refuses it, or it does not answer for too long.
+            DatasetError: If the table does not exist, or the namespace refuses the request, or gives no answer for
+                about a minute.
         """
         try:
             found = patiently(self.describe)
@@ -171,10 +172,3 @@ class VendedOptions:
                 "the namespace vends is for the new place, so nothing more is read. Open it again, and begin a new run."
             )
         return {**(current(self.others) or {}), **(found.storage_options or {})}
-
-
-def located(
-    uri: str | os.PathLike[str] | NamespaceTable, version: Any, options: StorageOptions | None
-) -> tuple[str | os.PathLike[str], StorageOptions | None]:
-    """Returns the URI and the options of a `NamespaceTable`, for a version; those given for anything else."""
-    return uri.locate(options, newest=version is None) if isinstance(uri, NamespaceTable) else (uri, options)

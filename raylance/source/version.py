@@ -306,7 +306,7 @@ def _advice(uri: str, error: BaseException, options: StorageOptions | None) -> s
         case _:
             fix = " Check the path, the credentials or endpoint in storage_options, and that the dataset was written."
     given = None
-    with contextlib.suppress(OSError, ConfigError, DatasetError):  # of a function, which gave options for the opening
+    with contextlib.suppress(OSError, ConfigError, DatasetError):  # a function of the user or a namespace may fail
         given = current(options)
     return fix + (
         describe_odd_value(given or {}, error) or describe_odd_option(uri, given) or describe_denied(uri, error)

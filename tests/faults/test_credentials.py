@@ -2,8 +2,6 @@
 namespace that vends them; by a real S3 API on this machine, and a proxy that refuses keys which have expired.
 """
 
-import dataclasses
-import os
 import pickle
 import time
 import traceback
@@ -15,27 +13,12 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from tests.helpers.faulty_store import FaultyStore, store_options
+from tests.helpers.faulty_store import FaultyStore
+from tests.helpers.vending import Keys
 
 ROWS = 600
 URI = "s3://expiring/data.lance"
 TABLE = pa.table({"id": np.arange(ROWS), "bulk": pa.array([bytes(200)] * ROWS, pa.binary())})
-
-
-@dataclasses.dataclass(frozen=True)
-class Keys:
-    """Returns credentials that live for some seconds, and leaves a file for each of them."""
-
-    port: int
-    folder: Path
-    life_s: float = 3.0
-
-    def __call__(self) -> dict[str, str]:
-        until_s = time.time() + self.life_s
-        key = f"{os.getpid()}-{until_s:.6f}"
-        (self.folder / key).touch()
-        expiry = {"expires_at_millis": str(int(until_s * 1000)), "refresh_offset_millis": "1000"}
-        return {**store_options(self.port, key), **expiry}
 
 
 def vended(store: FaultyStore, folder: Path, token: str = "right", **more: str) -> raylance.NamespaceTable:
