@@ -538,7 +538,9 @@ def main(argv: list[str] | None = None) -> int:
     except raylance.RaylanceError as error:
         say(str(error))
         return 2
-    except (KeyboardInterrupt, SystemExit):  # the latter from Ray Train, once it has stopped the workers
+    except (KeyboardInterrupt, SystemExit) as ended:  # the latter from Ray Train, once it has stopped the workers,
+        if getattr(ended, "code", None) == signal.SIGTERM:  # and from the handler that ray.init sets
+            args.stopped_by = signal.SIGTERM
         again = common.show_command(["python", *args.command])
         say(f"stopped by {args.stopped_by.name}; the same command continues from the last checkpoint:\n{again}")
         return 128 + args.stopped_by

@@ -52,6 +52,11 @@ def stop(process: subprocess.Popen[str], number: signal.Signals) -> str:
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
+    return read_stopped(process, number)
+
+
+def read_stopped(process: subprocess.Popen[str], number: signal.Signals) -> str:
+    """The rest of the output of a process that a signal stops."""
     rest, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + number, rest
     assert "Traceback" not in rest
@@ -388,6 +393,18 @@ def test_a_run_that_is_stopped_says_how_to_continue(head, make_run):
         last = Path(read_to(started, "continues from checkpoint").split()[-1])
         assert read_state(last)["epoch"] >= 1
         stop(started, signal.SIGTERM)
+
+
+def test_sigterm_is_named_while_rays_handler_stands(head, make_run):
+    join = [
+        "import ray, runpy, signal, sys",
+        "def join(*args, init=ray.init, **options):",
+        "    init(*args, **options)",
+    ]
+    stopped = [*join, "    signal.raise_signal(signal.SIGTERM)", "ray.init, sys.argv = join, sys.argv[1:]"]
+    command = "\n".join([*stopped, "runpy.run_path(sys.argv[0], run_name='__main__')"])
+    with head.start("-c", command, JOBS / "train_images.py", *make_run("joining").options) as started:
+        read_stopped(started, signal.SIGTERM)
 
 
 @pytest.mark.slow
