@@ -107,39 +107,44 @@ def measure(source: Source, number: int, epochs: int = EPOCHS, longest_rest_s: f
     }
 
 
-def open_best(job: Job, entry: Entry, stack: ExitStack) -> tuple[Source, Result]:
-    """Opens a reader with each of the worker counts to try, and keeps the one whose warm-up pass was the fastest."""
-    best: tuple[Source, ExitStack, Result] | None = None
-    for workers in sorted({max(1, round(job.workers * share)) for share in entry.tries}):
-        with ExitStack() as trial:
-            source = entry.open(replace(job, workers=workers), trial)
-            warm_up = measure(source, 0, epochs=1) | {"workers": workers}
-            if best is None or warm_up["later_rows_per_s"] > best[2]["later_rows_per_s"]:
-                if best is not None:
-                    best[1].close()
-                best = source, trial.pop_all(), warm_up
-        del source  # a DataLoader ends its workers when it is freed
-    if best is None:
-        raise ValueError(f"{entry} names no worker count to try")
-    stack.push(best[1])
-    return best[0], best[2]
+def measure_alone(job: Job, entry: Entry, workers: int, number: int) -> tuple[int, Result]:
+    """The rows that a reader claims, and its pass, after a warm-up pass; for number 0, the warm-up pass itself.
+
+    Nothing of the reader runs afterwards, nor Ray: idle processes would cost the other readers time.
+    """
+    with ExitStack() as stack:
+        source = entry.open(replace(job, workers=workers), stack)
+        result, claims = measure(source, 0, epochs=1), source.claims
+        if number:
+            result = measure(source, number)
+    del source  # a DataLoader ends its workers when it is freed
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
+    return claims, result | {"workers": workers}
+
+
+def try_workers(job: Job, entry: Entry) -> tuple[int, Result]:
+    """The rows that a reader claims, and its fastest warm-up pass, over the worker counts to try."""
+    counts = sorted({max(1, round(job.workers * share)) for share in entry.tries})
+    return max(
+        (measure_alone(job, entry, workers, 0) for workers in counts), key=lambda one: one[1]["later_rows_per_s"]
+    )
 
 
 def run_rounds(job: Job, entries: dict[str, Entry], rounds: int) -> dict[str, Result]:
-    """Opens and warms up every reader, then lets each make one pass a round; returns all by name."""
+    """Tries every reader, then opens each anew for one pass a round; returns all by name."""
     results: dict[str, Result] = {}
-    with ExitStack() as stack:
-        sources: dict[str, Source] = {}
-        for name, entry in entries.items():
-            print(f"opening {name}", file=sys.stderr)
-            try:
-                sources[name], warm_up = open_best(job, entry, stack)
-            except ImportError as error:
-                print(f"{name}: skipped, {error}")
-                continue
-            results[name] = {"claims": sources[name].claims, "warm_up": warm_up, "passes": []}
-        for number, name in in_turns(sources, rounds):
-            results[name]["passes"].append(measure(sources[name], number))
+    for name, entry in entries.items():
+        print(f"trying {name}", file=sys.stderr)
+        try:
+            claims, warm_up = try_workers(job, entry)
+        except ImportError as error:
+            print(f"{name}: skipped, {error}")
+            continue
+        results[name] = {"claims": claims, "warm_up": warm_up, "passes": []}
+    for number, name in in_turns(results, rounds):
+        _, result = measure_alone(job, entries[name], results[name]["warm_up"]["workers"], number)
+        results[name]["passes"].append(result)
     return results
 
 

@@ -371,8 +371,8 @@ class Plan(PicklesFields):
         With `first_rows`, items of the first step have about this number of rows, so that each helper gets one, and the
         first batch comes early. Each further round of as many items has a quarter more rows in each, so that its rows
         last while helpers make the next one. Near the end of the epoch, an item has half of a helper's share of the
-        remaining rows (Polychronopoulos, Kuck: "Guided self-scheduling", 1987), so that no helper works when the others
-        are done.
+        remaining rows (Polychronopoulos, Kuck: "Guided self-scheduling", 1987), but not less than a step's, so that no
+        helper works for long when the others are done.
         """
         low, high = self.rank_slice(epoch, position, dp_rank)
         aim, made = float(first_rows or item_rows), 0
@@ -385,7 +385,7 @@ class Plan(PicklesFields):
                 if first_rows:
                     is_even = self.budget is None
                     left = self.steps(epoch, at) * size if is_even else (self.epoch_rows - at) // self.dp_size
-                    rows = min(rows, max(first_rows, left // (2 * alike)))
+                    rows = min(rows, max(size, left // (2 * alike)))
                 parts = max(1, -(-size // rows))
                 joined = 1 if parts > 1 else self._fitting(epoch, at, self._whole(chunk, at, max_steps), dp_rank, rows)
                 if joined > 1:

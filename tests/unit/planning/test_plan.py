@@ -198,6 +198,18 @@ def test_items_join_small_steps_and_cut_large_ones() -> None:
     assert [steps for _, steps, _, _ in cuts(1, item_rows=90)] == [64, 36]
 
 
+def test_items_grow_from_the_first_step_on_and_shrink_to_steps_at_the_end() -> None:
+    plan = dataclasses.replace(make_plan(resolve(RowShuffle(), 1000), 10, 1), chunk_positions=1000)
+    rows = [item.rows for item in plan.items(0, 0, 0, item_rows=100, first_rows=5)]
+    assert sum(rows) == 1000
+    most = rows.index(max(rows))
+    assert rows[:2] == [5, 5]
+    assert rows[:most] == sorted(rows[:most])
+    assert rows[most:][::-1] == sorted(rows[most:])
+    assert max(rows) > 50
+    assert rows[-1] == 10, "a step is not divided, as each item costs time"
+
+
 @pytest.mark.promise("P5")
 @pytest.mark.parametrize("position", [0, 5 * 10**9, 10**10 - 4096])
 def test_a_step_costs_the_same_anywhere_in_ten_billion_rows(position: int) -> None:
