@@ -381,11 +381,13 @@ class Plan(PicklesFields):
             done, at = 0, chunk.position
             while done < chunk.steps:
                 begin, (low, high) = self.rank_slice(epoch, at, dp_rank)[0], self._part(chunk, at, dp_rank)
-                size, rows = high - low, max(1, min(int(aim), item_rows))
+                size, wanted = high - low, min(aim, item_rows)
                 if first_rows:
                     is_even = self.budget is None
                     left = self.steps(epoch, at) * size if is_even else (self.epoch_rows - at) // self.dp_size
-                    rows = min(rows, max(size, left // (2 * alike)))
+                    wanted = min(wanted, max(size, left / (2 * alike)))
+                # The nearest number of whole steps, if that is not 0.
+                rows = max(1, min(round(wanted / max(1, size)) * size or int(wanted), item_rows))
                 parts = max(1, -(-size // rows))
                 joined = 1 if parts > 1 else self._fitting(epoch, at, self._whole(chunk, at, max_steps), dp_rank, rows)
                 if joined > 1:
