@@ -1,5 +1,6 @@
 """The command line's options for all parts, and what the readers of one dataset share."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,11 @@ class Setting:
 
 
 def start_ray(job: Job) -> None:
-    """One Ray for all. Its CPUs are tokens: the idle actors of one reader must not keep them from another."""
+    """Starts Ray, if none runs. Its CPUs are tokens: actors of one reader must not keep them from another."""
     import ray
 
     if not ray.is_initialized():
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-        ray.init(address="local", num_cpus=8 * job.workers + 8, include_dashboard=False, **quiet)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Ray forks only to start its daemons
+            ray.init(address="local", num_cpus=8 * job.workers + 8, include_dashboard=False, **quiet)
