@@ -18,7 +18,7 @@ import torch
 
 from .decoding import touch
 from .readers import READERS, Entry, Source
-from .setting import Job
+from .setting import Job, end_ray
 
 _QUIET = 0.1  # of the cores: below it, the previous reader has finished
 _LONGEST_REST_S = 5.0
@@ -118,8 +118,7 @@ def measure_alone(job: Job, entry: Entry, workers: int, number: int) -> tuple[in
         if number:
             result = measure(source, number)
     del source  # a DataLoader ends its workers when it is freed
-    if "ray" in sys.modules:
-        sys.modules["ray"].shutdown()
+    end_ray()
     return claims, result | {"workers": workers}
 
 

@@ -81,3 +81,10 @@ def start_ray(job: Job) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Ray forks only to start its daemons
             ray.init(address="local", num_cpus=8 * job.workers + 8, include_dashboard=False, **quiet)
+
+
+def end_ray() -> None:
+    """Ends the Ray that `start_ray` started, if any."""
+    import ray
+
+    ray.shutdown()

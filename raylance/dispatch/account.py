@@ -6,7 +6,7 @@ from raylance.observe import Receipt
 from raylance.planning.pace import Pace
 from raylance.planning.plan import WorkItem, fitting_rows
 
-# An item of any size costs worker, helpers and Ray together about 10 ms of CPU, for two calls and two objects. At
+# An item of any size costs worker, helpers and Ray together about 13 ms of CPU, for two calls and five objects. At
 # 96 MiB, about 450 decoded images, that is at most a thirtieth of the time to decode them.
 MAX_ITEM_BYTES = 96 << 20
 MAX_PLAIN_BYTES = 64 << 20  # if nothing is decoded: then larger items do not cause waits
