@@ -538,8 +538,8 @@ def main(argv: list[str] | None = None) -> int:
     except raylance.RaylanceError as error:
         say(str(error))
         return 2
-    except (KeyboardInterrupt, SystemExit) as ended:  # the latter from Ray Train, once it has stopped the workers,
-        if getattr(ended, "code", None) == signal.SIGTERM:  # and from the handler that ray.init sets
+    except (KeyboardInterrupt, SystemExit) as ended:  # the latter from Ray Train, once it has stopped the workers
+        if getattr(ended, "code", None) == signal.SIGTERM:  # from the handler that ray.init sets
             args.stopped_by = signal.SIGTERM
         again = common.show_command(["python", *args.command])
         say(f"stopped by {args.stopped_by.name}; the same command continues from the last checkpoint:\n{again}")

@@ -44,6 +44,14 @@ from tests.helpers.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorb
 JOBS = Path(__file__).parents[2] / "jobs"
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 TOKEN = secrets.token_hex(16)
+STOPPED_IN_INIT = """
+import ray, runpy, signal, sys
+def join(*args, init=ray.init, **options):
+    init(*args, **options)
+    signal.raise_signal(signal.SIGTERM)
+ray.init, sys.argv = join, sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""  # a script whose path follows
 
 
 def stop(process: subprocess.Popen[str], number: signal.Signals) -> str:
@@ -396,14 +404,7 @@ def test_a_run_that_is_stopped_says_how_to_continue(head, make_run):
 
 
 def test_sigterm_is_named_while_rays_handler_stands(head, make_run):
-    join = [
-        "import ray, runpy, signal, sys",
-        "def join(*args, init=ray.init, **options):",
-        "    init(*args, **options)",
-    ]
-    stopped = [*join, "    signal.raise_signal(signal.SIGTERM)", "ray.init, sys.argv = join, sys.argv[1:]"]
-    command = "\n".join([*stopped, "runpy.run_path(sys.argv[0], run_name='__main__')"])
-    with head.start("-c", command, JOBS / "train_images.py", *make_run("joining").options) as started:
+    with head.start("-c", STOPPED_IN_INIT, JOBS / "train_images.py", *make_run("joining").options) as started:
         read_stopped(started, signal.SIGTERM)
 
 
