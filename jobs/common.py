@@ -65,6 +65,14 @@ def bringing(install: str, program: str) -> Iterator[None]:
         raise SystemExit(2) from None
 
 
+@contextlib.contextmanager
+def without_fork_warning() -> Iterator[None]:
+    """For `ray.init`: hides Lance's warning of forks. Ray forks only to start its daemons."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="lance is not fork-safe")
+        yield
+
+
 def connect() -> bool:
     """Joins the Ray of RAY_ADDRESS, which `ray job submit` sets, or of this machine; returns whether it started one.
 
@@ -78,8 +86,7 @@ def connect() -> bool:
     # Ray's workers look for modules where the driver was started: from elsewhere, they are sent this folder.
     folder = Path(jobs.__file__).parent
     sent = {} if Path.cwd() == folder.parent else {"runtime_env": {"py_modules": [str(folder)]}}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Ray forks only to start its daemons
+    with without_fork_warning():
         if os.environ.get("RAY_ADDRESS", "local") in ("local", ""):
             try:
                 ray.init(labels={}, **sent)  # a Ray that is there already takes no labels, not even none

@@ -539,7 +539,7 @@ def main(argv: list[str] | None = None) -> int:
         say(str(error))
         return 2
     except (KeyboardInterrupt, SystemExit) as ended:  # the latter from Ray Train, once it has stopped the workers
-        if getattr(ended, "code", None) == signal.SIGTERM:  # from the handler that ray.init sets
+        if signal.SIGTERM in ended.args:  # from the handler that ray.init sets
             args.stopped_by = signal.SIGTERM
         again = common.show_command(["python", *args.command])
         say(f"stopped by {args.stopped_by.name}; the same command continues from the last checkpoint:\n{again}")

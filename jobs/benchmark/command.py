@@ -13,8 +13,8 @@ nothing: its rate is that of the data path alone. "raylance-threads" reads in th
 
 The clock covers, for every reader alike, a pass of two whole epochs: from the call of `iter()` until the last batch of
 the second is touched. Opening, permuting, starting processes and one warm-up epoch, which also fills the page cache,
-are not timed. Each reader is opened anew for each pass, and closed after it, Ray as well: an idle actor of Ray takes
-1 % of a core. Before the pass the machine comes to rest, so that no reader pays for another reader's work.
+are not timed. Each pass opens its reader, and closes it and Ray afterwards, because an idle actor of Ray takes 1 % of a
+core. Before the pass the machine comes to rest, so that no reader pays for another reader's work.
 raylance reads and decodes the beginning of the next epoch ahead. Passes lie some epochs apart, so it expects the second
 epoch of a pass, as in training, and never the first: no row is read or decoded before the clock starts, and what is
 made for the epoch after a pass is not used.

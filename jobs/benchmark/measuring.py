@@ -131,7 +131,7 @@ def try_workers(job: Job, entry: Entry) -> tuple[int, Result]:
 
 
 def run_rounds(job: Job, entries: dict[str, Entry], rounds: int) -> dict[str, Result]:
-    """Tries every reader, then opens each anew for one pass a round; returns all by name."""
+    """Tries every reader, then measures one pass of each in each round; returns all by name."""
     results: dict[str, Result] = {}
     for name, entry in entries.items():
         print(f"trying {name}", file=sys.stderr)

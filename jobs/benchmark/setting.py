@@ -1,11 +1,11 @@
 """The command line's options for all parts, and what the readers of one dataset share."""
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import raylance
+from jobs.common import without_fork_warning
 
 from .data import cached_dataset, image_batches, vector_batches
 from .decoding import DecodeOne, own_image
@@ -78,8 +78,7 @@ def start_ray(job: Job) -> None:
 
     if not ray.is_initialized():
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Ray forks only to start its daemons
+        with without_fork_warning():
             ray.init(address="local", num_cpus=8 * job.workers + 8, include_dashboard=False, **quiet)
 
 

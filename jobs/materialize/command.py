@@ -212,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 1
     except (KeyboardInterrupt, SystemExit) as stopped:  # the latter from the handler of SIGTERM that ray.init sets
-        by = signal.Signals(stopped.args[0] if stopped.args else signal.SIGINT)
+        by = signal.SIGTERM if signal.SIGTERM in stopped.args else signal.SIGINT
         print(f"materialize.py: stopped by {by.name}; nothing was committed", file=sys.stderr)
         return 128 + by
     return 0

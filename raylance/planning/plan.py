@@ -386,8 +386,8 @@ class Plan(PicklesFields):
                     is_even = self.budget is None
                     left = self.steps(epoch, at) * size if is_even else (self.epoch_rows - at) // self.dp_size
                     wanted = min(wanted, max(size, left / (2 * alike)))
-                # The nearest number of whole steps, if that is not 0.
-                rows = max(1, min(round(wanted / max(1, size)) * size or int(wanted), item_rows))
+                nearest = round(wanted / max(1, size)) * size  # whole steps; 0 for less than half of one
+                rows = max(1, min(nearest or int(wanted), item_rows))
                 parts = max(1, -(-size // rows))
                 joined = 1 if parts > 1 else self._fitting(epoch, at, self._whole(chunk, at, max_steps), dp_rank, rows)
                 if joined > 1:
