@@ -563,15 +563,15 @@ class RankLoader(Positioned):
         self._recorder.on_prepare()
         if not plan.is_over(epoch, position):
             plan.check_order(epoch)
-            where = {"epoch": epoch, "position": position, "prefetch_batches": spec.prefetch_batches}
-            self._session.prepare(plan, self.dp_rank, **where, observer=self._recorder.stats)
-
-    def _prepare_ahead(self, spec: BatchSpec, epoch: int) -> None:
-        """Prepares an epoch for which nobody has asked yet. An error is raised only when the epoch is iterated."""
-        try:
-            self._prepare(spec, epoch, 0)
-        except Exception:
-            logger.info("epoch %d could not be prepared ahead; it is begun when it is iterated", epoch, exc_info=True)
+            self._session.prepare(
+                plan,
+                self.dp_rank,
+                epoch=epoch,
+                position=position,
+                prefetch_batches=spec.prefetch_batches,
+                observer=self._recorder.stats,
+                follows=self._session.epochs_follow,
+            )
 
     def _begin_pass(self, spec: BatchSpec) -> int:
         """Checks what can be checked at the begin of a pass only; returns the number of moves so far."""
@@ -601,8 +601,15 @@ class RankLoader(Positioned):
         self._recorder.begin_pass(plan, super().state_dict)
         self._ledger.cut()
         self._passed = Digest()
-        where = {"epoch": epoch, "position": position}
-        feeder = self._session.start(plan, share[0], **where, batch_spec=spec, observer=self._recorder.stats)
+        feeder = self._session.start(
+            plan,
+            share[0],
+            epoch=epoch,
+            position=position,
+            batch_spec=spec,
+            observer=self._recorder.stats,
+            follows=self._session.epochs_follow,
+        )
         return _Stretch(plan, epoch, position, share, feeder)
 
     def _agree(self, plan: Plan) -> None:
@@ -708,7 +715,7 @@ class _LoaderPass(Iterator[Any]):
         self._ending: notes.Ending | None = None  # ends the feeder of the stretch
         self._last: DeliveredStep | None = None  # the step that was handed out last
         self._handed_out: float | None = None
-        self._is_over, self._prepares = False, loader._session.epochs_follow
+        self._is_over = False
 
     def __next__(self) -> Any:
         loader, place = self._loader, None
@@ -721,13 +728,12 @@ class _LoaderPass(Iterator[Any]):
                     stretch, batch, step = found
                     place = loader._cursor.place
                     loader._count(stretch, step)
-                    if self._prepares and stretch.feeder.has_ended:
-                        self._prepares = False
-                        loader._prepare_ahead(self._spec, stretch.epoch + 1)
             if found is not None:
                 del found
                 self._handed_out, self._last = self._recorder.hand_out(), step
                 loader._move(stretch, step)
+                if step.is_last:
+                    self._hand_over()
                 return batch
         except BaseException:
             if place is not None:
@@ -748,6 +754,12 @@ class _LoaderPass(Iterator[Any]):
         if stretch is not None:
             self._ending = notes.Ending(self, functools.partial(_end_pass, stretch.feeder, self._recorder))
         return stretch
+
+    def _hand_over(self) -> None:
+        """Leaves the feeder to the pass over the next epoch, if it has begun that already."""
+        if self._ending is not None and self._loader._session.follow():
+            self._ending.forget()
+            self._ending = notes.Ending(self, functools.partial(self._recorder.flush, may_wait=False))
 
     def _end_stretch(self) -> None:
         self._stretch = None

@@ -25,7 +25,7 @@ from raylance.read_spec import ReadSpec
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveredStep:
-    """A step of one rank, from position `before` to `after`.
+    """A step of one rank, from position `before` to `after` of an epoch.
 
     Attributes:
         rows: Rows of this rank, padding included.
@@ -34,6 +34,7 @@ class DeliveredStep:
         costs: The costs of the step; None if rows have none.
     """
 
+    epoch: int
     before: int
     after: int
     is_last: bool
@@ -109,10 +110,10 @@ class StepRows:
 
 
 class Assembly:
-    """Assembles the steps of one rank's pass from its items.
+    """Assembles the steps of one rank's pass from its items, also those of epochs that follow.
 
     Attributes:
-        epoch: Epoch of the pass.
+        epoch: Epoch of the last step that `next_step` returned; before that, of the first step.
         is_decoded: Whether helpers decode or transform the rows.
     """
 
@@ -186,13 +187,17 @@ class Assembly:
     def next_step(self) -> tuple[StepRows, DeliveredStep]:
         """Takes the oldest whole step: its rows, and their description."""
         rows, nbytes, masked, digest = self._steps.popleft()
-        plan, before = self._plan, self._after
+        plan = self._plan
+        if plan.is_over(self.epoch, self._after):
+            self.epoch, self._after = self.epoch + 1, 0
+        before = self._after
         self._after = plan.after(self.epoch, before)
         self._costs = row_costs(plan, self.epoch, before) if plan.order.has_costs else None
         return rows, DeliveredStep(
+            epoch=self.epoch,
             before=before,
             after=self._after,
-            is_last=self._plan.is_over(self.epoch, self._after),
+            is_last=plan.is_over(self.epoch, self._after),
             rows=rows.count,
             nbytes=nbytes,
             masked=masked,

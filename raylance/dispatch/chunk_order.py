@@ -139,19 +139,31 @@ class ChunkOrder:
                 gap = self._before(after, found) if after.epoch == found.epoch else after
                 self.held.insert(at, self._make(gap))
 
-    def chunks(self, epoch: int, position: int) -> Iterator[Chunk]:
-        """Yields the chunks of the pass, or what is left of them. How many rows a chunk has is decided at the latest
-        when it comes.
+    def chunks(self, epoch: int, position: int, *, follows: bool = False) -> Iterator[Chunk]:
+        """Yields the chunks of the pass, or what is left of them; if an epoch `follows`, also those of all later ones.
+        How many rows a chunk has is decided at the latest when it comes.
         """
         plan, dp_rank = self.planned
         chunk = plan.chunk_at(epoch, position)
         while chunk is not None:
             if plan.chunk_size(chunk, dp_rank):
                 line = plan.first_line(chunk, dp_rank)
-                held = next((each for each in self.held if each.has(epoch, line)), None)
+                held = next((each for each in self.held if each.has(chunk.epoch, line)), None)
                 chunk = self._add(chunk) if held is None else self._rest(held.chunk, chunk.position, chunk.low)
             yield chunk
-            chunk = plan.next_chunk(chunk)
+            after = plan.next_chunk(chunk)
+            chunk = self._first_of(chunk.epoch + 1) if after is None and follows else after
+
+    def _first_of(self, epoch: int) -> Chunk | None:
+        """Returns the first chunk of an epoch for which nobody has asked yet; None if there is none, or if its order
+        raises an error, which is raised again if somebody asks for the epoch.
+        """
+        plan, _ = self.planned
+        try:
+            plan.check_order(epoch)
+            return plan.chunk_at(epoch, 0)
+        except Exception:
+            return None
 
     def _rest(self, chunk: Chunk, position: int, low: int = 0) -> Chunk:
         """Returns the part of a chunk from row `low` of the step at a position on."""

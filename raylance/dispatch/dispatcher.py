@@ -79,20 +79,23 @@ class Dispatcher:
         decodes: bool,
         prefetch_batches: int,
         first_rows: int = 0,
+        follows: bool = False,
         work_timeout_s: float,
         describe: Callable[[WorkItem], str],
         scalers: Sequence[Scaler] = (),
     ) -> None:
-        """Takes the pass from the step at `position` on.
+        """Takes the pass from the step at `position` to the end of the epoch. If the next epoch `follows`, goes on with
+        its items without a gap, so that the helpers always have work, and so forth.
 
         Items of at least `prefetch_batches` steps are in flight if they have room, more if the decoders need them. For
         `first_rows`, see `Plan.items`. `describe` returns a text that names the rows of an item, for error messages.
         """
         self._pool, self._chunks, self._account, self._suspects = kept.pool, kept.chunks, kept.account, kept.suspects
         self._out: list[Output] = []
-        rows, chunks = self._account.item_rows(), self._chunks.begin(plan, dp_rank, epoch, position)
-        items = plan.items(dp_rank, epoch, position, rows, first_rows, chunks=chunks)
-        self._inflight = InFlight(plan, dp_rank, items, position, self._account, prefetch_batches)
+        rows, chunks = self._account.item_rows(), self._chunks.begin(plan, dp_rank, epoch, position, follows=follows)
+        items = plan.items(dp_rank, epoch, position, rows, first_rows, chunks=chunks, follows=follows)
+        self._inflight = InFlight(plan, dp_rank, items, (epoch, position), self._account, prefetch_batches)
+        self._plan = plan
         self._scalers, self._decodes, self._work_timeout_s, self._describe = scalers, decodes, work_timeout_s, describe
         self._by_call: dict[int, InFlightItem] = {}
         self._now = 0.0  # time of the last event
@@ -147,15 +150,16 @@ class Dispatcher:
         match event:
             case Begin():
                 self._pool.open(self._now)
-                for scaler in self._scalers:
-                    scaler.begin()
             case Wanted():
                 self._is_wanted = True
+                for scaler in self._scalers:
+                    scaler.begin()
             case Awaited():
                 self._is_awaited = True
-            case Taken(position):
+            case Taken(epoch, position):
                 self._is_awaited = False
-                self._inflight.taken(position)
+                self._is_wanted = not self._plan.is_over(epoch, position)
+                self._inflight.taken((epoch, position))
                 for scaler in self._scalers:
                     self._out += scaler.stepped(self._now)
 

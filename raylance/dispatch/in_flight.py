@@ -86,15 +86,17 @@ class InFlight:
         plan: Plan,
         dp_rank: int,
         items: Iterable[WorkItem],
-        position: int,
+        place: tuple[int, int],
         account: Account,
         prefetch_batches: int,
     ) -> None:
+        """Begins with nothing in flight; the items begin at a place, which is an epoch and a position."""
         self._plan, self._dp_rank, self._account, self._prefetch = plan, dp_rank, account, max(1, prefetch_batches)
         self._planned: Iterator[WorkItem] = iter(items)
         self._upcoming: deque[WorkItem] = deque()
-        self._taken = position
-        self._ready: deque[tuple[int, float, int]] = deque()  # whole steps: position after the step, bytes, items
+        self._taken = place
+        # Whole steps: the place after the step, bytes, items
+        self._ready: deque[tuple[tuple[int, int], float, int]] = deque()
         self._open = (0.0, 0)  # bytes and items delivered of the step that is not whole yet
         self.entries: deque[InFlightItem] = deque()
 
@@ -110,15 +112,15 @@ class InFlight:
 
     def take_on(self, decoders: int | None) -> None:
         """Adds items while they are wanted and have room: items of the steps to prefetch, and at least two for each of
-        the running `decoders`. With None, only the steps to prefetch count.
+        the running `decoders`, also of the next epoch. With None, only the steps to prefetch count.
         """
         enough = 0 if decoders is None else 2 * max(1, decoders)
         if any(other.state is ItemState.FAILED for other in self.entries):
             return  # items after a failed one will not be delivered
+        epoch, _ = self._taken
         while (item := self._peek()) is not None:
             count = len(self.entries) + sum(items for _, _, items in self._ready) + self._open[1]
-            ahead = self._plan.steps_between(item.epoch, self._taken, item.position)
-            if count > enough and ahead >= self._prefetch:
+            if item.epoch > epoch + 1 or (count > enough and self._is_far(item)):
                 return
             entry = self._reserve(item)
             reserved = sum(other.reserved_bytes for other in self.entries) + self._ready_bytes
@@ -126,6 +128,11 @@ class InFlight:
                 return
             self.entries.append(entry)
             self._upcoming.popleft()
+
+    def _is_far(self, item: WorkItem) -> bool:
+        """Whether an item is after the steps to prefetch, of the epoch whose steps the consumer takes now or next."""
+        epoch, position = self._taken
+        return item.epoch > epoch or self._plan.steps_between(epoch, position, item.position) >= self._prefetch
 
     def _peek(self) -> WorkItem | None:
         """Returns the next planned item, cut if its rows turned out larger than estimated; None if all were added."""
@@ -187,11 +194,12 @@ class InFlight:
         item = entry.item
         self._open = (self._open[0] + entry.reserved_bytes, self._open[1] + 1)
         if self._plan.ends_step(item):
-            self._ready.append((self._plan.after(item.epoch, item.position, item.steps), *self._open))
+            after = self._plan.after(item.epoch, item.position, item.steps)
+            self._ready.append(((item.epoch, after), *self._open))
             self._open = (0.0, 0)
 
-    def taken(self, position: int) -> None:
-        """Records that the consumer has taken all steps before a position."""
-        self._taken = position
-        while self._ready and self._ready[0][0] <= position:
+    def taken(self, place: tuple[int, int]) -> None:
+        """Records that the consumer has taken all steps before a place."""
+        self._taken = (place[0] + 1, 0) if self._plan.is_over(*place) else place
+        while self._ready and self._ready[0][0] <= place:
             self._ready.popleft()

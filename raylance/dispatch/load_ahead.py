@@ -72,13 +72,13 @@ class ChunkTable:
         commands, self._commands, self._drops = [*self._drops, *self._commands], [], []
         return commands
 
-    def begin(self, plan: Plan, dp_rank: int, epoch: int, position: int) -> Iterator[Chunk]:
-        """Begins a pass; drops the chunks that it does not need. Returns those that it has, as they come; how many rows
-        a chunk has is decided at the latest then.
+    def begin(self, plan: Plan, dp_rank: int, epoch: int, position: int, *, follows: bool = False) -> Iterator[Chunk]:
+        """Begins a pass; drops the chunks that it does not need. Returns those that it has, as they come, also of later
+        epochs if one `follows`; how many rows a chunk has is decided at the latest then.
         """
         for held in self._order.begin(plan, dp_rank, epoch, position):
             self._let_go(held)
-        return self._order.chunks(epoch, position)
+        return self._order.chunks(epoch, position, follows=follows)
 
     # What to load.
 

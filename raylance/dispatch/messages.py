@@ -142,7 +142,7 @@ class Deliver:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Complete:
-    """All items of the pass were delivered."""
+    """All items of the pass were delivered, and no epoch follows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Begin:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wanted:
-    """A consumer has asked for the batches of the pass."""
+    """A consumer has asked for the batches of an epoch: the first one of the pass, or the one that follows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -197,8 +197,11 @@ class Awaited:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Taken:
-    """The consumer has taken all batches before this position of the epoch."""
+    """The consumer has taken all batches before this position of an epoch. After the last one of the epoch, nobody
+    asks for batches until `Wanted`.
+    """
 
+    epoch: int
     position: int
 
 

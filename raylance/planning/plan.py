@@ -362,27 +362,30 @@ class Plan(PicklesFields):
         first_rows: int = 0,
         max_steps: int = 64,
         chunks: Iterable[Chunk] | None = None,
+        *,
+        follows: bool = False,
     ) -> Iterator[WorkItem]:
         """Cuts a rank's rows from a position to the end of the epoch into work items, in the order of delivery.
 
         An item should have about `item_rows` rows: up to `max_steps` smaller slices are joined, larger slices are cut.
-        An item's rows belong to one chunk of `chunks`; None for the plan's own.
+        An item's rows belong to one chunk of `chunks`, which may be of several epochs; None for the plan's own of this
+        epoch.
 
         With `first_rows`, items of the first step have about this number of rows, so that each helper gets one, and the
         first batch comes early. Each further round of as many items has a quarter more rows in each, so that its rows
-        last while helpers make the next one. Near the end of the epoch, an item has half of a helper's share of the
-        remaining rows (Polychronopoulos, Kuck: "Guided self-scheduling", 1987), but not less than a step's, so that no
-        helper works for long when the others are done.
+        last while helpers make the next one. Near the end of the epoch, unless another one follows, an item has half of
+        a helper's share of the remaining rows (Polychronopoulos, Kuck: "Guided self-scheduling", 1987), but not less
+        than a step's, so that no helper works for long when the others are done.
         """
         low, high = self.rank_slice(epoch, position, dp_rank)
         aim, made = float(first_rows or item_rows), 0
         alike = max(1, -(-(high - low) // int(aim)))
         for chunk in self.chunks(epoch, position) if chunks is None else chunks:
-            done, at = 0, chunk.position
+            done, at, epoch = 0, chunk.position, chunk.epoch
             while done < chunk.steps:
                 begin, (low, high) = self.rank_slice(epoch, at, dp_rank)[0], self._part(chunk, at, dp_rank)
                 size, wanted = high - low, min(aim, item_rows)
-                if first_rows:
+                if first_rows and not follows:
                     is_even = self.budget is None
                     left = self.steps(epoch, at) * size if is_even else (self.epoch_rows - at) // self.dp_size
                     wanted = min(wanted, max(size, left / (2 * alike)))

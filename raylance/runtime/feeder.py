@@ -66,7 +66,9 @@ class Phase(Enum):
 
 
 class Feeder:
-    """Makes the batches of one pass in its own thread, a few batches ahead of the consumer."""
+    """Makes the batches of one pass in its own thread, a few batches ahead of the consumer. At the end of an epoch, no
+    batches are made until the consumer asks for the next epoch; its rows are fetched already if it follows.
+    """
 
     def __init__(
         self, dispatcher: Dispatcher, runtime: Runtime, assembly: Assembly, observer: Observer, masked: MaskedRows
@@ -83,7 +85,7 @@ class Feeder:
         self._finished: deque[tuple[Any, DeliveredStep]] = deque()  # batches to hand out
         self._error: BaseException | None = None
         self._phase = Phase.RUNNING
-        self._is_closed = self._is_awaited = False
+        self._is_closed = self._is_awaited = self._is_complete = False
         self._has_shown = False  # whether the rows of the pass's first batch were observed
         self._work: Cause = "finish"  # the part of making a batch that the thread works on
         self._thread = threading.Thread(target=self.run, name="raylance-feeder", daemon=True)
@@ -96,8 +98,8 @@ class Feeder:
     # The consumer's side.
 
     def bind(self, spec: BatchSpec, on_device: DeviceDecoding | None = None) -> None:
-        """Lets the thread make batches; `on_device` decodes some of their columns. Before this call, only the rows of
-        the first batches are fetched.
+        """Lets the thread make the batches of an epoch; `on_device` decodes some of their columns. Before this call,
+        only rows are fetched.
         """
         with self._changed:
             self._on_device = on_device
@@ -111,8 +113,19 @@ class Feeder:
         """Whether another pass may begin: the runtime is free, and only finished batches are left to hand out."""
         return self._phase is Phase.ENDED and self._error is None and not self._thread.is_alive()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the pass was ended from outside."""
+        return self._is_closed
+
+    @property
+    def follows(self) -> bool:
+        """Whether `bind` begins the next epoch: all batches of this one are made, and the pass goes on."""
+        return self._spec is None and not self._is_complete and not self._is_closed
+
     def take(self) -> tuple[Any, DeliveredStep] | None:
-        """Waits for the next batch; returns it with its step, and keeps no reference to it. None after the last one.
+        """Waits for the next batch; returns it with its step, and keeps no reference to it. None after the last one of
+        the epoch.
 
         Raises:
             Exception: The error that ended the pass, after the last good batch.
@@ -140,9 +153,11 @@ class Feeder:
             if self._finished:
                 found = self._finished.popleft()
                 self._observe(BatchesReady(len(self._finished)))
-                self._say(Taken(found[1].after))
+                self._say(Taken(found[1].epoch, found[1].after))
                 self._changed.notify_all()
                 return found
+            if self.follows:
+                return None  # an error would be one of the next epoch
             error, self._error = self._error, None
         if isinstance(error, StopIteration):
             where = "".join(f" {note}" for note in getattr(error, "__notes__", []))
@@ -159,7 +174,7 @@ class Feeder:
 
     def _is_ready(self) -> bool:
         """Whether a batch or the end is here; if not, reports that the consumer waits. The caller holds `_changed`."""
-        if self._finished or self._phase is Phase.ENDED or self._is_closed:
+        if self._finished or self._phase is Phase.ENDED or self._is_closed or self.follows:
             return True
         if not self._is_awaited:
             self._is_awaited = True
@@ -273,7 +288,7 @@ class Feeder:
                     self._fail(error)
                 del plain, decoded
             case Complete():
-                self._phase = Phase.OVER
+                self._is_complete, self._phase = True, Phase.OVER
             case GiveUp(error):
                 self._fail(error)
             case GiveUpPlacing(kind, pending, asked):
@@ -320,6 +335,8 @@ class Feeder:
             with self._observer.timed("transfer_s"):
                 batch = self._sender.send(batch)
         with self._changed:
+            if step.is_last:
+                self._spec = None  # what it refers to, such as the user's functions, is of this epoch
             if not self._is_closed:
                 self._finished.append((batch, step))
                 self._observe(BatchesReady(len(self._finished)))

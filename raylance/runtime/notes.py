@@ -82,6 +82,10 @@ class Ending:
         """Calls the function, or leaves a note, unless that was done."""
         self._finalize()
 
+    def forget(self) -> None:
+        """Makes sure that the function is not called any more."""
+        self._finalize.detach()
+
 
 def _end(end: Callable[[], object], thread: int) -> None:
     if _is_elsewhere(thread):

@@ -37,7 +37,7 @@ class Session:
     Attributes:
         runtime: Runs the helpers; None before the first pass, and after `close`.
         kept: State that the dispatchers of all passes share. Each new runtime gets a new one.
-        epochs_follow: Whether the next pass is likely over the next epoch, whose begin is then made ahead.
+        epochs_follow: Whether the next pass is likely over the next epoch, whose begin is then read ahead.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Session:
         self._read_spec, self._options, self._world_size = read_spec, options, world_size
         self.epochs_follow = epochs_follow
         self._named: tuple[PlannedRows, str] | None = None
-        self._feeder: Feeder | None = None
-        self._started: Feeder | None = None  # the last one started; an interrupt may come before it becomes `_feeder`
-        self._prepared: _Prepared | None = None
+        self._running: _Begun | None = None
+        self._started: Feeder | None = None  # the last one started; an interrupt may come before it becomes `_running`
+        self._prepared: _Begun | None = None
         self._stop: weakref.finalize[..., Session] | None = None  # ends a feeder that nobody takes batches from yet
         self._masked = MaskedRows(read_spec)
         self._scalers: list[Scaler] = []
@@ -57,15 +57,25 @@ class Session:
         self.kept: Kept | None = None
 
     def start(
-        self, plan: Plan, dp_rank: int, *, epoch: int, position: int, batch_spec: BatchSpec, observer: Observer
+        self,
+        plan: Plan,
+        dp_rank: int,
+        *,
+        epoch: int,
+        position: int,
+        batch_spec: BatchSpec,
+        observer: Observer,
+        follows: bool = False,
     ) -> Feeder:
-        """Begins one rank's pass from a position to the end of its epoch; first ends the previous pass."""
-        wanted = _Pass(plan, dp_rank, epoch, position, batch_spec.prefetch_batches)
+        """Begins one rank's pass from a position to the end of its epoch; first ends the previous pass. If the next
+        epoch `follows`, its rows are read and decoded without a gap, for `follow`.
+        """
+        wanted = _Pass(plan, dp_rank, epoch, position, batch_spec.prefetch_batches, follows)
         feeder = self._take_prepared(wanted)
         if feeder is None:
             self.end_pass()  # the previous pass may still run, and two passes cannot share the helpers
             feeder = self._begin(wanted, observer)
-        self._feeder = feeder
+        self._running = _Begun(wanted, feeder)
         feeder.bind(batch_spec, self._decodes_on(batch_spec.device or torch.device("cpu")))
         self._forget_stop()  # the feeder knows the user's functions now, which may know this object
         return feeder
@@ -83,19 +93,39 @@ class Session:
         return self._prepared is not None
 
     def prepare(
-        self, plan: Plan, dp_rank: int, *, epoch: int, position: int, prefetch_batches: int, observer: Observer
+        self,
+        plan: Plan,
+        dp_rank: int,
+        *,
+        epoch: int,
+        position: int,
+        prefetch_batches: int,
+        observer: Observer,
+        follows: bool = False,
     ) -> None:
         """Begins the first steps of a pass before a consumer starts the pass; does nothing during another pass."""
-        if self._feeder is None or self._feeder.has_ended:
-            wanted = _Pass(plan, dp_rank, epoch, position, prefetch_batches)
-            self._prepared = _Prepared(wanted, self._take_prepared(wanted) or self._begin(wanted, observer))
+        if self._running is None or self._running.feeder.has_ended:
+            wanted = _Pass(plan, dp_rank, epoch, position, prefetch_batches, follows)
+            self._prepared = _Begun(wanted, self._take_prepared(wanted) or self._begin(wanted, observer))
+
+    def follow(self) -> bool:
+        """Makes the pass whose last batch was taken the prepared pass over the next epoch. Returns False if no epoch
+        follows; then the pass ends as others do.
+        """
+        running = self._running
+        if running is None or not running.feeder.follows:
+            return False
+        after = dataclasses.replace(running.wanted, epoch=running.wanted.epoch + 1, position=0)
+        self._prepared, self._running = _Begun(after, running.feeder), None
+        self._stop_if_dropped(running.feeder)
+        return True
 
     def _take_prepared(self, wanted: "_Pass | None") -> Feeder | None:
         """Takes the prepared pass if it is the wanted one; ends any other prepared pass."""
         prepared, self._prepared = self._prepared, None
         if prepared is None:
             return None
-        if prepared.wanted == wanted and self._is_usable:
+        if prepared.wanted == wanted and not prepared.feeder.is_closed and self._is_usable:
             return prepared.feeder
         self._close(prepared.feeder)
         return None
@@ -121,11 +151,15 @@ class Session:
         self.runtime.begin(*self._named)
         dispatcher = self._make_dispatcher(self.kept, wanted)
         self._started = feeder = self._make_feeder(self.runtime, dispatcher, self._named[0], wanted, observer)
-        self._forget_stop()
-        self._stop = weakref.finalize(self, notes.leave, feeder.stop)  # else its thread would never end
-        self._stop.atexit = False
+        self._stop_if_dropped(feeder)
         feeder.start()
         return feeder
+
+    def _stop_if_dropped(self, feeder: Feeder) -> None:
+        """Ends a feeder, whose thread would never end otherwise, if nobody starts its pass."""
+        self._forget_stop()
+        self._stop = weakref.finalize(self, notes.leave, feeder.stop)
+        self._stop.atexit = False
 
     def _forget_stop(self) -> None:
         stop, self._stop = self._stop, None
@@ -196,6 +230,7 @@ class Session:
             decodes=self._read_spec.in_helpers is not None,
             prefetch_batches=wanted.prefetch_batches,
             first_rows=-(-(high - low) // decoders),  # the first step is divided among all decoders
+            follows=wanted.follows,
             work_timeout_s=self._options.work_timeout_s,
             describe=describe,
             scalers=self._scalers,
@@ -209,9 +244,10 @@ class Session:
 
     def end_pass(self) -> None:
         """Ends the current pass; the helpers stay."""
-        for feeder in {self._feeder, self._started}:  # both stay set until they have ended: an interrupt may come
+        running = None if self._running is None else self._running.feeder
+        for feeder in {running, self._started}:  # both stay set until they have ended: an interrupt may come
             self._close(feeder)
-        self._feeder = self._started = None
+        self._running = self._started = None
 
     def _close(self, feeder: Feeder | None) -> None:
         if feeder is not None and not feeder.close():
@@ -238,9 +274,10 @@ class _Pass:
     epoch: int
     position: int
     prefetch_batches: int
+    follows: bool  # whether the next epoch follows without a gap
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Begun:
     wanted: _Pass
     feeder: Feeder

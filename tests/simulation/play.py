@@ -133,11 +133,13 @@ class RowAssembly:
         return f"rows {rows}"
 
     def next_step(self) -> tuple[Rows, DeliveredStep]:
+        if self._plan.is_over(self._epoch, self._after):
+            self._epoch, self._after = self._epoch + 1, 0
         rows, before = self._steps.popleft(), self._after
         self._after = self._plan.after(self._epoch, before)
         is_last = self._plan.is_over(self._epoch, self._after)
         sizes: Any = {"rows": len(rows), "nbytes": 0, "masked": (), "digest": None}
-        step = DeliveredStep(before=before, after=self._after, is_last=is_last, **sizes)
+        step = DeliveredStep(epoch=self._epoch, before=before, after=self._after, is_last=is_last, **sizes)
         return rows, step
 
 
@@ -185,6 +187,11 @@ class HandFeeder(Feeder):
         self._changed: Any = Condition(rank)
         self._thread: Any = RunByHand(self)
         self._broken: BaseException | None = None
+        self._most = 0  # batches to make ahead
+
+    def bind(self, spec: Any, on_device: Any = None) -> None:
+        self._most = max(1, spec.prefetch_batches)
+        super().bind(spec, on_device)
 
     def start(self) -> None:
         self.rank.to_run.append(self)
@@ -209,10 +216,9 @@ class HandFeeder(Feeder):
                 raise Broken("cause", "the consumer waits, and the status names no cause")
             if self._is_closed and self._finished:
                 raise Broken("left", "a batch is added to a pass that is closed")
-            room = 0 if self._spec is None else max(1, self._spec.prefetch_batches)
-            if len(self._finished) > room:
+            if len(self._finished) > self._most:
                 raise Broken(
-                    "bytes", f"{len(self._finished)} batches wait for the consumer, who asked for {room} ahead"
+                    "bytes", f"{len(self._finished)} batches wait for the consumer, who asked for {self._most} ahead"
                 )
         except BaseException as raised:  # no error of the consumer's: those are outputs
             self._broken = self._broken or raised
@@ -261,7 +267,8 @@ class SimulatedSession(Session):
         rank = self._rank
         rank.counts["passes"] += 1
         rank.counts["passes with helpers of before"] += bool(rank.world.helpers)
-        rank.watch.begin(rank.planned, wanted.dp_rank, wanted.epoch, wanted.position, wanted.prefetch_batches)
+        where = wanted.dp_rank, wanted.epoch, wanted.position, wanted.prefetch_batches
+        rank.watch.begin(rank.planned, *where, follows=wanted.follows)
         made = super()._make_dispatcher(kept, wanted)
         made._describe = describe
         return Watched(made, rank)
@@ -398,7 +405,9 @@ class Rank:
             self._ask()
 
     def _prepare(self, epoch: int, position: int) -> None:
-        where = {"epoch": epoch, "position": position, "prefetch_batches": self.scenario.prefetch_batches}
+        scenario = self.scenario
+        where: dict[str, Any] = {"epoch": epoch, "position": position, "prefetch_batches": scenario.prefetch_batches}
+        where["follows"] = scenario.prepares
         self.session.prepare(self.planned.plan, self._number, **where, observer=self.stats)
         self._has_prepared = self.session._prepared is not None
         self.counts["passes prepared"] += self._has_prepared
@@ -409,7 +418,7 @@ class Rank:
         prefetch_batches = self.scenario.prefetch_batches + changes
         prepared, (epoch, position) = self.session._prepared, self.place
         if prepared is None or prepared.wanted == session._Pass(
-            self.planned.plan, self._number, epoch, position, prefetch_batches
+            self.planned.plan, self._number, epoch, position, prefetch_batches, self.scenario.prepares
         ):
             self._start(prefetch_batches)
         else:
@@ -423,7 +432,7 @@ class Rank:
             prefetch_batches=prefetch_batches, device=None, hidden=(), convert=self._collate, micro=None
         )
         spec.pin_memory = False
-        where = {"epoch": epoch, "position": position}
+        where: dict[str, Any] = {"epoch": epoch, "position": position, "follows": self.scenario.prepares}
         feeder = self.session.start(self.planned.plan, self._number, **where, batch_spec=spec, observer=self.stats)
         self._feeder, self._has_prepared = feeder, False
         if self._stop_after == 0:  # an interrupt while it waits
@@ -458,8 +467,11 @@ class Rank:
             raise Broken("liveness", f"the pass is over at {self.place}, before {self._goal}")
         rows, step = found
         self._check(rows, step)
-        if self.scenario.prepares and not self._has_prepared:  # in mid-pass, too, where it has no effect
-            self._prepare(self.place[0] + (not step.is_last), 0)
+        if step.is_last:
+            self._has_prepared = self.session.follow()
+            self.counts["epochs that followed"] += self._has_prepared
+        elif self.scenario.prepares:  # in mid-pass, where it has no effect
+            self._prepare(self.place[0] + 1, 0)
         if self._stop_after is not None:
             self._stop_after -= 1
         if self.place >= self._goal or (self._stop_after is not None and self._stop_after <= 0):

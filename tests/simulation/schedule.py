@@ -87,7 +87,7 @@ class Scenario:
     scales: float = 0.0  # another number of decoders, and of several readers, is wanted when batches were taken
     readers: int = 1
     epochs: int = 0  # that follow the one of the legs
-    prepares: bool = False  # the next epoch, while the last batches of one are consumed
+    prepares: bool = False  # passes before they are asked for; and the next epoch follows without a gap
     changes: float = 0.0  # what was prepared is given up: another pass is asked for
     dawdles: float = 0.0  # the feeder takes time, in which the consumer acts, over an event or a batch
     placement_timeout_s: float = 20.0

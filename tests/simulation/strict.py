@@ -31,7 +31,7 @@ class StrictWatch(Watch):
 
     def begin(self, *planned: Any, **more: Any) -> None:
         super().begin(*planned, **more)
-        self._not_before: dict[tuple[int, int], float] = {}  # by step and row
+        self._not_before: dict[tuple[int, int, int], float] = {}  # by epoch, step and row
         self._kept: list[int] = []  # reads whose results must outlive this event
         self._is_given_up = False
 

@@ -6,7 +6,8 @@ bytes     a reader holds no more than it may; an item is sent only where it has 
 pool      never more helpers of a kind than were asked for; none ended that works
 dead      no command to a helper that does not run, nothing awaited of one that is gone
 turns     a chunk is loaded by one reader, which has not dropped it, and items are gathered there
-early     before a consumer asks for a pass, only its first steps are gathered
+early     before a consumer asks for a pass, only its first steps are gathered; before it asks for an epoch that
+          follows, also what keeps the helpers at work; of the epoch after that, nothing
 source    gathered is only what has been loaded; decoded and fetched only what was gathered, and was not forgotten
 deadline  what may never come is awaited with a deadline, no wait is longer than work may take, and what is done at
           a deadline moves it
@@ -58,6 +59,9 @@ MIN_ALONE = 2  # of them that decoded nothing but the row that is given up
 PAUSE_S = 1.0  # before another helper is placed for one that was refused
 
 
+_Key = tuple[int, int, int]  # epoch, position of the step, row of the rank's slice
+
+
 class Broken(AssertionError):  # noqa: N818 - it is no error of the code that raises it
     """What must hold does not."""
 
@@ -103,10 +107,10 @@ class Watch:
         self._calls: dict[int, _Seen] = {}
         self._open: dict[int, _Seen] = {}  # neither answered nor forgotten
         self._permanent = False
-        self._hits: dict[tuple[int, int], set[int]] = {}
-        self._blamed: Counter[tuple[int, int]] = Counter()
-        self._deaths: Counter[tuple[int, int]] = Counter()  # of processes that decoded it and may have ended by it
-        self._alone: Counter[tuple[int, int]] = Counter()  # of those that decoded no other row
+        self._hits: dict[_Key, set[int]] = {}
+        self._blamed: Counter[_Key] = Counter()
+        self._deaths: Counter[_Key] = Counter()  # of processes that decoded it and may have ended by it
+        self._alone: Counter[_Key] = Counter()  # of those that decoded no other row
         self._gone_count = 0
         self._dismissed: set[int] = set()
         self._chunks: dict[int, Load] = {}  # by number: the first load of it
@@ -116,23 +120,30 @@ class Watch:
         self._is_exact = scenario.needs_decoder or not scenario.decoders
         self._limit = scenario.limit_bytes * (1 + 1e-9)
 
-    def begin(self, planned: PlannedRun, rank: int, epoch: int, position: int, prefetch_batches: int) -> None:
+    def begin(
+        self, planned: PlannedRun, rank: int, epoch: int, position: int, prefetch_batches: int, *, follows: bool
+    ) -> None:
         """A pass begins."""
-        self._planned, self._rank, self._epoch, self._position = planned, rank, epoch, position
-        self._early_end = planned.plan.after(epoch, position, max(1, prefetch_batches))
-        self._is_wanted = False
-        self._next = (position, 0)  # step and row of its slice that are to be delivered next
+        self._planned, self._rank, self._prefetch, self._follows = planned, rank, max(1, prefetch_batches), follows
+        self._most_early = 0
+        self._turn(epoch, position)
+        self._next = (epoch, position, 0)  # step and row of its slice that are to be delivered next
         self._part: list[int] = []
         self._hits.clear()
         self._blamed.clear()
         self._deaths.clear()
         self._alone.clear()
         self._flying: dict[int, float] = {}  # charges of reads
-        self._opened, self._ready = 0.0, list[tuple[int, float]]()
+        self._opened, self._ready = 0.0, list[tuple[tuple[int, int], float]]()
         self._answers: Any = None
         self._spent = {"reader": 0.0, "decoder": 0.0}  # seconds of those that were refused: others have the rest
         for helper in self._helpers.values():
             helper.since = self.world.now()  # nobody looked for it in between
+
+    def _turn(self, epoch: int, position: int) -> None:
+        """The consumer has not asked yet for the epoch whose steps it takes next."""
+        self._is_wanted, self._epoch, self._position = False, epoch, position
+        self._early_end = self._planned.plan.after(epoch, position, self._prefetch)
 
     def _recover(self, what: str) -> None:
         self.recovered[what] = self.recovered.get(what, 0) + 1
@@ -175,8 +186,11 @@ class Watch:
                     self._spent[helper.kind] += self.world.now() - helper.since + PAUSE_S
                     self._permanent = self._permanent or event.permanent
                 self._gone(number, "told", may_be_rows=event.fault.may_be_rows)
-            case Taken(position):
-                self._ready = [(after, charge) for after, charge in self._ready if after > position]
+            case Taken(epoch, position):
+                self._ready = [(after, charge) for after, charge in self._ready if after > (epoch, position)]
+                if self._planned.plan.is_over(epoch, position):
+                    self._most_early = 2 * (self.scenario.decoders + 2)
+                    self._turn(epoch + 1, 0)
 
     def _gone(self, number: int, by: str, *, may_be_rows: bool = False) -> None:
         helper = self._helpers[number]
@@ -210,11 +224,11 @@ class Watch:
             for key in self._keys(seen.item):
                 self._hits.setdefault(key, set()).add(cause)
 
-    def _keys(self, item: WorkItem) -> list[tuple[int, int]]:
-        plan, found = self._planned.plan, list[tuple[int, int]]()
+    def _keys(self, item: WorkItem) -> list[_Key]:
+        plan, found = self._planned.plan, list[_Key]()
         starts = plan.starts(item.epoch, item.position, item.steps)
         for at, rows in zip(starts, plan.rows_by_step(item), strict=True):
-            found += [(at, item.low + row) for row in range(max(1, rows))]
+            found += [(item.epoch, at, item.low + row) for row in range(max(1, rows))]
         return found
 
     # Commands.
@@ -359,9 +373,14 @@ class Watch:
             raise Broken("source", f"{command} of a chunk that is not loaded")
 
     def _check_early(self, item: WorkItem) -> None:
-        if not self._is_wanted and item.position not in range(self._position, self._early_end):
+        if item.epoch > self._epoch + 1:
+            raise Broken("early", f"{item} is read, and the consumer takes steps of epoch {self._epoch}")
+        is_first = item.epoch == self._epoch and item.position in range(self._position, self._early_end)
+        if not self._is_wanted and not is_first and len(self._flying) + len(self._ready) >= self._most_early:
             raise Broken("early", f"{item} is read, and nobody has asked for the pass yet")
-        if not self._is_wanted:  # an item of several steps may be split, and its steps be read again one by one
+        if (
+            not self._is_wanted and item.epoch == self._epoch
+        ):  # an item of several steps may be split, and its steps be read again one by one
             self._early_end = max(
                 self._early_end,
                 self._planned.plan.after(item.epoch, item.position, item.steps),
@@ -381,7 +400,7 @@ class Watch:
         if command.decodes and not scenario.decodes:
             raise Broken("order", f"{command} decodes what is not to be decoded")
         used = sum(self._flying.values()) + sum(charge for _, charge in self._ready)
-        is_first = (item.position, item.low) == self._next and not self._ready
+        is_first = (item.epoch, item.position, item.low) == self._next and not self._ready
         # While the head waits for another row to be decoded, that may be larger than the limit.
         is_alone = not used and any(deaths > MAX_FAULTS for deaths in self._deaths.values())
         if self._is_exact and used + charge > self._limit and not (is_first or is_alone) and item.rows:
@@ -395,7 +414,7 @@ class Watch:
         fetch = self._answers
         if fetch is None or type(fetch.command) is not Fetch:
             raise Broken("order", f"{item} is delivered and was not fetched")
-        if (item.position, item.low) != self._next or item.dp_rank != self._rank or item.epoch != self._epoch:
+        if (item.epoch, item.position, item.low) != self._next or item.dp_rank != self._rank:
             raise Broken("order", f"{item} is delivered, but {self._next} is next")
         made = command.decoded
         if command.plain.item != item or made.item != item or made.is_decoded != self.scenario.decodes:
@@ -405,23 +424,27 @@ class Watch:
         for position, rows in zip(starts, plan.rows_by_step(item), strict=True):
             self._part += made.rows[begin : begin + rows]
             begin += rows
-            self._next = (position, item.high)
+            self._next = (item.epoch, position, item.high)
             if plan.ends_step(item):
                 if self._part != self._planned.step(item.epoch, position, self._rank):
                     raise Broken("order", f"step {position} has the rows {self._part}")
-                self._next, self._part = (plan.after(item.epoch, position), 0), []
-        if not self._part and self._next[1] == 0:
-            self._ready.append((plan.after(item.epoch, position), self._opened))
+                after, self._part = plan.after(item.epoch, position), []
+                self._next = (item.epoch, after, 0)
+        if not self._part and self._next[2] == 0:
+            self._ready.append((self._next[:2], self._opened))
             self._opened = 0.0
+        if plan.is_over(*self._next[:2]) and self._follows:
+            self._next = (item.epoch + 1, 0, 0)
+            self._recover("an epoch delivered to its end, and another one follows")
 
     def _check_complete(self) -> None:
-        if not self._planned.plan.is_over(self._epoch, self._next[0]) or self._part:
+        if not self._planned.plan.is_over(*self._next[:2]) or self._part:
             raise Broken("liveness", f"the pass is complete, and {self._next} is next")
 
     def _check_cause(self, error: BaseException, now: float) -> None:
         row = getattr(error, "row", None)
         if row is not None:
-            if row not in self._planned.step(self._epoch, self._next[0], self._rank):
+            if row not in self._planned.step(*self._next[:2], self._rank):
                 raise Broken("cause", f"row {row} fails, in another step than {self._next}")
             self._recover("ended by a row")
         elif isinstance(error, PlacementError):
