@@ -11,16 +11,17 @@ row's number. Every reader hands torch batches to this process and uses the same
 count takes part. "decode" is the ceiling: the decode function alone, on bytes in memory. "raylance-free" decodes
 nothing: its rate is that of the data path alone. "raylance-threads" reads in this process, without Ray.
 
-The clock covers, for every reader alike, a pass of two whole epochs: from the call of `iter()` until the last batch of
-the second is touched. Opening, permuting, starting processes and one warm-up epoch, which also fills the page cache,
-are not timed. Each pass opens its reader, and closes it and Ray afterwards, because an idle actor of Ray takes 1 % of a
-core. Before the pass the machine comes to rest, so that no reader pays for another reader's work.
-raylance reads and decodes the beginning of the next epoch ahead. Passes lie some epochs apart, so it expects the second
-epoch of a pass, as in training, and never the first: no row is read or decoded before the clock starts, and what is
-made for the epoch after a pass is not used.
-The last columns separate the first batch from the rest: how long it took, the first one of the second epoch, and the
-rate after the first. A long epoch approaches that rate, but it flatters a reader that has prefetched much before. The
-CPU time is what the consuming thread itself spends on getting a batch, which no prefetching hides from training.
+The clock covers, for every reader alike, a pass of two whole epochs (`--pass-epochs`): from the call of `iter()` until
+the last batch of the last one is touched. Opening, permuting, starting processes and one warm-up epoch, which also
+fills the page cache, are not timed. Each pass opens its reader, and closes it and Ray afterwards, because an idle actor
+of Ray takes 1 % of a core. Before the pass the machine comes to rest, so that no reader pays for another reader's work.
+raylance begins the next epoch while the last batches of one are made. Passes lie some epochs apart, so it expects the
+second epoch of a pass, as in training, and never the first: no row is read or decoded before the clock starts, and what
+is made for the epoch after a pass is not used, which costs some percent of a short pass.
+The last columns separate the first batch from the rest: how long it took, the longest wait for the first one of a later
+epoch, and the rate after the first. A long epoch approaches that rate, but it flatters a reader that has prefetched
+much before. The CPU time is what the consuming thread itself spends on getting a batch, which no prefetching hides from
+training.
 Readers take turns, one pass each a round, so that noise of the machine affects all alike; a ratio is the median of the
 ratios within the rounds.
 
@@ -97,6 +98,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--vector-batch-size", default=1024, help="vectors a batch (default %(default)s)")
     add("--workers", default=os.cpu_count(), help="cores that each reader may use (default %(default)s)")
     add("--epochs", default=3, help="timed rounds (default %(default)s)")
+    add("--pass-epochs", default=2, type=within(int, 1, 99), help="epochs of a timed pass (default %(default)s)")
     add("--seed", type=int, default=0, help="of the data and of the orders (default %(default)s)")
     folder = Path(tempfile.gettempdir(), "raylance-benchmark")
     add("--data-dir", type=Path, default=folder, metavar="DIR", help="of the datasets (default %(default)s)")

@@ -23,8 +23,7 @@ from .setting import Job, end_ray
 _QUIET = 0.1  # of the cores: below it, the previous reader has finished
 _LONGEST_REST_S = 5.0
 _PROGRAM = Path(__file__).parents[1] / "benchmark.py"
-EPOCHS = 2  # of a pass, so that it has a turn
-APART = 8  # epochs from pass to pass: the first one was not expected
+APART = 100  # epochs from pass to pass: the first one was not expected
 
 Result = dict[str, Any]
 
@@ -68,7 +67,7 @@ def own_batch_s(batches: Iterable[Any]) -> float:
     return sum(found[1:]) / max(1, len(found) - 2)
 
 
-def measure(source: Source, number: int, epochs: int = EPOCHS, longest_rest_s: float = _LONGEST_REST_S) -> Result:
+def measure(source: Source, number: int, epochs: int, longest_rest_s: float = _LONGEST_REST_S) -> Result:
     """Times one pass; the head of command.py says what the clock covers."""
     if source.elsewhere:
         return source.elsewhere(number)
@@ -116,7 +115,7 @@ def measure_alone(job: Job, entry: Entry, workers: int, number: int) -> tuple[in
         source = entry.open(replace(job, workers=workers), stack)
         result, claims = measure(source, 0, epochs=1), source.claims
         if number:
-            result = measure(source, number)
+            result = measure(source, number, job.pass_epochs)
     del source  # a DataLoader ends its workers when it is freed
     end_ray()
     return claims, result | {"workers": workers}
@@ -206,10 +205,11 @@ def serve() -> int:
     """The other side of `open_before`: a line of JSON for each line of JSON."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
-    kind, name, job = json.loads(sys.stdin.readline())
+    kind, name, fields = json.loads(sys.stdin.readline())
     with ExitStack() as stack:
-        source = READERS[kind][name].open(Job(**job), stack)
+        job = Job(**fields)
+        source = READERS[kind][name].open(job, stack)
         print(source.claims, file=answers)
         for line in sys.stdin:
-            print(json.dumps(measure(source, int(line))), file=answers)
+            print(json.dumps(measure(source, int(line), job.pass_epochs)), file=answers)
     return 0

@@ -21,6 +21,7 @@ class Job:
     batch_size: int
     workers: int
     seed: int
+    pass_epochs: int  # epochs of a timed pass; from two on, it has a turn
 
     @property
     def is_images(self) -> bool:
@@ -52,6 +53,7 @@ class Setting:
     workers: int  # cores to use
     seed: int
     rounds: int  # how often a part repeats what it times
+    pass_epochs: int = 2  # see `Job`
 
     def path(self, name: str) -> Path:
         """Where a dataset is kept."""
@@ -69,6 +71,7 @@ class Setting:
             batch_size=self.batch_size if is_images else self.vector_batch_size,
             workers=self.workers,
             seed=self.seed,
+            pass_epochs=self.pass_epochs,
         )
 
 

@@ -12,7 +12,7 @@ import psutil
 
 from .decoding import Batch, touch
 from .figures import Figure
-from .measuring import APART, EPOCHS, in_turns, rest
+from .measuring import APART, in_turns, rest
 from .readers import READERS
 from .setting import Job, Setting
 
@@ -36,7 +36,7 @@ def measure(setting: Setting) -> dict[str, dict[str, list[Spent]]]:
             with ExitStack() as stack:  # one reader at a time: idle actors of another would count for this one
                 one_pass = _open(name, kind, job, stack)
                 _spend(one_pass, job, 0, 1)  # warms up
-                found[kind][name].append(_spend(one_pass, job, number, EPOCHS))
+                found[kind][name].append(_spend(one_pass, job, number, job.pass_epochs))
     return found
 
 

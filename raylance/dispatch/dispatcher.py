@@ -92,7 +92,7 @@ class Dispatcher:
         """
         self._pool, self._chunks, self._account, self._suspects = kept.pool, kept.chunks, kept.account, kept.suspects
         self._out: list[Output] = []
-        rows, chunks = self._account.item_rows(), self._chunks.begin(plan, dp_rank, epoch, position, follows=follows)
+        rows, chunks = self._account.item_rows, self._chunks.begin(plan, dp_rank, epoch, position, follows=follows)
         items = plan.items(dp_rank, epoch, position, rows, first_rows, chunks=chunks, follows=follows)
         self._inflight = InFlight(plan, dp_rank, items, (epoch, position), self._account, prefetch_batches)
         self._plan = plan

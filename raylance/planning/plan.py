@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -358,7 +358,7 @@ class Plan(PicklesFields):
         dp_rank: int,
         epoch: int,
         position: int,
-        item_rows: int,
+        item_rows: int | Callable[[], int],
         first_rows: int = 0,
         max_steps: int = 64,
         chunks: Iterable[Chunk] | None = None,
@@ -367,9 +367,9 @@ class Plan(PicklesFields):
     ) -> Iterator[WorkItem]:
         """Cuts a rank's rows from a position to the end of the epoch into work items, in the order of delivery.
 
-        An item should have about `item_rows` rows: up to `max_steps` smaller slices are joined, larger slices are cut.
-        An item's rows belong to one chunk of `chunks`, which may be of several epochs; None for the plan's own of this
-        epoch.
+        An item should have about `item_rows` rows, or as many as this returns when a chunk begins: up to `max_steps`
+        smaller slices are joined, larger slices are cut. An item's rows belong to one chunk of `chunks`, which may have
+        several epochs; None for the plan's own of this epoch.
 
         With `first_rows`, items of the first step have about this number of rows, so that each helper gets one, and the
         first batch comes early. Each further round of as many items has a quarter more rows in each, so that its rows
@@ -378,19 +378,21 @@ class Plan(PicklesFields):
         than a step's, so that no helper works for long when the others are done.
         """
         low, high = self.rank_slice(epoch, position, dp_rank)
-        aim, made = float(first_rows or item_rows), 0
+        most = item_rows if isinstance(item_rows, int) else item_rows()
+        aim, made = float(first_rows or most), 0
         alike = max(1, -(-(high - low) // int(aim)))
         for chunk in self.chunks(epoch, position) if chunks is None else chunks:
             done, at, epoch = 0, chunk.position, chunk.epoch
+            most = item_rows if isinstance(item_rows, int) else item_rows()
             while done < chunk.steps:
                 begin, (low, high) = self.rank_slice(epoch, at, dp_rank)[0], self._part(chunk, at, dp_rank)
-                size, wanted = high - low, min(aim, item_rows)
+                size, wanted = high - low, min(aim, most)
                 if first_rows and not follows:
                     is_even = self.budget is None
                     left = self.steps(epoch, at) * size if is_even else (self.epoch_rows - at) // self.dp_size
                     wanted = min(wanted, max(size, left / (2 * alike)))
                 nearest = round(wanted / max(1, size)) * size  # whole steps; 0 for less than half of one
-                rows = max(1, min(nearest or int(wanted), item_rows))
+                rows = max(1, min(nearest or int(wanted), most))
                 parts = max(1, -(-size // rows))
                 joined = 1 if parts > 1 else self._fitting(epoch, at, self._whole(chunk, at, max_steps), dp_rank, rows)
                 if joined > 1:
@@ -399,7 +401,7 @@ class Plan(PicklesFields):
                 yield from self.cut(WorkItem(dp_rank=dp_rank, epoch=epoch, chunk=chunk, **where), parts)
                 done, made, at = done + joined, made + parts, self.after(epoch, at, joined)
                 if made >= alike:
-                    aim, made = min(aim * _GROWTH, float(item_rows)), 0
+                    aim, made = min(aim * _GROWTH, float(most)), 0
 
     def _whole(self, chunk: Chunk, position: int, most: int) -> int:
         """Returns how many of a chunk's steps, from one on, at least 1 and at most `most`, wholly belong to it."""

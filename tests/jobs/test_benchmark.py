@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory: pytest.TempPathFactory) -> Job:
     uri = cached_dataset(tmp_path_factory.mktemp("vectors") / "vectors.lance", 300, vector_batches(300, 0))
-    return Job(uri=uri, columns=("vector", "id"), rows=300, batch_size=64, workers=1, seed=0)
+    return Job(uri=uri, columns=("vector", "id"), rows=300, batch_size=64, workers=1, seed=0, pass_epochs=2)
 
 
 @pytest.mark.slow
@@ -28,7 +28,7 @@ def test_the_raylance_of_another_checkout_takes_part(vectors: Job) -> None:
     with ExitStack() as stack:
         here = READERS["vectors"]["lance-torch"].open(vectors, stack)
         there = measuring.open_before(vectors, stack, "vectors", "lance-torch", ROOT)
-        passes = [measuring.measure(source, 1) for source in (here, there)]
+        passes = [measuring.measure(source, 1, epochs=2) for source in (here, there)]
     assert here.claims == there.claims == 300
     for name in ("rows", "distinct_rows", "checksum"):
         assert passes[0][name] == passes[1][name]
@@ -50,7 +50,7 @@ def test_rows_and_values_that_differ_are_faults() -> None:
         return Source(claims=3, open_pass=lambda _: [(rows.float()[:, None], rows)])
 
     good, *wrong = (
-        {"claims": 3, "passes": [measuring.measure(source(*rows), 0, longest_rest_s=0)]}
+        {"claims": 3, "passes": [measuring.measure(source(*rows), 0, epochs=2, longest_rest_s=0)]}
         for rows in ((0, 1, 2), (0, 1), (0, 1, 1), (0, 1, 3))
     )
     assert measuring.fault(good, good) == ""

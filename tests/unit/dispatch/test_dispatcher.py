@@ -5,6 +5,7 @@ themselves.
 import dataclasses
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -35,6 +36,7 @@ from raylance.dispatch.messages import (
     Ping,
     Place,
     Taken,
+    Wanted,
 )
 from raylance.dispatch.states import ItemState
 from raylance.errors import HelperError
@@ -328,6 +330,39 @@ def test_a_wait_ends_when_a_batch_is_taken() -> None:
         (status,) = [output for output in driver.dispatcher.handle(event, 1.0) if isinstance(output, Status)]
         causes.append(status.cause)
     assert causes == ["start", None, "start"]
+
+
+def test_the_next_epoch_follows_without_a_gap() -> None:
+    """Its items keep the helpers at work; none of the epoch after it is begun, nor more before it is asked for."""
+    driver = Driver(make_pool(), follows=True)
+    driver.start()
+
+    def deliver(items: int) -> None:
+        for _ in range(items):
+            entries = len(driver.given(Deliver))
+            gather = driver.given(Gather)[entries]
+            driver.handle(Done(gather.call, RAW))
+            driver.handle(Done(driver.given(Decode)[entries].call, DECODED))
+            driver.handle(Fetched(driver.last(Fetch).call, None, None))
+
+    def gathered() -> Counter[int]:
+        return Counter(gather.item.epoch for gather in driver.given(Gather))
+
+    assert gathered() == {EPOCH: 4}
+    deliver(3)
+    for position in range(1, 4):
+        driver.handle(Taken(EPOCH, position))
+    assert gathered() == {EPOCH: 4, EPOCH + 1: 2}, "two for the decoder beside the last one"
+    deliver(1)
+    driver.handle(Taken(EPOCH, 4))
+    assert gathered() == {EPOCH: 4, EPOCH + 1: 4}, "those to prefetch; nobody has asked for more"
+    driver.handle(Wanted())
+    deliver(4)
+    assert gathered() == {EPOCH: 4, EPOCH + 1: 4}, "no step of the epoch was taken"
+    assert not driver.is_over
+    driver.handle(Taken(EPOCH + 1, 1))
+    driver.handle(Taken(EPOCH + 1, 2))
+    assert gathered()[EPOCH + 2] > 0
 
 
 def test_sizes_cut_what_is_larger_than_thought() -> None:

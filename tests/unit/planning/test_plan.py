@@ -210,6 +210,17 @@ def test_items_grow_from_the_first_step_on_and_shrink_to_steps_at_the_end() -> N
     assert rows[-1] == 10, "a step is not divided, as each item costs time"
 
 
+def test_items_grow_over_epochs_that_follow_each_other() -> None:
+    plan = dataclasses.replace(make_plan(resolve(RowShuffle(), 200), 10, 1), chunk_positions=1000)
+    chunks = [chunk for epoch in range(6) for chunk in plan.chunks(epoch, 0)]
+    items = list(plan.items(0, 0, 0, item_rows=100, first_rows=5, chunks=chunks, follows=True))
+    by_epoch = [[item.rows for item in items if item.epoch == epoch] for epoch in range(6)]
+    assert [sum(rows) for rows in by_epoch] == [200] * 6
+    assert by_epoch[0][:2] == [5, 5]
+    assert by_epoch[0][:-1] == sorted(by_epoch[0][:-1]), "the last one has what is left"
+    assert by_epoch[5] == [100, 100]
+
+
 @pytest.mark.promise("P5")
 @pytest.mark.parametrize("position", [0, 5 * 10**9, 10**10 - 4096])
 def test_a_step_costs_the_same_anywhere_in_ten_billion_rows(position: int) -> None:
