@@ -108,9 +108,7 @@ def images(results: dict[str, Result]) -> Iterator[Figure]:
     })  # fmt: skip
     for name, reader, key, unit, target in (
         ("first batch of an epoch that was not expected, one decode function", "raylance", "first_batch_s", "s", 0.1),
-        ("first batch of the next epoch, one decode function", "raylance", "turn_s", "s", 0.1),
         ("first batch of an epoch that was not expected, built-in decoder", "raylance-own", "first_batch_s", "s", 0.1),
-        ("first batch of the next epoch, built-in decoder", "raylance-own", "turn_s", "s", 0.1),
         ("training thread, CPU a batch of 64 images", "raylance-own", "thread_ms", "ms", 1.0),
         ("training thread, CPU a batch of 256 images", "raylance-own-256", "thread_ms", "ms", 1.0),
     ):

@@ -561,8 +561,8 @@ class RankLoader(Positioned):
         plan = self._plan(spec.size, spec.remainder)
         process.check_context(self._context)
         self._recorder.on_prepare()
+        plan.check_order(epoch)
         if not plan.is_over(epoch, position):
-            plan.check_order(epoch)
             self._session.prepare(
                 plan,
                 self.dp_rank,
@@ -592,12 +592,12 @@ class RankLoader(Positioned):
         plan = self._plan(spec.size, spec.remainder)
         cursor.follow(plan)
         epoch, position = cursor.epoch, cursor.position
+        plan.check_order(epoch)  # first: steps of a cost are cut by the order
         if plan.is_over(epoch, position):
             logger.warning("%s", no_step_left(plan, epoch, position))
             self._ledger.add(epoch, position, position, Digest(), is_last=True, share=share)
             cursor.end_epoch()
             return None
-        plan.check_order(epoch)
         self._recorder.begin_pass(plan, super().state_dict)
         self._ledger.cut()
         self._passed = Digest()

@@ -126,10 +126,9 @@ class ChunkOrder:
 
     def _fill_gaps(self) -> None:
         """Adds the chunks that lie between others: they were used in a pass that was left before it had taken them."""
-        plan, dp_rank = self.planned
         at = 0
         while at + 1 < len(self.held):
-            after, found = plan.likely_next_chunk(self.held[at].chunk, dp_rank), self.held[at + 1].chunk
+            after, found = self._likely_after(self.held[at].chunk), self.held[at + 1].chunk
             at += 1
             if after is not None and (after.epoch, after.position, after.low) != (
                 found.epoch,
@@ -152,18 +151,24 @@ class ChunkOrder:
                 chunk = self._add(chunk) if held is None else self._rest(held.chunk, chunk.position, chunk.low)
             yield chunk
             after = plan.next_chunk(chunk)
-            chunk = self._first_of(chunk.epoch + 1) if after is None and follows else after
+            chunk = self._next_epochs(chunk, is_checked=True) if after is None and follows else after
 
-    def _first_of(self, epoch: int) -> Chunk | None:
-        """Returns the first chunk of an epoch for which nobody has asked yet; None if there is none, or if its order
-        raises an error, which is raised again if somebody asks for the epoch.
+    def _next_epochs(self, chunk: Chunk, *, is_checked: bool = False) -> Chunk | None:
+        """Returns the first chunk of the next epoch, for which nobody has asked yet; None if there is none, or if its
+        order, whose rows are checked on a sample on request, raises an error. This one comes again if somebody asks.
         """
         plan, _ = self.planned
         try:
-            plan.check_order(epoch)
-            return plan.chunk_at(epoch, 0)
+            if is_checked:
+                plan.check_order(chunk.epoch + 1)
+            return plan.next_epochs_chunk(chunk)
         except Exception:
             return None
+
+    def _likely_after(self, chunk: Chunk) -> Chunk | None:
+        """Returns the chunk with rows that is likely read after a chunk, maybe of the next epoch; None without one."""
+        plan, dp_rank = self.planned
+        return plan.next_chunk_with_rows(chunk, dp_rank) or self._next_epochs(chunk)
 
     def _rest(self, chunk: Chunk, position: int, low: int = 0) -> Chunk:
         """Returns the part of a chunk from row `low` of the step at a position on."""
@@ -198,7 +203,7 @@ class ChunkOrder:
             if at == len(self.held):
                 if self._last is None:
                     return
-                chunk = plan.likely_next_chunk(self._last, dp_rank)
+                chunk = self._likely_after(self._last)
                 if chunk is None or not plan.chunk_size(chunk, dp_rank):
                     return
                 if chunk.epoch != self._last.epoch and not self._epochs_follow:

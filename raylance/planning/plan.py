@@ -336,13 +336,15 @@ class Plan(PicklesFields):
             return self.chunk_at(chunk.epoch, self._last(chunk), chunk.high)
         return self.chunk_at(chunk.epoch, self.after(chunk.epoch, chunk.position, chunk.steps))
 
-    def likely_next_chunk(self, chunk: Chunk, dp_rank: int) -> Chunk | None:
-        """Returns the chunk that a rank likely reads next, with rows; if none is left, the next epoch's first chunk."""
+    def next_chunk_with_rows(self, chunk: Chunk, dp_rank: int) -> Chunk | None:
+        """Returns the chunk after a chunk in which a rank has rows; None if none is left of the epoch."""
         after = self.next_chunk(chunk)
-        while after is not None:
-            if self.chunk_size(after, dp_rank):
-                return after
+        while after is not None and not self.chunk_size(after, dp_rank):
             after = self.next_chunk(after)
+        return after
+
+    def next_epochs_chunk(self, chunk: Chunk) -> Chunk | None:
+        """Returns the first chunk of the epoch after that of a chunk; None if no step fits into it."""
         first = chunk.position // self.global_batch_size % self.every if self.every > 1 else 0
         return self.chunk_at(chunk.epoch + 1, first * self.global_batch_size)
 

@@ -205,11 +205,16 @@ def test_an_epoch_that_fails_prepares_no_other(uri: str) -> None:
         list(batches)
 
 
-def test_an_epoch_that_cannot_begin_costs_no_batch_of_the_one_before(uri: str) -> None:
+@pytest.mark.parametrize(
+    ("cost", "size"), [(None, {"global_batch_size": BATCH}), ("id", {"global_batch_cost": 50 * ROWS, "padded": False})]
+)
+def test_an_epoch_that_cannot_begin_costs_no_batch_of_the_one_before(
+    uri: str, cost: str | None, size: dict[str, Any]
+) -> None:
     """It is begun ahead while the last batches wait to be taken, and nobody has asked for it."""
     order = with_rows("OneEpoch", lambda epoch, positions: np.arange(ROWS)[None][epoch.number][positions])()
-    loader = raylance.dataset(uri, columns=["id"], order=order).loader(runtime="threads")
-    whole = loader.batches(global_batch_size=BATCH, prefetch_batches=4)
+    loader = raylance.dataset(uri, columns=["id"], order=order, cost=cost).loader(runtime="threads")
+    whole = loader.batches(**size, prefetch_batches=4)
     assert ids_of(whole) == list(range(ROWS))
     with pytest.raises(ConfigError, match="OneEpoch.*index 1 is out of bounds"):
         next(iter(whole))
