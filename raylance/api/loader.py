@@ -563,15 +563,8 @@ class RankLoader(Positioned):
         self._recorder.on_prepare()
         plan.check_order(epoch)
         if not plan.is_over(epoch, position):
-            self._session.prepare(
-                plan,
-                self.dp_rank,
-                epoch=epoch,
-                position=position,
-                prefetch_batches=spec.prefetch_batches,
-                observer=self._recorder.stats,
-                follows=self._session.epochs_follow,
-            )
+            where = {"epoch": epoch, "position": position, "prefetch_batches": spec.prefetch_batches}
+            self._session.prepare(plan, self.dp_rank, **where, observer=self._recorder.stats)
 
     def _begin_pass(self, spec: BatchSpec) -> int:
         """Checks what can be checked at the begin of a pass only; returns the number of moves so far."""
@@ -601,15 +594,8 @@ class RankLoader(Positioned):
         self._recorder.begin_pass(plan, super().state_dict)
         self._ledger.cut()
         self._passed = Digest()
-        feeder = self._session.start(
-            plan,
-            share[0],
-            epoch=epoch,
-            position=position,
-            batch_spec=spec,
-            observer=self._recorder.stats,
-            follows=self._session.epochs_follow,
-        )
+        where = {"epoch": epoch, "position": position}
+        feeder = self._session.start(plan, share[0], **where, batch_spec=spec, observer=self._recorder.stats)
         return _Stretch(plan, epoch, position, share, feeder)
 
     def _agree(self, plan: Plan) -> None:

@@ -37,14 +37,29 @@ class Session:
     Attributes:
         runtime: Runs the helpers; None before the first pass, and after `close`.
         kept: State that the dispatchers of all passes share. Each new runtime gets a new one.
-        epochs_follow: Whether the next pass is likely over the next epoch, whose begin is then read ahead.
     """
 
     def __init__(
-        self, read_spec: ReadSpec, options: Options, world_size: int = 1, *, epochs_follow: bool = True
+        self,
+        read_spec: ReadSpec,
+        options: Options,
+        world_size: int = 1,
+        *,
+        epochs_follow: bool = True,
+        hands_over: bool = True,
     ) -> None:
+        """Starts nothing.
+
+        Args:
+            read_spec: What is read.
+            options: Settings of the loader.
+            world_size: Number of ranks of the run.
+            epochs_follow: Whether the next pass is likely over the next epoch, whose begin is then loaded ahead.
+            hands_over: Whether the consumer calls `follow` after the last batch of a pass. If epochs follow, the rows
+                of the next one are then gathered and decoded ahead, too, without a gap.
+        """
         self._read_spec, self._options, self._world_size = read_spec, options, world_size
-        self.epochs_follow = epochs_follow
+        self._epochs_follow, self._has_no_gap = epochs_follow, epochs_follow and hands_over
         self._named: tuple[PlannedRows, str] | None = None
         self._running: _Begun | None = None
         self._started: Feeder | None = None  # the last one started; an interrupt may come before it becomes `_running`
@@ -57,20 +72,10 @@ class Session:
         self.kept: Kept | None = None
 
     def start(
-        self,
-        plan: Plan,
-        dp_rank: int,
-        *,
-        epoch: int,
-        position: int,
-        batch_spec: BatchSpec,
-        observer: Observer,
-        follows: bool = False,
+        self, plan: Plan, dp_rank: int, *, epoch: int, position: int, batch_spec: BatchSpec, observer: Observer
     ) -> Feeder:
-        """Begins one rank's pass from a position to the end of its epoch; first ends the previous pass. If the next
-        epoch `follows`, its rows are read and decoded without a gap, for `follow`.
-        """
-        wanted = _Pass(plan, dp_rank, epoch, position, batch_spec.prefetch_batches, follows)
+        """Begins one rank's pass from a position to the end of its epoch; first ends the previous pass."""
+        wanted = _Pass(plan, dp_rank, epoch, position, batch_spec.prefetch_batches)
         feeder = self._take_prepared(wanted)
         if feeder is None:
             self.end_pass()  # the previous pass may still run, and two passes cannot share the helpers
@@ -93,19 +98,11 @@ class Session:
         return self._prepared is not None
 
     def prepare(
-        self,
-        plan: Plan,
-        dp_rank: int,
-        *,
-        epoch: int,
-        position: int,
-        prefetch_batches: int,
-        observer: Observer,
-        follows: bool = False,
+        self, plan: Plan, dp_rank: int, *, epoch: int, position: int, prefetch_batches: int, observer: Observer
     ) -> None:
         """Begins the first steps of a pass before a consumer starts the pass; does nothing during another pass."""
         if self._running is None or self._running.feeder.has_ended:
-            wanted = _Pass(plan, dp_rank, epoch, position, prefetch_batches, follows)
+            wanted = _Pass(plan, dp_rank, epoch, position, prefetch_batches)
             self._prepared = _Begun(wanted, self._take_prepared(wanted) or self._begin(wanted, observer))
 
     def follow(self) -> bool:
@@ -202,7 +199,7 @@ class Session:
             decodes=decoding is not None,
             gives_away=runtime.gives_away,
             until_fetched=runtime.fetches_from_chunks,
-            epochs_follow=self.epochs_follow,
+            epochs_follow=self._epochs_follow,
         )
         return Kept(pool, chunks, account, Suspects())
 
@@ -230,7 +227,7 @@ class Session:
             decodes=self._read_spec.in_helpers is not None,
             prefetch_batches=wanted.prefetch_batches,
             first_rows=-(-(high - low) // decoders),  # the first step is divided among all decoders
-            follows=wanted.follows,
+            follows=self._has_no_gap,
             work_timeout_s=self._options.work_timeout_s,
             describe=describe,
             scalers=self._scalers,
@@ -274,7 +271,6 @@ class _Pass:
     epoch: int
     position: int
     prefetch_batches: int
-    follows: bool  # whether the next epoch follows without a gap
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -254,7 +254,7 @@ class SimulatedSession(Session):
             placement_timeout_s=scenario.placement_timeout_s,
             work_timeout_s=scenario.work_timeout_s,
         )
-        super().__init__(read_spec, options)
+        super().__init__(read_spec, options, hands_over=scenario.prepares)
         self._rank = rank
 
     def _make_runtime(self) -> World:
@@ -268,7 +268,7 @@ class SimulatedSession(Session):
         rank.counts["passes"] += 1
         rank.counts["passes with helpers of before"] += bool(rank.world.helpers)
         where = wanted.dp_rank, wanted.epoch, wanted.position, wanted.prefetch_batches
-        rank.watch.begin(rank.planned, *where, follows=wanted.follows)
+        rank.watch.begin(rank.planned, *where, follows=rank.scenario.prepares)
         made = super()._make_dispatcher(kept, wanted)
         made._describe = describe
         return Watched(made, rank)
@@ -405,9 +405,7 @@ class Rank:
             self._ask()
 
     def _prepare(self, epoch: int, position: int) -> None:
-        scenario = self.scenario
-        where: dict[str, Any] = {"epoch": epoch, "position": position, "prefetch_batches": scenario.prefetch_batches}
-        where["follows"] = scenario.prepares
+        where = {"epoch": epoch, "position": position, "prefetch_batches": self.scenario.prefetch_batches}
         self.session.prepare(self.planned.plan, self._number, **where, observer=self.stats)
         self._has_prepared = self.session._prepared is not None
         self.counts["passes prepared"] += self._has_prepared
@@ -418,7 +416,7 @@ class Rank:
         prefetch_batches = self.scenario.prefetch_batches + changes
         prepared, (epoch, position) = self.session._prepared, self.place
         if prepared is None or prepared.wanted == session._Pass(
-            self.planned.plan, self._number, epoch, position, prefetch_batches, self.scenario.prepares
+            self.planned.plan, self._number, epoch, position, prefetch_batches
         ):
             self._start(prefetch_batches)
         else:
@@ -432,7 +430,7 @@ class Rank:
             prefetch_batches=prefetch_batches, device=None, hidden=(), convert=self._collate, micro=None
         )
         spec.pin_memory = False
-        where: dict[str, Any] = {"epoch": epoch, "position": position, "follows": self.scenario.prepares}
+        where = {"epoch": epoch, "position": position}
         feeder = self.session.start(self.planned.plan, self._number, **where, batch_spec=spec, observer=self.stats)
         self._feeder, self._has_prepared = feeder, False
         if self._stop_after == 0:  # an interrupt while it waits

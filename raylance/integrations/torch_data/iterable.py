@@ -87,9 +87,11 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     def _batches(self, mine: Plan, dp_rank: int, epoch: int, position: int) -> Iterator[dict[str, Any]]:
         if mine.is_over(epoch, position):
             return
-        session, self._idle = self._idle or Session(self._opened.spec.read, self._options), None
-        observer, spec = Stats(), self._batch_spec()
-        feeder = session.start(mine, dp_rank, epoch=epoch, position=position, batch_spec=spec, observer=observer)
+        session = self._idle or Session(self._opened.spec.read, self._options, hands_over=False)
+        self._idle = None
+        where = {"epoch": epoch, "position": position}
+        observer = Stats()
+        feeder = session.start(mine, dp_rank, **where, batch_spec=self._batch_spec(), observer=observer)
         try:
             with notes.at_end(feeder.close):
                 while (found := feeder.take()) is not None:
