@@ -16,7 +16,7 @@ from raylance.errors import ConfigError
 STEPS, BATCH = 4, 256
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def provider() -> TracerProvider:
     made = TracerProvider()
     trace.set_tracer_provider(made)  # once in a process
