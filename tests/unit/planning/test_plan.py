@@ -221,6 +221,13 @@ def test_items_grow_over_epochs_that_follow_each_other() -> None:
     assert by_epoch[5] == [100, 100]
 
 
+def test_items_after_a_last_step_of_few_rows_are_not_as_small() -> None:
+    plan = dataclasses.replace(make_plan(resolve(RowShuffle(), 201), 10, 1), chunk_positions=1000, remainder="ragged")
+    chunks = [*plan.chunks(0, 200), *plan.chunks(1, 0)]
+    items = list(plan.items(0, 0, 200, item_rows=100, first_rows=1, chunks=chunks, follows=True))
+    assert [item.rows for item in items][:2] == [1, 10]
+
+
 @pytest.mark.promise("P5")
 @pytest.mark.parametrize("position", [0, 5 * 10**9, 10**10 - 4096])
 def test_a_step_costs_the_same_anywhere_in_ten_billion_rows(position: int) -> None:
