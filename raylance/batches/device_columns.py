@@ -28,7 +28,7 @@ def decode_step(
     rows = table.select(decoding.encoded).append_column(ROW_OFFSET, pa.array(offsets))
     if assembly.repeats:
         rows = rows.append_column(DRAW, pa.array(assembly.positions(step)))
-    made, masked = decoding.decode(rows, assembly.epoch), step.masked
+    made, masked = decoding.decode(rows, step.epoch), step.masked
     if len(made.masked):
         valid = table[VALID].to_numpy() & ~np.isin(offsets, made.masked)
         table = table.set_column(table.column_names.index(VALID), VALID, pa.array(valid))

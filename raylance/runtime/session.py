@@ -212,7 +212,9 @@ class Session:
         decoders = max(1, kept.pool.wanted["decoder"], self._options.decoder_range[1])
         low, high = plan.rank_slice(epoch, position, dp_rank)
         # One item in progress and one waiting, for each decoder
-        kept.account.set_items(2 * decoders + 1, high - low)
+        # The pass may begin at a last step of few rows, and other epochs follow: the first step of an epoch counts, too
+        whole = plan.rank_slice(epoch, 0, dp_rank)
+        kept.account.set_items(2 * decoders + 1, max(high - low, whole[1] - whole[0]))
 
         def describe(item: WorkItem) -> str:
             rows = plan.item_rows(item)
