@@ -21,7 +21,7 @@ class Job:
     batch_size: int
     workers: int
     seed: int
-    pass_epochs: int  # epochs of a timed pass; from two on, it has a turn
+    pass_epochs: int = 2  # epochs of a timed pass; from two on, it has a turn
 
     @property
     def is_images(self) -> bool:
@@ -53,7 +53,7 @@ class Setting:
     workers: int  # cores to use
     seed: int
     rounds: int  # how often a part repeats what it times
-    pass_epochs: int = 2  # see `Job`
+    pass_epochs: int  # see `Job`
 
     def path(self, name: str) -> Path:
         """Where a dataset is kept."""
