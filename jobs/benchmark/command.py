@@ -20,9 +20,8 @@ second epoch of a pass, as in training, and never the first: no row is read or d
 is made for the epoch after a pass is not used, which costs some percent of a short pass.
 The last columns separate the first batch from the rest: how long it took, the longest wait for the first one of a later
 epoch (of a trainer without work, which waits for each item so; that of one with work is in "turns"), and the rate after
-the first. A long epoch approaches that rate, but it flatters a reader that has prefetched
-much before. The CPU time is what the consuming thread itself spends on getting a batch, which no prefetching hides from
-training.
+the first. A long epoch approaches that rate, but it flatters a reader that has prefetched much before. The CPU time is
+what the consuming thread itself spends on getting a batch, which no prefetching hides from training.
 Readers take turns, one pass each a round, so that noise of the machine affects all alike; a ratio is the median of the
 ratios within the rounds.
 

@@ -113,12 +113,11 @@ class Assembly:
     """Assembles the steps of one rank's pass from its items, also those of epochs that follow.
 
     Attributes:
-        epoch: Epoch of the last step that `next_step` returned; before that, of the first step.
         is_decoded: Whether helpers decode or transform the rows.
     """
 
     def __init__(self, read_spec: ReadSpec, planned: PlannedRows, dp_rank: int, epoch: int, position: int) -> None:
-        self._read_spec, self._planned, self._dp_rank, self.epoch = read_spec, planned, dp_rank, epoch
+        self._read_spec, self._planned, self._dp_rank, self._epoch = read_spec, planned, dp_rank, epoch
         self._plan = planned.plan
         self.is_decoded = read_spec.in_helpers is not None
         self._selection, self._completion = read_spec.source.load_selection(), read_spec.source.completion
@@ -188,16 +187,16 @@ class Assembly:
         """Takes the oldest whole step: its rows, and their description."""
         rows, nbytes, masked, digest = self._steps.popleft()
         plan = self._plan
-        if plan.is_over(self.epoch, self._after):
-            self.epoch, self._after = self.epoch + 1, 0
+        if plan.is_over(self._epoch, self._after):
+            self._epoch, self._after = self._epoch + 1, 0
         before = self._after
-        self._after = plan.after(self.epoch, before)
-        self._costs = row_costs(plan, self.epoch, before) if plan.order.has_costs else None
+        self._after = plan.after(self._epoch, before)
+        self._costs = row_costs(plan, self._epoch, before) if plan.order.has_costs else None
         return rows, DeliveredStep(
-            epoch=self.epoch,
+            epoch=self._epoch,
             before=before,
             after=self._after,
-            is_last=plan.is_over(self.epoch, self._after),
+            is_last=plan.is_over(self._epoch, self._after),
             rows=rows.count,
             nbytes=nbytes,
             masked=masked,
@@ -212,8 +211,8 @@ class Assembly:
 
     def positions(self, step: DeliveredStep) -> Int64Array:
         """Returns the epoch positions of the rows of a step."""
-        own = self._plan.rank_slice(self.epoch, step.before, self._dp_rank)
-        return self._plan.positions(self.epoch, step.before, *own)
+        own = self._plan.rank_slice(step.epoch, step.before, self._dp_rank)
+        return self._plan.positions(step.epoch, step.before, *own)
 
     def cut(self, micro: Budget) -> tuple[list[int], int]:
         """Returns the bounds of the micro-batches of the last step that `next_step` returned, and the cost of the step;

@@ -84,8 +84,8 @@ class Dispatcher:
         describe: Callable[[WorkItem], str],
         scalers: Sequence[Scaler] = (),
     ) -> None:
-        """Takes the pass from the step at `position` to the end of the epoch. If the next epoch `follows`, goes on with
-        its items without a gap, so that the helpers always have work, and so forth.
+        """Takes the pass from the step at `position` to the end of the epoch. With `follows`, the pass also has the
+        later epochs: their items are begun while the last ones of an epoch are made, so that helpers always have work.
 
         Items of at least `prefetch_batches` steps are in flight if they have room, more if the decoders need them. For
         `first_rows`, see `Plan.items`. `describe` returns a text that names the rows of an item, for error messages.
@@ -95,7 +95,6 @@ class Dispatcher:
         rows, chunks = self._account.item_rows, self._chunks.begin(plan, dp_rank, epoch, position, follows=follows)
         items = plan.items(dp_rank, epoch, position, rows, first_rows, chunks=chunks, follows=follows)
         self._inflight = InFlight(plan, dp_rank, items, (epoch, position), self._account, prefetch_batches)
-        self._plan = plan
         self._scalers, self._decodes, self._work_timeout_s, self._describe = scalers, decodes, work_timeout_s, describe
         self._by_call: dict[int, InFlightItem] = {}
         self._now = 0.0  # time of the last event
@@ -158,8 +157,7 @@ class Dispatcher:
                 self._is_awaited = True
             case Taken(epoch, position):
                 self._is_awaited = False
-                self._is_wanted = not self._plan.is_over(epoch, position)
-                self._inflight.taken((epoch, position))
+                self._is_wanted = self._inflight.taken((epoch, position))
                 for scaler in self._scalers:
                     self._out += scaler.stepped(self._now)
 

@@ -198,8 +198,10 @@ class InFlight:
             self._ready.append(((item.epoch, after), *self._open))
             self._open = (0.0, 0)
 
-    def taken(self, place: tuple[int, int]) -> None:
-        """Records that the consumer has taken all steps before a place."""
-        self._taken = (place[0] + 1, 0) if self._plan.is_over(*place) else place
+    def taken(self, place: tuple[int, int]) -> bool:
+        """Records that the consumer has taken all steps before a place; returns whether its epoch has others."""
+        is_over = self._plan.is_over(*place)
+        self._taken = (place[0] + 1, 0) if is_over else place
         while self._ready and self._ready[0][0] <= place:
             self._ready.popleft()
+        return not is_over

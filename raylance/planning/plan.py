@@ -380,15 +380,18 @@ class Plan(PicklesFields):
         than a step's, so that no helper works for long when the others are done.
         """
         low, high = self.rank_slice(epoch, position, dp_rank)
-        most = item_rows if isinstance(item_rows, int) else item_rows()
-        aim, made = float(first_rows or most), 0
+
+        def find_most() -> int:
+            return item_rows if isinstance(item_rows, int) else item_rows()
+
+        aim, made = float(first_rows or find_most()), 0
         alike = max(1, -(-(high - low) // int(aim)))
         for chunk in self.chunks(epoch, position) if chunks is None else chunks:
             done, at = 0, chunk.position
             if chunk.epoch != epoch:  # the pass may have begun with a last step of few rows
                 epoch, (low, high) = chunk.epoch, self.rank_slice(chunk.epoch, at, dp_rank)
                 aim = max(aim, (high - low) / alike)
-            most = item_rows if isinstance(item_rows, int) else item_rows()
+            most = find_most()
             while done < chunk.steps:
                 begin, (low, high) = self.rank_slice(epoch, at, dp_rank)[0], self._part(chunk, at, dp_rank)
                 size, wanted = high - low, min(aim, most)

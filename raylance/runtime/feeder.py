@@ -120,7 +120,7 @@ class Feeder:
 
     @property
     def follows(self) -> bool:
-        """Whether `bind` begins the next epoch: all batches of this one are made, and the pass goes on."""
+        """Whether `bind` begins the next epoch: all batches of this one are made, and the pass has another epoch."""
         return self._spec is None and not self._is_complete and not self._is_closed
 
     def take(self) -> tuple[Any, DeliveredStep] | None:

@@ -211,10 +211,10 @@ class Session:
         source = self._read_spec.source
         decoders = max(1, kept.pool.wanted["decoder"], self._options.decoder_range[1])
         low, high = plan.rank_slice(epoch, position, dp_rank)
+        # The pass may begin at a last step of few rows; steps of later epochs are like the epoch's first step.
+        first_low, first_high = plan.rank_slice(epoch, 0, dp_rank)
         # One item in progress and one waiting, for each decoder
-        # The pass may begin at a last step of few rows, and other epochs follow: the first step of an epoch counts, too
-        whole = plan.rank_slice(epoch, 0, dp_rank)
-        kept.account.set_items(2 * decoders + 1, max(high - low, whole[1] - whole[0]))
+        kept.account.set_items(2 * decoders + 1, max(high - low, first_high - first_low))
 
         def describe(item: WorkItem) -> str:
             rows = plan.item_rows(item)

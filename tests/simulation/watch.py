@@ -109,8 +109,8 @@ class Watch:
         self._permanent = False
         self._hits: dict[_Key, set[int]] = {}
         self._blamed: Counter[_Key] = Counter()
-        self._deaths: Counter[_Key] = Counter()  # of processes that decoded it and may have ended by it
-        self._alone: Counter[_Key] = Counter()  # of those that decoded no other row
+        self._deaths: Counter[_Key] = Counter()  # decoders that ended at work on the row
+        self._alone: Counter[_Key] = Counter()  # the same, if the row was alone
         self._gone_count = 0
         self._dismissed: set[int] = set()
         self._chunks: dict[int, Load] = {}  # by number: the first load of it
@@ -378,9 +378,8 @@ class Watch:
         is_first = item.epoch == self._epoch and item.position in range(self._position, self._early_end)
         if not self._is_wanted and not is_first and len(self._flying) + len(self._ready) >= self._most_early:
             raise Broken("early", f"{item} is read, and nobody has asked for the pass yet")
-        if (
-            not self._is_wanted and item.epoch == self._epoch
-        ):  # an item of several steps may be split, and its steps be read again one by one
+        # An item of several steps may be split, and its steps may be read again one by one.
+        if not self._is_wanted and item.epoch == self._epoch:
             self._early_end = max(
                 self._early_end,
                 self._planned.plan.after(item.epoch, item.position, item.steps),
