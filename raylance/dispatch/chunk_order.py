@@ -1,5 +1,6 @@
 """The chunks that a rank holds or will hold, in the order of delivery: which rows each has, without who loads them."""
 
+import contextlib
 import dataclasses
 import itertools
 from collections import deque
@@ -151,24 +152,21 @@ class ChunkOrder:
                 chunk = self._add(chunk) if held is None else self._rest(held.chunk, chunk.position, chunk.low)
             yield chunk
             after = plan.next_chunk(chunk)
-            chunk = self._next_epochs(chunk, is_checked=True) if after is None and follows else after
+            chunk = self._next_epochs(chunk) if after is None and follows else after
 
-    def _next_epochs(self, chunk: Chunk, *, is_checked: bool = False) -> Chunk | None:
-        """Returns the first chunk of the next epoch, for which nobody has asked yet; None if there is none, or if its
-        order, whose rows are checked on a sample on request, raises an error. This one comes again if somebody asks.
-        """
+    def _next_epochs(self, chunk: Chunk) -> Chunk | None:
+        """Returns the first chunk of the epoch after that of a chunk, whose order is checked; None if there is none."""
         plan, _ = self.planned
-        try:
-            if is_checked:
-                plan.check_order(chunk.epoch + 1)
-            return plan.next_epochs_chunk(chunk)
-        except Exception:
-            return None
+        plan.check_order(chunk.epoch + 1)
+        return plan.next_epochs_chunk(chunk)
 
     def _likely_after(self, chunk: Chunk) -> Chunk | None:
         """Returns the chunk with rows that is likely read after a chunk, maybe of the next epoch; None without one."""
         plan, dp_rank = self.planned
-        return plan.next_chunk_with_rows(chunk, dp_rank) or self._next_epochs(chunk)
+        found = plan.next_chunk_with_rows(chunk, dp_rank)
+        if found is None and self._epochs_follow:
+            found = self._next_epochs(chunk)
+        return found if found is not None and plan.chunk_size(found, dp_rank) else None
 
     def _rest(self, chunk: Chunk, position: int, low: int = 0) -> Chunk:
         """Returns the part of a chunk from row `low` of the step at a position on."""
@@ -185,9 +183,10 @@ class ChunkOrder:
     def _add(self, chunk: Chunk) -> Chunk:
         """Adds a chunk at the end, or as much of it as a reader should hold together; returns what was added."""
         plan, dp_rank = self.planned
-        self._last = plan.head(chunk, dp_rank, self._account.chunk_rows(plan.chunk_size(chunk, dp_rank)))
-        self.held.append(self._make(self._last))
-        return self._last
+        added = plan.head(chunk, dp_rank, self._account.chunk_rows(plan.chunk_size(chunk, dp_rank)))
+        self.held.append(self._make(added))
+        self._last = added
+        return added
 
     def _make(self, chunk: Chunk) -> HeldChunk:
         plan, dp_rank = self.planned
@@ -197,20 +196,22 @@ class ChunkOrder:
 
     def all(self) -> Iterator[HeldChunk]:
         """Yields the chunks; adds those that are likely to follow."""
-        plan, dp_rank = self.planned
         at = 0
-        while True:
-            if at == len(self.held):
-                if self._last is None:
-                    return
-                chunk = self._likely_after(self._last)
-                if chunk is None or not plan.chunk_size(chunk, dp_rank):
-                    return
-                if chunk.epoch != self._last.epoch and not self._epochs_follow:
-                    return
-                self._add(chunk)
+        while at < len(self.held) or self._add_likely():
             yield self.held[at]
             at += 1
+
+    def _add_likely(self) -> bool:
+        """Adds the chunk that likely follows the last one; returns whether there is one. An error of a custom order
+        ends only this look-ahead, because nobody has asked for these rows: `chunks` raises it if somebody does.
+        """
+        last, self._last = self._last, None  # nothing follows, and the order is not asked again at each decision
+        if last is not None:
+            with contextlib.suppress(Exception):
+                chunk = self._likely_after(last)
+                if chunk is not None:
+                    self._add(chunk)
+        return self._last is not None
 
     def halve(self, held: HeldChunk) -> None:
         """Replaces a chunk of several rows by two."""

@@ -407,7 +407,9 @@ class Dispatcher:
         self._out += self._chunks.take_commands()  # items that are read by themselves come first: they are awaited
         head = self._inflight.head
         if head is None:
-            if self._inflight.is_over:
+            if self._inflight.is_over and self._inflight.error is not None:
+                self._give_up(GiveUp(self._inflight.error))
+            elif self._inflight.is_over:
                 self._is_over = True
                 self._out.append(Complete())
         elif head.state is ItemState.FAILED and head.error is not None:

@@ -99,6 +99,7 @@ class InFlight:
         self._ready: deque[tuple[tuple[int, int], float, int]] = deque()
         self._open = (0.0, 0)  # bytes and items delivered of the step that is not whole yet
         self.entries: deque[InFlightItem] = deque()
+        self._error: Exception | None = None  # by which no item could be planned
 
     @property
     def head(self) -> InFlightItem | None:
@@ -107,8 +108,15 @@ class InFlight:
 
     @property
     def is_over(self) -> bool:
-        """Whether all items were delivered."""
+        """Whether all items were delivered that could be planned."""
         return not self.entries and self._peek() is None
+
+    @property
+    def error(self) -> Exception | None:
+        """The error, such as one of a custom order, by which no other item could be planned. It belongs after the items
+        before it, because it may be one of the next epoch.
+        """
+        return self._error
 
     def take_on(self, decoders: int | None) -> None:
         """Adds items while they are wanted and have room: items of the steps to prefetch, and at least two for each of
@@ -136,8 +144,11 @@ class InFlight:
 
     def _peek(self) -> WorkItem | None:
         """Returns the next planned item, cut if its rows turned out larger than estimated; None if all were added."""
-        if not self._upcoming:
-            self._upcoming.extend(itertools.islice(self._planned, 1))
+        if not self._upcoming and self._error is None:
+            try:
+                self._upcoming.extend(itertools.islice(self._planned, 1))
+            except Exception as error:
+                self._error = error
         while self._upcoming and (parts := self._account.parts(self._upcoming[0])) > 1:
             self._upcoming.extendleft(reversed(self._plan.cut(self._upcoming.popleft(), parts)))
         return self._upcoming[0] if self._upcoming else None

@@ -22,6 +22,8 @@ import raylance
 from raylance.errors import ConfigError, HelperError
 from raylance.observe import Stats
 from raylance.observe.observations import Status
+from raylance.orders.order import Epoch
+from raylance.orders.permutation import Int64Array
 from raylance.planning.cursor import Cursor
 from raylance.runtime import feeder as feeder_module
 from raylance.source.version import Source
@@ -205,20 +207,40 @@ def test_an_epoch_that_fails_prepares_no_other(uri: str) -> None:
         list(batches)
 
 
+WHOLE = {"global_batch_size": BATCH}
+BY_COST = {"global_batch_cost": 50 * ROWS, "padded": False}
+UNEVEN = {"cost": "id", "balance": raylance.Balance(equal_rows=False)}
+
+
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
-    ("cost", "size"), [(None, {"global_batch_size": BATCH}), ("id", {"global_batch_cost": 50 * ROWS, "padded": False})]
+    ("settings", "size"), [({}, WHOLE), ({"cost": "id"}, BY_COST), (UNEVEN, WHOLE)], ids=["rows", "cost", "uneven"]
 )
 def test_an_epoch_that_cannot_begin_costs_no_batch_of_the_one_before(
-    uri: str, cost: str | None, size: dict[str, Any]
+    uri: str, settings: dict[str, Any], size: dict[str, Any], *, late: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is begun ahead while the last batches wait to be taken, and nobody has asked for it."""
-    order = with_rows("OneEpoch", lambda epoch, positions: np.arange(ROWS)[None][epoch.number][positions])()
-    loader = raylance.dataset(uri, columns=["id"], order=order, cost=cost).loader(runtime="threads")
-    whole = loader.batches(**size, prefetch_batches=4)
-    assert ids_of(whole) == list(range(ROWS))
-    with pytest.raises(ConfigError, match="OneEpoch.*index 1 is out of bounds"):
-        next(iter(whole))
-    assert loader.state_dict()["epoch"] == 1
+    """It is begun ahead while the last batches wait to be taken, and nobody has asked for it. A late failure is not in
+    the sample of an epoch that is checked before it begins.
+    """
+    asked = []
+
+    def rows_of(epoch: Epoch, positions: Int64Array) -> Int64Array:
+        if epoch.number and (not late or (len(positions) < ROWS and positions.max() >= ROWS - 2 * BATCH)):
+            asked.append(len(positions))
+            raise LookupError(epoch.number)
+        return positions
+
+    dataset = raylance.dataset(uri, columns=["id"], order=with_rows("OneEpoch", rows_of)(), **settings)
+    whole = dataset.loader(runtime="threads", rank=1, world_size=2).batches(**size, prefetch_batches=4)
+    first, second = ids_of(whole), list[int]()
+    assert whole.state_dict()["epoch"] == 1
+    if not late:
+        assert len(asked) <= 4, "once by each look-ahead, not again for each event"
+        assert "could not be read" not in caplog.text
+    with pytest.raises(ConfigError, match=r"OneEpoch\.rows_of.*LookupError"):
+        for batch in whole:
+            second += batch["id"].tolist()
+    assert second == first[: len(second)]
 
 
 def test_a_break_an_exception_and_another_pass(uri: str) -> None:
