@@ -35,8 +35,7 @@ def measure(setting: Setting) -> dict[str, dict[str, list[Spent]]]:
         for number, name in in_turns(names, setting.rounds):
             with ExitStack() as stack:  # one reader at a time: idle actors of another would count for this one
                 one_pass = _open(name, kind, job, stack)
-                _spend(one_pass, job, 0, 1)  # warms up
-                found[kind][name].append(_spend(one_pass, job, number, job.pass_epochs))
+                found[kind][name].append(_spend(one_pass, job, number))
     return found
 
 
@@ -52,10 +51,15 @@ def _open(name: str, kind: str, job: Job, stack: ExitStack) -> Callable[[int], I
     return scan
 
 
-def _spend(open_pass: Callable[[int], Iterable[Batch]], job: Job, number: int, epochs: int) -> Spent:
+def _spend(open_pass: Callable[[int], Iterable[Batch]], job: Job, number: int) -> Spent:
+    """What a row takes in the epochs after the first. At both ends of this time, a reader that works ahead has begun
+    the epoch that follows, so that its rows count once.
+    """
     rest()
-    begin, before = time.perf_counter(), _cpu_s()
-    for epoch in range(epochs):
+    begin, before = 0.0, dict[int, tuple[str, float]]()
+    for epoch in range(1 + job.pass_epochs):
+        if epoch == 1:
+            begin, before = time.perf_counter(), _cpu_s()
         for data, _ in open_pass(APART * number + epoch):
             if not isinstance(data, int):
                 touch(data)
@@ -63,7 +67,7 @@ def _spend(open_pass: Callable[[int], Iterable[Batch]], job: Job, number: int, e
     by_name: collections.Counter[str] = collections.Counter()
     for process, (name, cpu_s) in after.items():
         by_name[name] += cpu_s - before.get(process, (name, 0.0))[1]
-    rows = epochs * job.rows
+    rows = job.pass_epochs * job.rows
     spent = {name: 1e6 * cpu_s / rows for name, cpu_s in by_name.items() if cpu_s}
     return spent | {"cores × clock": 1e6 * seconds * (psutil.cpu_count() or 1) / rows}
 
