@@ -47,7 +47,7 @@ class HandlePasses:
 
     def whole_epoch(self, method: str, epoch: int, arguments: dict[str, Any]) -> Iterator[Any]:
         """Yields the batches of one pass over an epoch, with a new loader."""
-        session = self._take_idle() or Session(self._spec.read, Options(), epochs_follow=False)
+        session = self._take_idle() or Session(self._spec.read, Options(), loads_next_epoch=False)
         loader = RankLoader(self._spec, Options(), self._context, session=session, is_recorded=False)
         loader.set_epoch(epoch)
         self.running.add(loader)

@@ -76,9 +76,9 @@ class ChunkOrder:
         held: The chunks.
     """
 
-    def __init__(self, account: Account, *, epochs_follow: bool) -> None:
-        """Begins with no chunk; `account` says how many rows a chunk may have. See `ChunkTable` for `epochs_follow`."""
-        self._account, self._epochs_follow = account, epochs_follow
+    def __init__(self, account: Account, *, loads_next_epoch: bool) -> None:
+        """Begins with no chunk; `account` says how many rows one may have. For `loads_next_epoch`, see `ChunkTable`."""
+        self._account, self._loads_next_epoch = account, loads_next_epoch
         self._of: tuple[Plan, int] | None = None  # the plan, and the data-parallel rank
         self.held: deque[HeldChunk] = deque()
         self._last: Chunk | None = None  # the last one that this pass has held or added: others follow it
@@ -122,7 +122,7 @@ class ChunkOrder:
         """Whether a pass from a position on needs a chunk: if it has the first row of the pass, or begins soon after
         it, because the items before it were gathered in a pass that did not take them.
         """
-        is_on_track = held.chunk.epoch == epoch and plan.follows(epoch, held.chunk.position, position)
+        is_on_track = held.chunk.epoch == epoch and plan.leads_to(epoch, held.chunk.position, position)
         return is_on_track and line < held.first + held.rows and held.first - line <= held.rows // 2
 
     def _fill_gaps(self) -> None:
@@ -139,8 +139,8 @@ class ChunkOrder:
                 gap = self._before(after, found) if after.epoch == found.epoch else after
                 self.held.insert(at, self._make(gap))
 
-    def chunks(self, epoch: int, position: int, *, follows: bool = False) -> Iterator[Chunk]:
-        """Yields the chunks of the pass, or what is left of them; if an epoch `follows`, also those of all later ones.
+    def chunks(self, epoch: int, position: int, *, spans_epochs: bool = False) -> Iterator[Chunk]:
+        """Yields the chunks of the pass, or what is left of them; with `spans_epochs`, also those of all later epochs.
         How many rows a chunk has is decided at the latest when it comes.
         """
         plan, dp_rank = self.planned
@@ -152,7 +152,7 @@ class ChunkOrder:
                 chunk = self._add(chunk) if held is None else self._rest(held.chunk, chunk.position, chunk.low)
             yield chunk
             after = plan.next_chunk(chunk)
-            chunk = self._next_epochs(chunk) if after is None and follows else after
+            chunk = self._next_epochs(chunk) if after is None and spans_epochs else after
 
     def _next_epochs(self, chunk: Chunk) -> Chunk | None:
         """Returns the first chunk of the epoch after that of a chunk, whose order is checked; None if there is none."""
@@ -164,7 +164,7 @@ class ChunkOrder:
         """Returns the chunk with rows that is likely read after a chunk, maybe of the next epoch; None without one."""
         plan, dp_rank = self.planned
         found = plan.next_chunk_with_rows(chunk, dp_rank)
-        if found is None and self._epochs_follow:
+        if found is None and self._loads_next_epoch:
             found = self._next_epochs(chunk)
         return found if found is not None and plan.chunk_size(found, dp_rank) else None
 

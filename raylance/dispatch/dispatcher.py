@@ -79,21 +79,22 @@ class Dispatcher:
         decodes: bool,
         prefetch_batches: int,
         first_rows: int = 0,
-        follows: bool = False,
+        spans_epochs: bool = False,
         work_timeout_s: float,
         describe: Callable[[WorkItem], str],
         scalers: Sequence[Scaler] = (),
     ) -> None:
-        """Takes the pass from the step at `position` to the end of the epoch. With `follows`, the pass also has the
-        later epochs: their items are begun while the last ones of an epoch are made, so that helpers always have work.
+        """Takes the pass from the step at `position` to the end of the epoch. With `spans_epochs`, it has later
+        epochs, too: their items are begun while the last ones of an epoch are made, so that helpers always have work.
 
         Items of at least `prefetch_batches` steps are in flight if they have room, more if the decoders need them. For
         `first_rows`, see `Plan.items`. `describe` returns a text that names the rows of an item, for error messages.
         """
         self._pool, self._chunks, self._account, self._suspects = kept.pool, kept.chunks, kept.account, kept.suspects
         self._out: list[Output] = []
-        rows, chunks = self._account.item_rows, self._chunks.begin(plan, dp_rank, epoch, position, follows=follows)
-        items = plan.items(dp_rank, epoch, position, rows, first_rows, chunks=chunks, follows=follows)
+        begin, rows = (dp_rank, epoch, position), self._account.item_rows
+        chunks = self._chunks.begin(plan, *begin, spans_epochs=spans_epochs)
+        items = plan.items(*begin, rows, first_rows, chunks=chunks, spans_epochs=spans_epochs)
         self._inflight = InFlight(plan, dp_rank, items, (epoch, position), self._account, prefetch_batches)
         self._scalers, self._decodes, self._work_timeout_s, self._describe = scalers, decodes, work_timeout_s, describe
         self._by_call: dict[int, InFlightItem] = {}

@@ -46,7 +46,7 @@ class ChunkTable:
         decodes: bool,
         gives_away: bool,
         until_fetched: bool = False,
-        epochs_follow: bool = True,
+        loads_next_epoch: bool = True,
     ) -> None:
         """Begins with no chunk.
 
@@ -56,11 +56,11 @@ class ChunkTable:
             gives_away: Whether the consumer may change gathered rows in the reader's own memory. Then a row can be
                 gathered only once from a loaded chunk.
             until_fetched: Whether the memory of a chunk is kept until the items that were gathered from it are fetched.
-            epochs_follow: Whether the next pass is likely over the next epoch, whose first chunk is then loaded ahead.
+            loads_next_epoch: Whether the next pass is likely over the next epoch, whose first chunk is loaded ahead.
         """
         self._account, self._gives_away, self._until_fetched = account, gives_away, until_fetched
         self._first_share, self._early_share = (_FIRST_SHARE, _HALF) if decodes else (1.0, _FEW)
-        self._order = ChunkOrder(account, epochs_follow=epochs_follow)
+        self._order = ChunkOrder(account, loads_next_epoch=loads_next_epoch)
         self._by_call: dict[int, HeldChunk] = {}
         self._alone: dict[int, int] = {}  # readers of items that are being read by themselves, by call
         self._used: list[HeldChunk] = []  # all their rows were gathered, and not all were fetched
@@ -72,13 +72,15 @@ class ChunkTable:
         commands, self._commands, self._drops = [*self._drops, *self._commands], [], []
         return commands
 
-    def begin(self, plan: Plan, dp_rank: int, epoch: int, position: int, *, follows: bool = False) -> Iterator[Chunk]:
+    def begin(
+        self, plan: Plan, dp_rank: int, epoch: int, position: int, *, spans_epochs: bool = False
+    ) -> Iterator[Chunk]:
         """Begins a pass; drops the chunks that it does not need. Returns those that it has, as they come, also of later
-        epochs if one `follows`; how many rows a chunk has is decided at the latest then.
+        epochs with `spans_epochs`; how many rows a chunk has is decided at the latest then.
         """
         for held in self._order.begin(plan, dp_rank, epoch, position):
             self._let_go(held)
-        return self._order.chunks(epoch, position, follows=follows)
+        return self._order.chunks(epoch, position, spans_epochs=spans_epochs)
 
     # What to load.
 

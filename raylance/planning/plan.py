@@ -146,9 +146,9 @@ class Plan(PicklesFields):
         """Returns the number of steps of this plan from one that begins at `first` to position `last`, rounded up."""
         return self.layout.between(epoch, first, last)
 
-    def follows(self, epoch: int, first: int, position: int) -> bool:
+    def leads_to(self, epoch: int, first: int, position: int) -> bool:
         """Whether a plan that has a step at `first` also has one at a position."""
-        return self.layout.follows(epoch, first, position)
+        return self.layout.leads_to(epoch, first, position)
 
     def empty_ranks(self, epoch: int, position: int) -> int:
         """Returns the number of data-parallel ranks that get no row in the step at a position."""
@@ -365,7 +365,7 @@ class Plan(PicklesFields):
         max_steps: int = 64,
         chunks: Iterable[Chunk] | None = None,
         *,
-        follows: bool = False,
+        spans_epochs: bool = False,
     ) -> Iterator[WorkItem]:
         """Cuts a rank's rows from a position to the end of the epoch into work items, in the order of delivery.
 
@@ -375,8 +375,8 @@ class Plan(PicklesFields):
 
         With `first_rows`, items of the first step have about this number of rows, so that each helper gets one, and the
         first batch comes early. Each further round of as many items has a quarter more rows in each, so that its rows
-        last while helpers make the next one. Near the end of the epoch, unless another one follows, an item has half of
-        a helper's share of the remaining rows (Polychronopoulos, Kuck: "Guided self-scheduling", 1987), but not less
+        last while helpers make the next one. Near the end of the epoch, unless the items span epochs, an item has half
+        of a helper's share of the remaining rows (Polychronopoulos, Kuck: "Guided self-scheduling", 1987), but not less
         than a step's, so that no helper works for long when the others are done.
         """
         low, high = self.rank_slice(epoch, position, dp_rank)
@@ -395,7 +395,7 @@ class Plan(PicklesFields):
             while done < chunk.steps:
                 begin, (low, high) = self.rank_slice(epoch, at, dp_rank)[0], self._part(chunk, at, dp_rank)
                 size, wanted = high - low, min(aim, most)
-                if first_rows and not follows:
+                if first_rows and not spans_epochs:
                     is_even = self.budget is None
                     left = self.steps(epoch, at) * size if is_even else (self.epoch_rows - at) // self.dp_size
                     wanted = min(wanted, max(size, left / (2 * alike)))

@@ -121,7 +121,7 @@ class Steps(abc.ABC):
         """Returns the number of steps from one that begins at `first` to position `last`, rounded up."""
 
     @abc.abstractmethod
-    def follows(self, epoch: int, first: int, position: int) -> bool:
+    def leads_to(self, epoch: int, first: int, position: int) -> bool:
         """Whether a step of a plan that has one at `first` begins at a position."""
 
     @abc.abstractmethod
@@ -184,8 +184,8 @@ class EvenSteps(Steps):
         """See `Steps.between`."""
         return -(-(last - first) // self.stride)
 
-    def follows(self, epoch: int, first: int, position: int) -> bool:
-        """See `Steps.follows`."""
+    def leads_to(self, epoch: int, first: int, position: int) -> bool:
+        """See `Steps.leads_to`."""
         return first % self.stride == position % self.stride
 
     def within(self, epoch: int, position: int, chunk_positions: int) -> int:
@@ -323,8 +323,8 @@ class CostSteps(PicklesFields, Steps):
             first, steps = starts[end], steps + end - at
         return steps
 
-    def follows(self, epoch: int, first: int, position: int) -> bool:
-        """See `Steps.follows`."""
+    def leads_to(self, epoch: int, first: int, position: int) -> bool:
+        """See `Steps.leads_to`."""
         _, starts, at = self._find(epoch, position)
         return position in (first, starts[at])
 

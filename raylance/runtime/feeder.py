@@ -119,7 +119,7 @@ class Feeder:
         return self._is_closed
 
     @property
-    def follows(self) -> bool:
+    def is_at_turn(self) -> bool:
         """Whether `bind` begins the next epoch: all batches of this one are made, and the pass has another epoch."""
         return self._spec is None and not self._is_complete and not self._is_closed
 
@@ -156,7 +156,7 @@ class Feeder:
                 self._say(Taken(found[1].epoch, found[1].after))
                 self._changed.notify_all()
                 return found
-            if self.follows:
+            if self.is_at_turn:
                 return None  # an error would be one of the next epoch
             error, self._error = self._error, None
         if isinstance(error, StopIteration):
@@ -174,7 +174,7 @@ class Feeder:
 
     def _is_ready(self) -> bool:
         """Whether a batch or the end is here; if not, reports that the consumer waits. The caller holds `_changed`."""
-        if self._finished or self._phase is Phase.ENDED or self._is_closed or self.follows:
+        if self._finished or self._phase is Phase.ENDED or self._is_closed or self.is_at_turn:
             return True
         if not self._is_awaited:
             self._is_awaited = True

@@ -45,8 +45,8 @@ class Session:
         options: Options,
         world_size: int = 1,
         *,
-        epochs_follow: bool = True,
-        hands_over: bool = True,
+        loads_next_epoch: bool = True,
+        spans_epochs: bool = True,
     ) -> None:
         """Starts nothing.
 
@@ -54,12 +54,12 @@ class Session:
             read_spec: What is read.
             options: Settings of the loader.
             world_size: Number of ranks of the run.
-            epochs_follow: Whether the next pass is likely over the next epoch, whose begin is then loaded ahead.
-            hands_over: Whether the consumer calls `follow` after the last batch of a pass. If epochs follow, the rows
-                of the next one are then gathered and decoded ahead, too, without a gap.
+            loads_next_epoch: Whether the next pass is likely over the next epoch, whose begin is then loaded ahead.
+            spans_epochs: Whether the consumer calls `follow` after the last batch of a pass, so that the next epoch, if
+                it is loaded ahead, is also gathered and decoded ahead, without a gap.
         """
         self._read_spec, self._options, self._world_size = read_spec, options, world_size
-        self._epochs_follow, self._has_no_gap = epochs_follow, epochs_follow and hands_over
+        self._loads_next_epoch, self._spans_epochs = loads_next_epoch, loads_next_epoch and spans_epochs
         self._named: tuple[PlannedRows, str] | None = None
         self._running: _Begun | None = None
         self._started: Feeder | None = None  # the last one started; an interrupt may come before it becomes `_running`
@@ -110,7 +110,7 @@ class Session:
         follows; then the pass ends as others do.
         """
         running = self._running
-        if running is None or not running.feeder.follows:
+        if running is None or not running.feeder.is_at_turn:
             return False
         after = dataclasses.replace(running.wanted, epoch=running.wanted.epoch + 1, position=0)
         self._prepared, self._running = _Begun(after, running.feeder), None
@@ -199,7 +199,7 @@ class Session:
             decodes=decoding is not None,
             gives_away=runtime.gives_away,
             until_fetched=runtime.fetches_from_chunks,
-            epochs_follow=self._epochs_follow,
+            loads_next_epoch=self._loads_next_epoch,
         )
         return Kept(pool, chunks, account, Suspects())
 
@@ -229,7 +229,7 @@ class Session:
             decodes=self._read_spec.in_helpers is not None,
             prefetch_batches=wanted.prefetch_batches,
             first_rows=-(-(high - low) // decoders),  # the first step is divided among all decoders
-            follows=self._has_no_gap,
+            spans_epochs=self._spans_epochs,
             work_timeout_s=self._options.work_timeout_s,
             describe=describe,
             scalers=self._scalers,

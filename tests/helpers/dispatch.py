@@ -71,7 +71,7 @@ class Driver:
         chunk_positions: int = 1000,
         now: float = 0.0,
         answers_loads: bool = True,
-        follows: bool = False,
+        spans_epochs: bool = False,
     ) -> None:
         plan = make_plan(
             0, rows, global_batch_size, world_size, "ragged" if world_size > 1 else "drop", chunk_positions
@@ -87,7 +87,7 @@ class Driver:
             kept=self.kept,
             decodes=True,
             prefetch_batches=4,
-            follows=follows,
+            spans_epochs=spans_epochs,
             work_timeout_s=60.0,
             describe=lambda item: f"item {item.position}",
         )

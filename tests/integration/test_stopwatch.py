@@ -129,7 +129,7 @@ def make_loader(uri: str, watch: Watch, costs: Costs, name: str = "train", **opt
     options = {"runtime": "threads", "num_decoders": 1, "name": name} | options
     watch.slept.clear()  # of what opening the dataset tried
     made = raylance.Options(**options)
-    return raylance.RankLoader(spec, made, session=Session(spec.read, made, 1, epochs_follow=False))
+    return raylance.RankLoader(spec, made, session=Session(spec.read, made, 1, loads_next_epoch=False))
 
 
 def train(

@@ -254,7 +254,7 @@ class SimulatedSession(Session):
             placement_timeout_s=scenario.placement_timeout_s,
             work_timeout_s=scenario.work_timeout_s,
         )
-        super().__init__(read_spec, options, hands_over=scenario.prepares)
+        super().__init__(read_spec, options, spans_epochs=scenario.prepares)
         self._rank = rank
 
     def _make_runtime(self) -> World:
@@ -268,7 +268,7 @@ class SimulatedSession(Session):
         rank.counts["passes"] += 1
         rank.counts["passes with helpers of before"] += bool(rank.world.helpers)
         where = wanted.dp_rank, wanted.epoch, wanted.position, wanted.prefetch_batches
-        rank.watch.begin(rank.planned, *where, follows=rank.scenario.prepares)
+        rank.watch.begin(rank.planned, *where, spans_epochs=rank.scenario.prepares)
         made = super()._make_dispatcher(kept, wanted)
         made._describe = describe
         return Watched(made, rank)

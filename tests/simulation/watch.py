@@ -121,10 +121,15 @@ class Watch:
         self._limit = scenario.limit_bytes * (1 + 1e-9)
 
     def begin(
-        self, planned: PlannedRun, rank: int, epoch: int, position: int, prefetch_batches: int, *, follows: bool
+        self, planned: PlannedRun, rank: int, epoch: int, position: int, prefetch_batches: int, *, spans_epochs: bool
     ) -> None:
         """A pass begins."""
-        self._planned, self._rank, self._prefetch, self._follows = planned, rank, max(1, prefetch_batches), follows
+        self._planned, self._rank, self._prefetch, self._spans_epochs = (
+            planned,
+            rank,
+            max(1, prefetch_batches),
+            spans_epochs,
+        )
         self._most_early = 0
         self._turn(epoch, position)
         self._next = (epoch, position, 0)  # step and row of its slice that are to be delivered next
@@ -432,7 +437,7 @@ class Watch:
         if not self._part and self._next[2] == 0:
             self._ready.append((self._next[:2], self._opened))
             self._opened = 0.0
-        if plan.is_over(*self._next[:2]) and self._follows:
+        if plan.is_over(*self._next[:2]) and self._spans_epochs:
             self._next = (item.epoch + 1, 0, 0)
             self._recover("an epoch delivered to its end, and another one follows")
 

@@ -87,7 +87,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     def _batches(self, mine: Plan, dp_rank: int, epoch: int, position: int) -> Iterator[dict[str, Any]]:
         if mine.is_over(epoch, position):
             return
-        session = self._idle or Session(self._opened.spec.read, self._options, hands_over=False)
+        session = self._idle or Session(self._opened.spec.read, self._options, spans_epochs=False)
         self._idle = None
         where = {"epoch": epoch, "position": position}
         observer = Stats()

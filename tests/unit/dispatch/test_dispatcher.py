@@ -334,7 +334,7 @@ def test_a_wait_ends_when_a_batch_is_taken() -> None:
 
 def test_the_next_epoch_follows_without_a_gap() -> None:
     """Its items keep the helpers at work; none of the epoch after it is begun, nor more before it is asked for."""
-    driver = Driver(make_pool(), follows=True)
+    driver = Driver(make_pool(), spans_epochs=True)
     driver.start()
 
     def deliver(items: int) -> None:

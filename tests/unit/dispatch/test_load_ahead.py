@@ -47,7 +47,7 @@ def test_chunks_follow_one_another_whatever_was_left_taken_or_halved(
 ) -> None:
     plan = make_plan(order, min(batch, order.epoch_rows), world, remainder)
     rank = data.draw(st.integers(0, world - 1))
-    chunks = ChunkOrder(account_of(window_bytes), epochs_follow=True)
+    chunks = ChunkOrder(account_of(window_bytes), loads_next_epoch=True)
     for _ in range(6):
         near = data.draw(st.sampled_from([held.chunk for held in chunks.held] or [Chunk(epoch=0, position=0, steps=1)]))
         step = near.position // plan.global_batch_size + data.draw(st.integers(-4, 4))

@@ -213,7 +213,7 @@ def test_items_grow_from_the_first_step_on_and_shrink_to_steps_at_the_end() -> N
 def test_items_grow_over_epochs_that_follow_each_other() -> None:
     plan = dataclasses.replace(make_plan(resolve(RowShuffle(), 200), 10, 1), chunk_positions=1000)
     chunks = [chunk for epoch in range(6) for chunk in plan.chunks(epoch, 0)]
-    items = list(plan.items(0, 0, 0, item_rows=100, first_rows=5, chunks=chunks, follows=True))
+    items = list(plan.items(0, 0, 0, item_rows=100, first_rows=5, chunks=chunks, spans_epochs=True))
     by_epoch = [[item.rows for item in items if item.epoch == epoch] for epoch in range(6)]
     assert [sum(rows) for rows in by_epoch] == [200] * 6
     assert by_epoch[0][:2] == [5, 5]
@@ -224,7 +224,7 @@ def test_items_grow_over_epochs_that_follow_each_other() -> None:
 def test_items_after_a_last_step_of_few_rows_are_not_as_small() -> None:
     plan = dataclasses.replace(make_plan(resolve(RowShuffle(), 201), 10, 1), chunk_positions=1000, remainder="ragged")
     chunks = [*plan.chunks(0, 200), *plan.chunks(1, 0)]
-    items = list(plan.items(0, 0, 200, item_rows=100, first_rows=1, chunks=chunks, follows=True))
+    items = list(plan.items(0, 0, 200, item_rows=100, first_rows=1, chunks=chunks, spans_epochs=True))
     assert [item.rows for item in items][:2] == [1, 10]
 
 
