@@ -12,9 +12,10 @@ import pytest
     ("arguments", "count"),
     [
         (("--only", "20261128:0"), 1),  # ranks and a shard actor are killed, the latter as a rank starts again
-        pytest.param(("--schedules", "2"), 2, marks=pytest.mark.slow),
+        (("--schedules", "2"), 2),
     ],
 )
+@pytest.mark.slow  # test_train.py and test_faults.py kill one of each at a chosen moment
 @pytest.mark.timeout(600)
 def test_schedules_pass(arguments: tuple[str, str], count: int) -> None:
     command = [sys.executable, "-m", "tests.faults", *arguments]

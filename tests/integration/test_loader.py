@@ -294,7 +294,7 @@ def test_a_rank_may_get_no_row_and_makes_the_step_all_the_same(images_uri: str) 
 @on_ray
 def test_placement_fails_in_time_with_the_numbers(images_uri: str) -> None:
     dataset = open_images(images_uri)
-    with dataset.loader(num_decoders=3, decoder_cpus=CPUS + 1, placement_timeout_s=2) as loader:
+    with dataset.loader(num_decoders=3, decoder_cpus=CPUS + 1, placement_timeout_s=0.2) as loader:
         begin = time.monotonic()
         with pytest.raises(raylance.PlacementError, match=rf"of 3 decode actors.*counts {CPUS} CPUs.*free now"):
             next(loader.iter_torch_batches(global_batch_size=36))

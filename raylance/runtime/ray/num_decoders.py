@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import logging
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,9 @@ def supply(cpus: float) -> tuple[float, float, int | None]:
     free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
     if not cpus:
         return total, free, 0
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    if cpus > max((float(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]), default=0.0):
+        return total, free, sys.maxsize  # all of them wait, also those that Ray does not count yet
     try:
         # `ray status` prints this, too. Ray's public interfaces need a dashboard, which not every cluster has.
         sdk: Any = importlib.import_module("ray.autoscaler.v2.sdk")
