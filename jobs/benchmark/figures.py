@@ -103,8 +103,8 @@ def images(results: dict[str, Result]) -> Iterator[Figure]:
     yield from _comparisons(results, {
         "images, one decode function for all: share of decoding alone": ("raylance", "decode", 0.97),
         f"images, one decode function: times the best peer ({best})": ("raylance", best, 1.0),
-        f"images, built-in decoder: times the best peer ({best})": ("raylance-own", best, 2.3),
-        "images, built-in decoder: share of decoding alone": ("raylance-own", "decode-own", 0.92),
+        f"images, built-in decoder: times the best peer ({best})": ("raylance-own", best, 2.0),
+        "images, built-in decoder: share of decoding alone": ("raylance-own", "decode-own", 0.8),
     })  # fmt: skip
     for name, reader, key, unit, target in (
         ("first batch of an epoch that was not expected, one decode function", "raylance", "first_batch_s", "s", 0.1),
