@@ -13,6 +13,7 @@ import numpy as np
 
 from raylance.arguments import check_batch_size, check_flag, check_integer
 from raylance.errors import ConfigError
+from raylance.orders.checking import select_rows
 from raylance.orders.order import PicklesFields, Resolved
 from raylance.orders.permutation import Int64Array
 
@@ -266,7 +267,7 @@ class CostSteps(PicklesFields, Steps):
             made = found.round(unit)
             starts = cut_buckets(made.starts, made.highest, self.order.lane_count, self.budget)
         else:
-            costs = self.order.costs(found.rows(np.arange(first, end, dtype=np.int64)))
+            costs = self.order.costs(select_rows(found, np.arange(first, end, dtype=np.int64)))
             starts = first + cut_costs(costs.astype(np.int64), self.budget)
         is_short = end == self.epoch_rows and starts[-1] - starts[-2] < self.order.lane_count
         return starts[:-1] if is_short and self.remainder == "drop" and len(starts) - 2 + unit else starts
