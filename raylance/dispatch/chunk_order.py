@@ -205,7 +205,8 @@ class ChunkOrder:
         """Adds the chunk that likely follows the last one; returns whether there is one. An error of a custom order
         ends only this look-ahead, because nobody has asked for these rows: `chunks` raises it if somebody does.
         """
-        last, self._last = self._last, None  # nothing follows, and the order is not asked again at each decision
+        # Unless a chunk is added here or by `chunks`, none follows: the order is not asked again at each decision.
+        last, self._last = self._last, None
         if last is not None:
             with contextlib.suppress(Exception):
                 chunk = self._likely_after(last)

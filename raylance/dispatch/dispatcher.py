@@ -92,9 +92,9 @@ class Dispatcher:
         """
         self._pool, self._chunks, self._account, self._suspects = kept.pool, kept.chunks, kept.account, kept.suspects
         self._out: list[Output] = []
-        begin, rows = (dp_rank, epoch, position), self._account.item_rows
-        chunks = self._chunks.begin(plan, *begin, spans_epochs=spans_epochs)
-        items = plan.items(*begin, rows, first_rows, chunks=chunks, spans_epochs=spans_epochs)
+        start, rows = (dp_rank, epoch, position), self._account.item_rows
+        chunks = self._chunks.begin(plan, *start, spans_epochs=spans_epochs)
+        items = plan.items(*start, rows, first_rows, chunks=chunks, spans_epochs=spans_epochs)
         self._inflight = InFlight(plan, dp_rank, items, (epoch, position), self._account, prefetch_batches)
         self._scalers, self._decodes, self._work_timeout_s, self._describe = scalers, decodes, work_timeout_s, describe
         self._by_call: dict[int, InFlightItem] = {}
