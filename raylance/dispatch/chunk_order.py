@@ -157,7 +157,8 @@ class ChunkOrder:
     def _next_epochs(self, chunk: Chunk) -> Chunk | None:
         """Returns the first chunk of the epoch after that of a chunk, whose order is checked; None if there is none."""
         plan, _ = self.planned
-        plan.check_order(chunk.epoch + 1)
+        if self._last is None or self._last.epoch <= chunk.epoch:  # else it was checked when its first chunk was added
+            plan.check_order(chunk.epoch + 1)
         return plan.next_epochs_chunk(chunk)
 
     def _likely_after(self, chunk: Chunk) -> Chunk | None:

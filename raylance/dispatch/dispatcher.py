@@ -95,7 +95,7 @@ class Dispatcher:
         start, rows = (dp_rank, epoch, position), self._account.item_rows
         chunks = self._chunks.begin(plan, *start, spans_epochs=spans_epochs)
         items = plan.items(*start, rows, first_rows, chunks=chunks, spans_epochs=spans_epochs)
-        self._inflight = InFlight(plan, dp_rank, items, (epoch, position), self._account, prefetch_batches)
+        self._inflight = InFlight(plan, items, (epoch, position), self._account, prefetch_batches)
         self._scalers, self._decodes, self._work_timeout_s, self._describe = scalers, decodes, work_timeout_s, describe
         self._by_call: dict[int, InFlightItem] = {}
         self._now = 0.0  # time of the last event

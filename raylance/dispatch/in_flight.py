@@ -79,19 +79,23 @@ class InFlight:
 
     The next item to deliver may be sent in spite of the limit if no whole step waits, because otherwise nothing would
     be delivered. Delivered items of a step that is not whole yet do not count for the limit.
+
+    Attributes:
+        entries: The items in flight, in the order of delivery.
+        error: The error, such as one of a custom order, by which no other item could be planned. It belongs after the
+            items before it, because it may be one of the next epoch.
     """
 
     def __init__(
         self,
         plan: Plan,
-        dp_rank: int,
         items: Iterable[WorkItem],
         place: tuple[int, int],
         account: Account,
         prefetch_batches: int,
     ) -> None:
         """Begins with nothing in flight; the items begin at a place, which is an epoch and a position."""
-        self._plan, self._dp_rank, self._account, self._prefetch = plan, dp_rank, account, max(1, prefetch_batches)
+        self._plan, self._account, self._prefetch = plan, account, max(1, prefetch_batches)
         self._planned: Iterator[WorkItem] = iter(items)
         self._upcoming: deque[WorkItem] = deque()
         self._taken = place
@@ -99,7 +103,7 @@ class InFlight:
         self._ready: deque[tuple[tuple[int, int], float, int]] = deque()
         self._open = (0.0, 0)  # bytes and items delivered of the step that is not whole yet
         self.entries: deque[InFlightItem] = deque()
-        self._error: Exception | None = None  # by which no item could be planned
+        self.error: Exception | None = None
 
     @property
     def head(self) -> InFlightItem | None:
@@ -110,13 +114,6 @@ class InFlight:
     def is_over(self) -> bool:
         """Whether all items were delivered that could be planned."""
         return not self.entries and self._peek() is None
-
-    @property
-    def error(self) -> Exception | None:
-        """The error, such as one of a custom order, by which no other item could be planned. It belongs after the items
-        before it, because it may be one of the next epoch.
-        """
-        return self._error
 
     def take_on(self, decoders: int | None) -> None:
         """Adds items while they are wanted and have room: items of the steps to prefetch, and at least two for each of
@@ -144,11 +141,11 @@ class InFlight:
 
     def _peek(self) -> WorkItem | None:
         """Returns the next planned item, cut if its rows turned out larger than estimated; None if all were added."""
-        if not self._upcoming and self._error is None:
+        if not self._upcoming and self.error is None:
             try:
                 self._upcoming.extend(itertools.islice(self._planned, 1))
             except Exception as error:
-                self._error = error
+                self.error = error
         while self._upcoming and (parts := self._account.parts(self._upcoming[0])) > 1:
             self._upcoming.extendleft(reversed(self._plan.cut(self._upcoming.popleft(), parts)))
         return self._upcoming[0] if self._upcoming else None

@@ -44,9 +44,12 @@ def test_rows_come_in_storage_order_or_in_that_of_an_epoch(images_uri: str) -> N
     assert stored.count() == len(dataset)
     assert_same(columns_of(stored), dataset[:])
     shuffled = columns_of(dataset.to_ray_dataset(epoch=2, global_batch_size=len(dataset), override_num_blocks=2))
-    loader = dataset.loader(runtime="threads")
-    loader.set_epoch(2)
-    [batch] = loader.iter_batches(global_batch_size=len(dataset), with_row_offset=True)
+    with dataset.loader(runtime="threads") as loader:
+        loader.set_epoch(2)
+        [batch] = loader.iter_batches(global_batch_size=len(dataset), with_row_offset=True)
+        loader.set_epoch(2)
+        steps = loader.iter_batches(global_batch_size=1, with_row_offset=True)
+        positions = [row for step in steps for row in step["_rowoffset"].tolist()]
     # A step is arranged by lane, and the epoch by position: the same rows, augmented alike.
     ours, theirs = np.argsort(shuffled["_rowoffset"]), np.argsort(batch["_rowoffset"])
     assert_same(
@@ -54,9 +57,6 @@ def test_rows_come_in_storage_order_or_in_that_of_an_epoch(images_uri: str) -> N
         {name: values[theirs] for name, values in batch.items()},
     )
     assert shuffled["_rowoffset"].tolist() != sorted(shuffled["_rowoffset"].tolist())
-    loader.set_epoch(2)
-    steps = loader.iter_batches(global_batch_size=1, with_row_offset=True)
-    positions = [row for step in steps for row in step["_rowoffset"].tolist()]
     one_lane = columns_of(dataset.to_ray_dataset(epoch=2, global_batch_size=1).select_columns(["_rowoffset"]))
     assert one_lane["_rowoffset"].tolist() == positions
 

@@ -124,12 +124,8 @@ class Watch:
         self, planned: PlannedRun, rank: int, epoch: int, position: int, prefetch_batches: int, *, spans_epochs: bool
     ) -> None:
         """A pass begins."""
-        self._planned, self._rank, self._prefetch, self._spans_epochs = (
-            planned,
-            rank,
-            max(1, prefetch_batches),
-            spans_epochs,
-        )
+        self._planned, self._rank, self._prefetch = planned, rank, max(1, prefetch_batches)
+        self._spans_epochs = spans_epochs
         self._most_early = 0
         self._turn(epoch, position)
         self._next = (epoch, position, 0)  # step and row of its slice that are to be delivered next

@@ -26,8 +26,8 @@ def auto_decoders(world_size: int, decoder_cpus: float, ours: int = 0) -> int:
 
 def supply(cpus: float) -> tuple[float, float, int | None]:
     """Returns the CPUs of the cluster; the free CPUs; and the number of actors and tasks, of any owner, that ask for
-    `cpus` CPUs and wait for a node that has them, None if Ray does not say. An actor that neither runs nor waits has
-    its CPUs and is starting.
+    `cpus` CPUs and wait for a node that has them, None if Ray does not say, no less than all if no node counts as many.
+    An actor that neither runs nor waits has its CPUs and is starting.
     """
     total = float(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
     free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]

@@ -415,7 +415,7 @@ def make_inflight(prefetch_batches: int, inflight_bytes: int = 1 << 30, items: i
     """Steps of four rows, of which each is an item."""
     plan = make_plan(0, 60, 4, 1, "drop", 1000)
     sizes = account(raw_bytes=100_000, inflight_bytes=inflight_bytes, items=items)
-    return InFlight(plan, 0, plan.items(0, EPOCH, 0, 1), (EPOCH, 0), sizes, prefetch_batches)
+    return InFlight(plan, plan.items(0, EPOCH, 0, 1), (EPOCH, 0), sizes, prefetch_batches)
 
 
 @pytest.mark.parametrize(("prefetch_batches", "taken"), [(0, 4), (1, 4), (2, 8), (3, 12)])
@@ -457,7 +457,7 @@ def test_bytes_that_wait_for_the_consumer_count_too() -> None:
 def test_items_are_made_as_they_are_wanted() -> None:
     plan = make_plan(0, 60, 1, 1, "drop", 1000)
     items = plan.items(0, EPOCH, 0, 1)
-    inflight = InFlight(plan, 0, items, (EPOCH, 0), account(), 1)
+    inflight = InFlight(plan, items, (EPOCH, 0), account(), 1)
     inflight.take_on(decoders=1)
     assert len(list(items)) == 60 - len(inflight.entries) - 1  # the next one, which is known and not wanted yet
 
@@ -475,7 +475,7 @@ def test_what_is_sent_fills_the_limit_and_no_more() -> None:
 
 def test_smaller_pieces_may_have_their_share_of_what_is_known() -> None:
     plan = make_plan(0, 60, 1, 1, "drop", 1000)
-    inflight = InFlight(plan, 0, plan.items(0, EPOCH, 0, 4), (EPOCH, 0), account(raw_bytes=100_000), 1)
+    inflight = InFlight(plan, plan.items(0, EPOCH, 0, 4), (EPOCH, 0), account(raw_bytes=100_000), 1)
     inflight.take_on(decoders=1)
     whole, following = inflight.entries[0], inflight.entries[1]
     whole.faults, whole.not_before = 2, 7.0

@@ -235,7 +235,8 @@ def test_an_epoch_that_fails_costs_no_batch_of_the_one_before(
         return positions
 
     dataset = raylance.dataset(many, columns=["id"], order=with_rows("OneEpoch", rows_of)(), **settings)
-    whole = dataset.loader(runtime="threads", rank=1, world_size=2).batches(**size, prefetch_batches=4)
+    ranks = [dataset.loader(runtime="threads", rank=rank, world_size=2) for rank in range(2)]
+    other, whole = (loader.batches(**size, prefetch_batches=4) for loader in ranks)
     first, second = ids_of(whole), list[int]()
     assert whole.state_dict()["epoch"] == 1
     if not late:
@@ -244,6 +245,8 @@ def test_an_epoch_that_fails_costs_no_batch_of_the_one_before(
     with pytest.raises(ConfigError, match=r"OneEpoch\.rows_of.*LookupError"):
         for batch in whole:
             second += batch["id"].tolist()
+    assert whole.state_dict()["epoch"] == 1
+    assert sorted(first + ids_of(other)) == list(range(70_000))
     assert second == first[: len(second)]
     assert bool(second) == (late and "balance" not in settings), "it counts the rows of a whole chunk at once"
 
