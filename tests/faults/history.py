@@ -34,15 +34,10 @@ def read(folder: Path) -> dict[str, list[Event]]:
 def starts_of(files: dict[str, list[Event]], problems: list[str]) -> list[Start]:
     """The starts of a run, the first one first."""
     ranks = [events for name, events in files.items() if name.startswith("rank") and events]
-    starts: list[Start] = []
-    seen: set[int] = set()
+    starts: dict[str, Start] = {}
     for events in sorted(ranks, key=lambda events: _at(events[0])):
         first = events[0]
-        if not starts or first["rank"] in seen or first["world"] != starts[-1].world:
-            starts.append(Start(first["world"], None, {}))
-            seen = set()
-        seen.add(first["rank"])
-        start = starts[-1]
+        start = starts.setdefault(first["start"], Start(first["world"], None, {}))
         for event in events:
             if event["what"] == "restored":
                 begins = tuple(event["at"])
@@ -54,7 +49,7 @@ def starts_of(files: dict[str, list[Event]], problems: list[str]) -> list[Start]
             elif event["what"] == "step":
                 rows = [(row, crc) for row, crc in event["rows"]]
                 start.steps.setdefault((event["epoch"], event["step"]), []).append((event["group"], rows))
-    return starts
+    return list(starts.values())
 
 
 def committed(starts: list[Start], batch: int, problems: list[str]) -> Line:

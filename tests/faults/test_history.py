@@ -20,10 +20,11 @@ Change = Callable[[list[dict[str, Any]]], None]
 
 
 def write(folder: Path, start: int, begins: tuple[int, int], steps: Steps, change: Change = lambda _: None) -> None:
+    """Rank 1 of a start writes before rank 0."""
     for rank in range(2):
         at = [begins[0], begins[1] * BATCH]
         events: list[dict[str, Any]] = [
-            {"what": "start", "rank": rank, "world": 2, "pid": 0},
+            {"what": "start", "start": f"group {start}", "rank": rank, "world": 2, "pid": 0},
             {"what": "restored", "at": at, "saved": at},
             *[
                 {"what": "step", "epoch": epoch, "step": step, "group": rank, "rows": list(part(epoch, step, rank))}
@@ -32,7 +33,7 @@ def write(folder: Path, start: int, begins: tuple[int, int], steps: Steps, chang
         ]
         if rank:
             change(events)
-        lines = [json.dumps({"at_s": 100.0 * start + 0.1 * place + rank / 100, **e}) for place, e in enumerate(events)]
+        lines = [json.dumps({"at_s": 100.0 * start + 0.1 * place - rank / 100, **e}) for place, e in enumerate(events)]
         (folder / f"rank-{start}-{rank}.jsonl").write_text("\n".join(lines))
 
 
@@ -56,6 +57,14 @@ def test_steps_that_were_rolled_back_do_not_count(tmp_path: Path) -> None:
     """The first start came to step 2 of epoch 1, and rank 1 one step less; the second continues at step 1."""
     write(tmp_path, 1, (0, 0), ALL[:7], lambda events: events.pop())
     write(tmp_path, 2, (1, 1), ALL[5:])
+    assert found(tmp_path) == ({}, [])
+
+
+def test_a_start_that_was_killed_as_one_rank_had_written_is_a_start_of_its_own(tmp_path: Path) -> None:
+    """Starts were told apart by their ranks: rank 1 of the second start counted as one of the first."""
+    write(tmp_path, 1, (0, 0), [])
+    (tmp_path / "rank-1-1.jsonl").unlink()
+    write(tmp_path, 2, (0, 0), ALL)
     assert found(tmp_path) == ({}, [])
 
 

@@ -97,6 +97,7 @@ def held() -> dict[str, int]:
 
 
 def train_fn(config: dict[str, Any]) -> None:
+    import ray
     import ray.train
 
     import raylance
@@ -105,7 +106,8 @@ def train_fn(config: dict[str, Any]) -> None:
     context = ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
     log = Log(folder, f"rank-{time.time():.3f}-{rank}")
-    log("start", rank=rank, world=world, pid=os.getpid())
+    start = ray.get_runtime_context().get_placement_group_id()  # what all ranks of one start have in common
+    log("start", start=start, rank=rank, world=world, pid=os.getpid())
     acts = rank == world - 1
     if setting.misbehaves == "takes no shard" and acts and is_first(setting, folder, log):
         time.sleep(2)
