@@ -87,7 +87,8 @@ def reopen(
             which the state names them. Videos, and tables of LeRobot's layout, that lay beside it have moved along.
         remainder: The argument `remainder` with which the run opened its dataset; a checkpoint does not hold it.
         **changes: Other arguments of `raylance.dataset`, for all datasets of a mixture: arguments that are not taken
-            from the state, such as `storage_options`, `decode` and `pack`, and arguments that differ from the run's.
+            from the state, such as `storage_options` and `decode`, and arguments that differ from the run's. States
+            of raylance 0.11 and older do not hold `pack`, either.
 
     Raises:
         StateError: If the state is damaged.
@@ -104,8 +105,6 @@ def reopen(
         raise ConfigError(
             f"uri={uris}: the run read {len(parts)} datasets. Nothing was opened. Give a URI for each, or none."
         )
-    if "pack" not in changes and saved.transform is None:
-        changes = {"columns": saved.columns, **changes}
     opened = {}
     for number, (name, part) in enumerate(parts.items()):
         one = {key: getattr(saved, key) for key in _KEPT}
@@ -114,9 +113,9 @@ def reopen(
         derived = [] if "decode" in changes else _derived(saved.decode, name)
         if uris:
             derived = [_beside(each, one["uri"], uris[number]) for each in derived]
-        windows: Windows | SampleTable | None = changes.get("windows")
-        if "windows" not in changes and one["windows"] is not None:
-            windows = _windows(one["windows"])
+        is_known = one["windows"] is None or {"windows", "pack"} & changes.keys()
+        samples = None if is_known else _samples(one["windows"])
+        is_packed = isinstance(samples, Pack | PackTokens)
         if "cost" not in changes and one["cost"] is not None:
             changes = {**changes, "cost": _cost(one["cost"])}
         arguments = {
@@ -129,11 +128,14 @@ def reopen(
             "empty_batches": True,  # as the run may have allowed; nothing is trained here
             "window_bytes": None if is_mixture else saved.window_bytes,
             "decode": derived,
+            "pack": samples if is_packed else None,
+            "windows": None if is_packed else samples,
             **changes,
-            "windows": windows,
         }
+        if arguments["pack"] is None and saved.transform is None:
+            arguments.setdefault("columns", saved.columns)
         if arguments.get("columns") is not None:
-            arguments["columns"] = _stored(arguments["columns"], windows, derived, saved.decode)
+            arguments["columns"] = _stored(arguments["columns"], arguments["windows"], derived, saved.decode)
         opened[name] = dataset(uris[number] if uris else one["uri"], **arguments)
     if not is_mixture:
         return opened[""]
@@ -183,8 +185,8 @@ def _beside(column: Derived, before: str, now: str) -> Derived:
     return dataclasses.replace(column, **moved) if moved else column  # type: ignore[type-var]
 
 
-def _windows(text: str) -> Windows:
-    """Returns the windows that a checkpoint holds."""
+def _samples(text: str) -> Windows | Pack | PackTokens:
+    """Returns what makes samples of several rows, or of parts of rows, as a checkpoint holds it."""
     try:
         found = read_setting(text)
     except ConfigError as error:
@@ -192,7 +194,7 @@ def _windows(text: str) -> Windows:
             f"the run's samples are made by {text}, whose code no checkpoint holds: give it as windows=. Nothing was "
             "opened without it."
         ) from error
-    return cast("Windows", found)
+    return cast("Windows | Pack | PackTokens", found)
 
 
 def _cost(saved: Any) -> str | TokensOf:

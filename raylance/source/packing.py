@@ -198,7 +198,7 @@ class PackedRows(RowSource):
             branch=documents.branch,
             version=documents.version,
             identity=documents.identity,
-            windows=None,
+            windows=repr(pack),
             columns=columns,
             row_bytes=row_bytes,
             likely_row_bytes=row_bytes,

@@ -55,7 +55,7 @@ class RowSource(abc.ABC):
     branch: Any  # in which the version is counted; None for the branch that the URI opens
     version: Any  # the pinned version
     identity: Any  # hash of the version's files
-    windows: Any  # the `repr` of what makes samples of several rows; None if rows are samples
+    windows: Any  # the `repr` of what makes samples of several rows, or of parts of rows; None if rows are samples
     columns: Sequence[str]  # to read
     row_bytes: float  # as it is read, the mean of a few rows; "auto" sizes of orders follow from it
     likely_row_bytes: float  # the best estimate, for the size of the first reads

@@ -196,7 +196,7 @@ def test_the_proof_of_packed_documents_counts_tokens(texts: str, tmp_path: Path)
     with dataset.loader(record=str(tmp_path / "run"), name="train") as loader:
         found = sum(int((batch["segment_ids"] >= 0).sum()) for batch in loader.iter_batches(global_batch_size=8))
     assert found == lengths[lengths <= 64].sum() < lengths.sum()
-    proof = raylance.prove_run(str(tmp_path / "run"), pack=pack)
+    proof = raylance.prove_run(str(tmp_path / "run"))
     assert proof.ok, str(proof)
     assert f"{found:,} tokens" in proof.verdict
 
