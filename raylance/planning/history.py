@@ -51,6 +51,9 @@ class EpochLine:
     came_again: bool = False  # whether positions were delivered once more; `besides` lacks rows without a record
     doubt: str = ""  # a reason, other than gaps, why the epoch cannot be proven; "" if there is none
     plan: str = ""  # names the plan that the rows are compared with
+    # Positions that no rank was handed because all passed over them by `seek`, as half-open ranges, ascending; None
+    # stands for the end of the epoch
+    passed_over: tuple[tuple[int, int | None], ...] = ()
 
     @property
     def digest(self) -> Digest:
@@ -69,21 +72,26 @@ class EpochLine:
 
     @property
     def gaps(self) -> list[tuple[int, int | None]]:
-        """Positions outside the spans, as half-open ranges; None stands for the end of the epoch."""
-        found: list[tuple[int, int | None]] = []
-        at = 0
-        for span in self.spans:
-            if span.low > at:
-                found.append((at, span.low))
-            at = span.high
-        if not self.has_ended and (self.reach is None or self.reach > at):
-            found.append((at, self.reach))
-        return found
+        """Positions that are not known to be handed out, as half-open ranges; None stands for the end of the epoch."""
+        return [gap for gap in _outside(self.spans, self.reach) if gap not in self.passed_over]
 
     @property
     def only_lacks_the_end(self) -> bool:
         """Whether the only gap lies after the spans, because some ranks are ahead of others."""
         return bool(self.spans) and self.reach is not None and self.gaps == [(self.end, self.reach)]
+
+
+def _outside(spans: Sequence[Interval], reach: int | None) -> list[tuple[int, int | None]]:
+    """Returns the positions outside of an epoch's spans, up to `reach`; None stands for the end of the epoch."""
+    found: list[tuple[int, int | None]] = []
+    at = 0
+    for span in spans:
+        if span.low > at:
+            found.append((at, span.low))
+        at = span.high
+    if not (spans and spans[-1].is_last) and (reach is None or reach > at):
+        found.append((at, reach))
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,15 +333,30 @@ def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: 
     spans, left = _disjoint(spans_of_starts)
     besides += left
     overlap = any(one[1] > other[0] for one, other in itertools.pairwise(sorted(hulls)))
+    reach = furthest[1] if epoch == furthest[0] else None
+    jumps = [_jumps(account) for start in {run.start for run in runs} for account in start.accounts]
     return EpochLine(
         epoch=epoch,
         spans=tuple(spans),
-        reach=furthest[1] if epoch == furthest[0] else None,
+        reach=reach,
+        passed_over=tuple(gap for gap in _outside(spans, reach) if _is_passed_over(epoch, gap, jumps)),
         besides=sum(interval.digest.rows for interval in besides),
         came_again=bool(besides) or overlap,
         doubt=_doubt(runs, is_forgotten=(epoch, 0) < forgotten) or doubt,
         plan=runs[0].account.plan,
     )
+
+
+def _jumps(account: Account) -> list[tuple[Place, Place]]:
+    """Returns the places before and after each move of a loader that rolled no row back."""
+    pairs = itertools.pairwise(account.intervals)
+    return [(one.end, two.begin) for one, two in pairs if one.jump != two.jump and two.jump not in account.restored]
+
+
+def _is_passed_over(epoch: int, gap: tuple[int, int | None], jumps: Sequence[Sequence[tuple[Place, Place]]]) -> bool:
+    """Whether each loader moved over a gap. A gap up to the end of the epoch is one if it moved to a later epoch."""
+    low, high = (epoch, gap[0]), (epoch + 1, 0) if gap[1] is None else (epoch, gap[1])
+    return all(any(before <= low and high <= after for before, after in of_loader) for of_loader in jumps)
 
 
 def _doubt(runs: Sequence[_Piece], *, is_forgotten: bool) -> str:

@@ -179,37 +179,44 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
     order = expected.order
     planned = expected.selection.rows if order is None else order.epoch_rows
     left_out, repeats = max(0, planned - line.end), order is not None and order.repeats
-    if order is None and left_out:
+    # Those after the last span are a part of `left_out`.
+    inside = [(low, high) for low, high in line.passed_over if high is not None and high <= line.end]
+    passed = sum(high - low for low, high in inside) + left_out * (len(line.passed_over) > len(inside))
+    if order is None and (left_out or inside):
         return (
             "counted",
             left_out,
             f"{rows} {_NOT_COMPARED}: the plan leaves rows out, and no record holds the code of its order",
         )
-    if _differs(line, expected, left_out):
-        more = line.digest.rows + left_out - planned
+    handed = line.digest
+    if order is not None:
+        handed = sum((expected.planned(order, line.epoch, low, high) for low, high in inside), handed)
+    if _differs(line, expected, handed, left_out):
+        more = handed.rows + left_out - planned
         many = f", {abs(more):,} too {'many' if more > 0 else 'few'}" * (more != 0)
         text = f"{rows} were handed out{many}, and they are not each {'planned' if repeats else 'selected'} row once: "
         return "fault", left_out, text + "some were repeated or never selected, others are missing"
     every = "every draw of the plan" if repeats else "every selected row"
-    if line.has_ended:
+    if line.has_ended or passed > sum(high - low for low, high in inside):
         text = f"{rows} were handed out: {every} exactly once"
-        text += f", but for {left_out:,} that the plan leaves out" * (left_out > 0)
+        text += f", but for {left_out:,} that the plan leaves out" * (line.has_ended and left_out > 0)
         text += f"; {line.digest.padding:,} came again as padding" * (line.digest.padding > 0 and not repeats)
     else:
         text = f"{rows} were handed out: {every} exactly once" if repeats else f"{rows} each came exactly once"
         text += " so far"
+    text += f", but for {passed:,} that seek() passed over" * (passed > 0)
     # Where each epoch leaves out other rows, its cost is another one, and epochs could not share a text.
-    is_alike = not (line.has_ended and left_out)
+    is_alike = not passed and not (line.has_ended and left_out)
     if is_alike and (cost := expected.cost(line.epoch, min(line.end, planned))) is not None:
         text += f"; they cost {cost:,}" if expected.tokens is None else f"; they have {cost:,} tokens"
     return "proven", left_out, text
 
 
-def _differs(line: EpochLine, expected: Expected, left_out: int) -> bool:
+def _differs(line: EpochLine, expected: Expected, handed: Digest, left_out: int) -> bool:
     """Whether other rows were handed out than planned. They are compared with the plan if the order repeats rows, or if
     that takes fewer rows; else with the selection, less the rows that the plan leaves out.
     """
-    order, handed = expected.order, line.digest
+    order = expected.order
     if order is None:
         return handed.differs(expected.whole)
     end, rows = min(line.end, order.epoch_rows), order.epoch_rows

@@ -399,6 +399,35 @@ def test_an_epoch_that_was_begun_again_by_hand_is_not_once() -> None:
     assert [one.status for one in training.prove().values()] == ["proven"]
 
 
+def test_what_all_ranks_passed_over_is_not_a_lost_record() -> None:
+    """After `seek`, the proof said that a record was lost. Steps 2 to 4 of epoch 0 are passed over, and its end, from
+    step 7 on, with the begin of epoch 1.
+    """
+    plan = make_plan(ORDER, 12, 2, "drop")
+
+    def run(rank: int, places: Sequence[Place], spoil: int = 0) -> Account:
+        ledger = Ledger()
+        for epoch, step in places:
+            low = 12 * step
+            rows = SELECTION.offsets(plan.select(epoch, plan.positions(0, low, *plan.rank_slice(0, low, rank))))
+            ledger.add(epoch, low, low + 12, Digest.of(rows + spoil * (step == 5)), is_last=step == 9)
+        return account(ledger, rank, 2, start="one", ledger=f"{rank}", process=f"{rank}")
+
+    places = [(0, 0), (0, 1), (0, 5), (0, 6), *((1, step) for step in range(3, 10)), (2, 0)]
+    found = prove(line_of_history([run(rank, places) for rank in range(2)]), lambda _: EXPECTED)
+    assert [(one.epoch, one.status, one.rows) for one in found] == [
+        (0, "proven", 48),
+        (1, "proven", 84),
+        (2, "proven", 12),
+    ]
+    for rows, one in zip((36 + N - 84, 36), found, strict=False):
+        assert f" {rows} " in one.text
+    for spoiled, odd in ((1, places), (0, [place for place in places if place != (0, 5)])):
+        accounts = [run(0, places), run(1, odd, spoiled)]
+        first = prove(line_of_history(accounts), lambda _: EXPECTED)[0]
+        assert first.status == ("fault" if spoiled else "unproven"), "other rows, or only one rank's"
+
+
 NUMBERS = itertools.count()
 
 
