@@ -37,7 +37,7 @@ from raylance.planning.digest import Digest, Ledger
 from raylance.planning.plan import Plan, no_step_left
 from raylance.planning.proof import check_permutation
 from raylance.planning.shard_context import ShardContext
-from raylance.planning.state import FILE_NAME, State, identity_of, states_in
+from raylance.planning.state import FILE_NAME, State, identity_of, states_in, subject_of
 from raylance.planning.steps import Remainder, Size, check_size
 from raylance.read_spec import DatasetSpec
 from raylance.runtime import notes
@@ -635,10 +635,16 @@ class RankLoader(Positioned):
         if found is None:
             return
         path, content = found
-        self._recorder.checkpoint, own = path, self._state()
-        if self._is_placed or own.fingerprint in Recorder.restored or Recorder.has_reported:
+        own, states = self._state(), states_in(content)
+        if own.fingerprint in Recorder.restored:
             return
-        of_these_rows = [state for state in states_in(content) if state.get("fingerprint") == own.fingerprint]
+        of_these_rows = [state for state in states if state.get("fingerprint") == own.fingerprint]
+        subject = subject_of(own.to_dict())
+        # A checkpoint without this loader's position, such as that of a validation set, is none to restore. A damaged
+        # one may have had it.
+        self._recorder.has_checkpoint = bool(of_these_rows or not states or subject in map(subject_of, states))
+        if self._is_placed or Recorder.has_reported:
+            return
         here = own.epoch, own.position
         if saved := [state for state in of_these_rows if (state.get("epoch"), state.get("position")) != here]:
             raise ConfigError(

@@ -79,7 +79,7 @@ class Recorder:
         self.stem = context.name or options.name or dataset_stem(read_spec.source.uri)
         self._name, self._number = self.stem, 1  # name in the record; number among loaders of the same data
         self.recording: Recording | None = None
-        self.checkpoint: str | None = None
+        self.has_checkpoint = False  # whether Ray Train continues from one with this loader's position
         self._spans: StepSpans | None = None  # if the option `traces` is on
         self._restored: tuple[int, int] | None = None  # the place of the state that was loaded last
         self._resharded: tuple[int, str] | None = None  # old dp_size, and where; until the next batch
@@ -236,7 +236,7 @@ class Recorder:
             "start": start,
             "repeats": plan.order.repeats,
             "restored": self._restored,
-            "checkpoint": self.checkpoint is not None,
+            "checkpoint": self.has_checkpoint,
             "started": now_s() - waited_s,
             "raylance": __version__,
             "host": socket.gethostname(),

@@ -123,7 +123,7 @@ def test_ranks_in_processes_of_their_own_are_one_start(uri: str, tmp_path: Path,
     proof = raylance.prove_run(tmp_path)
     lines = [line for line in str(proof).splitlines() if "start" in line]
     assert [line.partition(": ")[2] for line in lines] == [
-        "began at epoch 0, position 0; there was no checkpoint",
+        "began at epoch 0, position 0; there was no checkpoint of it",
         "restored epoch 0, position 80",
     ]
     assert proof.ok == all_save
@@ -208,14 +208,26 @@ def test_a_run_continues_with_files_that_lie_elsewhere(
         train(opened(new), run, 1, state=state)
 
 
-def test_packed_documents_are_proven_by_their_sequences(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "pack", [raylance.PackTokens("tokens", length=32), raylance.Pack(["tokens"], length=32, policy="whole", eos_id=7)]
+)
+def test_packed_documents_are_proven_by_their_sequences(
+    write_dataset: Callable[..., str], tmp_path: Path, pack: Any
+) -> None:
+    """The record says how they were packed: before, only whoever gave all arguments of `Pack` again had a proof."""
     texts = write_dataset(pa.table({"tokens": [list(range(row % 50 + 1)) for row in range(100)]}))
-    pack = raylance.PackTokens(column="tokens", length=32)
-    train(raylance.dataset(texts, pack=pack, remainder="ragged"), tmp_path, 8, size=10)
-    assert "pack=" in raylance.prove_run(tmp_path).verdict, "no record holds how they were packed"
-    proof = raylance.prove_run(tmp_path, pack=pack)
+    data = raylance.dataset(texts, pack=pack, remainder="ragged", order="row")
+    state = train(data, tmp_path, -(-len(data) // 10), size=10)
+    proof = raylance.prove_run(tmp_path)
+    assert values(proof) == [("data", 0, 1, "proven", len(data))]
     assert proof.ok
-    assert values(proof) == [("data", 0, 1, "proven", 80)]
+    assert verify.main(["--run", str(tmp_path)]) == 0
+    again = raylance.audit.reopen(state, remainder="ragged")
+    assert repr(again) == repr(data)
+    of_0_11 = {name: value for name, value in state.items() if name != "windows"}
+    with data.loader(runtime="threads") as loader:
+        loader.load_state_dict(of_0_11)
+        assert loader.state_dict() | {"dp_size": 2} == state
 
 
 def test_masked_rows_were_delivered_and_padding_is_no_row(write_dataset: Callable[..., str], tmp_path: Path) -> None:
