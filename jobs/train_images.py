@@ -326,6 +326,7 @@ def run(args: argparse.Namespace) -> int:
                 failure_config=ray.train.FailureConfig(
                     args.max_failures, controller_failure_limit=30
                 ),  # attempts to start
+                callbacks=[raylance.FailFast()],
             ),
             datasets={"train": train_data, "val": val_data},
             dataset_config=raylance.DataConfig(

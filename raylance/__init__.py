@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from raylance.integrations.checkpoint_files import newest_checkpoint
     from raylance.integrations.checkpoints import report, restore
     from raylance.integrations.data_config import DataConfig
+    from raylance.integrations.fail_fast import FailFast
     from raylance.integrations.lineage import mlflow_dataset, wandb_artifact
     from raylance.integrations.preemption import report_if_preempted
     from raylance.observe.record import open_folder
@@ -105,6 +106,7 @@ _MODULES = {
     "source.videos": ("Video",),
     "source.write_back": ("add_column", "read_values", "write_column", "write_values"),
     "integrations.data_config": ("DataConfig",),
+    "integrations.fail_fast": ("FailFast",),
     "reports.page": ("report_run",),
     "reports.proving": ("RunProof", "explain_run", "prove_run"),
     "reports.watching": ("watch",),
@@ -119,14 +121,14 @@ _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "BadRowError", "Balance", "BatchDecoder", "Batches", "Buckets", "CenterCrop", "ClassBalanced", "Clip",
-    "ConfigError", "CoverageError", "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit",
-    "FrameCrop", "HelperError", "Image", "ImageCrop", "NamespaceTable", "Options", "Order", "Pack", "PackTokens",
-    "Pad", "PlacementError", "Provenance", "RaggedDecoder", "RandomResizedCrop", "RangeSplit", "RankLoader",
-    "RaylanceError", "RowShuffle", "RunProof", "SampleTable", "Sequential", "ShardShuffle", "StateError", "TokensOf",
-    "ValueSplit", "Video", "Weighted", "WindowShuffle", "Windows", "add_column", "cu_seqlens", "dataset",
-    "explain_run", "from_ray_dataset", "map_boxes", "map_points", "mix", "mlflow_dataset", "newest_checkpoint",
-    "open_folder", "prove_run", "read_values", "report", "report_if_preempted", "report_run", "restore", "row_rng",
-    "wandb_artifact", "watch", "write_column", "write_values",
+    "ConfigError", "CoverageError", "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FailFast",
+    "FractionSplit", "FrameCrop", "HelperError", "Image", "ImageCrop", "NamespaceTable", "Options", "Order", "Pack",
+    "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder", "RandomResizedCrop", "RangeSplit",
+    "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "SampleTable", "Sequential", "ShardShuffle",
+    "StateError", "TokensOf", "ValueSplit", "Video", "Weighted", "WindowShuffle", "Windows", "add_column",
+    "cu_seqlens", "dataset", "explain_run", "from_ray_dataset", "map_boxes", "map_points", "mix", "mlflow_dataset",
+    "newest_checkpoint", "open_folder", "prove_run", "read_values", "report", "report_if_preempted", "report_run",
+    "restore", "row_rng", "wandb_artifact", "watch", "write_column", "write_values",
 ]  # fmt: skip
 
 

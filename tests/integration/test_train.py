@@ -7,6 +7,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -81,13 +82,17 @@ def make_trainer(
     workers: int = 2,
     cpus: float = 1,
     failures: int = 0,
+    callbacks: list[ray.train.UserCallback] | None = None,
     **options: Any,
 ) -> TorchTrainer:
     return TorchTrainer(
         train_fn,
         scaling_config=ray.train.ScalingConfig(num_workers=workers, resources_per_worker={"CPU": cpus}),
         run_config=ray.train.RunConfig(
-            name=name, storage_path=str(storage), failure_config=ray.train.FailureConfig(max_failures=failures)
+            name=name,
+            storage_path=str(storage),
+            failure_config=ray.train.FailureConfig(max_failures=failures),
+            callbacks=callbacks,
         ),
         **options,
     )
@@ -189,7 +194,7 @@ def check_records(folder: Path) -> None:
     assert str(proof).splitlines() == [
         "train, epoch 0: 953 rows were handed out: every selected row exactly once",
         "val, each of 2 ranks, epoch 0: 953 rows were handed out: every selected row exactly once",
-        "train, start 1 of 2: began at epoch 0, position 0; there was no checkpoint",
+        "train, start 1 of 2: began at epoch 0, position 0; there was no checkpoint of it",
         f"train, start 2 of 2: restored epoch 0, position {at}",
     ]
     if importlib.util.find_spec("matplotlib") is None:  # an extra, which the wheel does not bring
@@ -249,7 +254,7 @@ def test_a_restore_that_was_forgotten_is_refused_and_shown(images_uri: str, tmp_
     proof = raylance.prove_run(tmp_path / "forgetful")
     assert not proof.ok
     assert [line for line in str(proof).splitlines() if "start" in line] == [
-        "train, start 1 of 2: began at epoch 0, position 0; there was no checkpoint",
+        "train, start 1 of 2: began at epoch 0, position 0; there was no checkpoint of it",
         "train, start 2 of 2: began at epoch 0, position 0, though there was a checkpoint: it was not restored",
     ]
 
@@ -377,7 +382,7 @@ def test_resume_on_other_world_sizes(images_uri: str, tmp_path: Path, undisturbe
     proven, *starts = str(raylance.prove_run(tmp_path / "resized", dataset="train")).splitlines()
     assert proven == "train, epoch 0: 953 rows were handed out: every selected row exactly once"
     assert [line.partition(": ")[2] for line in starts] == [
-        "began at epoch 0, position 0; there was no checkpoint",
+        "began at epoch 0, position 0; there was no checkpoint of it",
         f"restored epoch 0, position {6 * BATCH}",
         f"restored epoch 0, position {12 * BATCH}",
     ], "on 2, 1 and 3 ranks"
@@ -461,6 +466,52 @@ def test_datasets_to_split_that_names_no_dataset(images_uri: str, tmp_path: Path
         trainer.fit()
     with pytest.raises(raylance.ConfigError, match="give a list of names"):
         raylance.DataConfig(datasets_to_split="train")  # type: ignore[arg-type]
+
+
+def too_large_fn(config: dict[str, Any]) -> None:
+    Path(config["starts"], f"{os.getpid()}").touch()
+    next(iter(ray.train.get_dataset_shard("train").iter_batches(global_batch_size=10_000)))
+
+
+def test_an_error_that_no_restart_repairs_ends_the_run_at_once(images_uri: str, tmp_path: Path) -> None:
+    """Ray Train started the ranks `max_failures` times again."""
+    starts = tmp_path / "starts"
+    starts.mkdir()
+    trainer = make_trainer(
+        too_large_fn,
+        tmp_path,
+        workers=1,
+        failures=3,
+        train_loop_config={"starts": str(starts)},
+        datasets={"train": open_train(images_uri, decode=None, columns=["id"], remainder="drop")},
+        dataset_config=raylance.DataConfig(num_decoders=0),
+        callbacks=[raylance.FailFast()],
+    )
+    with pytest.raises(ray.train.ControllerError, match="10,?000.*953|953.*10,?000") as ended:
+        trainer.fit()
+    assert type(ended.value.controller_failure) is raylance.ConfigError
+    assert len(list(starts.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "starts"),
+    [
+        pytest.param(
+            2, ["DatasetError: a", "DatasetError: b", "ConfigError: c"], id="a wrong argument ends it at once"
+        ),
+        pytest.param(2, ["StateError: a", "OSError: a", "StateError: a", "StateError: a"], id="twice the same"),
+        pytest.param((1, 2), ["ConfigError: 3 ranks", "ConfigError: 2 ranks", "ConfigError: 2 ranks"], id="elastic"),
+    ],
+)
+def test_which_errors_end_a_run(workers: Any, starts: list[str]) -> None:
+    """Only the last start of each row does."""
+    context = SimpleNamespace(scaling_config=ray.train.ScalingConfig(num_workers=workers))
+    callback = raylance.FailFast()
+    *others, last = ([getattr(raylance, kind, OSError)(text)] for kind, text in (it.split(": ") for it in starts))
+    for errors in others:
+        callback.after_exception(context, dict(enumerate(errors)))
+    with pytest.raises(type(last[0]), match=str(last[0])):
+        callback.after_exception(context, dict(enumerate([ray.exceptions.RayActorError(), *last])))
 
 
 def local_fn(config: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
 def test_public_surface() -> None:
     names = """
         BadRowError Balance BatchDecoder Batches Buckets CenterCrop ClassBalanced Clip ConfigError CoverageError
-        DataConfig Dataset DatasetError Decoder DeviceImage FractionSplit FrameCrop HelperError Image ImageCrop
+        DataConfig Dataset DatasetError Decoder DeviceImage FailFast FractionSplit FrameCrop HelperError Image ImageCrop
         NamespaceTable Options Order Pack PackTokens Pad PlacementError Provenance RaggedDecoder RandomResizedCrop
         RangeSplit RankLoader RaylanceError RowShuffle RunProof SampleTable Sequential ShardShuffle StateError TokensOf
         ValueSplit Video Weighted WindowShuffle Windows add_column cu_seqlens dataset explain_run from_ray_dataset
