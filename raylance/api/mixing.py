@@ -162,8 +162,8 @@ def _check_alike(
         )
     if (read_spec.source.windows is None) != (first_read_spec.source.windows is None):
         raise ConfigError(
-            f"mix(): of {name!r} and {first_name!r}, one has samples of several rows (windows= or pack=), and the other "
-            "has not; use them for all or for none."
+            f"mix(): of {name!r} and {first_name!r}, one has samples of several rows (windows= or pack=), and the "
+            "other has not; use them for all or for none."
         )
     if spec.masks_bad_rows != first_spec.masks_bad_rows:
         raise ConfigError(f"mix(): {name!r} and {first_name!r} have unlike on_bad_row=; use the same for all.")

@@ -5,6 +5,7 @@ import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,9 @@ from raylance.planning.digest import Digest
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.planning.steps import Budget
-from raylance.read_spec import ReadSpec
+
+if TYPE_CHECKING:
+    from raylance.read_spec import ReadSpec  # loads Lance
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +119,7 @@ class Assembly:
         is_decoded: Whether helpers decode or transform the rows.
     """
 
-    def __init__(self, read_spec: ReadSpec, planned: PlannedRows, dp_rank: int, epoch: int, position: int) -> None:
+    def __init__(self, read_spec: "ReadSpec", planned: PlannedRows, dp_rank: int, epoch: int, position: int) -> None:
         self._read_spec, self._planned, self._dp_rank, self._epoch = read_spec, planned, dp_rank, epoch
         self._plan = planned.plan
         self.is_decoded = read_spec.in_helpers is not None

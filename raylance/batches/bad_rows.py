@@ -1,13 +1,16 @@
 """The count of masked rows that one rank was handed, and the error for too many of them."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from raylance.columns import TRANSFORM, dataset_of, describe_rows, split_offsets
 from raylance.errors import NULL, BadRowError, filter_of_nulls
 from raylance.orders.permutation import Int64Array
-from raylance.read_spec import ReadSpec
+
+if TYPE_CHECKING:
+    from raylance.read_spec import ReadSpec  # loads Lance
 
 _LEAST_ROWS = 1000  # a fraction of fewer rows is not significant
 _NAMED = 5  # masked rows named in the error
@@ -16,7 +19,7 @@ _NAMED = 5  # masked rows named in the error
 class MaskedRows:
     """Counts the masked rows of one rank, over all its passes."""
 
-    def __init__(self, read_spec: ReadSpec) -> None:
+    def __init__(self, read_spec: "ReadSpec") -> None:
         decoding = read_spec.decoding
         self._most = decoding.max_bad_rows if decoding else None
         self._datasets = decoding.datasets if decoding else ()

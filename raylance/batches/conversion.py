@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,9 @@ from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.steps import Budget, Remainder, Size
-from raylance.read_spec import ReadSpec
+
+if TYPE_CHECKING:
+    from raylance.read_spec import ReadSpec  # loads Lance
 
 BatchFormat = Literal["numpy", "pyarrow", "pandas"]
 Dtypes = torch.dtype | Mapping[str, torch.dtype] | None
@@ -121,7 +123,7 @@ def make_batch_spec(
 
 
 def torch_converter(
-    read_spec: ReadSpec,
+    read_spec: "ReadSpec",
     dtypes: Dtypes,
     collate_fn: Callable[[NumpyBatch], Any] | None,
     pad_lists: Paddings | None,
@@ -167,7 +169,7 @@ def _is_cut_off(given: Any, held: torch.Tensor) -> bool:
     return bool(abs(given) > limits.max * (1 + limits.eps / 2))  # a smaller number was only rounded
 
 
-def host_converter(read_spec: ReadSpec, batch_format: str, pad_lists: Paddings | None) -> Convert:
+def host_converter(read_spec: "ReadSpec", batch_format: str, pad_lists: Paddings | None) -> Convert:
     """Checks arguments of `iter_batches`, and returns the function that makes batches.
 
     Raises:
@@ -206,7 +208,7 @@ def cut_batch(
     ]
 
 
-def in_order(read_spec: ReadSpec, batch: dict[str, Any], decoded: Mapping[str, Any]) -> dict[str, Any]:
+def in_order(read_spec: "ReadSpec", batch: dict[str, Any], decoded: Mapping[str, Any]) -> dict[str, Any]:
     """Puts the columns that were decoded on the device into a batch. Returns it with its columns in the order of
     `read_spec.delivers`, added ones last.
     """
@@ -216,7 +218,7 @@ def in_order(read_spec: ReadSpec, batch: dict[str, Any], decoded: Mapping[str, A
     return {name: decoded[name] if name in decoded else batch[name] for name in (*read_spec.delivers, *added)}
 
 
-def _dtypes(read_spec: ReadSpec, dtypes: Any, lists: Lists) -> Mapping[str, torch.dtype]:
+def _dtypes(read_spec: "ReadSpec", dtypes: Any, lists: Lists) -> Mapping[str, torch.dtype]:
     """Returns dtypes by column. A single dtype does not apply to columns that raylance adds, such as offsets, nor to
     columns without tensors, such as text.
     """

@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raylance.arguments import MOST_LISTED, listed
 from raylance.decode.arrays import LENGTH, OFFSETS, Jagged, Lists, Pad, as_padding, holds_bfloat16, numpy_bfloat16
 from raylance.errors import ConfigError
-from raylance.read_spec import ReadSpec
+
+if TYPE_CHECKING:
+    from raylance.read_spec import ReadSpec  # loads Lance
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +21,7 @@ def adds_lengths(how: Pad | int | Jagged | None) -> bool:
     return isinstance(how, Pad) and how.lengths
 
 
-def list_conversion(read_spec: ReadSpec, pad_lists: Any, tensors: bool) -> Lists:
+def list_conversion(read_spec: "ReadSpec", pad_lists: Any, tensors: bool) -> Lists:
     """Returns how lists are converted. `tensors` is whether batches are tensors, which cannot hold dates.
 
     Raises:
@@ -49,7 +51,7 @@ def list_conversion(read_spec: ReadSpec, pad_lists: Any, tensors: bool) -> Lists
     return {**read_spec.list_lengths, **chosen}
 
 
-def _how(read_spec: ReadSpec, name: str, how: Any) -> Pad | Jagged | None:
+def _how(read_spec: "ReadSpec", name: str, how: Any) -> Pad | Jagged | None:
     """Returns how to convert a column's lists; the value of a `Pad` has the dtype of the lists, and shape ()."""
     if name not in read_spec.delivers:
         raise ConfigError(

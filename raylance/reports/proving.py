@@ -31,8 +31,8 @@ _LINES = 3  # most lines of a verdict
 FEW_ROWS = 10**7  # most rows of plans to compute, in about ten seconds, if the proof is only a part of the work
 _UNKNOWN_ROWS = "its records do not hold which rows were handed out: a raylance before 0.8 wrote them"
 _LACKING = (
-    "Records hold no storage_options=, new place of moved data (uri=), or code of your own (order=, windows=), and those "
-    "of raylance 0.11 and older no pack=: give them to prove_run."
+    "Records hold no storage_options=, new place of moved data (uri=), or code of your own (order=, windows=), and "
+    "those of raylance 0.11 and older no pack=: give them to prove_run."
 )
 
 

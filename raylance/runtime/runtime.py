@@ -5,7 +5,7 @@ import dataclasses
 import queue
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raylance.dispatch.messages import (
     Command,
@@ -25,9 +25,11 @@ from raylance.dispatch.messages import (
 )
 from raylance.observe import clock
 from raylance.planning.planned_rows import PlannedRows
-from raylance.read_spec import ReadSpec
 from raylance.runtime import notes
 from raylance.settings import Options
+
+if TYPE_CHECKING:
+    from raylance.read_spec import ReadSpec  # loads Lance
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Runtime(abc.ABC):
             serve another pass. Set by the feeder.
     """
 
-    def __init__(self, read_spec: ReadSpec, options: Options) -> None:
+    def __init__(self, read_spec: "ReadSpec", options: Options) -> None:
         self._read_spec, self._options = read_spec, options
         self._helpers: dict[int, Any] = {}
         self._plan: tuple[str, Any] = ("", None)  # the plan's key, and the plan in the form in which helpers get it

@@ -17,9 +17,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, wait
 from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-import lance
+if TYPE_CHECKING:
+    import lance
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -138,7 +139,7 @@ def result_of(future: Future[T], limit_s: float, progress: Callable[[], object] 
             before, wait_s = now, limit_s
 
 
-def requests_of(dataset: lance.LanceDataset) -> int:
+def requests_of(dataset: "lance.LanceDataset") -> int:
     """Returns how many requests of an open dataset its storage has answered: the progress of a long call."""
     return int(dataset.io_stats_snapshot().read_iops)
 
