@@ -22,13 +22,9 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ["RAY_API_SERVER_ADDRESS"] = "http://127.0.0.1:9"
 
 import hypothesis
-import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-
-from tests.helpers.cluster import start_ray
-from tests.helpers.images import make_images
 
 # What modules make while tests are collected stays to the end: the garbage collector would go through all of it, again
 # and again, in a fifth of the time that collecting takes.
@@ -58,27 +54,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("RAY_ADDRESS", "local")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks what uses the session's Ray: `tests/run` has it in a process of its own.
+LONG = ("faults", "jobs", "release")  # folders of tests that start Ray and Ray Train's workers, some of them twice
 
-    Slow tests have more time before they count as hung: one that starts Ray, and Ray Train's workers twice, takes more
-    than five minutes on a machine that is busy.
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs no Ray comes first: where one runs, loaders work by it. Tests that start more have more time before
+    they count as hung.
     """
-    if "ray_session" in getattr(item, "fixturenames", ()):
-        item.add_marker(pytest.mark.ray)
-    if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
-        item.add_marker(pytest.mark.timeout(900))
+    items.sort(key=_needs_ray)
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in LONG and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests run only if `-m` names them: `-m "not ray"` has none. What needs no Ray comes first: where one runs,
-    loaders work by it.
-    """
-    if "slow" not in config.option.markexpr:
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
+def _needs_ray(item: pytest.Item) -> bool:
+    return "ray_session" in getattr(item, "fixturenames", ())
 
 
 def pytest_collection_finish() -> None:
@@ -99,6 +89,8 @@ def ray_session() -> Iterator[None]:
     """One local Ray, which promises more CPUs than a small machine has."""
     import ray
 
+    from tests.helpers.cluster import start_ray
+
     start_ray()
     yield
     ray.shutdown()
@@ -118,6 +110,10 @@ def s3_port() -> Iterator[int]:
 @pytest.fixture(scope="session")
 def images_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     """1,003 JPEGs of 32x24, in fragments of 150 rows, some rows deleted: 953 live ones."""
+    import lance
+
+    from tests.helpers.images import make_images
+
     uri = str(tmp_path_factory.mktemp("images") / "images.lance")
     rows = 1003
     table = pa.table(
@@ -135,6 +131,7 @@ def images_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def write_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Writes tables, one fragment each, to a new dataset."""
+    import lance
 
     def write(*tables: pa.Table, **options: object) -> str:
         uri = str(Path(tmp_path_factory.mktemp("data")) / "data.lance")

@@ -15,7 +15,6 @@ from tests.helpers.hub import hub
 ANSWER = 'RateLimited (temporary) at read, context: { response: Parts { status: 429, headers: {"retry-after": "%s"} } }'
 
 
-@pytest.mark.slow
 def test_it_is_asked_again_when_it_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -53,7 +53,6 @@ def test_credentials_that_a_namespace_vends_are_renewed_before_they_expire(store
     check_renewal(store, tmp_path, "threads", 1, uri=vended(store, tmp_path))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_a_shard_actor_asks_the_namespace_itself(store: FaultyStore, tmp_path: Path) -> None:
     check_renewal(store, tmp_path, "ray", 2, uri=vended(store, tmp_path))
@@ -96,7 +95,6 @@ def test_the_newest_version_of_a_table_whose_versions_the_namespace_keeps_is_ref
     assert len(raylance.dataset(table, version=1)) == ROWS
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_credentials_of_a_shard_actor_are_renewed_before_they_expire(store: FaultyStore, tmp_path: Path) -> None:
     check_renewal(store, tmp_path, "ray", 2)

@@ -93,7 +93,7 @@ MACHINE_FAULTS: list[Exception] = [
 
 
 @pytest.mark.promise("P6")
-@pytest.mark.parametrize("decoders", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("decoders", [0, 1])
 @pytest.mark.usefixtures("short_pauses")
 def test_faults_of_the_machines_cost_no_row(numbers: str, tmp_path: Path, decoders: int) -> None:
     errors = {5 + 20 * place: error for place, error in enumerate(MACHINE_FAULTS)}
@@ -111,8 +111,8 @@ def test_faults_of_the_machines_cost_no_row(numbers: str, tmp_path: Path, decode
     ("error", "fix"),
     [
         (MACHINE_FAULTS[0], "max_window_bytes"),
-        pytest.param(MACHINE_FAULTS[3], "object_store_memory", marks=pytest.mark.slow),
-        pytest.param(MACHINE_FAULTS[4], "", marks=pytest.mark.slow),
+        (MACHINE_FAULTS[3], "object_store_memory"),
+        (MACHINE_FAULTS[4], ""),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
@@ -149,9 +149,9 @@ def open_fatal(
     ("decoders", "how", "batch"),
     [
         (1, "exit", 4),
-        pytest.param(1, "signal", 4, marks=pytest.mark.slow),
-        pytest.param(2, "signal", 40, marks=pytest.mark.slow),
-        pytest.param(0, "exit", 4, marks=pytest.mark.slow),
+        (1, "signal", 4),
+        (2, "signal", 40),
+        (0, "exit", 4),
     ],
 )
 def test_a_row_that_ends_its_decoder_is_a_bad_row(
@@ -174,7 +174,6 @@ def test_a_row_that_ends_its_decoder_is_a_bad_row(
     assert 4 <= times <= stats["helpers_replaced"]
 
 
-@pytest.mark.slow
 def test_a_row_of_another_loader_ends_the_decoder_of_both(write_dataset: Callable[..., str], tmp_path: Path) -> None:
     """A good row of the training data was masked for what a row of the validation data did to their decoder."""
     armed = tmp_path / "armed"
@@ -193,7 +192,6 @@ def test_a_row_of_another_loader_ends_the_decoder_of_both(write_dataset: Callabl
     assert replaced, "they did share it"
 
 
-@pytest.mark.slow
 def test_a_row_that_ends_its_decoder_is_named(write_dataset: Callable[..., str], tmp_path: Path) -> None:
     armed = tmp_path / "armed"
     handle = open_fatal(write_dataset, armed)
@@ -241,7 +239,6 @@ def test_a_damaged_file_is_not_waited_for(two_files: tuple[str, Path]) -> None:
 
 
 @pytest.mark.promise("P9")
-@pytest.mark.slow
 def test_a_helper_that_hangs_is_replaced(numbers: str, tmp_path: Path) -> None:
     """It lives, and answers nothing: only a deadline shows it."""
     flag = tmp_path / "hung"
@@ -293,7 +290,7 @@ def odd(batch: dict[str, Any]) -> dict[str, Any]:
     return {"id": batch["id"]}
 
 
-@pytest.mark.parametrize("decoders", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("decoders", [0, 1])
 def test_an_error_that_cannot_travel_hides_no_good_row(numbers: str, decoders: int) -> None:
     dataset = raylance.dataset(numbers, transform=odd, order="sequential")
     with dataset.loader(num_decoders=decoders) as loader:

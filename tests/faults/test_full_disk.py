@@ -61,7 +61,6 @@ def fit(uri: str, storage: Path, failures: int = 0) -> ray.train.Result:
     ).fit()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_a_report_without_room_is_refused_and_the_run_continues_when_there_is_some(images_uri: str, disk: Path) -> None:
     with pytest.raises(ray.train.TrainingFailedError) as caught:

@@ -24,7 +24,6 @@ from jupyter_client.manager import KernelManager
 from tests.helpers.faulty_store import FaultyStore, store_options
 from tests.helpers.scripts import processes_with, read_to
 
-SLOW = pytest.mark.slow
 ROWS, BATCH = 600, 20
 ENDS_S = 60.0  # that a process may take to end: one that hangs takes forever
 
@@ -143,7 +142,7 @@ def wide_uri(write_dataset: Callable[..., str]) -> str:
     ("how", "runs"),
     [
         *((how, 1) for how in ("break", "interrupt", "workers")),
-        *(pytest.param(how, 15, marks=SLOW) for how in ("break", "closed", "epochs", "exit", "interrupt", "workers")),
+        *((how, 15) for how in ("break", "closed", "epochs", "exit", "interrupt", "workers")),
     ],
 )
 def test_a_script_ends_with_its_own_status_and_leaves_nothing(
@@ -227,8 +226,8 @@ print(f"interrupted {count[0]} times")
     ("runtime", "trials", "seeds"),
     [
         ("threads", 10, range(1)),
-        pytest.param("threads", 60, range(1, 9), marks=SLOW),
-        pytest.param("ray", 6, range(3), marks=SLOW),
+        ("threads", 60, range(1, 9)),
+        ("ray", 6, range(3)),
     ],
 )
 def test_batches_continue_after_an_interrupt_or_two(uri: str, runtime: str, trials: int, seeds: range) -> None:
@@ -268,7 +267,7 @@ print(f"interrupted {count[0]} times")
 )
 
 
-@pytest.mark.parametrize("trials", [15, pytest.param(400, marks=SLOW)])
+@pytest.mark.parametrize("trials", [15, 400])
 def test_opening_and_planning_continue_after_an_interrupt(uri: str, trials: int) -> None:
     with script(PLANS, uri, trials) as run:
         assert interrupts_of(end_of(run, 60 + trials)) > trials / 5
@@ -314,7 +313,6 @@ print("finished", flush=True)
 """
 
 
-@SLOW
 @pytest.mark.parametrize("pauses_s", [[], [0.0], [1.0]], ids=["once", "twice at once", "twice"])
 def test_the_same_script_continues_a_fit_that_was_interrupted(uri: str, tmp_path: Path, pauses_s: list[float]) -> None:
     log = tmp_path / "log"
@@ -400,7 +398,6 @@ print("all continue", flush=True)
 """
 
 
-@SLOW
 def test_a_pass_whose_ray_session_ends_is_an_error_and_the_next_pass_continues(uri: str) -> None:
     with script(SESSIONS, uri) as run:
         assert "all continue" in end_of(run, 240)
@@ -420,7 +417,6 @@ with data.loader(runtime="threads", max_window_bytes=1 << 17, max_inflight_bytes
 """
 
 
-@SLOW
 def test_an_interrupt_ends_a_process_whose_storage_hangs(store: FaultyStore) -> None:
     """Its threads that read were waited for until their last try had failed: for a minute."""
     with script(HUNG, URI, json.dumps(store_options(store.port))) as run:
@@ -504,11 +500,7 @@ INITIALISE = 'import ray; ray.init(address="local", num_cpus=2, include_dashboar
 
 @pytest.mark.parametrize(
     ("runtime", "times", "pause_s"),
-    [("threads", 1, 0.0)]
-    + [
-        pytest.param(*each, marks=SLOW)
-        for each in [("threads", 2, 0.0), ("threads", 2, 0.3), ("ray", 1, 0.0), ("ray", 2, 0.0)]
-    ],
+    [("threads", 1, 0.0), ("threads", 2, 0.0), ("threads", 2, 0.3), ("ray", 1, 0.0), ("ray", 2, 0.0)],
 )
 def test_the_same_cell_continues_after_an_interrupt(
     kernel: Kernel, uri: str, runtime: str, times: int, pause_s: float
@@ -551,7 +543,7 @@ print("the new one continues")
 """
 
 
-@pytest.mark.parametrize("runtime", ["threads", pytest.param("ray", marks=SLOW)])
+@pytest.mark.parametrize("runtime", ["threads", "ray"])
 def test_old_handles_work_after_another_import_or_say_what_does(kernel: Kernel, uri: str, runtime: str) -> None:
     """Ray said that a Plan could not be serialized, and nothing of a second import."""
     kernel(f"URI = {uri!r}\n" + OPEN + (INITIALISE if runtime == "ray" else ""))

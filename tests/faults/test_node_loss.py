@@ -45,7 +45,6 @@ print("the same rows and bytes,", replaced, "helpers replaced")
 
 
 @pytest.mark.promise("P6")
-@pytest.mark.slow
 def test_a_lost_node_costs_no_row(images_uri: str, tmp_path: Path) -> None:
     script = tmp_path / "lose_a_node.py"
     script.write_text(SCRIPT)

@@ -11,7 +11,6 @@ from tests.faults.schedule import NODES, Fault, Schedule
 
 
 @pytest.mark.promise("P6")
-@pytest.mark.slow
 def test_a_node_that_is_taken_away_with_a_notice_costs_no_step(tmp_path: Path, s3_port: int) -> None:
     """Without the checkpoint at the notice, up to six steps since the last one would be done again."""
     data, folder = tmp_path / "data", tmp_path / "run"

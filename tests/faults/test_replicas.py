@@ -9,7 +9,7 @@ from tests.faults.replicas import STEPS, Replicas, Setting, check, write_data
 
 Start = Callable[..., Replicas]
 
-pytestmark = [pytest.mark.slow, pytest.mark.promise("P1", "P3", "P6")]
+pytestmark = pytest.mark.promise("P1", "P3", "P6")
 
 
 @pytest.fixture(scope="module")

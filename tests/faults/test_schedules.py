@@ -6,7 +6,6 @@ import sys
 import pytest
 
 
-@pytest.mark.ray  # beside the tests that wait for Ray's actors; it starts a cluster of its own
 @pytest.mark.promise("P1", "P3", "P4", "P5", "P6", "P9")
 @pytest.mark.parametrize(
     ("arguments", "count"),
@@ -15,7 +14,6 @@ import pytest
         (("--schedules", "2"), 2),
     ],
 )
-@pytest.mark.slow  # test_train.py and test_faults.py kill one of each at a chosen moment
 @pytest.mark.timeout(600)
 def test_schedules_pass(arguments: tuple[str, str], count: int) -> None:
     command = [sys.executable, "-m", "tests.faults", *arguments]

@@ -20,7 +20,6 @@ from raylance.source import retrying
 from raylance.source.lance_errors import Failure, failure_of
 from tests.helpers.faulty_store import Fault, FaultyStore, bucket_of, store_options
 
-SLOW = pytest.mark.slow
 ROWS = 1500
 URI = "s3://faulty/data.lance"
 PASSING: list[Fault] = ["reset", "truncate", "500", "503", "hang"]
@@ -87,14 +86,12 @@ OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
     "newest": ({}, "_versions"),
     "rows": ({"filter": "id >= 0"}, "/data/"),
 }
-QUICK = {("500", "version"), ("truncate", "version"), ("reset", "version"), ("503", "version"), ("hang", "version")}
-QUICK |= {("truncate", "rows")}
 
 
 @pytest.mark.promise("P6")
 @pytest.mark.parametrize(
     ("fault", "what"),
-    [pytest.param(*each, marks=[] if each in QUICK else SLOW) for each in itertools.product(PASSING, OPENINGS)],
+    list(itertools.product(PASSING, OPENINGS)),
 )
 def test_an_opening_outlasts_a_storage_that_fails(store: FaultyStore, heal: Heal, fault: Fault, what: str) -> None:
     healed = heal(lambda: store.disturb(""))
@@ -105,9 +102,7 @@ def test_an_opening_outlasts_a_storage_that_fails(store: FaultyStore, heal: Heal
     assert len(data) == ROWS
 
 
-@pytest.mark.parametrize(
-    "fault", ["truncate", "500", "404", *(pytest.param(fault, marks=SLOW) for fault in ("reset", "503", "hang"))]
-)
+@pytest.mark.parametrize("fault", ["truncate", "500", "404", "reset", "503", "hang"])
 def test_a_loader_outlasts_a_storage_that_fails(store: FaultyStore, heal: Heal, fault: Fault) -> None:
     """Also where files are said to be missing that were there before."""
     data = opened(store)
@@ -116,7 +111,7 @@ def test_a_loader_outlasts_a_storage_that_fails(store: FaultyStore, heal: Heal, 
     assert healed
 
 
-@pytest.mark.parametrize("fault", ["500", pytest.param("hang", marks=SLOW)])
+@pytest.mark.parametrize("fault", ["500", "hang"])
 def test_a_storage_that_fails_for_too_long_is_an_error_that_says_so(
     store: FaultyStore, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:

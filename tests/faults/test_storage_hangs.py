@@ -32,7 +32,6 @@ KEYS = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "aws_regio
 ORDER = raylance.Sequential(shard_rows=500, window_shards=1)
 SMALL = {"max_window_bytes": 1 << 17, "max_inflight_bytes": 30_000}
 
-SLOW = pytest.mark.slow
 pytestmark = pytest.mark.timeout(200)
 
 
@@ -71,14 +70,13 @@ def check_hang(store: FaultyStore, runtime: str, match: str, after: int = 50, re
 @pytest.mark.promise("P9")
 @pytest.mark.parametrize(
     ("match", "after"),
-    [("/data/", 50), pytest.param("/data/", 450, marks=SLOW), pytest.param("", 450, marks=SLOW)],
+    [("/data/", 50), ("/data/", 450), ("", 450)],
     ids=["one item", "read ahead", "all requests"],
 )
 def test_a_storage_that_begins_to_hang_is_an_error_in_time(store: FaultyStore, match: str, after: int) -> None:
     check_hang(store, "threads", match, after)
 
 
-@SLOW
 def test_a_storage_that_begins_to_hang_is_an_error_in_time_with_ray(ray_session: None, store: FaultyStore) -> None:
     check_hang(store, "ray", "/data/", after=450, read_timeout_s=8)
 

@@ -18,6 +18,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from raylance import DeviceImage, Image, ImageCrop, RandomResizedCrop
 from raylance.decode.decoding import Decoding
 from raylance.decode.open_decoding import OpenDecoding
 from tests.helpers.images import KINDS, TO_PILLOW, encode, picture, with_size
+from tests.helpers.scripts import run_script
 
 LONGEST_S = 60.0  # of one picture: it takes milliseconds, on a loaded machine too
 MAX_PIXELS = 1 << 20
@@ -219,3 +221,19 @@ def main(seed: int, first: int, count: int) -> None:
 
 if __name__ == "__main__":
     main(*map(int, sys.argv[1:]))
+
+MARGIN_BYTES = 48 << 20  # of resident memory that comes and goes; 0.5 KB kept of each of 100,000 pictures exceed it
+
+
+def check(folder: Path, count: int, limit_s: float, seed: int = 0) -> None:
+    script = f"from tests.helpers.mutated import main; main({seed}, 0, {count})"
+    lines = run_script(script, folder, limit_s).splitlines()  # codecs say what they do not find, too
+    assert [line for line in lines if line.isdigit()] == [str(number) for number in range(count)]
+    (made,) = (json.loads(line) for line in lines if line.startswith("{"))
+    found, resident = made["found"], made["resident"]
+    print(json.dumps({"pictures": count, "found": found, "resident": resident}))
+    for path in {name.split()[0] for name in found}:
+        assert sum(times for name, times in found.items() if name.split()[0] == path) == count
+        assert found[path] > count / 20, "some are good"
+        assert found[f"{path} DecompressionBombError"] > count / 50, "some say absurd dimensions"
+    assert max(resident[2:]) - resident[1] < MARGIN_BYTES, f"resident memory grew: {resident}"

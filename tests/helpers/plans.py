@@ -1,5 +1,6 @@
 """Plans of given orders, and what their ranks deliver by their work items."""
 
+import dataclasses
 import itertools
 import pickle
 
@@ -7,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from raylance.orders.order import Resolved
+from raylance.orders.permutation import Int64Array
 from raylance.planning.balance import Balance
 from raylance.planning.plan import Plan
 from raylance.planning.planned_rows import PlannedRows
@@ -15,6 +17,20 @@ from raylance.planning.steps import Budget, Remainder
 Batches = list[list[int]]
 budgets = st.builds(Budget, cost=st.integers(1, 3000), max_rows=st.none() | st.integers(1, 60), padded=st.booleans())
 sizes = budgets | st.integers(1, 50)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """Selected rows, by their offsets."""
+
+    every: Int64Array
+
+    @property
+    def rows(self) -> int:
+        return len(self.every)
+
+    def offsets(self, selected: Int64Array) -> Int64Array:
+        return self.every[selected]
 
 
 def make_plan(

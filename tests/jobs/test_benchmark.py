@@ -22,7 +22,6 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return Job(uri=uri, columns=("vector", "id"), rows=300, batch_size=64, workers=1, seed=0, pass_epochs=2)
 
 
-@pytest.mark.slow
 def test_the_raylance_of_another_checkout_takes_part(vectors: Job) -> None:
     """It is measured by another process; here with a reader that starts no Ray."""
     with ExitStack() as stack:

@@ -83,9 +83,7 @@ WRITERS: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize(
-    "name", ["a.parquet", *(pytest.param(n, marks=pytest.mark.slow) for n in WRITERS if n != "a.parquet")]
-)
+@pytest.mark.parametrize("name", ["a.parquet", *(n for n in WRITERS if n != "a.parquet")])
 def test_tables_keep_their_columns(name: str, tmp_path: Path) -> None:
     """Lists of floats of one length become vectors, tokens stay lists, strings of the label column become integers."""
     made = table()
@@ -732,7 +730,6 @@ def test_a_dry_run_writes_nothing_and_needs_no_ray(tmp_path: Path, capsys: pytes
     assert not (tmp_path / "out.lance").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_a_run_that_was_killed_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Killed when some fragments are written: these are used, and nothing of the first run is left beside the data."""

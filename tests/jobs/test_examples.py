@@ -73,7 +73,6 @@ def was_killed_and_continued(rows: Path) -> bool:
     return (rows / "killed").exists() and len(began) == len(set(began))
 
 
-@pytest.mark.slow
 def test_local_mode(labelled_uri: str, tmp_path: Path) -> None:
     """In a process of its own: Ray Train takes one that was in local mode once for one that still is."""
     rows = tmp_path / "rows"
@@ -171,7 +170,6 @@ KILLED = {  # and the package that they need
 }
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("name", KILLED)
 def test_each_row_comes_once_when_a_rank_is_killed(
@@ -189,7 +187,6 @@ def test_each_row_comes_once_when_a_rank_is_killed(
     assert each_row_once(rows)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_peers_get_the_same_rows_when_replicas_and_their_ranks_change(
     labelled_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -231,7 +228,6 @@ RECIPES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes_are_killed_and_continue(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,7 +287,6 @@ def test_a_budgets_gradient_is_that_of_the_documents_one_by_one(tmp_path: Path) 
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_inference_writes_each_row_once_also_where_the_dataset_grows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -354,7 +349,6 @@ def test_inference_refuses_a_column_of_another_type_before_it_predicts(
     assert lance.dataset(labelled_uri).tags.list() == {}
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_two_runs_are_the_same_to_the_byte(
     labelled_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -368,7 +362,6 @@ def test_two_runs_are_the_same_to_the_byte(
     assert digests[0] == digests[1]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_trials_share_a_selection(labelled_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--data", labelled_uri, "--storage-path", tmp_path, "--trials", 2, "--at-once", 1, "--epochs", 1]
@@ -423,7 +416,6 @@ sys.exit(status)
 """
 
 
-@pytest.mark.slow
 def test_ranks_that_nodes_bring_and_take_along_cost_no_row(labelled_uri: str, tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     words: list[object] = [sys.executable, "-c", NODES, rows, "-c", SLOWLY, rows, "--data", labelled_uri]

@@ -42,7 +42,6 @@ def test_a_wrong_batch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found[0].startswith("batch 4, column vector: ")
 
 
-@pytest.mark.slow
 def test_the_script_runs_without_a_gpu(tmp_path: Path) -> None:
     small = ["--images", "16", "--odd", "20", "--vectors", "400", "--passes", "5", "--seconds", "1", "--workers", "2"]
     program = [sys.executable, "jobs/gpu.py", "--device", "cpu", *small, "--json", str(tmp_path / "found.json")]

@@ -32,7 +32,6 @@ def options(s3_port: int) -> list[str]:
     return [word for key, value in pairs.items() for word in ("--storage-options", f"{key}={value}")]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_from_pictures_to_a_resumed_run(options: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A dataset is made of a bucket in the bucket, copied, audited, trained on; runs are kept there, too."""
@@ -61,7 +60,6 @@ def test_from_pictures_to_a_resumed_run(options: list[str], capsys: pytest.Captu
     assert curves["val_accuracy"] == [6, 12]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_the_command_of_a_refusal_reaches_the_bucket(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """It names the options, but for secrets."""

@@ -437,7 +437,6 @@ def test_a_process_whose_task_was_interrupted_takes_another() -> None:
     assert done.stdout.split() == ["interrupted", "3.0"], done.stderr
 
 
-@pytest.mark.slow
 def test_a_run_that_is_stopped_leaves_nothing(
     write_dataset: Callable[..., str], tmp_path: Path, ray_session: None
 ) -> None:

@@ -30,14 +30,12 @@ def test_notebooks_are_kept_without_outputs() -> None:
         assert not any(cell.get("outputs") for cell in nbformat.read(path, 4).cells), path.name
 
 
-@pytest.mark.slow
 def test_audit_a_loss_spike(tmp_path: Path) -> None:
     execute("audit_a_loss_spike.ipynb", tmp_path)
     text = execute("audit_a_loss_spike.ipynb", tmp_path)  # where it was run before
     assert "OK: 1,781 rows" in text
 
 
-@pytest.mark.slow
 def test_explore_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")
     execute("explore_and_train.ipynb", tmp_path)

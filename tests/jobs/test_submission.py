@@ -107,7 +107,6 @@ def run_quickstart(machine: Machine) -> None:
     assert machine.token.exists(), "Ray leaves no token any more: the page need not speak of it"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ran_quickstart", [True, False])
 def test_the_commands_of_the_page_train(digits: Path, ran_quickstart: bool) -> None:
     with new_machine() as machine:
@@ -131,7 +130,6 @@ def test_every_submission_that_is_shown_sends_the_token() -> None:
     assert not [(name, block) for name, block in shown if "RAY_AUTH_MODE=token" not in block]
 
 
-@pytest.mark.slow
 def test_a_job_says_that_the_ray_of_its_address_asks_for_a_token() -> None:
     with new_machine() as machine:
         run_quickstart(machine)

@@ -259,7 +259,6 @@ def test_a_run_that_cannot_continue_is_refused_before_ray_is_asked_for(trained, 
     assert (message or "") in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_run_with_a_damaged_list_of_checkpoints_continues_under_another_name(trained, tmp_path):
     """From the middle of an epoch: the newest checkpoint was cut off, as its list was."""
     made, _ = trained
@@ -302,7 +301,6 @@ def test_a_run_that_is_damaged_is_refused(trained, tmp_path, capsys, file, held,
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_run_that_failed_continues_in_mid_epoch_to_the_same_weights(head, make_run, trained):
     made = make_run("broken")
     made.options.extend(["--track", ",".join(INSTALLED) or "none"])
@@ -352,7 +350,6 @@ sys.exit(job.main({[str(option) for option in made.options]}))
         torch.testing.assert_close(found["model"][name], weights, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_job_of_several_files_is_submitted_with_its_working_directory(head, digits, tmp_path):
     """Its tasks find what they need where nothing but that directory is on their path."""
     for name in ("jobs", "raylance"):
@@ -363,8 +360,6 @@ def test_a_job_of_several_files_is_submitted_with_its_working_directory(head, di
     assert "1,797, each once" in made.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.slow
 def test_the_submitter_of_kubernetes_fails_if_the_job_does(head):
     """The command of its pod, as the manifest has it; a second pod follows the same job."""
     manifest = Path(__file__).parents[2] / "k8s" / "ray-job.train-images.yaml"
@@ -408,7 +403,6 @@ def test_sigterm_is_named_while_rays_handler_stands(head, make_run):
         read_stopped(started, signal.SIGTERM)
 
 
-@pytest.mark.slow
 def test_a_cluster_that_may_grow_is_waited_for_until_the_run_is_stopped(head, make_run):
     made = make_run("large")
     with head.start(JOBS / "train_images.py", *made.options, "--num-workers", 16) as started:
@@ -424,7 +418,6 @@ def test_a_cluster_that_may_grow_is_waited_for_until_the_run_is_stopped(head, ma
         (["--use-gpu"], r"needs 2 GPUs, .* has 0 ", "or set RAY_ADDRESS"),
     ],
 )
-@pytest.mark.slow
 def test_a_ray_of_its_own_that_is_too_small_is_refused_at_once(digits, tmp_path, options, numbers, fix):
     command = ["--data", digits, "--storage-path", tmp_path, "--global-batch-size", 1000, *options]
     alone = clean_environment() | {"RAY_ADDRESS": "local", "CUDA_VISIBLE_DEVICES": ""}

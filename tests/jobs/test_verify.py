@@ -75,9 +75,7 @@ def test_filter_position_and_version(images_uri: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(
-            ["--columns", "id,label", "--world-size", 3, "--remainder", "pad", "--position", 48], marks=pytest.mark.slow
-        ),
+        ["--columns", "id,label", "--world-size", 3, "--remainder", "pad", "--position", 48],
         ["--image-column", "image", "--image-size", 8, "--decoders", 1, "--filter", "id < 300"],
     ],
     ids=["plain", "decoded"],
@@ -181,7 +179,6 @@ KINDS = {
 }
 
 
-@pytest.mark.slow
 def test_a_stream_from_the_shell_starts_a_ray_and_says_nothing_of_it(texts: list[str]) -> None:
     command = [sys.executable, JOB, texts[0], "--columns", "id", "--stream", "--global-batch-size", "7"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)

@@ -1,0 +1,139 @@
+"""The rules of the house: layers, the public surface, lazy imports, errors that travel, where tests lie."""
+
+import ast
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import raylance
+from raylance import errors
+
+PACKAGE = Path(raylance.__file__).parent
+
+ROOT = PACKAGE.parent
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_imports_run_downward() -> None:
+    """The layers stand in pyproject.toml."""
+    linter = Path(sys.executable).parent / "lint-imports"
+    done = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+ALONE = {
+    "raylance": (  # neither Ray nor torch; what works without Ray, no Ray
+        "raylance.RaylanceError; assert not {'ray', 'torch'} & set(sys.modules)\n"
+        "raylance.testing, raylance.audit.EpochAudit, raylance.torch_data  # without an import of their own\n"
+        "for name in 'raylance.audit', 'raylance.api.opening', 'raylance.runtime.runtime':\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'ray' not in sys.modules, name"
+    ),
+    "raylance.runtime.ray.shard_actor": "assert not {'torch', 'lance_namespace'} & set(sys.modules)",
+    "raylance.runtime.ray.decode_actor": "assert not {'torch', 'lance'} & set(sys.modules)",
+    "raylance.orders, raylance.planning": (  # the pure core: NumPy alone
+        "for package in (raylance.orders, raylance.planning):\n"
+        "    for module in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
+        "        importlib.import_module(module.name)\n"
+        "assert not {'ray', 'torch', 'pyarrow', 'lance', 'PIL'} & set(sys.modules)"
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """They take a second each, beside the other tests of this file."""
+    scripts = [f"import sys, importlib, pkgutil, {names}\n{script}" for names, script in ALONE.items()]
+    made = [subprocess.Popen([sys.executable, "-c", script]) for script in scripts]
+    yield made
+    for process in made:
+        process.wait(timeout=100)
+
+
+def test_errors_survive_pickling() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert len(kinds) == 8
+    rows = [("image", 5, "cut", "x.lance"), (None, 5, "EOFError", "x.lance")]
+    made = [kind("what, why, fix") for kind in kinds if kind is not errors.BadRowError]
+    made += [errors.BadRowError(*given, **more) for given in rows for more in ({}, {"message": "too many"})]
+    for error in made:
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+
+
+PUBLIC = {
+    "raylance", "raylance.__version__", "raylance.audit", "raylance.errors", "raylance.orders.permutation",
+    "raylance.testing", "raylance.torch_data", "raylance.torchft",
+    "raylance.observe.metrics",  # names that dashboards and alerts are made of, which a user's own may be as well
+}  # fmt: skip
+
+
+def names_used(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of raylance that a file imports, or takes from the package."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module in (None, "raylance"):
+            yield from (f"raylance.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "raylance":
+            yield f"raylance.{node.attr}"
+
+
+START = "sys.path[0] = str(Path(__file__).resolve().parents[1])\n"  # so that a script's modules have the names of `-m`
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "jobs").rglob("*.py")), ids=lambda path: path.stem)
+def test_jobs_use_public_names_and_no_trick(path: Path) -> None:
+    text = path.read_text()
+    used = {name for name in names_used(ast.parse(text)) if name.split(".")[0] == "raylance"}
+    assert used <= PUBLIC | {f"raylance.{name}" for name in raylance.__all__}
+    text = text.replace(START, "")
+    for trick in ("register_pickle_by_value", "sys.path", "sys.modules", "spec_from_file_location", "import_module"):
+        assert trick not in text, "a job can be imported, and what it sends is pickled as anybody's code is"
+
+
+def test_top_level_holds_nothing_else() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    tops = {line.split("/")[0] for line in tracked.stdout.splitlines()}
+    assert {top for top in tops if not top.startswith(".")} <= {
+        "pyproject.toml", "raylance", "jobs", "tests", "k8s", "docs", "README.md", "CHANGELOG.md",
+        "LICENSE", "constraints.txt",
+    }  # fmt: skip
+
+
+def test_no_test_module_imports_another() -> None:
+    """What several tests need lies in tests/helpers or tests/simulation."""
+    wrong = []
+    for path in TESTS.rglob("*.py"):
+        assert (path.parent / "__init__.py").exists(), f"{path.parent}: a folder of tests is a package"
+        text = path.read_text()
+        if not re.search(r"^\s*(from \.|(from|import) tests\b.*\b(test_|conftest\b))", text, re.MULTILINE):
+            continue  # parsing all of them takes a second
+        for node in ast.walk(ast.parse(text)):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                assert not node.level, f"{path}: a relative import"
+                modules = [f"{node.module}.{alias.name}" for alias in node.names]
+            wrong += [f"{path}: {name}" for name in modules if re.match(r"tests\.(.*\.)?(test_|conftest\b)", name)]
+    assert not wrong
+
+
+def test_tiers_mirror_the_package() -> None:
+    packages = {path.parent.relative_to(PACKAGE).parts[0] for path in PACKAGE.glob("*/__init__.py")}
+    tested = {path.parent.name for tier in ("core", "threads") for path in (TESTS / tier).glob("*/test_*.py")}
+    assert tested - {"integration"} == packages
+    assert not list(TESTS.glob("test_*.py")), "each test lies in a folder"
+
+
+def test_imports_load_no_more_than_they_need(started: list[subprocess.Popen[bytes]]) -> None:
+    assert [process.wait(timeout=100) for process in started] == [0] * len(ALONE)

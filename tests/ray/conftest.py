@@ -1,0 +1,3 @@
+"""The third tier: what Ray alone can show."""
+
+from tests.helpers.filmed import made as made
