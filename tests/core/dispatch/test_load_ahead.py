@@ -2,7 +2,7 @@
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.dispatch.account import Account
@@ -33,7 +33,6 @@ def check_that_none_is_missing(order: ChunkOrder) -> None:
             assert (after.chunk.epoch, after.first) == (before.chunk.epoch + 1, 0)
 
 
-@settings(max_examples=300)
 @given(
     order=cases(),
     batch=st.integers(1, 40),

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
@@ -28,7 +28,6 @@ costs_of_rows = st.lists(st.integers(0, 1000) | st.sampled_from([0, 7, 7, 10**6]
 
 @pytest.mark.promise("P1", "P2", "P3")
 @given(order=cases(), size=sizes, balance=balances, worlds=st.lists(st.integers(1, 8), min_size=2, max_size=2))
-@settings(max_examples=40)
 def test_a_balance_changes_which_rank_gets_a_row_and_nothing_else(
     order: Resolved, size: int | Budget, balance: Balance, worlds: list[int]
 ) -> None:
@@ -49,7 +48,6 @@ def test_a_balance_changes_which_rank_gets_a_row_and_nothing_else(
 
 @pytest.mark.promise("P1", "P5")
 @given(order=cases(), size=sizes, balance=balances, world=st.integers(1, 5), every=st.integers(1, 3), data=st.data())
-@settings(max_examples=60)
 def test_the_rows_of_an_item_are_those_of_its_chunk(
     order: Resolved, size: int | Budget, balance: Balance, world: int, every: int, data: st.DataObject
 ) -> None:

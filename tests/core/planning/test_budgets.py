@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.orders.buckets import Buckets, BucketsResolved
@@ -25,7 +25,6 @@ from tests.helpers.plans import Batches, budgets, check_items, global_batches, l
     remainder=st.sampled_from(REMAINDERS),
     data=st.data(),
 )
-@settings(max_examples=60)
 def test_promises(
     order: Resolved, budget: Budget, worlds: list[int], item_rows: list[int], remainder: Remainder, data: st.DataObject
 ) -> None:
@@ -73,7 +72,6 @@ def test_stop_and_resume_with_another_world_or_budget_or_a_number_of_rows(
 
 
 @given(order=cases(), budget=budgets, world=st.integers(1, 4), item_rows=st.integers(1, 100), data=st.data())
-@settings(max_examples=40)
 def test_the_rows_of_an_item_are_those_of_its_chunk(
     order: Resolved, budget: Budget, world: int, item_rows: int, data: st.DataObject
 ) -> None:

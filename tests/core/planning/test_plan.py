@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
@@ -26,7 +26,6 @@ from tests.helpers.plans import Batches, check_items, global_batches, make_plan
     remainder=st.sampled_from(REMAINDERS),
     data=st.data(),
 )
-@settings(max_examples=40)
 def test_the_rows_of_an_item_are_those_of_its_chunk(
     order: Resolved, batch: int, world: int, item_rows: int, remainder: Remainder, data: st.DataObject
 ) -> None:
@@ -47,7 +46,6 @@ def test_the_rows_of_an_item_are_those_of_its_chunk(
     remainder=st.sampled_from(REMAINDERS),
     data=st.data(),
 )
-@settings(max_examples=25)
 def test_promises(
     order: Resolved, batch: int, worlds: list[int], item_rows: list[int], remainder: Remainder, data: st.DataObject
 ) -> None:

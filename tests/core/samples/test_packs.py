@@ -46,7 +46,6 @@ def sequences_of(table: PackTable, epoch: int) -> list[list[list[tuple[int, int]
     shuffle=st.booleans(),
     epoch=st.integers(0, 3),
 )
-@settings(max_examples=80)
 def test_a_stream_is_the_string_of_all_tokens(
     lengths: list[int], eos: int | None, length: int, shuffle: bool, epoch: int
 ) -> None:
@@ -73,7 +72,6 @@ def test_a_stream_is_the_string_of_all_tokens(
     too_long=st.sampled_from(["split", "truncate", "drop"]),
     epoch=st.integers(0, 3),
 )
-@settings(max_examples=80)
 def test_whole_documents_are_never_cut_and_bins_are_few(
     lengths: list[int], eos: int | None, length: int, too_long: str, epoch: int
 ) -> None:

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.memory.lending import fresh_memory
@@ -34,7 +34,6 @@ def column(kind: pa.DataType, rows: int, nulls: bool) -> pa.Array:
     return pa.array([None if nulls and row % 5 == 2 else value for row, value in enumerate(lists)], kind)
 
 
-@settings(max_examples=150)
 @given(
     kind=st.sampled_from(KINDS),
     nulls=st.booleans(),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.decode.arrays import to_numpy
@@ -26,7 +26,6 @@ from tests.helpers.plans import make_plan
 from tests.helpers.reading import Reading, Spec
 
 
-@settings(max_examples=40)
 @given(
     order=cases(),
     batch=st.integers(1, 40),
