@@ -202,6 +202,8 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
     is_alike = not (line.has_ended and left_out)
     if is_alike and (cost := expected.cost(line.epoch, min(line.end, planned))) is not None:
         text += f"; they cost {cost:,}" if expected.tokens is None else f"; they have {cost:,} tokens"
+    if expected.tokens is not None:
+        text += ", counted as sequences by their numbers, not by their documents"
     return "proven", left_out, text
 
 

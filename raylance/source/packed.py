@@ -29,7 +29,7 @@ from raylance.samples.packs import BEGINS, INPUT_IDS, TOKENS, Pack, PackTable, P
 from raylance.source.costs import FEW_ROWS, TokensOf, check_costs, load_costs
 from raylance.source.limits import Calls
 from raylance.source.packing import PackedRows, fixed_lists
-from raylance.source.reader import PieceReader, Prepare, RowReader
+from raylance.source.reader import OpenedRows, PieceReader, Prepare, RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import Completion, RowSource, Selected
 from raylance.source.selection import Selection
@@ -57,11 +57,7 @@ class _SequenceReader(PieceReader):
     table: PackTable
     uri: str
     kept: "_KeptBlocks"
-    epoch: int = 0
-
-    def of_epoch(self, epoch: int) -> "_SequenceReader":
-        """See `RowReader.of_epoch`."""
-        return dataclasses.replace(self, epoch=epoch)
+    epoch: int
 
     def read_pieces(
         self, offsets: Int64Array, prepare: Prepare[T], add: Callable[[T], bool], is_wanted: Wanted = always
@@ -364,12 +360,17 @@ def _is_number(kind: pa.DataType) -> bool:
 class PackedSequences(PackedRows):
     """The sequences into which `Pack` packs documents."""
 
-    def open_reader(self, retry_s: float | None = None) -> RowReader:
-        """See `RowSource.open_reader`."""
-        documents, reader = self.documents.load_selection(), self.documents.open_reader(retry_s)
-        return _SequenceReader(
-            reader=reader, documents=documents, table=self.table.get(), uri=str(self.uri), kept=_KeptBlocks()
-        )
+    def _reader(self, opened: OpenedRows) -> Callable[[int], RowReader]:
+        """See `PackedRows._reader`."""
+        documents, table, kept = self.documents.load_selection(), self.table.get(), _KeptBlocks()
+
+        def of_epoch(epoch: int) -> RowReader:
+            reader = opened.of_epoch(epoch)
+            return _SequenceReader(
+                reader=reader, documents=documents, table=table, uri=str(self.uri), kept=kept, epoch=epoch
+            )
+
+        return of_epoch
 
     @property
     def completion(self) -> Completion:

@@ -81,6 +81,10 @@ def test_mixtures_windows_packed_and_masked_rows(images_uri: str, tmp_path: Path
     assert set(columns_of(mixed.to_ray_dataset(epoch=0))["_component"].tolist()) == {0, 1}
     packed = raylance.dataset(uri, pack=raylance.Pack("ids", 16))
     assert_same(columns_of(packed.to_ray_dataset()), packed[:])
+    [second] = packed.iter_batches(epoch=1, global_batch_size=len(packed), with_row_offset=True)
+    by_number = {name: values[np.argsort(second["_rowoffset"])] for name, values in second.items()}
+    again = columns_of(packed.to_ray_dataset(epoch=1))
+    assert_same({name: values[np.argsort(again["_rowoffset"])] for name, values in again.items()}, by_number)
     masked = raylance.dataset(images_uri, filter="id < 9", decode=AUGMENTED, on_bad_row="mask")
     assert "_valid" in columns_of(masked.to_ray_dataset())
 
