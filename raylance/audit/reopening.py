@@ -118,7 +118,7 @@ def reopen(
         if "windows" not in changes and one["windows"] is not None:
             windows = _windows(one["windows"])
         if "cost" not in changes and one["cost"] is not None:
-            changes = {**changes, "cost": _cost(one["cost"])}
+            changes = {**changes, "cost": TokensOf.of_saved(one["cost"])}
         arguments = {
             "version": one["version"] if one["branch"] is None else (one["branch"], one["version"]),
             "filter": one["filter"],
@@ -193,11 +193,6 @@ def _windows(text: str) -> Windows:
             "opened without it."
         ) from error
     return cast("Windows", found)
-
-
-def _cost(saved: Any) -> str | TokensOf:
-    """Returns the `cost` that a checkpoint holds."""
-    return TokensOf(saved["column"]) if isinstance(saved, Mapping) else str(saved)
 
 
 def _order(name: Any = None, **params: Any) -> Order:

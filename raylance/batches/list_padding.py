@@ -2,14 +2,17 @@
 
 import dataclasses
 import functools
+import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from raylance.arguments import MOST_LISTED, listed
 from raylance.decode.arrays import LENGTH, OFFSETS, Jagged, Lists, Pad, as_padding, holds_bfloat16, numpy_bfloat16
 from raylance.errors import ConfigError
+from raylance.planning.steps import Budget
 from raylance.read_spec import ReadSpec
+from raylance.source.costs import TokensOf
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +75,31 @@ def _how(read_spec: ReadSpec, name: str, how: Any) -> Pad | Jagged | None:
     if (held := as_padding(value, dtype)) is None:
         raise cannot_pad(name, value, f"the lists hold {dtype}")
     return dataclasses.replace(pad, value=held)
+
+
+def check_counted(spec: ReadSpec, saved_cost: Any, pad_lists: Any, budgets: Iterable[Budget]) -> None:
+    """Raises ConfigError if a column is padded to more than the costs count that budgets of padded steps limit.
+
+    `saved_cost` is `DeliverySpec.cost`. A cost that is not `TokensOf` counts what its writer says.
+    """
+    costs = saved_cost.values() if isinstance(spec.source.uri, dict) and saved_cost else [saved_cost]
+    counted = [cost for saved in costs if isinstance(cost := TokensOf.of_saved(saved), TokensOf)]
+    for budget, (name, pad), cost in itertools.product(budgets, (pad_lists or {}).items(), counted):
+        if not isinstance(pad, Pad) or cost.column != name:
+            continue
+        fix = ""
+        if pad.length is not None:
+            fix = (
+                f"All rows cost the same then: give global_batch_size={max(1, budget.cost // pad.length)} in its place"
+            )
+        elif cost.multiple % pad.multiple:
+            fix = f"Open the dataset with cost=raylance.TokensOf({name!r}, multiple={pad.multiple})"
+        if fix:
+            raise ConfigError(
+                f"pad_lists={{{name!r}: {pad!r}}}: rows are padded to more tokens than {cost} counts, so steps would "
+                f"cost more than their budget of {budget.cost:,}; nothing was started. {fix}; or leave length= and "
+                "multiple= of Pad out."
+            )
 
 
 def cannot_pad(name: str, value: Any, why: str) -> ConfigError:
