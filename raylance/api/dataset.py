@@ -353,13 +353,13 @@ class Dataset:
 
         Args:
             epoch: The epoch whose order and augmentation the rows get. Rows that its order leaves out or repeats are
-                left out or repeated. None for the selected rows in storage order, augmented
-                and packed as in epoch 0.
+                left out or repeated. None for the selected rows in storage order, augmented and packed as in epoch 0.
             global_batch_size: From which an order takes sizes that are "auto", as in training.
             **options: Options of `ray.data.read_datasource`, such as `concurrency` and `override_num_blocks`.
 
         Returns:
-            A `ray.data.Dataset` of the columns that `take` gives, `_rowoffset` included. Its blocks keep the order of
+            A `ray.data.Dataset` of the columns that `take` gives, `_rowoffset` included; nulls among tensors, or lists
+            of one size, are a `DatasetError` of its tasks. Its blocks keep the order of
             the rows, but Ray Data may deliver blocks in another order, unless `preserve_order` of
             `ray.data.DataContext.get_current().execution_options` is True.
 
