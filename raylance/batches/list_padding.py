@@ -8,7 +8,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from raylance.arguments import MOST_LISTED, listed
-from raylance.decode.arrays import LENGTH, OFFSETS, Jagged, Lists, Pad, as_padding, holds_bfloat16, numpy_bfloat16
+from raylance.decode.arrays import (
+    LENGTH,
+    OFFSETS,
+    Jagged,
+    Lists,
+    Pad,
+    as_padding,
+    holds_bfloat16,
+    is_nested_list,
+    numpy_bfloat16,
+)
 from raylance.errors import ConfigError
 from raylance.planning.steps import Budget
 from raylance.read_spec import ReadSpec
@@ -16,8 +26,10 @@ from raylance.source.costs import TokensOf
 
 logger = logging.getLogger(__name__)
 
+_SIZED = "pyarrow.list_(pyarrow.list_(…, size))"
 
-def adds_lengths(how: Pad | int | Jagged | None) -> bool:
+
+def adds_lengths(how: object) -> bool:
     """Returns whether a padded column comes with a column of its lengths."""
     return isinstance(how, Pad) and how.lengths
 
@@ -49,6 +61,9 @@ def list_conversion(read_spec: ReadSpec, pad_lists: Any, tensors: bool) -> Lists
     ]
     if ragged:
         _warn_of_ragged(str(read_spec.source.uri), tuple(ragged))
+    nested = [field.name for field in read_spec.schema or () if is_nested_list(field.type) and field.name not in chosen]
+    if uneven := [name for name in nested if read_spec.list_lengths[name] is None]:
+        _warn_of_nested(str(read_spec.source.uri), tuple(uneven))
     return {**read_spec.list_lengths, **chosen}
 
 
@@ -59,6 +74,12 @@ def _how(read_spec: ReadSpec, name: str, how: Any) -> Pad | Jagged | None:
             f"pad_lists names {name!r}, which no batch has; its columns are {', '.join(read_spec.delivers)}."
         )
     dtype = read_spec.list_dtypes.get(name)
+    if how is not None and read_spec.schema is not None and is_nested_list(read_spec.schema.field(name).type):
+        raise ConfigError(
+            f"pad_lists names {name!r}, which holds lists of lists, and these are not padded. Nothing was started. If "
+            f"the inner lists have one size, write them as {_SIZED}, and the outer ones are padded. Or leave {name!r} "
+            "out: it is one array if all have one shape, else Python lists."
+        )
     if name not in read_spec.list_lengths or (dtype is None and how is not None):
         raise ConfigError(f"pad_lists names {name!r}, which holds no lists of numbers: leave it out.")
     if how is None or dtype is None:
@@ -108,6 +129,20 @@ def cannot_pad(name: str, value: Any, why: str) -> ConfigError:
         f"pad_lists={{{name!r}: {value!r}}}: {why}, which cannot hold {value!r}, so batches would hold another value. "
         f"Pad with a number that it holds, or take the lists as they are, pad_lists={{{name!r}: None}}, and pad them "
         "yourself."
+    )
+
+
+@functools.cache
+def _warn_of_nested(uri: str, names: tuple[str, ...]) -> None:
+    """Warns that batches hold Python lists of lists; once per process."""
+    logger.warning(
+        "%s of %s: the lists of lists have no one shape, or nulls, so batches hold Python lists of Python lists, which "
+        "are slow. If the inner lists have one size, write them as %s, and pad_lists= pads the outer ones; else make "
+        "arrays in a transform=. pad_lists=%s keeps the lists, without this warning.",
+        listed(names),
+        uri,
+        _SIZED,
+        dict.fromkeys(names) if len(names) <= MOST_LISTED else "dict.fromkeys(names)",
     )
 
 
