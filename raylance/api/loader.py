@@ -321,8 +321,9 @@ class RankLoader(Positioned):
                 `raylance.Pad` pads the lists as its attributes say. A number pads them to the longest list of the
                 batch, without a column of lengths; the dtype of the lists, and their dtype in `dtypes`, must be able to
                 hold the number. "jagged" makes one nested tensor of jagged layout, (n, j, …). None keeps Python lists.
-                A column without an entry becomes one tensor if its lists, or lists of lists, all have one length or shape;
-                if not, it keeps Python lists, with a warning. Steps of a cost by `TokensOf` count what is handed out: see its `multiple`.
+                A column without an entry becomes one tensor if its lists, or lists of lists, all have one length or
+                shape; if not, it keeps Python lists, with a warning. In steps of a cost, `TokensOf` must count what
+                `Pad` adds: see its `multiple`.
             whole: Whether each pass begins at the start of an epoch, also after a pass that was left early: then at
                 the start of the same epoch. For validation, which may stop after some batches.
             **unknown: Any other argument is refused; the error names the right argument.
