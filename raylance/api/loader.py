@@ -198,7 +198,7 @@ class RankLoader(Positioned):
             ConfigError: If the global batch size is not known, or if with this size no step has that number.
         """
         size = self._size
-        if global_batch_size is not None or global_batch_cost is not None:
+        if (global_batch_size, global_batch_cost, max_rows, padded) != (None, None, None, True):
             size = check_size(self.dp_size, global_batch_size, None, global_batch_cost, max_rows, padded=padded)
         self._seek(check_integer("seek(): global_step", global_step, 0), size)
 
