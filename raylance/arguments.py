@@ -1,6 +1,7 @@
 """Checks of arguments that many calls share, and hints on argument names of other libraries."""
 
 import difflib
+import numbers
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -69,6 +70,16 @@ def check_word(what: str, value: Any, allowed: Sequence[str]) -> None:
     """
     if value not in allowed:
         raise ConfigError(f"{what}={value!r}: must be one of {', '.join(map(repr, allowed))}.")
+
+
+def is_between(value: Any, least: float, most: float) -> bool:
+    """Whether a value is a number in a closed range; False for NaN, and for what is not a number."""
+    return isinstance(value, numbers.Real) and least <= float(value) <= most
+
+
+def is_pair(value: Any) -> bool:
+    """Whether a value is a tuple or a list of two numbers."""
+    return isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(one, numbers.Real) for one in value)
 
 
 def check_integer(what: str, value: Any, least: int | None) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.columns import COMPONENT
-from raylance.decode.arrays import shape_of
+from raylance.decode.arrays import Shape, shape_of
 from raylance.decode.decoding import Decoding
 from raylance.environment.shared import Shared, SharedTables
 from raylance.orders.mixture import MixOrder
@@ -29,7 +29,7 @@ class ReadSpec:
         schema: Schema of the delivered rows; None if it must be found by reading them, as for packed rows.
         decoding: The decoders, including those of the device, and the transform; None if there are neither.
         list_lengths: For each delivered column of lists of numbers, the length of the lists if all sampled rows have
-            the same length, else None.
+            the same length, else None; for lists of lists, the shape.
         list_dtypes: For each column that can be padded, the dtype of the numbers.
     """
 
@@ -37,7 +37,7 @@ class ReadSpec:
     delivers: Sequence[str]
     schema: pa.Schema | None = None
     decoding: Decoding | None = None
-    list_lengths: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    list_lengths: Mapping[str, int | Shape | None] = dataclasses.field(default_factory=dict)
     list_dtypes: Mapping[str, "np.dtype[Any]"] = dataclasses.field(default_factory=dict)
 
     @property

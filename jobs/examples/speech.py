@@ -47,8 +47,8 @@ class Sound(raylance.RaggedDecoder):
         return frames.astype(np.float32) / 32768
 
 
-STEP_MS = 3000
-SIZE: dict[str, Any] = {"global_batch_cost": STEP_MS}
+PIECE = 400  # samples, 50 ms at 8 kHz: batches are padded to a multiple of them, and so costs count them
+SIZE: dict[str, Any] = {"global_batch_cost": 60}
 
 
 class Listener(torch.nn.Module):
@@ -78,7 +78,7 @@ def loss_of(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
 
 def train_fn(config: dict[str, Any]) -> dict[str, float]:
     """Trains; see `common.train`."""
-    padding = {"sound": raylance.Pad(0.0, multiple=400)}
+    padding = {"sound": raylance.Pad(0.0, multiple=PIECE)}
     return common.train(config, model=Listener(), loss_fn=loss_of, batching={"pad_lists": padding, **SIZE})
 
 
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     args = common.parser(__file__, __doc__).parse_args(argv)
     data = raylance.dataset(
         locate(args.data), columns=["sound", "label"], filter="split = 'train'", decode=Sound("sound"),
-        cost="1000 * seconds", order="bucket", remainder="ragged",
+        cost=f"seconds * 8000 / {PIECE}", order="bucket", remainder="ragged",
     )  # fmt: skip
     print(data.plan(world_size=max(1, args.num_workers), **SIZE))
     return common.fit(args, train_fn, train_data=data)

@@ -209,7 +209,7 @@ class Dataset:
         return pd.DataFrame({k: v if v.ndim == 1 else list(v) for k, v in self.head(rows).items()})
 
     def _read(self, offsets: Int64Array) -> pa.Table:
-        """Reads rows in the order of `offsets`, decoded as in epoch 0; the table has `_rowoffset`."""
+        """Reads rows in the order of `offsets`, decoded and packed as in epoch 0; the table has `_rowoffset`."""
         process.check_context(self._context)
         is_numbered = isinstance(self._spec.read.source, PackedRows)
         if is_numbered and len(offsets) and not 0 <= offsets.min() <= offsets.max() < len(self):
@@ -218,7 +218,7 @@ class Dataset:
             )
         self._lookup = self._lookup or Lookup(self._spec.read)
         marks = [VALID] if self._spec.delivery.masks_bad_rows else []
-        return self._lookup.read(offsets).select([*self._spec.read.delivers, ROW_OFFSET, *marks])
+        return self._lookup.read(offsets, epoch=0).select([*self._spec.read.delivers, ROW_OFFSET, *marks])
 
     def plan(
         self,
@@ -353,12 +353,13 @@ class Dataset:
 
         Args:
             epoch: The epoch whose order and augmentation the rows get. Rows that its order leaves out or repeats are
-                left out or repeated. None for the selected rows in storage order, augmented as in epoch 0.
+                left out or repeated. None for the selected rows in storage order, augmented and packed as in epoch 0.
             global_batch_size: From which an order takes sizes that are "auto", as in training.
             **options: Options of `ray.data.read_datasource`, such as `concurrency` and `override_num_blocks`.
 
         Returns:
-            A `ray.data.Dataset` of the columns that `take` gives, `_rowoffset` included. Its blocks keep the order of
+            A `ray.data.Dataset` of the columns that `take` gives, `_rowoffset` included; nulls among tensors, or lists
+            of one size, are a `DatasetError` of its tasks. Its blocks keep the order of
             the rows, but Ray Data may deliver blocks in another order, unless `preserve_order` of
             `ray.data.DataContext.get_current().execution_options` is True.
 

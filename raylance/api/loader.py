@@ -27,6 +27,7 @@ from raylance.batches.conversion import (
     torch_converter,
 )
 from raylance.batches.device import can_pin, torch_device
+from raylance.batches.list_padding import check_counted
 from raylance.batches.lookup import name_file
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.environment import agreement, process
@@ -197,7 +198,7 @@ class RankLoader(Positioned):
             ConfigError: If the global batch size is not known, or if with this size no step has that number.
         """
         size = self._size
-        if global_batch_size is not None or global_batch_cost is not None:
+        if (global_batch_size, global_batch_cost, max_rows, padded) != (None, None, None, True):
             size = check_size(self.dp_size, global_batch_size, None, global_batch_cost, max_rows, padded=padded)
         self._seek(check_integer("seek(): global_step", global_step, 0), size)
 
@@ -320,8 +321,9 @@ class RankLoader(Positioned):
                 `raylance.Pad` pads the lists as its attributes say. A number pads them to the longest list of the
                 batch, without a column of lengths; the dtype of the lists, and their dtype in `dtypes`, must be able to
                 hold the number. "jagged" makes one nested tensor of jagged layout, (n, j, …). None keeps Python lists.
-                A column without an entry becomes one tensor if its lists all have one length; if not, it keeps Python
-                lists, with a warning.
+                A column without an entry becomes one tensor if its lists, or lists of lists, all have one length or
+                shape; if not, it keeps Python lists, with a warning. In steps of a cost, `TokensOf` must count what
+                `Pad` adds: see its `multiple`.
             whole: Whether each pass begins at the start of an epoch, also after a pass that was left early: then at
                 the start of the same epoch. For validation, which may stop after some batches.
             **unknown: Any other argument is refused; the error names the right argument.
@@ -351,6 +353,7 @@ class RankLoader(Positioned):
         convert = torch_converter(self._read_spec, dtypes, collate_fn, pad_lists, pin_memory or target.type == "cuda")
         return self._batches(
             "torch",
+            pad_lists,
             size=size,
             prefetch_batches=prefetch_batches,
             drop_last=drop_last,
@@ -400,6 +403,7 @@ class RankLoader(Positioned):
         size = self._bind(global_batch_size, batch_size, global_batch_cost, max_rows, padded=of_step)
         return self._batches(
             batch_format,
+            pad_lists,
             size=size,
             prefetch_batches=prefetch_batches,
             drop_last=drop_last,
@@ -542,7 +546,7 @@ class RankLoader(Positioned):
             remainder=remainder,
         )
 
-    def _batches(self, kind: str, **arguments: Any) -> Batches:
+    def _batches(self, kind: str, pad_lists: Paddings | None, **arguments: Any) -> Batches:
         """Returns batches to which these arguments of `make_batch_spec` are bound."""
         spec = make_batch_spec(self._cursor.delivery_spec, **arguments)
         plan = self._plan(spec.size, spec.remainder)  # raises errors of the plan before anything starts
@@ -551,6 +555,9 @@ class RankLoader(Positioned):
                 f"micro_batch_cost={spec.micro.cost}: the rows have no costs; nothing was started. Give cost= to "
                 "raylance.dataset."
             )
+        budgets = ((plan.budget, plan.order.has_buckets), (spec.micro, False))
+        padded = [each for each, always in budgets if each is not None and (each.padded or always)]
+        check_counted(self._read_spec, self._cursor.delivery_spec.cost, pad_lists, padded)
         self._remainder = spec.remainder
         size = plan.step_text.removeprefix("a ")
         text = f"{kind} batches of {self._read_spec.source.uri!r}, {size}, {self._context}"

@@ -109,7 +109,8 @@ def dataset(
             object of a subclass of `raylance.SampleTable`, of any rows.
         cost: What each row costs to train on, such as its number of tokens: the name of a column of numbers; an SQL
             expression over such columns, as "tokens + 256 * images"; or `raylance.TokensOf("input_ids")`. Fractions are
-            rounded up: give seconds as "1000 * seconds". The costs are read now, once for a version and a selection.
+            rounded up: give seconds as "1000 * seconds". Count padding, too, that comes by `raylance.Pad(multiple=…)`:
+            `TokensOf` has the same `multiple`. The costs are read now, once for a version and a selection.
             The order `raylance.Buckets` and batches of `global_batch_cost` need them.
         cost_folder: Folder that keeps the costs of more than 65,536 rows, or the lengths of as many documents for
             `raylance.Pack`, 4 bytes a row, for later starts: a path, or a URI that pyarrow can open, which gets

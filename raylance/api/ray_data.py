@@ -2,6 +2,7 @@
 a dataset of Ray Data as one of Lance.
 """
 
+import inspect
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -10,19 +11,24 @@ from typing import Any
 import lance
 import numpy as np
 import pyarrow as pa
+import ray.data
 from lance.fragment import FragmentMetadata, write_fragments
 from ray.data import Datasink, Datasource, ReadTask, read_datasource
 from ray.data.block import BlockAccessor, BlockMetadata
+from ray.data.extensions import ArrowTensorArray
+from ray.exceptions import RayTaskError
 
-from raylance.arguments import check_flag, check_integer
+from raylance.arguments import check_flag, check_integer, listed, refuse_unknown
 from raylance.batches.lookup import Lookup
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID
+from raylance.decode.arrays import holds_bfloat16, is_dense, shape_of, to_arrow, to_numpy
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, HelperError
 from raylance.memory.arrow import width_of
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Plan
 from raylance.read_spec import DatasetSpec
+from raylance.runtime.ray.faults import cause_of
 
 _READ_BYTES = 256 << 20  # stored rows that a task reads and holds together
 _BLOCK_BYTES = 32 << 20  # rows that it decodes and gives together
@@ -98,21 +104,29 @@ def _read(
 
 
 def _with_tensors(table: pa.Table) -> pa.Table:
-    """Makes tensors of lists of one size, because Ray Data makes arrays of objects of such lists."""
-    for place, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
-        kind = field.type
-        if pa.types.is_fixed_size_list(kind) and pa.types.is_primitive(kind.value_type):
-            tensor = pa.fixed_shape_tensor(kind.value_type, [kind.list_size])
-            chunks = [
-                pa.ExtensionArray.from_storage(tensor, chunk.cast(tensor.storage_type)) for chunk in column.chunks
-            ]
-            table = table.set_column(place, field.name, pa.chunked_array(chunks, tensor))
+    """Makes tensors of lists of one size and of tensors, with their axes in order: Ray Data makes arrays of objects of
+    such lists, and takes tensors as if their axes were in order. Raises DatasetError if there are nulls among them.
+    """
+    for place, field in enumerate(table.schema):
+        if is_dense(field.type) and shape_of(field.type) and not holds_bfloat16(field.type):
+            values = to_numpy(table.select([field.name]))[field.name]
+            # Arrow makes no arrays of tensors of bool.
+            made = ArrowTensorArray.from_numpy(values) if values.dtype == np.bool_ else to_arrow(values)
+            table = table.set_column(place, field.name, made)
     return table
 
 
 def to_ray_dataset(spec: DatasetSpec, schema: pa.Schema, plan: Plan | None, epoch: int, options: Any) -> Any:
     """Returns the rows of a handle as a dataset of Ray Data; see `Dataset.to_ray_dataset`."""
+    _check_options("to_ray_dataset()", options, read_datasource, ("epoch", "global_batch_size"))
     return read_datasource(_Rows(spec, schema, plan, epoch), **options)
+
+
+def _check_options(call: str, options: Any, function: Callable[..., Any], own: Iterable[str]) -> None:
+    """Raises ConfigError if a function of Ray has not all options: it may ignore others."""
+    parameters = inspect.signature(function).parameters.values()
+    known = {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    refuse_unknown(call, {name: options[name] for name in options if name not in known}, {*known, *own})
 
 
 class _Fragments(Datasink[list[str]]):
@@ -139,15 +153,31 @@ class _Fragments(Datasink[list[str]]):
         """Writes the blocks of a task; returns its fragments as JSON. If the task is repeated, the first files are not
         used.
         """
-        tables = (_stored(BlockAccessor.for_block(block).to_arrow()) for block in blocks)
-        batches = (batch for table in tables for batch in _cast(table, self._schema).to_batches() if batch.num_rows)
+        failures: list[ConfigError] = []
+
+        def make() -> Iterator[pa.RecordBatch]:
+            for accessor in map(BlockAccessor.for_block, blocks):
+                if accessor.num_rows():  # else it may have no columns
+                    try:
+                        table = _cast(_stored(accessor.to_arrow()), self._schema)
+                    except ConfigError as error:
+                        failures.append(error)
+                        raise
+                    yield from table.to_batches()
+
+        batches = make()
         if (first := next(batches, None)) is None:
             return []
         reader = pa.RecordBatchReader.from_batches(self._schema, itertools.chain([first], batches))
         limits: dict[str, Any] = (
             {"max_bytes_per_file": 2 * _FILE_BYTES} if self._rows is None else {"max_rows_per_file": self._rows}
         )
-        made: Any = write_fragments(reader, self._uri, self._schema, storage_options=self._options, **limits)
+        try:
+            made: Any = write_fragments(reader, self._uri, self._schema, storage_options=self._options, **limits)
+        except OSError:
+            for error in failures:  # of which Lance makes its own
+                raise error from None
+            raise
         return [json.dumps(fragment.to_json()) for fragment in made]
 
     def on_write_complete(self, write_result: Any) -> None:
@@ -167,6 +197,7 @@ def from_ray_dataset(
     ds: Any,
     uri: str,
     *,
+    schema: pa.Schema | None = None,
     rows_per_file: int | None = None,
     overwrite: bool = False,
     storage_options: dict[str, str] | None = None,
@@ -184,6 +215,8 @@ def from_ray_dataset(
     Args:
         ds: The `ray.data.Dataset`.
         uri: Where the Lance dataset goes.
+        schema: Columns and types of the Lance dataset; None for those of the first block with rows. Each block must
+            have these columns, of types that these hold without loss.
         rows_per_file: Rows of each fragment, or about as many; None for about 256 MiB in each.
         overwrite: Whether a dataset that is there gets a new version with these rows in place of its own.
         storage_options: Options of the object store, as for `raylance.dataset`.
@@ -193,8 +226,15 @@ def from_ray_dataset(
         The number of rows.
 
     Raises:
-        ConfigError: If `uri` is a dataset already, or a column has a type that Lance cannot store.
+        ConfigError: If `uri` is a dataset already, an argument has a wrong type, a column has a type that Lance cannot
+            store, or a block has other columns or types than the schema. No version is made then.
     """
+    own = from_ray_dataset.__kwdefaults__ or ()
+    _check_options("from_ray_dataset()", options, ray.data.Dataset.write_datasink, own)
+    if not isinstance(ds, ray.data.Dataset):
+        raise ConfigError(f"from_ray_dataset({ds!r}, {uri!r}): give a ray.data.Dataset first. Nothing was written.")
+    if not isinstance(schema, pa.Schema | None):
+        raise ConfigError(f"from_ray_dataset(schema={schema!r}): give a pyarrow.Schema, or None. Nothing was written.")
     if rows_per_file is not None:
         check_integer("rows_per_file", rows_per_file, 1)
     if not check_flag("overwrite", overwrite) and _exists(uri, storage_options):
@@ -202,16 +242,25 @@ def from_ray_dataset(
             f"from_ray_dataset({uri!r}): a dataset is there already, whose rows would be replaced. Nothing was "
             "written. Give another uri, or overwrite=True, which adds a version."
         )
+    sink = _Fragments(uri, _first_schema(ds, uri) if schema is None else schema, rows_per_file, storage_options)
+    try:
+        ds.write_datasink(sink, **options)
+    except RayTaskError as error:
+        if isinstance(cause := cause_of(error), ConfigError):
+            raise ConfigError(str(cause).partition("\n")[0]) from None  # without what Ray adds
+        raise
+    return int(lance.dataset(uri, storage_options=storage_options).count_rows())
+
+
+def _first_schema(ds: Any, uri: str) -> pa.Schema:
+    """Returns the schema of the first block with rows, as Lance stores it."""
     found = ds.schema()
     if found is None or not isinstance(found.base_schema, pa.Schema):
         raise ConfigError(
-            f"from_ray_dataset({uri!r}): the blocks have no Arrow schema ({found}). Nothing was written. Convert them "
-            'first: ds.map_batches(lambda table: table, batch_format="pyarrow").'
+            f"from_ray_dataset({uri!r}): the blocks have no Arrow schema ({found}). Nothing was written. If there are "
+            'rows, convert them first: ds.map_batches(lambda table: table, batch_format="pyarrow").'
         )
-    schema = _stored(found.base_schema.empty_table()).schema
-    sink = _Fragments(uri, schema, rows_per_file, storage_options)
-    ds.write_datasink(sink, **options)
-    return int(lance.dataset(uri, storage_options=storage_options).count_rows())
+    return pa.schema([field.with_type(_stored_type(field)) for field in found.base_schema])
 
 
 def _exists(uri: str, options: dict[str, str] | None) -> bool:
@@ -263,4 +312,33 @@ def _as_stored(name: str, chunk: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    return table.select(schema.names).cast(schema)
+    """Returns a block with the columns and types of the schema.
+
+    Raises:
+        ConfigError: If it has other columns, or values that a type of the schema does not hold.
+    """
+    if other := sorted({*table.column_names} ^ {*schema.names}):
+        raise ConfigError(
+            f"not all blocks have the column {other[0]!r}: one has {listed(table.column_names)}, the schema "
+            f"{listed(schema.names)}. No version was written, as the column would vanish, or lack values. Make all "
+            "blocks alike by ds.map_batches(…), or take the columns that all have, ds.select_columns(…)."
+        )
+    columns = []
+    for field in schema:
+        column = table[field.name]
+        if column.type == field.type:
+            columns.append(column)
+            continue
+        try:
+            found = pa.schema([pa.field(field.name, column.type)])
+            joined = pa.unify_schemas([pa.schema([field.with_nullable(True)]), found], promote_options="permissive")
+            if joined.field(0).type != field.type:
+                raise pa.ArrowTypeError(f"{joined.field(0).type} holds both")
+            columns.append(column.cast(field.type))
+        except (pa.ArrowTypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ConfigError(
+                f"column {field.name!r} is {column.type} in a block, and {field.type} in the schema, which does not "
+                f"hold all such values ({str(error).partition(chr(10))[0]}). No version was written. Give a type that "
+                "holds those of all blocks, from_ray_dataset(…, schema=…), or cast them by ds.map_batches(…)."
+            ) from error
+    return pa.Table.from_arrays(columns, schema=schema)

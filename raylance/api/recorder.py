@@ -130,6 +130,7 @@ class Recorder:
         if self._options.traces:
             self._spans = self._spans or self._make_spans()
             self._spans.begin(begun)
+            self.stats.on_waited, self.stats.in_step = self._spans.waited, self._spans.in_step
         try:
             yield
         finally:
@@ -155,9 +156,7 @@ class Recorder:
             self._spans.end(clock.now())
 
     def _make_spans(self) -> StepSpans:
-        spans = StepSpans({"dataset": self.stem, "rank": self.context.rank})
-        self.stats.on_waited = spans.waited
-        return spans
+        return StepSpans({"dataset": self.stem, "rank": self.context.rank})
 
     def on_reshard(self, context: ShardContext) -> None:
         """Sets the loader's new context. Notes a change of the share, if batches were handed out before."""

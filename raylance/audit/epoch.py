@@ -112,7 +112,7 @@ class EpochAudit:
         self._data, read_spec, delivery_spec = data, spec_of(data).read, spec_of(data).delivery
         cursor = Cursor(read_spec.origin, delivery_spec)
         size: Size | None = None
-        if global_batch_size is not None or global_batch_cost is not None:
+        if (global_batch_size, global_batch_cost, max_rows, padded) != (None, None, None, True):
             size = check_size(1, global_batch_size, None, global_batch_cost, max_rows, padded=padded)
         given = {"dp_size": world_size, "epoch": epoch}
         if state is not None:

@@ -117,7 +117,7 @@ def reopen(
         samples = None if is_known else _samples(one["windows"])
         is_packed = isinstance(samples, Pack | PackTokens)
         if "cost" not in changes and one["cost"] is not None:
-            changes = {**changes, "cost": _cost(one["cost"])}
+            changes = {**changes, "cost": TokensOf.of_saved(one["cost"])}
         arguments = {
             "version": one["version"] if one["branch"] is None else (one["branch"], one["version"]),
             "filter": one["filter"],
@@ -195,11 +195,6 @@ def _samples(text: str) -> Windows | Pack | PackTokens:
             "opened without it."
         ) from error
     return cast("Windows | Pack | PackTokens", found)
-
-
-def _cost(saved: Any) -> str | TokensOf:
-    """Returns the `cost` that a checkpoint holds."""
-    return TokensOf(saved["column"]) if isinstance(saved, Mapping) else str(saved)
 
 
 def _order(name: Any = None, **params: Any) -> Order:

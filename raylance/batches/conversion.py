@@ -239,7 +239,8 @@ def _dtypes(read_spec: "ReadSpec", dtypes: Any, lists: Lists) -> Mapping[str, to
                 "another dtype, and convert in the training loop."
             ) from error
     kinds = {} if read_spec.schema is None else {field.name: field.type for field in read_spec.schema}
-    others = [name for name in by_column if name in kinds and not _makes_tensors(kinds[name])]
+    of_shape = {name for name, how in lists.items() if isinstance(how, tuple)}
+    others = [name for name in by_column if name in kinds and name not in of_shape and not _makes_tensors(kinds[name])]
     if others and isinstance(dtypes, Mapping):
         raise ConfigError(
             f"dtypes names {others[0]!r}, which is {kinds[others[0]]}, and batches hold no tensor of that, so that it "

@@ -2,21 +2,35 @@
 
 import dataclasses
 import functools
+import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raylance.arguments import MOST_LISTED, listed
-from raylance.decode.arrays import LENGTH, OFFSETS, Jagged, Lists, Pad, as_padding, holds_bfloat16, numpy_bfloat16
+from raylance.decode.arrays import (
+    LENGTH,
+    OFFSETS,
+    Jagged,
+    Lists,
+    Pad,
+    as_padding,
+    holds_bfloat16,
+    is_nested_list,
+    numpy_bfloat16,
+)
 from raylance.errors import ConfigError
+from raylance.planning.steps import Budget
 
 if TYPE_CHECKING:
     from raylance.read_spec import ReadSpec  # loads Lance
 
 logger = logging.getLogger(__name__)
 
+_SIZED = "pyarrow.list_(pyarrow.list_(…, size))"
 
-def adds_lengths(how: Pad | int | Jagged | None) -> bool:
+
+def adds_lengths(how: object) -> bool:
     """Returns whether a padded column comes with a column of its lengths."""
     return isinstance(how, Pad) and how.lengths
 
@@ -48,6 +62,9 @@ def list_conversion(read_spec: "ReadSpec", pad_lists: Any, tensors: bool) -> Lis
     ]
     if ragged:
         _warn_of_ragged(str(read_spec.source.uri), tuple(ragged))
+    nested = [field.name for field in read_spec.schema or () if is_nested_list(field.type) and field.name not in chosen]
+    if uneven := [name for name in nested if read_spec.list_lengths[name] is None]:
+        _warn_of_nested(str(read_spec.source.uri), tuple(uneven))
     return {**read_spec.list_lengths, **chosen}
 
 
@@ -58,6 +75,12 @@ def _how(read_spec: "ReadSpec", name: str, how: Any) -> Pad | Jagged | None:
             f"pad_lists names {name!r}, which no batch has; its columns are {', '.join(read_spec.delivers)}."
         )
     dtype = read_spec.list_dtypes.get(name)
+    if how is not None and read_spec.schema is not None and is_nested_list(read_spec.schema.field(name).type):
+        raise ConfigError(
+            f"pad_lists names {name!r}, which holds lists of lists, and these are not padded. Nothing was started. If "
+            f"the inner lists have one size, write them as {_SIZED}, and the outer ones are padded. Or leave {name!r} "
+            "out: it is one array if all have one shape, else Python lists."
+        )
     if name not in read_spec.list_lengths or (dtype is None and how is not None):
         raise ConfigError(f"pad_lists names {name!r}, which holds no lists of numbers: leave it out.")
     if how is None or dtype is None:
@@ -76,12 +99,53 @@ def _how(read_spec: "ReadSpec", name: str, how: Any) -> Pad | Jagged | None:
     return dataclasses.replace(pad, value=held)
 
 
+def check_counted(spec: "ReadSpec", saved_cost: Any, pad_lists: Any, budgets: Iterable[Budget]) -> None:
+    """Raises ConfigError if a column is padded to more than the costs count that budgets of padded steps limit.
+
+    `saved_cost` is `DeliverySpec.cost`. A cost that is not `TokensOf` counts what its writer says.
+    """
+    from raylance.source.costs import TokensOf  # loads Lance
+
+    costs = saved_cost.values() if isinstance(spec.source.uri, dict) and saved_cost else [saved_cost]
+    counted = [cost for saved in costs if isinstance(cost := TokensOf.of_saved(saved), TokensOf)]
+    for budget, (name, pad), cost in itertools.product(budgets, (pad_lists or {}).items(), counted):
+        if not isinstance(pad, Pad) or cost.column != name:
+            continue
+        fix = ""
+        if pad.length is not None:
+            fix = (
+                f"All rows cost the same then: give global_batch_size={max(1, budget.cost // pad.length)} in its place"
+            )
+        elif cost.multiple % pad.multiple:
+            fix = f"Open the dataset with cost=raylance.TokensOf({name!r}, multiple={pad.multiple})"
+        if fix:
+            raise ConfigError(
+                f"pad_lists={{{name!r}: {pad!r}}}: rows are padded to more tokens than {cost} counts, so steps would "
+                f"cost more than their budget of {budget.cost:,}; nothing was started. {fix}; or leave length= and "
+                "multiple= of Pad out."
+            )
+
+
 def cannot_pad(name: str, value: Any, why: str) -> ConfigError:
     """Returns the error for a column whose batches would hold another value than the one to pad with."""
     return ConfigError(
         f"pad_lists={{{name!r}: {value!r}}}: {why}, which cannot hold {value!r}, so batches would hold another value. "
         f"Pad with a number that it holds, or take the lists as they are, pad_lists={{{name!r}: None}}, and pad them "
         "yourself."
+    )
+
+
+@functools.cache
+def _warn_of_nested(uri: str, names: tuple[str, ...]) -> None:
+    """Warns that batches hold Python lists of lists; once per process."""
+    logger.warning(
+        "%s of %s: the lists of lists have no one shape, or nulls, so batches hold Python lists of Python lists, which "
+        "are slow. If the inner lists have one size, write them as %s, and pad_lists= pads the outer ones; else make "
+        "arrays in a transform=. pad_lists=%s keeps the lists, without this warning.",
+        listed(names),
+        uri,
+        _SIZED,
+        dict.fromkeys(names) if len(names) <= MOST_LISTED else "dict.fromkeys(names)",
     )
 
 

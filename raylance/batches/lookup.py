@@ -15,7 +15,7 @@ from raylance.read_spec import ReadSpec
 from raylance.source.lance_errors import readable_text
 from raylance.source.limits import within
 from raylance.source.mixed_rows import MixedRows
-from raylance.source.reader import Reader, RowReader
+from raylance.source.reader import OpenedRows, Reader
 from raylance.source.rows import RowSource, TableRows
 from raylance.source.sampling import read_samples
 
@@ -56,13 +56,13 @@ class Lookup:
     def __init__(self, read_spec: ReadSpec) -> None:
         self._read_spec = read_spec
         self._decoding = OpenDecoding(read_spec.decoding) if read_spec.decoding else None
-        self._opened: RowReader | None = None
+        self._opened: OpenedRows | None = None
         self.bad_rows: tuple[tuple[int, str, str], ...] = ()  # the last read's: offset, column, reason
 
-    def read(self, offsets: Int64Array, epoch: int = 0, draws: Int64Array | None = None) -> pa.Table:
-        """Reads k rows in any order. Rows may be requested more than once; each is read from storage once. Returns, in
-        new memory, the delivered columns, `_component`, `_rowoffset` and `_valid`. `offsets` are joined, see
-        `join_offsets`. If rows may repeat in an epoch, `draws` are their positions in the epoch.
+    def read(self, offsets: Int64Array, epoch: int, draws: Int64Array | None = None) -> pa.Table:
+        """Reads k rows of an epoch in any order. Rows may be requested more than once; each is read from storage once.
+        Returns, in new memory, the delivered columns, `_component`, `_rowoffset` and `_valid`. `offsets` are joined,
+        see `join_offsets`. If rows may repeat in an epoch, `draws` are their positions in the epoch.
 
         Raises:
             DatasetError: If the dataset cannot give these rows.
@@ -72,7 +72,7 @@ class Lookup:
         return table
 
     def read_in_parts(
-        self, offsets: Int64Array, part_rows: int, epoch: int = 0, draws: Int64Array | None = None
+        self, offsets: Int64Array, part_rows: int, epoch: int, draws: Int64Array | None = None
     ) -> Iterator[pa.Table]:
         """Reads rows together, and decodes some at a time; see `read`. Yields at least one table."""
         source = self._read_spec.source
@@ -80,7 +80,7 @@ class Lookup:
         try:
             source.check_asked(stored)
             self._opened = self._opened or source.open_reader()
-            found = read_samples(self._opened, source.load_samples(), stored, source.costly)
+            found = read_samples(self._opened.of_epoch(epoch), source.load_samples(), stored, source.costly)
         except (IndexError, OverflowError, DatasetError) as error:
             raise DatasetError(
                 f"{source.uri!r}, version {source.version}, cannot give these rows: {readable_text(error)}"

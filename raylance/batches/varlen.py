@@ -20,13 +20,16 @@ def cu_seqlens(segment_ids: Any) -> tuple[Any, int]:
         on the same device, or an array; and the number of tokens of the longest piece.
 
     Raises:
-        ConfigError: If it is neither a tensor nor an array of two axes.
+        ConfigError: If it is neither a tensor nor an array of two axes, or does not hold integers.
     """
     if not isinstance(segment_ids, np.ndarray | torch.Tensor) or segment_ids.ndim != 2:
         raise ConfigError(
             f"cu_seqlens() of {type(segment_ids).__name__}: give the segment_ids of a batch, a tensor or an array of "
             "shape (n, length)."
         )
+    is_whole = segment_ids.dtype.kind in "iu" if isinstance(segment_ids, np.ndarray) else _is_whole(segment_ids.dtype)
+    if not is_whole:
+        raise ConfigError(f"cu_seqlens() of {segment_ids.dtype}: give the segment_ids of a batch, which are integers.")
     count, length = segment_ids.shape
     ids = segment_ids if isinstance(segment_ids, np.ndarray) else segment_ids.cpu().numpy()
     begins = np.ones((count, length), dtype=np.bool_)
@@ -36,3 +39,7 @@ def cu_seqlens(segment_ids: Any) -> tuple[Any, int]:
     if isinstance(segment_ids, np.ndarray):
         return ends, longest
     return torch.from_numpy(ends).to(segment_ids.device), longest
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)

@@ -61,9 +61,11 @@ class Pad:
 
 Jagged = Literal["jagged"]
 Paddings = Mapping[str, Pad | int | float | Jagged | None]
+Shape = tuple[int, ...]
 # How the lists of each column are converted. Pad: they are padded with a value of shape () in their dtype. int: all
-# have this length and become one array. "jagged": they become values and offsets. None: they stay lists.
-Lists = Mapping[str, Pad | int | Jagged | None]
+# have this length and become one array. Shape: so do lists of lists, whose lengths these are from the outermost to the
+# innermost. "jagged": they become values and offsets. None: they stay lists.
+Lists = Mapping[str, Pad | int | Shape | Jagged | None]
 
 AS_LISTS: Lists = {}
 LENGTH, OFFSETS = "_length", "_offsets"
@@ -78,11 +80,11 @@ def to_numpy(
 ) -> NumpyBatch:
     """Converts a table of n rows to arrays by column.
 
-    Numbers become (n,). Fixed-size lists and lists of one length become (n, k). Fixed-shape tensors become (n, …) with
-    their axes in logical order; in lists of them, the axis of the list comes first. Strings, binary, other lists and
-    structs become object arrays (n,). Padded lists become (n, length, …), followed by a column `…_length`, int64 (n,),
-    if `Pad.lengths` is True. Jagged lists become the values of all rows (sum, …), and a column `…_offsets`,
-    int64 (n + 1,).
+    Numbers become (n,). Fixed-size lists and lists of one length become (n, k), lists of lists of one shape (n, k, m).
+    Fixed-shape tensors become (n, …) with their axes in logical order; in lists of them, the axis of the list comes
+    first. Strings, binary, other lists and structs become object arrays (n,). Padded lists become (n, length, …),
+    followed by a column `…_length`, int64 (n,), if `Pad.lengths` is True. Jagged lists become the values of all rows
+    (sum, …), and a column `…_offsets`, int64 (n + 1,).
 
     Columns of bfloat16 become arrays of `ml_dtypes.bfloat16`, or uint16 with `as_bits`. All arrays are writable. Arrays
     of numbers are views of the table's memory if the column is in one piece, so nothing else may read the table; `join`
@@ -104,21 +106,23 @@ def to_sliceable(table: pa.Table, lists: Lists = AS_LISTS, *, as_bits: bool = Fa
     batch: NumpyBatch = {}
     for name, column in zip(table.schema.names, table.columns, strict=True):
         how = lists.get(name)
-        if column.num_chunks == 1 and (is_dense(column.type) or isinstance(how, int)):
+        if column.num_chunks == 1 and (is_dense(column.type) or isinstance(how, int | tuple)):
             with contextlib.suppress(DatasetError):
                 batch |= _numpy_columns(name, column, how, np.concatenate, as_bits)
     return batch
 
 
 def _numpy_columns(
-    name: str, column: pa.ChunkedArray, how: Pad | int | Jagged | None, join: Join, as_bits: bool
+    name: str, column: pa.ChunkedArray, how: Pad | int | Shape | Jagged | None, join: Join, as_bits: bool
 ) -> NumpyBatch:
     if pa.types.is_dictionary(column.type):
         return _numpy_columns(name, column.cast(column.type.value_type), how, join, as_bits)
-    is_list = is_dense_list(column.type)
-    batch = (
-        _dense_lists(name, column.combine_chunks(), how, join) if is_list else {name: _numpy_column(name, column, join)}
-    )
+    if isinstance(how, tuple):
+        batch = {name: _nested_lists(name, column.combine_chunks(), how, join)}
+    elif is_dense_list(column.type):
+        batch = _dense_lists(name, column.combine_chunks(), how, join)
+    else:
+        batch = {name: _numpy_column(name, column, join)}
     if not as_bits and holds_bfloat16(column.type):
         dtype, array = numpy_bfloat16(name), batch[name]
         if array.dtype == object:
@@ -223,6 +227,37 @@ def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, joi
     return {name: values.reshape(len(lists), how, *values.shape[1:])}
 
 
+def _nested_lists(name: str, lists: pa.Array, shape: Shape, join: Join) -> npt.NDArray[Any]:
+    """Converts lists of lists whose lengths are those of a shape."""
+    levels, flat = _levels(name, lists)
+    for lengths, size in zip(levels, shape, strict=True):
+        other = np.flatnonzero(lengths != size)
+        if len(other):
+            raise DatasetError(
+                f"column {name!r} has a list of {lengths[other[0]]} values inside its lists, while all rows sampled at "
+                f"the opening have the shape {shape}: a batch of both is not a tensor. Take them as lists, "
+                f"pad_lists={{{name!r}: None}}, or leave such rows out with filter=."
+            )
+    values = _numpy_column(name, pa.chunked_array([flat]), join, _INSIDE)
+    return values.reshape(len(lists), *shape, *values.shape[1:])
+
+
+def _levels(name: str, lists: pa.Array) -> tuple[list[npt.NDArray[np.int64]], pa.Array]:
+    """Returns the lengths of lists of lists, for each level from the outermost to the innermost, and the values in the
+    innermost ones. Raises DatasetError if there are nulls.
+    """
+    levels: list[npt.NDArray[np.int64]] = []
+    while not is_dense(lists.type):
+        _refuse_nulls(name, lists, _INSIDE if levels else "")
+        if pa.types.is_fixed_size_list(lists.type):
+            levels.append(np.full(len(lists), lists.type.list_size))
+            lists = values_of(lists)
+        else:
+            levels.append(np.diff(lists.offsets.to_numpy()).astype(np.int64))
+            lists = lists.flatten()
+    return levels, lists
+
+
 def _padded(name: str, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64], pad: Pad) -> npt.NDArray[Any]:
     longest = int(lengths.max(initial=0))
     if pad.length is None:
@@ -248,6 +283,14 @@ def _padded(name: str, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64],
 def is_dense_list(kind: pa.DataType) -> bool:
     """Whether values of a type are lists of any length, of numbers or of tensors."""
     return isinstance(kind, _LISTS) and (pa.types.is_primitive(kind.value_type) or is_dense(kind.value_type))
+
+
+def is_nested_list(kind: pa.DataType) -> bool:
+    """Whether values of a type are lists of lists of any length, of numbers or of tensors."""
+    leaf = kind
+    while isinstance(leaf, (*_LISTS, pa.FixedSizeListType)) and not is_dense(leaf):
+        leaf = leaf.value_type
+    return is_dense(leaf) and not is_dense(kind) and not is_dense_list(kind)
 
 
 def shape_of(kind: pa.DataType) -> tuple[int, ...]:
@@ -299,14 +342,26 @@ def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
         )
 
 
-def list_lengths(table: pa.Table, ragged: Collection[str] = ()) -> dict[str, int | None]:
-    """Returns the one length of each column's lists; None if it differs or is 0, or for columns in `ragged`."""
-    found: dict[str, int | None] = {}
+def list_lengths(table: pa.Table, ragged: Collection[str] = ()) -> dict[str, int | Shape | None]:
+    """Returns the one length of each column's lists, or the shape of its lists of lists; None if lengths differ or are
+    0, or for columns in `ragged`.
+    """
+    found: dict[str, int | Shape | None] = {}
     for field in table.schema:
+        if is_nested_list(field.type):
+            found[field.name] = None if field.name in ragged else _one_shape(field.name, table[field.name])
         if is_dense_list(field.type):
             lengths = pc.unique(pc.list_value_length(table[field.name])).to_pylist()  # None for a null
             found[field.name] = (lengths[0] or None) if len(lengths) == 1 and field.name not in ragged else None
     return found
+
+
+def _one_shape(name: str, column: pa.ChunkedArray) -> Shape | None:
+    try:
+        levels = [np.unique(lengths) for lengths in _levels(name, column.combine_chunks())[0]]
+    except DatasetError:  # nulls
+        return None
+    return tuple(int(each[0]) for each in levels) if all(len(each) == 1 and each[0] for each in levels) else None
 
 
 def list_dtypes(schema: pa.Schema) -> dict[str, np.dtype[Any]]:

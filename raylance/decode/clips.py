@@ -6,7 +6,7 @@ from typing import Literal, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
-from raylance.arguments import check_integer, check_word
+from raylance.arguments import check_flag, check_integer, check_word, is_between
 from raylance.decode.crops import cut_frames, whole_size
 from raylance.decode.decoder import Decoder, Draws
 from raylance.errors import ConfigError
@@ -66,8 +66,9 @@ class Clip(Decoder):
         for name in ("size", "crop"):
             if (given := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole_size(f"{owner}, {name}: ", given))
-        if not 0 <= self.hflip <= 1:
-            raise ConfigError(f"{owner}, hflip={self.hflip}): a probability lies in [0, 1].")
+        check_flag(f"{owner}).random_crop", self.random_crop)
+        if not is_between(self.hflip, 0, 1):
+            raise ConfigError(f"{owner}, hflip={self.hflip!r}): a probability lies in [0, 1].")
         if isinstance(self.size, tuple) and isinstance(self.crop, tuple) and np.any(np.less(self.size, self.crop)):
             raise ConfigError(f"Clip({self.column!r}, crop={self.crop}): frames of {self.size} are smaller.")
 

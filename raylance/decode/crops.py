@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from raylance.arguments import is_between, is_pair
 from raylance.decode.decoder import Draws
 from raylance.decode.pixels import Box
 from raylance.errors import ConfigError
@@ -49,8 +50,8 @@ class CenterCrop:
     zoom: float = 256 / 224
 
     def __post_init__(self) -> None:
-        if not self.zoom >= 1:
-            raise ConfigError(f"CenterCrop(zoom={self.zoom}): must be at least 1, or the crop outgrows the image.")
+        if not is_between(self.zoom, 1, math.inf):
+            raise ConfigError(f"CenterCrop(zoom={self.zoom!r}): must be at least 1, or the crop outgrows the image.")
 
     def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
         """See `Crop.box`. Does not use `draws`."""
@@ -74,10 +75,10 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         # No image is a million times wider than high, and much larger numbers overflow.
-        for name, (low, high), least, most in (("scale", self.scale, 0.0, 1.0), ("ratio", self.ratio, 1e-6, 1e6)):
-            if not (0 < low <= high <= most and least <= low):
+        for name, pair, least, most in (("scale", self.scale, 0.0, 1.0), ("ratio", self.ratio, 1e-6, 1e6)):
+            if not (is_pair(pair) and 0 < pair[0] <= pair[1] <= most and least <= pair[0]):
                 limit = "0 < low <= high <= 1" if name == "scale" else "1e-6 <= low <= high <= 1e6"
-                raise ConfigError(f"RandomResizedCrop({name}={(low, high)}): {limit} must hold.")
+                raise ConfigError(f"RandomResizedCrop({name}={pair!r}): give (low, high), for which {limit} holds.")
 
     def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
         """See `Crop.box`. Makes up to ten attempts to find a box that fits in the image. Each attempt uses four of the

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raylance.arguments import check_flag, is_between
 from raylance.decode.crops import cut_frames, whole_size
 from raylance.decode.decoder import Decoder, Draws
 from raylance.errors import ConfigError
@@ -48,8 +49,9 @@ class FrameCrop(Decoder):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", whole_size(f"FrameCrop({self.column!r}, ", self.size))
-        if not 0 <= self.hflip <= 1:
-            raise ConfigError(f"FrameCrop({self.column!r}, hflip={self.hflip}): a probability lies in [0, 1].")
+        check_flag(f"FrameCrop({self.column!r}).random", self.random)
+        if not is_between(self.hflip, 0, 1):
+            raise ConfigError(f"FrameCrop({self.column!r}, hflip={self.hflip!r}): a probability lies in [0, 1].")
         if self.like is not None and (self.random or self.hflip):
             raise ConfigError(
                 f"FrameCrop({self.column!r}, like={self.like!r}): its part and flip are those of that column. Leave "

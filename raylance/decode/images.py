@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from raylance.arguments import check_integer
+from raylance.arguments import check_flag, check_integer, is_between
 from raylance.decode.crops import BOX_DRAWS, CenterCrop, Crop, whole_size
 from raylance.decode.decoder import Decoder, Draws
 from raylance.decode.pixels import (
@@ -108,8 +108,9 @@ class Image(Decoder):
     def __post_init__(self) -> None:
         if self.size is not None:
             object.__setattr__(self, "size", whole_size(f"Image({self.column!r}, ", self.size))
-        if not 0 <= self.hflip <= 1:
-            raise ConfigError(f"Image({self.column!r}, hflip={self.hflip}): a probability lies in [0, 1].")
+        check_flag(f"Image({self.column!r}).draft", self.draft)
+        if not is_between(self.hflip, 0, 1):
+            raise ConfigError(f"Image({self.column!r}, hflip={self.hflip!r}): a probability lies in [0, 1].")
         for name, value, words in (
             ("mode", self.mode, ("RGB", "L")),
             ("interpolation", self.interpolation, ("bilinear", "nearest")),
@@ -126,6 +127,8 @@ class Image(Decoder):
         if self.max_pixels is not None:
             name = f"Image({self.column!r}).max_pixels"
             object.__setattr__(self, "max_pixels", check_integer(name, self.max_pixels, 1))
+        if self.decode_fn is not None and not callable(self.decode_fn):
+            raise ConfigError(f"Image({self.column!r}, decode_fn={self.decode_fn!r}): give a function of bytes.")
         if self.setup is not None and not callable(self.setup):
             raise ConfigError(f"Image({self.column!r}, setup={self.setup!r}): give a function without arguments.")
         if self.size is None and self.augment is not None:

@@ -98,6 +98,9 @@ class Observer(Protocol):
     def timed(self, field: str) -> AbstractContextManager[None]:
         """Adds the seconds that the body takes to a field of `Stats`."""
 
+    def in_step(self) -> AbstractContextManager[None]:
+        """Makes spans that the body opens, also in calls that it begins, children of the consumer's present step."""
+
     def reason_of(self, offset: int) -> tuple[str, str] | None:
         """Returns column and reason of a bad row by its row offset; None if they were not kept. In a mixture, the high
         bits of the row offset hold the number of the component.

@@ -1,8 +1,9 @@
 """The steps of a loader as spans of OpenTelemetry, on the side of the trainer."""
 
+import contextlib
 import importlib.util
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raylance.errors import ConfigError
@@ -25,14 +26,16 @@ class StepSpans:
     """One span for each step, `raylance.step`: from when the consumer asks for a batch until it asks for the next one.
 
     Its child `raylance.wait` is the wait for the batch. Children of that say for what: `raylance.start` (helpers),
-    `raylance.read`, `raylance.decode` and `raylance.finish` (bringing rows here, and making the batch).
+    `raylance.read`, `raylance.decode` and `raylance.finish` (bringing rows here, and making the batch). Spans that the
+    user's functions open in this process are children of the step in whose time they run.
     """
 
     def __init__(self, attributes: Mapping[str, str | int]) -> None:
         """`attributes` are those of each step."""
-        from opentelemetry import trace
+        from opentelemetry import context, trace
 
-        self._trace, self._tracer = trace, trace.get_tracer("raylance")
+        self._trace, self._tracer, self._context = trace, trace.get_tracer("raylance"), context
+        self._within: Any = None  # the last step as a context
         self._attributes = {f"raylance.{name}": value for name, value in attributes.items()}
         self._lock = threading.Lock()  # the feeder reports what a wait is for
         self._step: Any = None
@@ -44,6 +47,7 @@ class StepSpans:
         with self._lock:
             self._step = self._tracer.start_span("raylance.step", start_time=_ns(now), attributes=self._attributes)
             self._wait, self._begun = self._child("raylance.wait", self._step, now), now
+            self._within = self._trace.set_span_in_context(self._step)
 
     def waited(self, cause: Cause, begin: float, end: float) -> None:
         """Adds what a part of the wait was for. Its begin may be that of the event that names the cause, which is
@@ -53,6 +57,15 @@ class StepSpans:
             if self._wait is not None and end > self._begun:
                 part = self._child(f"raylance.{_NAMES[cause]}", self._wait, max(begin, self._begun))
                 part.end(_ns(end))
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """See `Observer.in_step`. Batches are made ahead, so the present step may not be that of the batch."""
+        token = self._context.attach(self._within)
+        try:
+            yield
+        finally:
+            self._context.detach(token)
 
     def end_wait(self, now: float) -> None:
         """Ends the wait of the step."""

@@ -5,7 +5,7 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from raylance.observe import clock
 from raylance.observe.observations import Cause
@@ -35,6 +35,7 @@ class WaitClock:
         called: The loader's name in its record; without a record, a unique number.
         shared_s: By another loader's name: seconds in which both were iterated side by side.
         on_waited: Called with each part of a wait: its cause, and when it began and ended.
+        in_step: See `Observer.in_step`.
     """
 
     wait_s: float = 0.0
@@ -49,6 +50,7 @@ class WaitClock:
     called: str = dataclasses.field(default_factory=lambda: f"#{next(_numbers)}", repr=False)
     shared_s: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)
     on_waited: Callable[[Cause, float, float], None] | None = dataclasses.field(default=None, repr=False)
+    in_step: Callable[[], AbstractContextManager[None]] = dataclasses.field(default=nullcontext, repr=False)
     _going: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # by field: when its timing began
     _awaited: dict[str, tuple[float, Cause]] = dataclasses.field(default_factory=dict, repr=False)  # at most one, _IT
     _here: str = dataclasses.field(default="wait_start_s", repr=False)  # the field for waits without a cause

@@ -176,18 +176,20 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
     expected = expected_of(line.plan)
     if isinstance(expected, str):
         return "counted", 0, f"{rows} {_NOT_COMPARED}: {expected}"
-    order = expected.order
+    return _compare(line, expected)
+
+
+def _compare(line: EpochLine, expected: Expected) -> tuple[Status, int, str]:
+    """Compares the rows that an epoch's records hold with the planned ones; returns the same as `_judge`."""
+    rows, order = _rows(line), expected.order
     planned = expected.selection.rows if order is None else order.epoch_rows
     left_out, repeats = max(0, planned - line.end), order is not None and order.repeats
     # Those after the last span are a part of `left_out`.
     inside = [(low, high) for low, high in line.passed_over if high is not None and high <= line.end]
-    passed = sum(high - low for low, high in inside) + left_out * (len(line.passed_over) > len(inside))
-    if order is None and (left_out or inside):
-        return (
-            "counted",
-            left_out,
-            f"{rows} {_NOT_COMPARED}: the plan leaves rows out, and no record holds the code of its order",
-        )
+    passed = sum(high - low for low, high in inside)
+    if order is None and (left_out or passed):
+        unknown = "the plan leaves rows out, and no record holds the code of its order"
+        return "counted", left_out, f"{rows} {_NOT_COMPARED}: {unknown}"
     handed = line.digest
     if order is not None:
         handed = sum((expected.planned(order, line.epoch, low, high) for low, high in inside), handed)
@@ -196,19 +198,21 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
         many = f", {abs(more):,} too {'many' if more > 0 else 'few'}" * (more != 0)
         text = f"{rows} were handed out{many}, and they are not each {'planned' if repeats else 'selected'} row once: "
         return "fault", left_out, text + "some were repeated or never selected, others are missing"
-    every = "every draw of the plan" if repeats else "every selected row"
-    if line.has_ended or passed > sum(high - low for low, high in inside):
-        text = f"{rows} were handed out: {every} exactly once"
-        text += f", but for {left_out:,} that the plan leaves out" * (line.has_ended and left_out > 0)
+    if is_left := len(line.passed_over) > len(inside):  # for a later epoch
+        passed += left_out
+    text = f"{rows} were handed out: {'every draw of the plan' if repeats else 'every selected row'} exactly once"
+    if line.has_ended:
+        text += f", but for {left_out:,} that the plan leaves out" * (left_out > 0)
         text += f"; {line.digest.padding:,} came again as padding" * (line.digest.padding > 0 and not repeats)
-    else:
-        text = f"{rows} were handed out: {every} exactly once" if repeats else f"{rows} each came exactly once"
-        text += " so far"
+    elif not is_left:
+        text = f"{text if repeats else f'{rows} each came exactly once'} so far"
     text += f", but for {passed:,} that seek() passed over" * (passed > 0)
     # Where each epoch leaves out other rows, its cost is another one, and epochs could not share a text.
     is_alike = not passed and not (line.has_ended and left_out)
     if is_alike and (cost := expected.cost(line.epoch, min(line.end, planned))) is not None:
         text += f"; they cost {cost:,}" if expected.tokens is None else f"; they have {cost:,} tokens"
+    if expected.tokens is not None:
+        text += ", counted as sequences by their numbers, not by their documents"
     return "proven", left_out, text
 
 

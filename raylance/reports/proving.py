@@ -68,9 +68,10 @@ class RunProof:
     at its first row. Within a process, rows are rolled back only if the process loads a state. An epoch is unproven if
     `set_epoch` or a second loader made its rows come again.
 
-    The proof shows which rows came. It does not show in which steps they came, or with which bytes. Two different sets
-    of rows have the same 64-bit hash in one of 2**64 cases. Rows that the plan leaves out (remainder="drop") are
-    computed from the plan, because no record holds them.
+    The proof shows which rows came. It does not show in which steps they came, or with which bytes. A sequence of
+    `Pack` counts by its number: no record holds the documents of which it was made, which are other ones in each epoch.
+    Two different sets of rows have the same 64-bit hash in one of 2**64 cases. Rows that the plan leaves out
+    (remainder="drop") are computed from the plan, because no record holds them.
 
     Attributes:
         datasets: The proofs. A dataset has one proof for all ranks. If each rank sees the whole dataset and the

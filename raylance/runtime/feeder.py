@@ -294,7 +294,8 @@ class Feeder:
             case GiveUpPlacing(kind, pending, asked):
                 self._fail(PlacementError(self._runtime.explain_placing(kind, pending, asked)))
             case command:
-                self._runtime.do(command)
+                with self._observer.in_step():
+                    self._runtime.do(command)
 
     def _fail(self, error: BaseException) -> None:
         """Ends the pass with an error, unless an earlier one has ended it."""
@@ -325,7 +326,7 @@ class Feeder:
                 if self._on_device is not None:
                     rows, step, decoded = self._decode(self._on_device, rows, step)
                 self._begin("finish")
-                with self._observer.timed("collate_s"):
+                with self._observer.in_step(), self._observer.timed("collate_s"):
                     names = [name for name in rows.item.names if name not in spec.hidden]
                     batch = self._convert(spec, rows, names, decoded)
         except Exception as error:

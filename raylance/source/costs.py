@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raylance.arguments import check_integer
 from raylance.environment.shared import Shared, SharedTables
 from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.orders.order import COST, Tables
 from raylance.orders.permutation import Int32Array
+from raylance.planning.state import OMIT_DEFAULT
 from raylance.source.fields import find_field
 from raylance.source.kept_files import KeptFiles
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
@@ -52,13 +54,21 @@ class TokensOf:
 
     Attributes:
         column: Name of a column of lists.
+        multiple: Each number is rounded up to a multiple of this one, as `raylance.Pad(multiple=…)` rounds.
     """
 
     column: str
+    multiple: int = dataclasses.field(default=1, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if not (isinstance(self.column, str) and self.column):
             raise ConfigError(f"TokensOf(column={self.column!r}): give the name of the column of tokens.")
+        object.__setattr__(self, "multiple", check_integer("TokensOf: multiple", self.multiple, 1))
+
+    @classmethod
+    def of_saved(cls, saved: Any) -> "str | TokensOf":
+        """Returns the `cost` of `raylance.dataset` that was saved by `describe`."""
+        return cls(saved["column"], saved.get("multiple", 1)) if isinstance(saved, Mapping) else str(saved)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +78,14 @@ class Costs:
     Attributes:
         text: What the user gave, for states and errors.
         expression: The SQL expression that Lance computes for each row.
+        multiple: Each value is rounded up to a multiple of this number.
         files: Where the file is kept.
         argument: The argument of `raylance.dataset` that needs the costs, for errors.
     """
 
     text: str
     expression: str
+    multiple: int
     files: KeptFiles
     argument: str
 
@@ -81,7 +93,7 @@ class Costs:
         """Returns the name of the finished file."""
         parts = (source.uri, source.branch, source.version, source.identity, selection.fingerprint, self.expression)
         name = hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-        return f"{name}.int32"
+        return f"{name}{f'.{self.multiple}' * (self.multiple > 1)}.int32"
 
 
 def check_costs(
@@ -94,6 +106,7 @@ def check_costs(
         ConfigError: If an argument has a wrong type, or the expression is wrong or gives no numbers.
         DatasetError: If a column is missing, or the storage fails.
     """
+    multiple = 1
     if isinstance(cost, TokensOf):
         field = find_field(dataset.schema, cost.column)
         kind = None if field is None else field.type
@@ -103,7 +116,7 @@ def check_costs(
                 f"{argument or cost}: column {cost.column!r} of {dataset.uri!r} {found}; nothing was started. Name a "
                 "column of lists. Rows of one length need no cost."
             )
-        text, expression = str(cost), f"array_length({_quoted(cost.column)})"
+        text, expression, multiple = str(cost), f"array_length({_quoted(cost.column)})", cost.multiple
     elif isinstance(cost, str) and cost:
         # Without parentheses, Lance would ignore what follows a complete expression.
         text, expression = cost, _quoted(cost) if cost in dataset.schema.names else f"({cost})"
@@ -112,7 +125,13 @@ def check_costs(
             f"cost={cost!r}: give the name of a column of numbers, an SQL expression over such columns, or "
             'raylance.TokensOf("input_ids").'
         )
-    costs = Costs(text=text, expression=expression, files=KeptFiles.of(folder), argument=argument or f"cost={text!r}")
+    costs = Costs(
+        text=text,
+        expression=expression,
+        multiple=multiple,
+        files=KeptFiles.of(folder),
+        argument=argument or f"cost={text!r}",
+    )
     _as_costs(_scan(dataset, costs, 0, 1), costs, dataset.uri, lambda _: 0)
     return costs
 
@@ -270,6 +289,8 @@ def _as_costs(column: pa.ChunkedArray, costs: Costs, uri: str, offset_of: Callab
     values: npt.NDArray[Any] = column.to_numpy()
     if values.dtype.kind == "f":
         values = np.ceil(values.astype(np.float64))  # a float32 cannot hold the limit
+    if costs.multiple > 1:
+        values = -(-values.astype(np.int64) // costs.multiple) * costs.multiple
     is_wrong = ~((values >= 0) & (values <= _MOST))  # also NaN
     if is_wrong.any():
         at = int(np.argmax(is_wrong))

@@ -9,6 +9,7 @@ end of the process no call begins any more, and those that run are awaited.
 """
 
 import atexit
+import contextvars
 import functools
 import os
 import threading
@@ -75,7 +76,7 @@ class Calls(Executor):
         weakref.finalize(self, _end_threads, self._waiting, at_once).atexit = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Runs a call as soon as a thread is free; returns its future result.
+        """Runs a call as soon as a thread is free, in the present context; returns its future result.
 
         Raises:
             RuntimeError: If no thread runs, and the process cannot start one.
@@ -83,7 +84,7 @@ class Calls(Executor):
         if self._started < self._at_once:  # once all threads run, no lock is taken
             self._start_thread()
         future: Future[T] = Future()
-        self._waiting.put((future, functools.partial(fn, *args, **kwargs)))
+        self._waiting.put((future, functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)))
         return future
 
     def _start_thread(self) -> None:

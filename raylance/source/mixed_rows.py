@@ -13,7 +13,7 @@ from raylance.environment.shared import Shared
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.table import FindingTable, Found, Located, SampleTable
 from raylance.source.derived import Derived
-from raylance.source.reader import RowReader
+from raylance.source.reader import OpenedRows, RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import Completion, RowSource, Selected
 
@@ -117,9 +117,6 @@ class _MixReader(RowReader):
                 of_each[index][name] = own[which == index]
         return _MixReader(tuple(reader.skipping(mine) for reader, mine in zip(self.readers, of_each, strict=True)))
 
-    def of_epoch(self, epoch: int) -> "_MixReader":
-        return _MixReader(tuple(reader.of_epoch(epoch) for reader in self.readers))
-
     def close(self) -> None:
         for reader in self.readers:
             reader.close()
@@ -137,9 +134,6 @@ class _Completing(RowReader):
 
     def skipping(self, unneeded: Mapping[str, Int64Array]) -> "_Completing":
         return dataclasses.replace(self, reader=self.reader.skipping(unneeded))
-
-    def of_epoch(self, epoch: int) -> "_Completing":
-        return dataclasses.replace(self, reader=self.reader.of_epoch(epoch))
 
     def close(self) -> None:
         self.reader.close()
@@ -182,13 +176,20 @@ class MixedRows(RowSource):
         for number, part in enumerate(self.parts):
             part.check_asked(own[which == number])
 
-    def open_reader(self, retry_s: float | None = None) -> RowReader:
+    def open_reader(self, retry_s: float | None = None) -> OpenedRows:
         """See `RowSource.open_reader`."""
-        readers, is_alike = list[RowReader](), self.completion is not None
-        for part in self.parts:
-            reader, completion = part.open_reader(retry_s), part.completion
-            readers.append(reader if is_alike or completion is None else _Completing(reader, completion))
-        return _MixReader(tuple(readers))
+        opened = [part.open_reader(retry_s) for part in self.parts]
+        completions = [None if self.completion is not None else part.completion for part in self.parts]
+
+        def of_epoch(epoch: int) -> RowReader:
+            readers = zip((part.of_epoch(epoch) for part in opened), completions, strict=True)
+            return _MixReader(tuple(one if each is None else _Completing(one, each) for one, each in readers))
+
+        def close() -> None:
+            for part in opened:
+                part.close()
+
+        return OpenedRows(of_epoch, close)
 
     @property
     def completion(self) -> Completion | None:

@@ -27,9 +27,10 @@ from raylance.orders.shuffles import Laned
 from raylance.samples.pack_columns import TOKENS_AT_ONCE, fill_columns, mark_begins
 from raylance.samples.packs import BEGINS, INPUT_IDS, TOKENS, Pack, PackTable, Pieces, find_bins, make_table
 from raylance.source.costs import FEW_ROWS, TokensOf, check_costs, load_costs
+from raylance.source.fields import find_field
 from raylance.source.limits import Calls
 from raylance.source.packing import PackedRows, fixed_lists
-from raylance.source.reader import PieceReader, Prepare, RowReader
+from raylance.source.reader import OpenedRows, PieceReader, Prepare, RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import Completion, RowSource, Selected
 from raylance.source.selection import Selection
@@ -57,11 +58,7 @@ class _SequenceReader(PieceReader):
     table: PackTable
     uri: str
     kept: "_KeptBlocks"
-    epoch: int = 0
-
-    def of_epoch(self, epoch: int) -> "_SequenceReader":
-        """See `RowReader.of_epoch`."""
-        return dataclasses.replace(self, epoch=epoch)
+    epoch: int
 
     def read_pieces(
         self, offsets: Int64Array, prepare: Prepare[T], add: Callable[[T], bool], is_wanted: Wanted = always
@@ -158,12 +155,6 @@ class _SequenceReader(PieceReader):
             is_ids = name == pack.names[0]
             chunks = table[name].chunks or [pa.array([], table[name].type)]
             column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
-            kind = column.type
-            if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not _is_number(kind.value_type):
-                raise DatasetError(
-                    f"Pack: column {name!r} of {self.uri!r} is {kind}, not lists of numbers. Nothing more is read. "
-                    "Store one list a document, with one value for each token."
-                )
             begins = column.offsets.to_numpy().astype(np.int64)
             inner = column.values[begins[0] : begins[-1]]
             if column.null_count or inner.null_count:
@@ -191,7 +182,7 @@ class _SequenceReader(PieceReader):
         if tokens.dtype == np.int32 or not len(tokens):
             return
         least, most = tokens.min(), tokens.max()
-        if tokens.dtype.kind not in "iu" or least < _INT32.min or most > _INT32.max:
+        if least < _INT32.min or most > _INT32.max:
             raise DatasetError(
                 f"Pack: column {self.table.pack.names[0]!r} of {self.uri!r} holds {tokens.dtype} from {least} to "
                 f"{most}, and sequences are of int32, which cannot hold them. Nothing more is read. Write the "
@@ -356,20 +347,36 @@ def _array_of(column: pa.ChunkedArray) -> _Column:
     return values.reshape(len(lists), -1)
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+def _check_columns(opened: lance.LanceDataset, pack: Pack) -> None:
+    """Raises DatasetError if the columns are not lists of numbers, or the first one's are not integers."""
+    for name in pack.names:
+        field = find_field(opened.schema, name)
+        kind: Any = None if field is None else field.type
+        is_ids, is_list = name == pack.names[0], isinstance(kind, pa.ListType | pa.LargeListType)
+        is_whole = is_list and pa.types.is_integer(kind.value_type)
+        if not is_whole and (is_ids or not is_list or not pa.types.is_floating(kind.value_type)):
+            wanted = "integers" if is_ids else "numbers"
+            raise DatasetError(
+                f"Pack: column {name!r} of {opened.uri!r} is {kind}, not lists of {wanted}; nothing was started. Store "
+                "one list a document, with one value for each token."
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSequences(PackedRows):
     """The sequences into which `Pack` packs documents."""
 
-    def open_reader(self, retry_s: float | None = None) -> RowReader:
-        """See `RowSource.open_reader`."""
-        documents, reader = self.documents.load_selection(), self.documents.open_reader(retry_s)
-        return _SequenceReader(
-            reader=reader, documents=documents, table=self.table.get(), uri=str(self.uri), kept=_KeptBlocks()
-        )
+    def _reader(self, opened: OpenedRows) -> Callable[[int], RowReader]:
+        """See `PackedRows._reader`."""
+        documents, table, kept = self.documents.load_selection(), self.table.get(), _KeptBlocks()
+
+        def of_epoch(epoch: int) -> RowReader:
+            reader = opened.of_epoch(epoch)
+            return _SequenceReader(
+                reader=reader, documents=documents, table=table, uri=str(self.uri), kept=kept, epoch=epoch
+            )
+
+        return of_epoch
 
     @property
     def completion(self) -> Completion:
@@ -380,9 +387,12 @@ class PackedSequences(PackedRows):
 def pack_sequences(
     source: Source, opened: lance.LanceDataset, documents: RowSource, pack: Pack, seed: int, folder: Any
 ) -> PackedSequences:
-    """Packs the documents of a dataset; reads their lengths now, unless a file has them. Raises DatasetError: see
-    `make_table`, `check_costs` and `share_costs`.
+    """Packs the documents of a dataset; reads their lengths now, unless a file has them.
+
+    Raises:
+        DatasetError: If a column has another type; also as `make_table`, `check_costs` and `share_costs`.
     """
+    _check_columns(opened, pack)
     column = pack.names[0]
     costs = check_costs(opened, TokensOf(column), folder, f"Pack: the length of {column!r}")
     make = functools.partial(_make_table, source, costs, documents, pack, seed)

@@ -22,7 +22,7 @@ from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.orders.permutation import Int64Array
 from raylance.planning.pace import Pace
-from raylance.source.reader import RowReader
+from raylance.source.reader import OpenedRows, RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import RowSource, Selected
 
@@ -85,7 +85,7 @@ def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
     """Reads the lengths of all selected documents, some MiB at once. Raises DatasetError if the column holds other
     types than lists of integers, a null, a token beyond int64, or no token.
     """
-    documents, reader = source.load_selection(), source.open_reader()
+    documents, reader = source.load_selection(), source.open_reader().of_epoch(0)  # lengths are alike in each epoch
     lengths = [np.empty(0, dtype=np.int64)]
     pace, start = Pace(target_bytes=_BLOCK_BYTES, row_bytes=1, limit_rows=_FIRST_ROWS), 0
     while start < documents.rows:
@@ -214,10 +214,15 @@ class PackedRows(RowSource):
         found: Selected = self.table.get()
         return found
 
-    def open_reader(self, retry_s: float | None = None) -> RowReader:
+    def open_reader(self, retry_s: float | None = None) -> OpenedRows:
         """See `RowSource.open_reader`."""
-        documents, reader = self.documents.load_selection(), self.documents.open_reader(retry_s)
-        return _PackReader(reader=reader, documents=documents, table=self.table.get())
+        opened = self.documents.open_reader(retry_s)
+        return OpenedRows(self._reader(opened), opened.close)
+
+    def _reader(self, opened: OpenedRows) -> Callable[[int], RowReader]:
+        """Returns what makes the reader of the sequences of an epoch."""
+        documents, table = self.documents.load_selection(), self.table.get()
+        return lambda epoch: _PackReader(reader=opened.of_epoch(epoch), documents=documents, table=table)
 
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
         """See `RowSource.map_shared`."""

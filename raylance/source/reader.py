@@ -122,10 +122,6 @@ class RowReader(abc.ABC):
         """
         return self
 
-    def of_epoch(self, epoch: int) -> "RowReader":
-        """Returns a reader of the rows of an epoch. Only packed documents differ from epoch to epoch."""
-        return self
-
     @abc.abstractmethod
     def close(self) -> None:
         """Lets reads in other threads raise their next failure, and try nothing again: nobody waits for their rows."""
@@ -141,6 +137,24 @@ class RowReader(abc.ABC):
         pieces: list[pa.Table] = []
         self.read_into(offsets, pieces.append, is_wanted)
         return pa.concat_tables(pieces) if is_wanted() else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpenedRows:
+    """Selected rows that are open. Packed documents differ from epoch to epoch, so rows are read of an epoch only.
+
+    Attributes:
+        of_epoch: Returns the reader of the rows of an epoch; all of them share what is open.
+        close: See `RowReader.close`; it is for the readers of all epochs.
+    """
+
+    of_epoch: Callable[[int], RowReader]
+    close: Callable[[], None]
+
+    @classmethod
+    def alike(cls, reader: RowReader) -> "OpenedRows":
+        """Returns the rows of a reader, which are the same in each epoch."""
+        return cls(lambda _: reader, reader.close)
 
 
 class PieceReader(RowReader):

@@ -14,7 +14,7 @@ from raylance.planning.proof import HasOffsets
 from raylance.samples.table import SampleTable
 from raylance.samples.windows import WindowTable
 from raylance.source.derived import Derived
-from raylance.source.reader import Reader, ReadMode, RowReader
+from raylance.source.reader import OpenedRows, Reader, ReadMode
 from raylance.source.retrying import OPENING_S
 from raylance.source.selection import Selection
 from raylance.source.version import Source
@@ -98,9 +98,8 @@ class RowSource(abc.ABC):
         """
 
     @abc.abstractmethod
-    def open_reader(self, retry_s: float | None = None) -> RowReader:
-        """Makes a reader of stored rows. With its first read, it opens the dataset and compares it with the pinned
-        version.
+    def open_reader(self, retry_s: float | None = None) -> OpenedRows:
+        """Makes readers of stored rows. The first read opens the dataset and compares it with the pinned version.
 
         Args:
             retry_s: Seconds for which a read is repeated if the storage fails, or if files are missing that were there
@@ -154,13 +153,14 @@ class TableRows(RowSource):
                 why = "a window is not whole, or the row is not selected"
                 raise IndexError(f"row {others[0]} is the anchor of no sample: {why}")
 
-    def open_reader(self, retry_s: float | None = None) -> RowReader:
+    def open_reader(self, retry_s: float | None = None) -> OpenedRows:
         """See `RowSource.open_reader`."""
         rows = self.open_rows(retry_s)
-        return add_columns(rows, self.added, str(self.uri), retry_s=rows.retry_s, missing=rows.missing)
+        reader = add_columns(rows, self.added, str(self.uri), retry_s=rows.retry_s, missing=rows.missing)
+        return OpenedRows.alike(reader)
 
     def open_rows(self, retry_s: float | None = None) -> Reader:
-        """Makes a reader like `open_reader`, without added columns."""
+        """Makes the reader that `open_reader` has, without added columns."""
         return Reader(
             pinned=self.pinned,
             columns=self.columns,

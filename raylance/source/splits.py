@@ -6,10 +6,12 @@ every process, and appended rows do not change it.
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from raylance.arguments import check_integer, is_between, is_pair
 from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.orders.permutation import BoolArray, Int64Array, derive_key, subkeys, uniform
 
@@ -35,13 +37,16 @@ class FractionSplit:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        sizes = list(self.fractions.values())
+        sizes = list(self.fractions.values()) if isinstance(self.fractions, Mapping) else [None]
+        if not all(is_between(size, -math.inf, math.inf) for size in sizes):
+            raise ConfigError(f"FractionSplit(fractions={self.fractions!r}): give the size of each part by its name.")
+        check_integer("FractionSplit: seed", self.seed, None)
         if not sizes or min(sizes) < 0 or abs(sum(sizes) - 1) > 1e-9:
             raise ConfigError(
                 f"FractionSplit(fractions={dict(self.fractions)}): they add up to {sum(sizes):g}. They must not be "
                 "negative and must add up to 1, or some rows would be in no part."
             )
-        if self.part not in self.fractions:
+        if not isinstance(self.part, str) or self.part not in self.fractions:
             raise ConfigError(
                 f"FractionSplit(part={self.part!r}): the parts are {', '.join(map(repr, self.fractions))}."
             )
@@ -91,8 +96,11 @@ class RangeSplit:
     ranges: Sequence[tuple[int, int]]
 
     def __post_init__(self) -> None:
-        if not self.ranges or any(not 0 <= start < stop for start, stop in self.ranges):
-            raise ConfigError(f"RangeSplit({self.ranges}): give half-open ranges (start, stop) with 0 <= start < stop.")
+        given = self.ranges if isinstance(self.ranges, Sequence) else ()
+        if not given or not all(is_pair(each) and 0 <= each[0] < each[1] for each in given):
+            raise ConfigError(
+                f"RangeSplit({self.ranges!r}): give half-open ranges (start, stop) with 0 <= start < stop."
+            )
 
     @property
     def columns(self) -> list[str]:

@@ -126,6 +126,8 @@ class Video(Derived):
         for name in ("column", "video", "frame", "blob"):
             if not (isinstance(value := getattr(self, name), str) and value):
                 raise ConfigError(f"Video({name}={value!r}): give the name of a column.")
+        if not isinstance(self.videos, str | os.PathLike):
+            raise ConfigError(f"Video(videos={self.videos!r}): give the URI of a Lance dataset.")
         object.__setattr__(self, "videos", os.fspath(self.videos))
         if self.size is not None:
             given = self.size if isinstance(self.size, tuple | list) else (self.size, self.size)

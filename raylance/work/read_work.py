@@ -20,7 +20,7 @@ from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
 from raylance.settings import Options
 from raylance.source.limits import Calls
-from raylance.source.reader import RowReader
+from raylance.source.reader import OpenedRows, RowReader
 from raylance.source.sampling import read_samples
 from raylance.work.chunk_memory import ChunkLoad, ChunkMemory
 
@@ -60,7 +60,7 @@ class ReadWork:
         self._chunks: dict[int, tuple[ChunkMemory, int]] = {}  # by number, with the line of the first row
         self._dropped: deque[int] = deque(maxlen=_DROPPED)
         self._opening, self._lock = threading.Lock(), threading.Lock()
-        self._reader: RowReader | None = None
+        self._rows: OpenedRows | None = None
         self._busy = _BusyTime()
         self._peak_bytes, self._is_closed = 0, False
 
@@ -92,7 +92,7 @@ class ReadWork:
         block, unneeded = chunk.load(first, allowed_bytes), chunk.unneeded(first, rows, self._source.costly)
         self._busy.begin()
         try:
-            reader = self._open_reader().of_epoch(epoch).skipping(unneeded)
+            reader = self._reader_of(epoch).skipping(unneeded)
             reader.read_pieces(chunk.stored(first, rows), block.prepare, block.add, block.is_wanted)
         finally:
             block.end()
@@ -130,10 +130,10 @@ class ReadWork:
         if found is not None:
             found[0].is_dropped = True
 
-    def _open_reader(self) -> RowReader:
+    def _reader_of(self, epoch: int) -> RowReader:
         with self._lock:
-            self._reader = self._reader or self._source.open_reader(self._read_timeout_s)
-            return self._reader
+            self._rows = self._rows or self._source.open_reader(self._read_timeout_s)
+            return self._rows.of_epoch(epoch)
 
     def _note_held(self, receipt: Receipt) -> None:
         with self._lock:
@@ -157,7 +157,7 @@ class ReadWork:
         begin, item, plan, decoding = clock.now(), command.item, planned.plan, self._decoding
         receipt = Receipt()
         if not item.rows:
-            table = self._empty_table()
+            table = self._empty_table(item.epoch)
         elif command.number is None:
             table = self._read_alone(planned, item, command.allowed_bytes, receipt)
         else:
@@ -220,7 +220,7 @@ class ReadWork:
             receipt.too_large_bytes = (chunk.nbytes + needs_bytes) * rows // (chunk.loaded_rows + 1)
             if item.rows == 1 and allowed_bytes >= self._limit:  # a sample has several rows
                 raise self._too_large("sample", anchors, receipt.too_large_bytes)
-            return self._empty_table()
+            return self._empty_table(item.epoch)
         return self._checked(chunk, chunk.gather(0, item.rows, self._items.lend, own=False), allowed_bytes, receipt)
 
     def _too_large(self, what: str, offsets: Int64Array, nbytes: int) -> DatasetError:
@@ -232,8 +232,8 @@ class ReadWork:
             "with neighbours='selected'."
         )
 
-    def _empty_table(self) -> pa.Table:
-        return read_samples(self._open_reader(), self._samples, np.empty(0, dtype=np.int64))
+    def _empty_table(self, epoch: int) -> pa.Table:
+        return read_samples(self._reader_of(epoch), self._samples, np.empty(0, dtype=np.int64))
 
     def _is_kept_long(self) -> bool:
         """Whether the caller still holds more memory of earlier chunks than one chunk may use. If so, items are copies
@@ -251,8 +251,8 @@ class ReadWork:
             self._is_closed = True
             for chunk, _ in self._chunks.values():
                 chunk.is_dropped = True
-            if self._reader is not None:
-                self._reader.close()
+            if self._rows is not None:
+                self._rows.close()
 
 
 class _BusyTime:

@@ -81,6 +81,10 @@ def test_mixtures_windows_packed_and_masked_rows(images_uri: str, tmp_path: Path
     assert set(columns_of(mixed.to_ray_dataset(epoch=0))["_component"].tolist()) == {0, 1}
     packed = raylance.dataset(uri, pack=raylance.Pack("ids", 16))
     assert_same(columns_of(packed.to_ray_dataset()), packed[:])
+    [second] = packed.iter_batches(epoch=1, global_batch_size=len(packed), with_row_offset=True)
+    by_number = {name: values[np.argsort(second["_rowoffset"])] for name, values in second.items()}
+    again = columns_of(packed.to_ray_dataset(epoch=1))
+    assert_same({name: values[np.argsort(again["_rowoffset"])] for name, values in again.items()}, by_number)
     masked = raylance.dataset(images_uri, filter="id < 9", decode=AUGMENTED, on_bad_row="mask")
     assert "_valid" in columns_of(masked.to_ray_dataset())
 
@@ -157,3 +161,122 @@ def test_a_write_that_fails_leaves_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"failed\.lance"):
         lance.dataset(uri)
     assert raylance.from_ray_dataset(ray.data.range(100), uri) == 100, "the next one does not see what is left"
+
+
+def blocks(*tables: pa.Table) -> Any:
+    """A dataset of Ray Data that makes these blocks when it is executed, so that nobody knows their schemas before."""
+    return ray.data.range(len(tables), override_num_blocks=len(tables)).map_batches(
+        lambda table: tables[table["id"][0].as_py()], batch_format="pyarrow"
+    )
+
+
+def column(*values: Any, kind: pa.DataType | None = None) -> pa.Table:
+    return pa.table({"a": pa.array(values, kind)})
+
+
+@pytest.mark.promise("P1", "P8")
+@pytest.mark.parametrize(
+    ("first", "later", "kind"),
+    [
+        (column(1), pa.table({"a": [1], "b": [1]}), None),
+        (pa.table({"a": [1], "b": [1]}), column(1), None),
+        (column(0.5, kind=pa.float32()), column(1 / 3), pa.float64()),
+        (column(0.5), column(2**60 + 1), None),
+        (column(1), column("one"), None),
+        (column(None), column("one"), pa.string()),
+        (column([1], kind=pa.list_(pa.int64(), 1)), column([1, 2], kind=pa.list_(pa.int64(), 2)), pa.list_(pa.int64())),
+    ],
+    ids=[
+        "more columns",
+        "fewer columns",
+        "float64 later",
+        "a large integer later",
+        "text later",
+        "null first",
+        "lengths",
+    ],
+)
+def test_a_later_block_of_another_schema_is_refused(
+    tmp_path: Path, first: pa.Table, later: pa.Table, kind: pa.DataType | None
+) -> None:
+    """No column may vanish, and no value change. A schema that holds all of them may be given."""
+    uri = str(tmp_path / "made.lance")
+    odd = "b" if "b" in first.column_names + later.column_names else "a"
+    with pytest.raises(ConfigError, match=f"'{odd}'"):
+        raylance.from_ray_dataset(blocks(first, first, later), uri)
+    with pytest.raises(ValueError, match=r"made\.lance"):
+        lance.dataset(uri)
+    if kind is not None:
+        assert raylance.from_ray_dataset(blocks(first, later), uri, schema=pa.schema([("a", kind)])) == 2
+        assert lance.dataset(uri).to_table()["a"].to_pylist() == (first["a"].to_pylist() + later["a"].to_pylist())
+
+
+def test_blocks_of_narrower_types_and_without_rows_are_written(tmp_path: Path) -> None:
+    uri = str(tmp_path / "made.lance")
+    narrow = column(3, None, kind=pa.int32())
+    found = raylance.from_ray_dataset(blocks(column(1), narrow, column(None), column(5)[:0], pa.table({})), uri)
+    assert found == 4
+    made = lance.dataset(uri).to_table()
+    assert made.schema.field("a").type == pa.int64()
+    assert made["a"].to_pylist() == [1, 3, None, None]
+    filtered = ray.data.from_arrow([column(each, each) for each in range(4)]).filter(lambda row: row["a"] > 2)
+    assert raylance.from_ray_dataset(filtered, uri, overwrite=True) == 2
+
+
+@pytest.mark.promise("P8")
+def test_arguments_that_are_refused(tmp_path: Path, images_uri: str) -> None:
+    uri, rows, dataset = str(tmp_path / "made.lance"), ray.data.range(3), raylance.dataset(images_uri)
+    calls: dict[str, Any] = {
+        "None": lambda: raylance.from_ray_dataset(None, uri),
+        "schema=3": lambda: raylance.from_ray_dataset(rows, uri, schema=3),  # type: ignore[arg-type]
+        "concurency": lambda: raylance.from_ray_dataset(rows, uri, concurency=1),
+        "epoc": lambda: dataset.to_ray_dataset(epoc=1),
+        "foo": lambda: dataset.to_ray_dataset(foo=1),
+    }
+    for named, call in calls.items():
+        with pytest.raises(ConfigError, match=named):
+            call()
+    assert dataset.to_ray_dataset(num_cpus=1, concurrency=2).count() == len(dataset)
+
+
+def test_tensors_of_all_kinds_come_as_arrays_and_go_back(tmp_path: Path) -> None:
+    """Padded windows, flags, permuted and nested tensors, in each format of Ray's batches."""
+    uri, copy = str(tmp_path / "rows.lance"), str(tmp_path / "copy.lance")
+    values = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    permuted = np.empty((4, 3, 2), np.float32).transpose(0, 2, 1)
+    permuted[:] = values
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 3)
+    columns = {
+        "plain": pa.FixedShapeTensorArray.from_numpy_ndarray(values),
+        "permuted": pa.FixedShapeTensorArray.from_numpy_ndarray(permuted),
+        "nested": pa.FixedSizeListArray.from_arrays(lists, 2),
+        "flags": pa.array([[True, False], [False, True]] * 2, pa.list_(pa.bool_(), 2)),
+        "number": pa.array(range(4)),
+    }
+    lance.write_dataset(pa.table(columns), uri)
+    dataset = raylance.dataset(
+        uri, windows=raylance.Windows(episode="number", offsets={"number": [0, 1]}), order="sequential"
+    )
+    wanted = dataset[:]
+    assert wanted["number_is_pad"].tolist() == [[False, True]] * 4
+    assert_same(columns_of(dataset.to_ray_dataset(override_num_blocks=2)), wanted)
+    rows = dataset.to_ray_dataset().take_all()
+    assert_same({name: np.stack([row[name] for row in rows]) for name in wanted}, wanted)
+    [batch] = dataset.to_ray_dataset().iter_torch_batches(batch_size=4)
+    assert_same({name: tensor.numpy() for name, tensor in batch.items()}, wanted)
+    assert raylance.from_ray_dataset(dataset.to_ray_dataset().drop_columns(["_rowoffset"]), copy) == 4
+    again = raylance.dataset(copy)[:]
+    assert_same(
+        {name: again[name] for name in wanted if name != "_rowoffset"},
+        {name: values for name, values in wanted.items() if name != "_rowoffset"},
+    )
+
+
+@pytest.mark.promise("P8")
+def test_nulls_among_tensors_are_named(tmp_path: Path) -> None:
+    uri = str(tmp_path / "rows.lance")
+    lance.write_dataset(pa.table({"f": pa.array([[1, 2], None], pa.list_(pa.int16(), 2)), "id": [0, 1]}), uri)
+    with pytest.raises(raylance.DatasetError, match="'f' has 1 nulls"):
+        raylance.dataset(uri).to_ray_dataset().take_all()
+    filtered = raylance.dataset(uri, filter="f IS NOT NULL").to_ray_dataset()
+    assert [row["f"].tolist() for row in filtered.take_all()] == [[1, 2]]

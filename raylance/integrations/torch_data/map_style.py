@@ -56,8 +56,9 @@ class PlacedSampler(torch.utils.data.DistributedSampler[Any]):
 
 
 class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """Returns selected rows by index, counted in storage order. The attribute `epoch` only chooses the random
-    augmentation; it is 0 unless you set it. If a `RowSampler` gives the indices, the sampler's epoch is used instead.
+    """Returns selected rows by index, counted in storage order. The attribute `epoch` chooses the random
+    augmentation, and the documents of packed sequences; it is 0 unless you set it. If a `RowSampler` gives the indices,
+    the sampler's epoch is used instead.
     """
 
     def __init__(self, handle: Dataset, *, with_row_offset: bool = False) -> None:

@@ -190,6 +190,59 @@ def test_a_list_of_another_length_than_those_looked_at_is_an_error(write_dataset
         assert shapes.count((10, 3)) == 1
 
 
+MATRICES = np.arange(20 * 6, dtype=np.float32).reshape(20, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.list_(pa.float32())),
+        pa.large_list(pa.list_(pa.float32(), 3)),
+        pa.list_(pa.list_(pa.list_(pa.float32()))),
+        pa.list_(pa.list_(pa.list_(pa.float32(), 1))),
+    ],
+    ids=str,
+)
+def test_lists_of_lists_of_one_shape_are_one_array(write_dataset: Callable[..., str], kind: pa.DataType) -> None:
+    values = MATRICES[..., None] if "list" in str(kind.value_type.value_type) else MATRICES
+    uri = write_dataset(pa.table({"m": pa.array(values.tolist(), kind), "id": range(20)}))
+    with raylance.dataset(uri, columns=["m"], order="sequential", remainder="ragged") as handle:
+        found = list(handle.iter_torch_batches(batch_size=8, dtypes=torch.float64))
+        assert {batch["m"].dtype for batch in found} == {torch.float64}
+        assert np.array_equal(np.concatenate([batch["m"].numpy() for batch in found]), values)
+        assert np.array_equal(next(iter(handle.iter_batches(batch_size=20)))["m"], values)
+        [given] = handle.iter_batches(batch_size=20, batch_format="pyarrow")
+        assert given["m"].to_pylist() == values.tolist()
+        assert np.array_equal(handle[3:9]["m"], values[3:9])
+        [kept] = handle.iter_torch_batches(batch_size=20, pad_lists={"m": None})
+        assert [np.asarray(row).tolist() for row in kept["m"]] == values.tolist()
+
+
+def test_lists_of_lists_of_other_shapes_are_named(
+    write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As lists of numbers are: if they are uneven from the first, by a warning; if later, by an error."""
+    boxes = [[[float(row)] * 4] * (row % 3) for row in range(20)]
+    late = [[[1, 2], [3, 4]]] * 50 + [[[1, 2], [3]]] + [[[1, 2], [3, 4]]] * 49
+    uneven = write_dataset(pa.table({"boxes": pa.array(boxes, pa.list_(pa.list_(pa.float32())))}))
+    with raylance.dataset(uneven, order="sequential") as handle, caplog.at_level(logging.WARNING, logger="raylance"):
+        [batch] = handle.iter_torch_batches(batch_size=20)
+        assert batch["boxes"] == boxes
+        assert caplog.text.count("boxes") == 2, "the column, and how to keep its lists in silence"
+        with pytest.raises(raylance.ConfigError, match="'boxes'.*lists of lists"):
+            handle.iter_torch_batches(batch_size=20, pad_lists={"boxes": 0})
+        caplog.clear()
+        list(handle.iter_torch_batches(batch_size=20, pad_lists={"boxes": None}))
+        assert "boxes" not in caplog.text
+    later = write_dataset(pa.table({"m": late}))
+    with raylance.dataset(later, order="sequential") as handle:
+        with pytest.raises(raylance.DatasetError, match=r"'m'.* 1 .*\(2, 2\).*pad_lists"):
+            list(handle.iter_torch_batches(batch_size=10))
+        rows = [row for batch in handle.iter_torch_batches(batch_size=10, pad_lists={"m": None}) for row in batch["m"]]
+        assert rows == late
+        assert MapDataset(handle)[50]["m"] == late[50]
+
+
 @pytest.fixture(scope="module")
 def lists_uri(write_dataset: Callable[..., str]) -> str:
     lists = [[1], [0, 1], []]

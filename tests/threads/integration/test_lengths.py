@@ -208,3 +208,42 @@ def test_what_is_refused(texts: str) -> None:
 def test_an_audit_of_buckets(texts: str) -> None:
     report = EpochAudit(opened(texts, balance=raylance.Balance()), global_batch_size=64, world_size=3).count()
     assert report.verdict.startswith("OK")
+
+
+@pytest.mark.promise("P8")
+@pytest.mark.parametrize("kind", ["bucket", "window", "mixture", "micro"])
+def test_steps_cost_no_more_than_their_budget_with_their_padding(texts: str, kind: str) -> None:
+    """The longest of a batch may be rounded up: the cost counts that, or the steps are refused before the first."""
+    multiple, order = 64, "bucket" if kind == "bucket" else "window"
+
+    def make(cost: raylance.TokensOf) -> raylance.Dataset:
+        made = opened(texts, cost=cost, order=order, columns=["ids"], remainder="ragged")
+        return raylance.mix({"a": (made, 0.5), "b": (made, 0.5)}, remainder="ragged") if kind == "mixture" else made
+
+    size: dict[str, Any] = {"global_batch_cost": BUDGET}
+    if kind == "micro":
+        size = {"global_batch_size": 128, "micro_batch_cost": BUDGET}
+    rounded: Any = {"ids": raylance.Pad(0, multiple=multiple)}
+    plain = make(raylance.TokensOf("ids"))
+    for pad, fix in ((rounded["ids"], f"multiple={multiple}"), (raylance.Pad(0, length=200), "global_batch_size=20")):
+        for iterate in (plain.iter_batches, plain.iter_torch_batches):
+            with pytest.raises(ConfigError, match=fix):
+                iterate(**size, pad_lists={"ids": pad})
+    for how in (0, raylance.Pad(0), "jagged", None):
+        plain.iter_torch_batches(**size, pad_lists={"ids": how})
+    if kind != "bucket":  # whose steps are always counted as if they were padded
+        plain.iter_batches(**size, padded=False, pad_lists=rounded)
+    for counted in (multiple, 2 * multiple):
+        batches: Any = make(raylance.TokensOf("ids", multiple=counted)).iter_batches(**size, pad_lists=rounded)
+        tokens = [each["ids"].size for step in batches for each in (step if kind == "micro" else [step])]
+        assert max(tokens) <= BUDGET
+        assert sum(tokens) > 0
+
+
+def test_a_rounded_cost_is_read_back_from_a_state(texts: str) -> None:
+    cost = raylance.TokensOf("ids", multiple=64)
+    with opened(texts, cost=cost).loader() as loader:
+        state = loader.state_dict()
+    again = reopen(state)
+    assert again.costs is not None
+    np.testing.assert_array_equal(again.costs, opened(texts, cost=cost).costs)

@@ -46,6 +46,8 @@ def test_helpers_stay_and_records_name_the_change(data: raylance.Dataset, tmp_pa
         (lambda loader: loader.seek(3), "how many rows a step has is not known"),
         (lambda loader: loader.seek(-1, global_batch_size=BATCH), "seek\\(\\): global_step"),
         (lambda loader: loader.seek(1, global_batch_size=0), "global_batch_size=0"),
+        (lambda loader: (loader.prepare(global_batch_size=BATCH), loader.seek(3, max_rows=3)), "max_rows=3"),
+        (lambda loader: (loader.prepare(global_batch_size=BATCH), loader.seek(3, padded=False)), "padded=False"),
         (lambda loader: loader.reshard(3, 3, elastic=True), "less than the size"),
         (lambda loader: loader.reshard(0, 1, elastic="no"), "elastic"),
         (lambda loader: (loader.prepare(global_batch_size=BATCH), loader.reshard(0, 1)), "after prepare\\(\\)"),

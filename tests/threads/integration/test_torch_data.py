@@ -249,6 +249,33 @@ def test_batches_are_those_of_the_rank_loader(images_uri: str, order: Any) -> No
         assert loader.state_dict() == ranked_state
 
 
+@pytest.mark.promise("P1", "P4")
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_sequences_are_those_of_their_epoch(write_dataset: Callable[..., str], is_mixed: bool) -> None:
+    """In each epoch, after a move from a RankLoader in mid-epoch, and by index."""
+    tokens = write_dataset(pa.table({"tokens": [list(range(5 * row, 5 * row + 5)) for row in range(40)]}))
+    packed = raylance.dataset(tokens, pack=raylance.Pack("tokens", 16), order="sequential", remainder="ragged")
+    handle = raylance.mix({"a": (packed, 1.0), "b": (packed, 1.0)}, remainder="ragged") if is_mixed else packed
+
+    def of(batches: Any) -> list[list[int]]:
+        return [sequence for batch in batches for sequence in batch["input_ids"].tolist()]
+
+    with handle.loader(runtime="threads") as ranked:
+        wanted = [of(ranked.iter_batches(global_batch_size=2)) for _ in range(2)]
+        before = of(itertools.islice(ranked.iter_batches(global_batch_size=2), 3))
+        state = ranked.state_dict()
+        wanted.append(before + of(ranked.iter_batches(global_batch_size=2)))
+    assert wanted[0] != wanted[1]
+    loader = make_loader(handle, "map", 2)
+    assert [of(loader) for _ in range(3)] == wanted
+    loader.load_state_dict(state)
+    assert before + of(loader) == wanted[2]
+    if not is_mixed:
+        rows = MapDataset(handle)
+        rows.epoch = 1
+        assert [rows[index]["input_ids"].tolist() for index in range(len(rows))] == wanted[1]
+
+
 def test_states_are_those_of_the_rank_loader(uri: str) -> None:
     """A run under Ray continues under DataLoader, and back."""
     handle = open_dataset(uri)

@@ -81,6 +81,26 @@ def test_a_run_that_continues_in_mid_epoch_on_other_ranks_is_proven(uri: str, st
     assert values(proof) == [("data", 0, 1, "proven", 300), ("data", 1, 1, "proven", 50)]
 
 
+def test_sequences_of_a_run_that_moves_to_torch_in_mid_epoch(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    """Each token comes once in each epoch. The proof says that it counts sequences by their numbers."""
+    data = write_dataset(pa.table({"tokens": [list(range(5 * row, 5 * row + 5)) for row in range(20)]}))
+    pack = raylance.Pack("tokens", 16)
+    handle = raylance.dataset(data, pack=pack, order="sequential", remainder="ragged")
+    with handle.loader(runtime="threads", record=str(tmp_path)) as ranked:
+        for _ in ranked.iter_batches(global_batch_size=2):
+            pass
+        seen = [*itertools.islice(ranked.iter_batches(global_batch_size=2), 2)]
+        state = ranked.state_dict()
+    loader = make(handle, "map", tmp_path, size=2)
+    loader.load_state_dict(state)
+    tokens = np.concatenate([np.asarray(batch["input_ids"]).ravel() for batch in (*seen, *loader)])
+    loader.close()
+    assert np.sort(tokens[np.flatnonzero(tokens)]).tolist() == list(range(1, 100)), "0 is also padding"
+    proof = raylance.prove_run(tmp_path, pack=pack)
+    assert proof.ok, proof
+    assert "by their numbers" in str(proof)
+
+
 class Short(MapDataset):
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
         return super().__getitems__(indices)[1:]

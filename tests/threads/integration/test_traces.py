@@ -1,6 +1,9 @@
 """The spans of OpenTelemetry: one for each step, with what its wait was for, in the program's own trace."""
 
+from typing import Any
+
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import raylance
@@ -10,6 +13,34 @@ from tests.helpers.spans import BATCH, check_spans
 
 def test_each_step_is_a_span_with_its_wait(images_uri: str, exported: InMemorySpanExporter) -> None:
     check_spans(images_uri, exported, "threads")
+
+
+def with_span(batch: dict[str, Any]) -> dict[str, Any]:
+    with trace.get_tracer("test").start_as_current_span("user"):
+        return batch
+
+
+@pytest.mark.parametrize("where", ["collate_fn", "transform"])
+def test_spans_of_the_users_functions_belong_to_steps(
+    images_uri: str, exported: InMemorySpanExporter, where: str
+) -> None:
+    dataset = raylance.dataset(images_uri, columns=["id"], transform=with_span if where == "transform" else None)
+    collate_fn = with_span if where == "collate_fn" else None
+    exported.clear()  # the opening tries the transform
+    with (
+        dataset.loader(traces=True, record=False, runtime="threads", num_decoders=1) as loader,
+        trace.get_tracer("test").start_as_current_span("epoch") as epoch,
+    ):
+        for _ in loader.iter_torch_batches(global_batch_size=32, collate_fn=collate_fn):
+            pass
+    spans = exported.get_finished_spans()
+    steps = {span.context.span_id: span for span in spans if span.name == "raylance.step"}
+    ours = [span for span in spans if span.name == "user"]
+    assert ours
+    for span in ours:
+        assert span.context.trace_id == epoch.get_span_context().trace_id
+        assert span.parent is not None
+        assert steps[span.parent.span_id].start_time <= span.start_time
 
 
 def test_there_are_none_unless_asked_for(images_uri: str, exported: InMemorySpanExporter) -> None:

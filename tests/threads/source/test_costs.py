@@ -43,6 +43,7 @@ def tokens(write_dataset: Callable[..., str]) -> str:
     [
         ("length", lambda row: row["length"]),
         (raylance.TokensOf("ids"), lambda row: row["length"]),
+        (raylance.TokensOf("ids", multiple=7), lambda row: -(-row["length"] // 7) * 7),
         ("length + 256 * images", lambda row: row["length"] + 256 * row["images"].astype(int)),
         ("a b", lambda row: np.ceil(row["length"] / 8)),
         ("`a b` * 16", lambda row: 2 * row["length"]),
@@ -159,6 +160,7 @@ def test_a_store_that_fails_is_said(
         ({"cost": 3}, ConfigError, "cost=3"),
         ({"cost": raylance.TokensOf("length")}, DatasetError, "length"),
         ({"cost": raylance.TokensOf("nothing")}, DatasetError, "nothing"),
+        ({"cost": raylance.TokensOf("length", multiple=8)}, DatasetError, "length"),
         ({"cost": "length", "cost_folder": "none://bucket/costs"}, ConfigError, "none"),
         ({"cost": "length", "cost_folder": 3}, ConfigError, "cost_folder=3"),
         ({"cost": "length", "pack": raylance.PackTokens("ids", 8), "columns": None}, ConfigError, "pack"),
