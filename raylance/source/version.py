@@ -22,6 +22,7 @@ import lance
 import numpy as np
 from lance.fragment import FragmentMetadata
 
+from raylance._version import __version__
 from raylance.errors import ConfigError, DatasetError
 from raylance.secrets import holds_secret, public_uri
 from raylance.source.lance_errors import (
@@ -39,6 +40,8 @@ from raylance.source.retrying import OPENING_S, patiently
 from raylance.source.storage_options import StorageOptions, check_options, current, open_dataset
 
 logger = logging.getLogger(__name__)
+
+_TRIED_MAJOR = 14  # the newest major version of pylance with which the tests ran
 
 Version = int | str | tuple[str | None, int | None]
 
@@ -178,12 +181,23 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: S
         DatasetError: If there is no dataset, no such branch, version or tag, or the storage fails for too long.
     """
     version, uri = _check_version(version), checked_uri(uri)
+    _warn_of_untried_lance()
     if not callable(storage_options):
         check_options(storage_options)
     try:
         return patiently(functools.partial(_pin, uri, version, storage_options))
     except LANCE_ERRORS as error:
         raise _not_opened(uri, error, storage_options) from error
+
+
+def _warn_of_untried_lance() -> None:
+    """Warns if Lance is newer than the versions that were tried: each of its major versions may change calls."""
+    if int(lance.__version__.partition(".")[0]) > _TRIED_MAJOR:
+        warn_once(
+            f"pylance {lance.__version__} is newer than raylance {__version__}, whose tests ran with pylance "
+            f"{_TRIED_MAJOR}: calls may have changed. If something fails, install pylance<{_TRIED_MAJOR + 1}, or a newer "
+            "raylance."
+        )
 
 
 def checked_uri(uri: str | os.PathLike[str]) -> str:
