@@ -13,7 +13,7 @@ class Positioned(abc.ABC):
     """Has an epoch and a position, which are the same on every rank, because all ranks take the same steps."""
 
     def __init__(self, spec: DatasetSpec) -> None:
-        self._cursor = Cursor(spec.read.origin, spec.delivery)
+        self._cursor = Cursor(spec.read.origin, spec.delivery, spec.read.source.has_rows_of)
 
     @property
     def epoch(self) -> int:

@@ -110,7 +110,7 @@ class EpochAudit:
             StateError: If the state belongs to other rows or another order.
         """
         self._data, read_spec, delivery_spec = data, spec_of(data).read, spec_of(data).delivery
-        cursor = Cursor(read_spec.origin, delivery_spec)
+        cursor = Cursor(read_spec.origin, delivery_spec, read_spec.source.has_rows_of)
         size: Size | None = None
         if (global_batch_size, global_batch_cost, max_rows, padded) != (None, None, None, True):
             size = check_size(1, global_batch_size, None, global_batch_cost, max_rows, padded=padded)

@@ -15,7 +15,7 @@ from raylance.orders.shuffles import Sequential
 from raylance.planning.delivery_spec import DeliverySpec, make_plan
 from raylance.planning.plan import Plan
 from raylance.planning.shards import NO_SHARDS, list_shards
-from raylance.planning.state import State, check_state, damaged, parse_state
+from raylance.planning.state import HasRowsOf, State, check_state, damaged, no_version, parse_state
 from raylance.planning.steps import Budget, Remainder, Size
 
 logger = logging.getLogger(__name__)
@@ -36,9 +36,17 @@ class Cursor:
             committed; there, this function counts the last step if it was committed. By default, it does nothing.
     """
 
-    def __init__(self, origin: Mapping[str, Any], delivery_spec: DeliverySpec) -> None:
-        """Begins at the start of epoch 0. `origin` holds the fields of a state that `ReadSpec.origin` returns."""
-        self._origin, self.delivery_spec = origin, delivery_spec
+    def __init__(
+        self,
+        origin: Mapping[str, Any],
+        delivery_spec: DeliverySpec,
+        has_rows_of: HasRowsOf = no_version,
+    ) -> None:
+        """Begins at the start of epoch 0. `origin` holds the fields of a state that `ReadSpec.origin` returns;
+        `has_rows_of` is `RowSource.has_rows_of`.
+        """
+        self._origin, self.delivery_spec, self._has_rows_of = origin, delivery_spec, has_rows_of
+        self._rows_of: Mapping[str, Any] | None = None
         self.epoch = self.position = self.step = self.global_step = self.moves = 0
         self.settle: Callable[[], None] = _nothing
         self._plan: tuple[DeliverySpec, tuple[Any, ...], Plan] | None = None  # the last plan, and its arguments
@@ -210,6 +218,7 @@ class Cursor:
             dp_size=dp_size,
             cost=spec.cost,
             budget=dataclasses.asdict(size) if isinstance(size, Budget) else None,
+            rows_of=self._rows_of,
         )
 
     def load(self, state: Mapping[str, Any]) -> State:
@@ -221,11 +230,11 @@ class Cursor:
         saved, before = parse_state(state), self.delivery_spec
         self.delivery_spec = dataclasses.replace(before, order=before.order.dealt_as(saved.order))
         try:
-            check_state(saved, self.state(None, 1))
+            rows_of = check_state(saved, self.state(None, 1), self._has_rows_of)
             spec = _adopt(self.delivery_spec, saved)
         finally:
             self.delivery_spec = before
-        saved = _continue(saved, spec)
+        saved, self._rows_of = _continue(saved, spec), rows_of
         self.delivery_spec, self.global_step = spec, saved.global_step
         self.epoch, self.position, self.step = saved.epoch, saved.position, saved.step
         self._before = None

@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -25,6 +25,9 @@ LOADERS = "loaders"
 # Each of these must be equal, or the saved position would mean other rows.
 _MUST_MATCH = ("branch", "version", "identity", "filter", "split", "rows", "fingerprint", "seed")
 # These may change between runs, but rarely on purpose.
+_VERSION = ("version", "identity")
+# These may differ where an epoch begins, because no position refers to the rows there: the dataset has grown.
+_MAY_GROW = (*_VERSION, "rows", "fingerprint")
 _SHOULD_MATCH = ("columns", "decode", "transform", "codecs", "cost")
 _OLDEST_FORMAT = 4  # of raylance 0.8 and 0.9
 _OLD_NAMES = {"world_size": "dp_size"}  # fields of the oldest format, and their present names
@@ -40,7 +43,7 @@ out, so that the description is equal to that of earlier versions.
 _MAY_BE_0 = ("order.bucket_rows", "order.bucket_cost")  # sizes that are 0 if they are not used
 _OMITTED_IF_ALL = ".epoch_rows"  # a component's field, left out if the component's epoch has all its selected rows
 
-_OPTIONAL = ("windows", "cost", "budget")  # fields that are left out if they are None
+_OPTIONAL = ("windows", "cost", "budget", "rows_of")  # fields that are left out if they are None
 
 _IDENTITY = (
     "uri", "version", "branch", "filter", "split", "windows", "rows", "fingerprint", "identity", "order", "seed",
@@ -82,6 +85,8 @@ class State:
     windows: Any = None  # the `repr` of what makes samples of several rows
     cost: Any = None  # what a row costs, in words
     budget: Any = None  # the fields of `Budget`, in place of `global_batch_size`; for information
+    # `version` and `identity` with which the run began, if it has moved to another version with the same rows since
+    rows_of: Any = None
 
     @property
     def size(self) -> Size | None:
@@ -120,7 +125,8 @@ def subject_of(state: Mapping[str, Any]) -> str:
 
 def selection_of(state: Mapping[str, Any]) -> str:
     """Returns a key of the rows that a state selects from its data. For the same data, equal keys mean equal rows."""
-    return json.dumps([state.get(name) for name in ("version", "identity", "rows", "fingerprint")], sort_keys=True)
+    version = {name: state.get(name) for name in _VERSION} if state.get("rows_of") is None else state["rows_of"]
+    return json.dumps([*version.values(), state.get("rows"), state.get("fingerprint")], sort_keys=True)
 
 
 def states_in(content: bytes) -> list[Mapping[str, Any]]:
@@ -195,20 +201,44 @@ def _check_fields(state: State) -> None:
         )
 
 
-def check_state(saved: State, current: State) -> None:
+HasRowsOf = Callable[[Any, Any], bool]
+"""Whether a loader's data have the rows of another version and identity, in the same order."""
+
+
+def no_version(version: Any, identity: Any) -> bool:
+    """Returns False: that data have the rows of another version is not known."""
+    return False
+
+
+def check_state(saved: State, current: State, has_rows_of: HasRowsOf = no_version) -> Mapping[str, Any] | None:
     """Refuses a saved state that means other rows than the loader's own. A field of the current order that is "auto"
-    accepts every saved number, and the loader reuses it. Other columns or another decoding are allowed, with a warning,
-    and so are equal files in another place. Raises StateError if fields differ, with both values of each, side by side.
+    accepts every saved number, and the loader reuses it. Allowed, with a warning, are other columns, another decoding,
+    equal files in another place, another version with the same rows in the same order and, where an epoch begins, other
+    rows of the same dataset.
+
+    Returns:
+        The field `rows_of` of the loader's next states.
+
+    Raises:
+        StateError: If fields differ, with both values of each, side by side.
     """
     samples = () if saved.fingerprint == current.fingerprint else ("windows",)  # different words may mean the same
-    elsewhere, differing = (_compare(saved, current, names) for names in (("uri",), (*_MUST_MATCH, *samples, "order")))
+    elsewhere, moved = _compare(saved, current, ("uri",)), _moved_on(saved, current, has_rows_of)
+    left_out, rows_of = ((), saved.rows_of) if moved is None else moved
+    differing = _compare(saved, current, [name for name in (*_MUST_MATCH, *samples, "order") if name not in left_out])
     is_known = bool(saved.identity and current.identity)  # else only the place tells data apart
     if differing or (elsewhere and not is_known):
         differing = "\n".join(filter(None, [elsewhere, differing]))
+        pins = " (version=… pins the version)" * ("  version: " in differing)
         raise StateError(
             f"the checkpoint belongs to other data or another order:\n{differing}\n"
-            "Its position would mean other rows. Build the dataset with the saved values (version=… pins the version), "
-            "or start under a new run name."
+            f"Its position would mean other rows. Give the saved values{pins}, or start under a new run name."
+        )
+    if left_out:
+        logger.warning(
+            "the run continues with another version of the dataset%s:\n%s",
+            ", which has the same rows in the same order" if rows_of else ": its present rows begin the epoch",
+            _compare(saved, current, left_out),
         )
     if elsewhere:
         logger.warning("the run continues with the same files, which lie in another place now:\n%s", elsewhere)
@@ -219,9 +249,24 @@ def check_state(saved: State, current: State) -> None:
             "Build the dataset with the saved values if you did not intend this.",
             differing,
         )
+    return rows_of
 
 
-def _compare(saved: State, current: State, names: tuple[str, ...]) -> str:
+def _moved_on(
+    saved: State, current: State, has_rows_of: HasRowsOf
+) -> tuple[tuple[str, ...], Mapping[str, Any] | None] | None:
+    """Returns the fields that may differ because the dataset has another version, and `rows_of`; None if its version is
+    the saved one, or a position in it would mean other rows.
+    """
+    if not _compare(saved, current, _VERSION):
+        return None
+    if saved.fingerprint == current.fingerprint and has_rows_of(saved.version, saved.identity):
+        return _VERSION, saved.rows_of or {name: getattr(saved, name) for name in _VERSION}
+    is_later = (saved.uri, saved.branch) == (current.uri, current.branch) and saved.version != current.version
+    return (_MAY_GROW, None) if is_later and isinstance(saved.uri, str) and not saved.position else None
+
+
+def _compare(saved: State, current: State, names: Sequence[str]) -> str:
     """Returns a line for each field that differs, with both values side by side; "" if none differs."""
     found = [other for name in names for other in _differences(name, getattr(saved, name), getattr(current, name))]
     return "\n".join(f"  {name}: saved {old!r}, now {new!r}" for name, old, new in found)
@@ -230,9 +275,13 @@ def _compare(saved: State, current: State, names: tuple[str, ...]) -> str:
 def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, Any]]:
     """Returns differing values by dotted name. Dicts are compared key by key; "auto" agrees with every number."""
     if isinstance(saved, Mapping) and isinstance(current, Mapping):
-        # The components of a mixture are numbered, so the order of their names counts.
-        if name == "order.components" and sorted(saved) == sorted(current) and list(saved) != list(current):
-            return [(name, list(saved), list(current))]
+        if name == "order.components":
+            # The components are numbered, so the order of their names counts.
+            if list(saved) != list(current):
+                return [("datasets of raylance.mix", list(saved), list(current))]
+            before, now = _weights(saved), _weights(current)
+            if before != now:
+                return [("weights of raylance.mix", before, now)]
         keys = sorted(set(saved) | set(current))
         return [found for key in keys for found in _differences(f"{name}.{key}", saved.get(key), current.get(key))]
     if saved == current:
@@ -244,6 +293,12 @@ def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, An
         if _is_count(other, least) or (other is None and may_lack):
             return []
     return [(name, saved, current)]
+
+
+def _weights(components: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the share of each component of a mixture, as users give weights."""
+    quotas = {name: part.get("quota") or 0 for name, part in components.items()}
+    return {name: round(quota / max(1, sum(quotas.values())), 6) for name, quota in quotas.items()}
 
 
 def _is_count(value: Any, least: int) -> TypeGuard[int]:

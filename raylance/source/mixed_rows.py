@@ -176,6 +176,14 @@ class MixedRows(RowSource):
         for number, part in enumerate(self.parts):
             part.check_asked(own[which == number])
 
+    def has_rows_of(self, version: Any, identity: Any) -> bool:
+        """See `RowSource.has_rows_of`; `version` and `identity` are dicts by name of a component."""
+        if not (isinstance(version, Mapping) and isinstance(identity, Mapping)):
+            return False
+        saved = [(version.get(name), identity.get(name)) for name in self.uri]
+        parts = zip(self.parts, saved, strict=True)
+        return all((part.version, part.identity) == its or part.has_rows_of(*its) for part, its in parts)
+
     def open_reader(self, retry_s: float | None = None) -> OpenedRows:
         """See `RowSource.open_reader`."""
         opened = [part.open_reader(retry_s) for part in self.parts]

@@ -214,6 +214,10 @@ class PackedRows(RowSource):
         found: Selected = self.table.get()
         return found
 
+    def has_rows_of(self, version: Any, identity: Any) -> bool:
+        """See `RowSource.has_rows_of`."""
+        return self.documents.has_rows_of(version, identity)
+
     def open_reader(self, retry_s: float | None = None) -> OpenedRows:
         """See `RowSource.open_reader`."""
         opened = self.documents.open_reader(retry_s)

@@ -90,6 +90,10 @@ class RowSource(abc.ABC):
         """Makes the columns that readers leave out, so that nobody holds or sends them; None if they give all."""
         return None
 
+    def has_rows_of(self, version: Any, identity: Any) -> bool:
+        """Whether the data have the same rows in the same order as another version; see `Source.has_rows_of`."""
+        return False
+
     def check_asked(self, offsets: Int64Array) -> None:  # noqa: B027 - all do, unless a subclass knows better
         """Checks rows that were asked for by their offsets, int64, (n,).
 
@@ -143,6 +147,10 @@ class TableRows(RowSource):
     def load_samples(self) -> SampleTable | None:
         """See `RowSource.load_samples`."""
         return None if self.samples is None else self.samples.get()
+
+    def has_rows_of(self, version: Any, identity: Any) -> bool:
+        """See `RowSource.has_rows_of`."""
+        return self.pinned.has_rows_of(version, identity)
 
     def check_asked(self, offsets: Int64Array) -> None:
         """See `RowSource.check_asked`."""

@@ -51,6 +51,7 @@ _KNOWN_PARTS = {
     *("created_at_version_meta", "last_updated_at_version_meta"),
     *("_path", "fields", "column_indices", "file_major_version", "file_minor_version", "file_size_bytes", "base_id"),
 }  # of FragmentMetadata and DataFile
+_KEEPING_ROWS = ("CreateIndex", "Merge", "Project", "Rewrite", "UpdateConfig")  # operations of `lance.LanceOperation`
 _CHECK_S = 2.0  # least time between two checks of a version that is being read
 _CHECK_SHARE = 50  # checks of all datasets together take at most 1 / 50 of the time of a process
 
@@ -114,6 +115,23 @@ class Source:
         return dataclasses.replace(
             self, version=dataset.version, identity=_identity(dataset), written=_written(dataset)
         )
+
+    def has_rows_of(self, version: Any, identity: Any) -> bool:
+        """Whether another version of this dataset, of that identity, has the same rows in the same order: between the
+        two, only indices and columns changed, or files were compacted. False if that is not known, because a clean-up
+        removed versions. Raises DatasetError if the storage fails.
+        """
+        if not isinstance(version, int) or not identity:
+            return False
+        try:
+            opened = self.open()
+            dataclasses.replace(self, version=version, identity=identity, written="").open()
+            low, high = sorted((version, self.version))
+            return all(_keeps_rows(opened, number) for number in range(low + 1, high + 1))
+        except (*LANCE_ERRORS, DatasetError) as error:
+            if failure_of(error) is Failure.PASSING:
+                raise
+            return False
 
     def _find(self, limit_s: float) -> lance.LanceDataset | DatasetError:
         """Opens the pinned version; returns the error if a clean-up removed it, and raises any other error."""
@@ -195,8 +213,8 @@ def _warn_of_untried_lance() -> None:
     if int(lance.__version__.partition(".")[0]) > _TRIED_MAJOR:
         warn_once(
             f"pylance {lance.__version__} is newer than raylance {__version__}, whose tests ran with pylance "
-            f"{_TRIED_MAJOR}: calls may have changed. If something fails, install pylance<{_TRIED_MAJOR + 1}, or a newer "
-            "raylance."
+            f"{_TRIED_MAJOR}: calls may have changed. If something fails, install pylance<{_TRIED_MAJOR + 1}, or "
+            "a newer raylance."
         )
 
 
@@ -361,6 +379,20 @@ def _identity(dataset: lance.LanceDataset) -> str:
         more = "".join(f" {each}" for each in unknown_parts(meta))
         digest.update(f"{meta.id} {[file.path for file in meta.files]} {deleted}{more}\n".encode())
     return digest.hexdigest()
+
+
+def _keeps_rows(dataset: lance.LanceDataset, version: int) -> bool:
+    """Whether a version has the rows of the one before it, in the same order."""
+    try:
+        transaction = dataset.read_transaction(version)
+    except TypeError as error:  # Lance 14.0 cannot show a compaction that moved rows of an index
+        return "RewrittenIndex" in str(error)
+    kind = type(None if transaction is None else transaction.operation)
+    if kind.__name__ in _KEEPING_ROWS:
+        return True
+    # Operations without a class of their own, such as the reservation of fragment IDs before a compaction
+    before, after = (dataset.checkout_version(number) for number in (version - 1, version))
+    return kind is lance.LanceOperation.BaseOperation and _identity(before) == _identity(after)
 
 
 def unknown_parts(fragment: FragmentMetadata) -> list[str]:

@@ -62,9 +62,9 @@ def test_mixtures_that_differ_are_noticed(write_dataset: Callable[..., str]) -> 
     state = position_of(raylance.mix({"a": (left, 1), "b": (right, 1)}))
     raylance.mix({"a": (left, 1), "b": (right, 1)}).loader().load_state_dict(state)
     for parts, message in (
-        ({"b": (right, 1), "a": (left, 1)}, r"order.components: saved \['a', 'b'\], now \['b', 'a'\]"),
+        ({"b": (right, 1), "a": (left, 1)}, r"saved \['a', 'b'\], now \['b', 'a'\]"),
         ({"a": (right, 1), "b": (left, 1)}, "uri.a: saved"),
-        ({"a": (left, 0.75), "b": (right, 0.25)}, "order.components.a.quota: saved 1, now 3"),
+        ({"a": (left, 0.75), "b": (right, 0.25)}, "weights.*'a': 0.5, .*'a': 0.75"),
     ):
         with pytest.raises(raylance.StateError, match=message):
             raylance.mix(parts).loader().load_state_dict(state)
@@ -177,7 +177,7 @@ def test_old_states_continue_with_the_same_rows(old_data: Path, kind: str, caplo
 
 
 def test_an_old_mixture_of_other_weights_is_refused(old_data: Path) -> None:
-    with pytest.raises(raylance.StateError, match="quota: saved 7, now 1"):
+    with pytest.raises(raylance.StateError, match="weights.*'a': 0.7.*'a': 0.5"):
         open_old(old_data, "mix", (1, 1)).loader().load_state_dict(saved_old(old_data, "mix")["state"])
 
 
