@@ -349,7 +349,7 @@ def _warn_of_no_labels(pack: Pack, has_none: BoolArray) -> None:
         _warned.add(pack)
         logger.warning(
             "%s: %d of %d sequences that were made together have no label: the mask leaves nothing to learn in them. A "
-            "mean loss over such a sequence alone is not a number: add up losses, and divide by the labels of the step. "
+            "mean loss over such a sequence alone is not a number: add up losses, and divide by the step's labels. "
             'With policy="whole", too_long="drop" cuts no document into such pieces.',
             pack,
             has_none.sum(),
