@@ -11,6 +11,8 @@ from raylance.api.loader import RankLoader
 from raylance.errors import ConfigError
 from raylance.secrets import public_uri
 
+_MOST = 65_535  # characters of a source, which MLflow takes; of a name, it takes 500, and W&B 128
+_SHOWN = 200  # characters that are shown of a fact that is too long
 _FACTS = ("version", "branch", "filter", "split", "rows", "fingerprint", "identity", "windows", "columns")
 
 
@@ -19,7 +21,8 @@ def mlflow_dataset(data: Dataset | RankLoader, name: str | None = None) -> Any:
 
     Its source is the URI with version, filter and split, its digest a hash of the selected rows and of the files of the
     version, its profile the number of rows. `mlflow.data.get_source` gives the source back, and its `load()` opens the
-    same version.
+    same version. MLflow takes 65,535 characters: of a longer source, the longest facts, such as thousands of columns,
+    are shortened to their begin, length and hash.
 
     Args:
         data: A handle or a loader. A handle from `raylance.mix` has several URIs, by the names of its datasets.
@@ -33,7 +36,7 @@ def mlflow_dataset(data: Dataset | RankLoader, name: str | None = None) -> Any:
         from raylance.integrations.mlflow_source import LanceData, LanceSource
     except ImportError as error:
         raise _missing("mlflow", error) from error
-    return LanceData(LanceSource(facts), name or _name_of(facts), _digest_of(facts), facts["rows"])
+    return LanceData(LanceSource(_fitting(facts)), (name or _name_of(facts))[:500], _digest_of(facts), facts["rows"])
 
 
 def wandb_artifact(data: Dataset | RankLoader, name: str | None = None) -> Any:
@@ -54,7 +57,7 @@ def wandb_artifact(data: Dataset | RankLoader, name: str | None = None) -> Any:
         import wandb
     except ImportError as error:
         raise _missing("wandb", error) from error
-    plain = re.sub(r"[^\w.-]+", "-", name or _name_of(facts)).strip("-")
+    plain = re.sub(r"[^\w.-]+", "-", name or _name_of(facts))[:128].strip("-")
     artifact = wandb.Artifact(plain, type="dataset", metadata=facts | {"digest": _digest_of(facts)})
     for part, uri in _uris_of(facts).items():
         # W&B would hash each file of the dataset.
@@ -91,6 +94,18 @@ def _digest_of(facts: dict[str, Any]) -> str:
     """Returns a hash of the rows and of the files that hold them, of 16 digits: MLflow allows 36."""
     rows = json.dumps([facts.get("identity"), facts["fingerprint"], facts.get("windows")], sort_keys=True)
     return hashlib.blake2b(rows.encode(), digest_size=8).hexdigest()
+
+
+def _fitting(facts: dict[str, Any]) -> dict[str, Any]:
+    """Shortens the longest facts until MLflow takes them."""
+    kept = dict(facts)
+    for name in sorted(facts, key=lambda name: -len(json.dumps(facts[name]))):
+        if len(json.dumps(kept)) <= _MOST:
+            break
+        text = json.dumps(facts[name])
+        digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        kept[name] = {"begin": text[:_SHOWN], "characters": len(text), "digest": digest}
+    return kept
 
 
 def _missing(package: str, error: ImportError) -> ConfigError:

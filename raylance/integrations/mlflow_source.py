@@ -30,7 +30,12 @@ class LanceSource(DatasetSource):  # type: ignore[misc]
         uri = self.facts["uri"]
         if isinstance(uri, dict):
             raise ConfigError(
-                f"{', '.join(uri)}: this is a mixture of several datasets. Open each by raylance.dataset, and mix them."
+                "the rows were those of a mixture of several datasets. Open each by raylance.dataset, and mix them."
+            )
+        if isinstance(self.facts.get("filter"), dict) and "filter" not in arguments:
+            raise ConfigError(
+                f"the rows were those of a filter of {self.facts['filter']['characters']:,} characters, and MLflow "
+                "holds only its begin. Without it, other rows would come. Give it: source.load(filter=…)."
             )
         if "split" in self.facts and "split" not in arguments:
             raise ConfigError(

@@ -54,7 +54,8 @@ class Pack:
         pad_id: Token of padding. Other columns have 0 there.
         labels: "shifted": the label of a token is the next token of the same piece; "same": the token itself, for
             models that shift labels themselves; None for no labels.
-        label_mask: One of `columns`. Tokens that have 0 there are no labels, as those of a prompt.
+        label_mask: One of `columns`. Tokens that have 0 there are no labels, as those of a prompt. A sequence may then
+            have no label at all, as a piece of a long prompt that `too_long` cuts; a warning says so once.
         ignore_index: Label of tokens that are not learnt: at the end of a piece (with "same", at its beginning), in
             padding, and where `label_mask` is 0.
         too_long: With "whole", what happens to documents of more than `length` tokens: "split" cuts them into pieces,

@@ -22,10 +22,10 @@ from raylance.errors import DatasetError
 from raylance.memory.arrow import one_array, take_ranges, values_of
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.order import Order
-from raylance.orders.permutation import Int32Array, Int64Array
+from raylance.orders.permutation import BoolArray, Int32Array, Int64Array
 from raylance.orders.shuffles import Laned
 from raylance.samples.pack_columns import TOKENS_AT_ONCE, fill_columns, mark_begins
-from raylance.samples.packs import BEGINS, INPUT_IDS, TOKENS, Pack, PackTable, Pieces, find_bins, make_table
+from raylance.samples.packs import BEGINS, INPUT_IDS, LABELS, TOKENS, Pack, PackTable, Pieces, find_bins, make_table
 from raylance.source.costs import FEW_ROWS, TokensOf, check_costs, load_costs
 from raylance.source.fields import find_field
 from raylance.source.limits import Calls
@@ -43,6 +43,7 @@ _PIECE_BYTES = 8 << 20  # bytes of a column that are made at once: a whole block
 _AT_ONCE, _AHEAD = 2, 2  # groups of sequences that are made at once, and blocks that are read meanwhile
 _WHOLE = 96  # one in this number of documents takes as long to read as all together
 _MANY = 8  # a block of which one in this number of sequences is wanted is read whole, whatever their documents are
+_warned: set[Pack] = set()  # settings whose sequences without a label were named
 _PACKING = 1  # the number of the way in which bins are found; another way needs another number
 _INT32 = np.iinfo(np.int32)
 _Column = npt.NDArray[Any]
@@ -335,8 +336,24 @@ class _Completion(Completion):
         if count:
             read = {name: _array_of(columns[name]) for name in (INPUT_IDS, *pack.names[1:])}
             fill_columns(pack, _array_of(begins), tokens.to_numpy(), read, made)
+            if pack.label_mask is not None and LABELS in made and pack not in _warned:
+                _warn_of_no_labels(pack, (made[LABELS] == pack.ignore_index).all(axis=1))
         return pa.table({name: fixed_lists(made[name]) for name in names} | columns).select(
             [*pack.outputs, *(name for name in columns if name not in pack.outputs)]
+        )
+
+
+def _warn_of_no_labels(pack: Pack, has_none: BoolArray) -> None:
+    """Warns, once a process and setting, if sequences have no label."""
+    if has_none.any():
+        _warned.add(pack)
+        logger.warning(
+            "%s: %d of %d sequences that were made together have no label: the mask leaves nothing to learn in them. A "
+            "mean loss over such a sequence alone is not a number: add up losses, and divide by the step's labels. "
+            'With policy="whole", too_long="drop" cuts no document into such pieces.',
+            pack,
+            has_none.sum(),
+            len(has_none),
         )
 
 

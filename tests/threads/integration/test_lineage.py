@@ -1,8 +1,10 @@
 """What MLflow and W&B get of a dataset; each is tried if it is installed (`pip install raylance[tracking]`)."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import raylance
@@ -33,6 +35,34 @@ def test_mlflow_shows_the_dataset_and_opens_the_same_rows(images_uri: str, tmp_p
     split = raylance.dataset(images_uri, split=raylance.FractionSplit(fractions={"train": 0.9, "val": 0.1}, part="val"))
     with pytest.raises(ConfigError, match="split"):
         raylance.mlflow_dataset(split).source.load()
+
+
+@needs_mlflow
+@pytest.mark.parametrize("kind", ["columns", "filter", "mixture"])
+def test_what_is_too_long_for_mlflow_is_shortened(write_dataset: Callable[..., str], tmp_path: Path, kind: str) -> None:
+    import mlflow
+
+    wide = pa.table({f"a_feature_with_a_long_name_{number}": [0, 1] for number in range(3_000 * (kind == "columns"))})
+    uri = write_dataset(wide.append_column("id", pa.array([0, 1])) if wide.num_columns else pa.table({"id": [0, 1]}))
+    ids = f"id IN ({', '.join(map(str, range(20_000)))})"
+    dataset = raylance.dataset(uri, filter=ids if kind == "filter" else None)
+    if kind == "mixture":
+        dataset = raylance.mix({f"part {number} {'x' * 700}": (dataset, 1.0) for number in range(60)})
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_experiment("lineage")
+    with mlflow.start_run() as run:
+        mlflow.log_input(raylance.mlflow_dataset(dataset), context="train")
+    [shown] = mlflow.get_run(run.info.run_id).inputs.dataset_inputs
+    assert len(shown.dataset.source) <= 65_535
+    source = mlflow.data.get_source(shown)
+    if kind == "columns":
+        assert source.load(columns=["id"])[:]["id"].tolist() == [0, 1]
+        assert source.facts["uri"] == uri
+    else:
+        with pytest.raises(ConfigError, match=kind):
+            source.load()
+    if kind == "filter":
+        assert source.load(filter=ids)[:]["id"].tolist() == [0, 1]
 
 
 @needs_wandb

@@ -233,6 +233,20 @@ def test_tokens_that_are_left_out_are_counted(
         assert tokens == 16 - count
 
 
+@pytest.mark.parametrize(("too_long", "named"), [("split", True), ("drop", False)])
+def test_sequences_without_a_label_are_named_once(
+    write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture, too_long: Any, named: bool
+) -> None:
+    """A long prompt is cut, and its first piece has nothing to learn."""
+    uri = write_dataset(pa.table({"t": [[1] * 9, [2] * 3], "m": [[0] * 8 + [1], [0, 1, 1]]}))
+    pack = Pack(["t", "m"], length=4, policy="whole", label_mask="m", too_long=too_long)
+    dataset = raylance.dataset(uri, pack=pack)
+    for _ in range(2):
+        labels = np.concatenate([batch["labels"] for batch in dataset.iter_batches(global_batch_size=1)])
+    assert bool((labels == -100).all(axis=1).any()) == named
+    assert caplog.text.count("have no label") == named
+
+
 def test_the_number_of_sequences_is_known(documents: str) -> None:
     tokens = sum(len(row["tokens"]) for row in dataset_rows(documents))
     assert len(raylance.dataset(documents, pack=Pack("tokens", length=7))) == math.ceil(tokens / 7)
