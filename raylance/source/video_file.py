@@ -2,6 +2,7 @@
 
 import dataclasses
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -103,15 +104,28 @@ class VideoIndex:
         inside = frames[(frames >= 0) & (frames < self.frames)]
         if not len(inside):
             return []
-        late = _REORDERED if self.is_reordered else 0
-        # A frame that is shown shortly before a keyframe may be stored after it, and needs the keyframe before, too.
-        firsts = self.keyframe_of(np.maximum(inside - late, 0))
-        lasts = np.minimum(inside + late, self.frames - 1)
+        firsts = self._earliest(inside)
+        lasts = np.minimum(inside + self._late, self.frames - 1)
         found = []
         for keyframe in np.unique(firsts):
             first, last = self.keyframes[keyframe], lasts[firsts == keyframe].max()
             found.append((int(self.begins[first]), int(self.ends[last])))
         return join_spans(found)
+
+    def end_of(self, frame: int) -> int:
+        """Returns the number of a later frame, up to which all frames are made of the keyframe of this one."""
+        later = int(self._earliest(np.array([frame]))[0]) + 1
+        return int(self.keyframes[later]) if later < len(self.keyframes) else self.frames
+
+    @property
+    def _late(self) -> int:
+        return _REORDERED if self.is_reordered else 0
+
+    def _earliest(self, frames: Int64Array) -> Int64Array:
+        """Returns the first keyframe that each frame may need, as `keyframe_of` counts: a frame that is shown shortly
+        before a keyframe may be stored after it, and needs the keyframe before, too.
+        """
+        return self.keyframe_of(np.maximum(frames - self._late, 0))
 
 
 class _Ranges:
@@ -189,7 +203,7 @@ class OpenVideo:
             self._container.close()
             raise
         self._reformatter = VideoReformatter()
-        self._decoded: Iterator[Any] = iter(())
+        self._decoded: Iterator[tuple[Any, bool]] = iter(())
         self._at, self._is_placed = -1, False  # the number of the last frame, and whether another one may follow it
 
     def _checked_stream(self) -> Any:
@@ -284,13 +298,18 @@ class OpenVideo:
         if not 0 <= number < index.frames:
             raise ValueError(f"frame {number} is asked for, and the video has {index.frames}")
         nearest = int(np.searchsorted(index.keyframes, number, side="right")) - 1
-        is_ahead = self._is_placed and self._at < number
-        frame = None
-        if not is_ahead or index.keyframes[max(0, nearest)] > self._at + 1:
-            frame = self._go_before(number, nearest)
+        if self._is_placed and self._at < number and index.keyframes[max(0, nearest)] <= self._at + 1:
+            try:
+                return self._go_on(number, None)
+            except Exception:
+                self._file.raise_missing()  # else it may be made of a later keyframe than the damaged frame
+        return self._go_on(number, self._go_before(number, nearest))
+
+    def _go_on(self, number: int, frame: Any) -> Any:
+        """Decodes from a frame, or the last one, up to another one; returns that."""
         while frame is None or self._at < number:
             before, self._is_placed = self._at, False  # until a frame has come
-            frame = next(self._decoded, None)
+            frame = self._next()
             if frame is None:
                 raise ValueError(f"frame {number} is asked for, and decoding ends after frame {before}")
             self._at = self._number(frame)
@@ -307,19 +326,47 @@ class OpenVideo:
         shown = self._start + round(number * self._step)
         for time in [shown, *(self.index.times[at] for at in range(max(0, nearest), -1, -1))]:
             self._container.seek(time, stream=self._stream, backward=True)
-            self._decoded = self._container.decode(self._stream)
-            frame = next(self._decoded, None)
-            while frame is not None and not frame.key_frame:  # it may refer to frames that were not decoded
-                frame = next(self._decoded, None)
+            self._decoded = _decode(self._container, self._stream)
+            frame = self._next()
             if frame is not None and (found := self._number(frame)) <= number:
                 self._at, self._is_placed = found, True
                 return frame
         raise ValueError(f"no keyframe lies before frame {number}")
 
+    def _next(self) -> Any:
+        frame, is_good = next(self._decoded, (None, True))
+        if not is_good:
+            raise ValueError("it is damaged, or may be made of a damaged frame")
+        return frame
+
     def _number(self, frame: Any) -> int:
-        if frame.is_corrupt:
-            raise ValueError("a frame from which it follows is damaged")
         at = float((frame.pts - self._start) / self._step)
         if abs(at - round(at)) > _AWAY:
             raise ValueError(f"a frame is shown at {at:g} frames, so the frame rate is not constant")
         return round(at)
+
+
+def _decode(container: Any, stream: Any) -> Iterator[tuple[Any, bool]]:
+    """Decodes from the next keyframe on. Yields frames as they are shown, and whether each is good: neither it nor a
+    frame that is stored before it, of which it may be made, is damaged. Such a frame may be shown after it, and what is
+    damaged is known when it is shown, so frames wait for all that are stored before them.
+    """
+    places: dict[int, int] = {}  # of the frames that have not come, as they are stored, by when they are shown
+    waiting: deque[tuple[Any, int]] = deque()
+    stored, damaged, is_begun = 0, None, False
+    for packet in container.demux(stream):
+        if packet.pts is not None:  # it is None at the end
+            places[packet.pts] = stored
+            stored += 1
+        for frame in packet.decode():
+            place = places.get(frame.pts, stored)
+            places = {shown: each for shown, each in places.items() if shown > frame.pts}
+            is_begun = is_begun or frame.key_frame  # a frame before may refer to frames that were not decoded
+            if is_begun:
+                waiting.append((frame, place))
+            if is_begun and frame.is_corrupt:
+                damaged = place if damaged is None else min(damaged, place)
+            while waiting and waiting[0][1] < min(places.values(), default=stored):
+                frame, place = waiting.popleft()
+                yield frame, damaged is None or place < damaged
+    yield from ((frame, damaged is None or place < damaged) for frame, place in waiting)

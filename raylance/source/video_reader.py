@@ -368,8 +368,7 @@ class _Load:
                     break
                 except FrameError as error:
                     is_good, bad = False, int(numbers.searchsorted(error.number))
-                    keyframes = index.keyframe_of(numbers[:high])
-                    low = int(np.searchsorted(keyframes, keyframes[bad], side="right"))
+                    low = max(bad + 1, int(numbers.searchsorted(index.end_of(error.number))))
                     yield bad, low, error.cause
         except MissingBytesError as error:
             raise _MissingError(key, error.offset) from error
