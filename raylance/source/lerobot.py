@@ -31,6 +31,7 @@ from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.source.derived import Derived, LookedUp, Made
+from raylance.source.episodes import time_rounding
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
 from raylance.source.retrying import patiently
 from raylance.source.storage_options import StorageOptions, current, open_dataset
@@ -75,8 +76,8 @@ class Metadata:
         """Names of the features that are videos."""
         return [name for name, feature in self.features.items() if feature["dtype"] == "video"]
 
-    def numbers(self, name: str, dtype: type = np.int64) -> npt.NDArray[Any]:
-        """Returns a column of `episodes`.
+    def numbers(self, name: str, dtype: type | None = np.int64) -> npt.NDArray[Any]:
+        """Returns a column of `episodes`; with None, in its own type.
 
         Raises:
             DatasetError: If it is missing, or an episode has no value.
@@ -312,6 +313,7 @@ class FramesByTime(FrameFinder):
         tolerance_s: See `Camera`.
         videos: Row of the video that has each episode, int64; -1 if there is none.
         begins_s: When each episode begins in its video, float64.
+        rounding_s: By how many seconds these may be rounded.
         ends: The row offset after each episode, int64.
         files: Names of videos that are missing, by episode.
     """
@@ -320,6 +322,7 @@ class FramesByTime(FrameFinder):
     tolerance_s: float
     videos: Int64Array
     begins_s: npt.NDArray[np.float64]
+    rounding_s: float
     ends: Int64Array
     files: Mapping[int, str]
     first_video: int
@@ -339,7 +342,9 @@ class FramesByTime(FrameFinder):
 
     def find(self, table: pa.Table) -> NamedFrames:
         """See `FrameFinder.find`."""
-        given, times = table[EPISODE].to_numpy(), np.asarray(table[TIMESTAMP].to_numpy(), dtype=np.float64)
+        given, times = table[EPISODE].to_numpy(), table[TIMESTAMP].to_numpy()
+        rounding_s = time_rounding(times) + self.rounding_s
+        times = np.asarray(times, dtype=np.float64)
         offsets, reasons = table[ROW_OFFSET].to_numpy(), dict[int, str]()
         last = len(self.ends) - 1
         episodes = np.asarray(np.clip(np.nan_to_num(given, nan=-1), 0, last), dtype=np.int64)
@@ -355,7 +360,10 @@ class FramesByTime(FrameFinder):
             reasons.setdefault(row, f"it says episode {given[row]}, which has {rows} by {_META}/")
         for row in np.flatnonzero(self.videos[episodes] < 0).tolist():
             reasons.setdefault(row, f"{VIDEOS} does not have {self.files[int(episodes[row])]} of episode {given[row]}")
-        for row in np.flatnonzero(~(away_s < self.tolerance_s)).tolist():
+        for row in np.flatnonzero(rounding_s >= 0.5 / self.rate).tolist():
+            why = f"its timestamp {times[row]:g} s has a type that rounds by {rounding_s[row]:g} s"
+            reasons.setdefault(row, f"{why}, and frames are {1 / self.rate:g} s apart")
+        for row in np.flatnonzero(~(away_s < self.tolerance_s + rounding_s)).tolist():
             why = f"its timestamp {times[row]:g} s is {away_s[row]:g} s away from a frame at {self.rate:g} frames/s"
             reasons.setdefault(row, f"{why}, tolerance_s allows {self.tolerance_s:g} s")
         return NamedFrames(without(self.videos[episodes], reasons), frames, reasons)
@@ -375,6 +383,7 @@ def find_episodes(camera: Camera, storage_options: StorageOptions | None) -> Fra
     keys, rows = patiently(functools.partial(_files_of, source, camera.column))
     chunks, files = metadata.numbers(f"{name}/chunk_index"), metadata.numbers(f"{name}/file_index")
     wanted = _file_keys(chunks, files)
+    begins = metadata.numbers(f"{name}/from_timestamp", None)
     keys, rows = np.append(keys, _NO_FILE), np.append(rows, -1)
     at = np.searchsorted(keys[:-1], wanted)
     is_there = keys[at] == wanted
@@ -382,7 +391,8 @@ def find_episodes(camera: Camera, storage_options: StorageOptions | None) -> Fra
         rate=metadata.fps,
         tolerance_s=camera.tolerance_s,
         videos=np.where(is_there, rows[at], -1),
-        begins_s=metadata.numbers(f"{name}/from_timestamp", np.float64),
+        begins_s=begins.astype(np.float64),
+        rounding_s=float(time_rounding(begins).max(initial=0.0)),
         ends=metadata.numbers("dataset_to_index"),
         first_video=max(0, int(rows[0])),
         files={

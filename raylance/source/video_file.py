@@ -67,8 +67,8 @@ class VideoIndex:
         times: Their timestamps in the file.
         begins: First byte of each frame, int64.
         ends: The byte after each frame, int64.
-        rate: Frames a second, on average.
-        tick_s: Seconds by which the file rounds times.
+        step: By how much the timestamps of two frames that follow one another differ, on average.
+        tick_s: Seconds of a step of 1, by which the file rounds times.
         is_reordered: Whether frames may be stored in another order than they are shown.
     """
 
@@ -76,7 +76,7 @@ class VideoIndex:
     times: Sequence[int]
     begins: Int64Array
     ends: Int64Array
-    rate: float
+    step: float
     tick_s: float
     is_reordered: bool
 
@@ -89,6 +89,11 @@ class VideoIndex:
     def frames(self) -> int:
         """Number of frames."""
         return len(self.begins)
+
+    @property
+    def rate(self) -> float:
+        """Frames a second."""
+        return 1 / (self.step * self.tick_s)
 
     @property
     def keyframe_distance(self) -> int:
@@ -207,32 +212,37 @@ class OpenVideo:
         self._at, self._is_placed = -1, False  # the number of the last frame, and whether another one may follow it
 
     def _checked_stream(self) -> Any:
-        if not self._container.streams.video:
-            raise ValueError("the file has no video")
-        from av.stream import Discard
+        from av.stream import Discard, Disposition
 
-        stream = self._container.streams.video[0]
+        streams = [each for each in self._container.streams.video if Disposition.attached_pic not in each.disposition]
+        if not streams:
+            raise ValueError("the file has no video")
+        stream = streams[0]
         stream.thread_type = "NONE"  # several videos are decoded at once
         for each in self._container.streams:
             if each is not stream:
                 each.discard = Discard.all  # sound would be read, too
-        if not stream.average_rate or not stream.time_base:
-            raise ValueError("the file says no frame rate")
-        self._step = 1 / (stream.average_rate * stream.time_base)  # timestamps from one frame to the next
         self._start = stream.start_time or 0
         return stream
 
     def _read_index(self) -> VideoIndex:
         entries, frames = list(self._stream.index_entries), self._stream.frames
         if not entries or not frames:
-            raise ValueError("the file has no index of all frames; it is fragmented, or no MP4. Write it again (remux)")
+            raise ValueError(
+                f"the file ({self._container.format.long_name}) has no index of all frames. It must be MP4 or MOV, and "
+                "not fragmented: write it again (remux)"
+            )
         if len(entries) != frames or any(entry.is_discard for entry in entries):
             raise ValueError(
                 f"the file has {frames} frames, of which an edit list leaves some out. Write it again without one "
                 "(encode it, do not copy the stream)"
             )
         times = np.array([entry.timestamp for entry in entries], dtype=np.float64)
-        away = np.abs((times - times[0]) / float(self._step) - np.arange(frames))
+        # The average rate of the file depends on how long the last frame is shown.
+        step = (times[-1] - times[0]) / (frames - 1) if frames > 1 else 1.0
+        if not step > 0 or not self._stream.time_base:
+            raise ValueError("the file says no frame rate")
+        away = np.abs((times - times[0]) / step - np.arange(frames))
         if away.max() > _AWAY:
             raise ValueError(
                 f"frame {int(away.argmax())} lies {away.max():.3g} frames away from its time, so the frame rate is not "
@@ -245,7 +255,7 @@ class OpenVideo:
             times=[entries[at].timestamp for at in keyframes],
             begins=begins,
             ends=begins + np.array([entry.size for entry in entries]),
-            rate=float(self._stream.average_rate),
+            step=float(step),
             tick_s=float(self._stream.time_base),
             is_reordered=bool(self._stream.codec_context.has_b_frames),
         )
@@ -323,7 +333,7 @@ class OpenVideo:
         self._is_placed = False
         # ffmpeg finds the last keyframe that is shown at a time or before it. If times in the file are wrong, earlier
         # keyframes are tried, by their decoding times.
-        shown = self._start + round(number * self._step)
+        shown = self._start + round(number * self.index.step)
         for time in [shown, *(self.index.times[at] for at in range(max(0, nearest), -1, -1))]:
             self._container.seek(time, stream=self._stream, backward=True)
             self._decoded = _decode(self._container, self._stream)
@@ -331,6 +341,11 @@ class OpenVideo:
             if frame is not None and (found := self._number(frame)) <= number:
                 self._at, self._is_placed = found, True
                 return frame
+        kind = self._container.format
+        if "mp4" not in kind.name:
+            raise ValueError(
+                f"the file ({kind.long_name}) does not say when its frames are shown. Write it again, as MP4 or MOV"
+            )
         raise ValueError(f"no keyframe lies before frame {number}")
 
     def _next(self) -> Any:
@@ -340,7 +355,7 @@ class OpenVideo:
         return frame
 
     def _number(self, frame: Any) -> int:
-        at = float((frame.pts - self._start) / self._step)
+        at = (frame.pts - self._start) / self.index.step
         if abs(at - round(at)) > _AWAY:
             raise ValueError(f"a frame is shown at {at:g} frames, so the frame rate is not constant")
         return round(at)

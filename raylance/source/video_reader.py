@@ -350,7 +350,7 @@ class _Load:
             return
         index, finder = file.index, self._finders[column]
         if finder.rate is not None:
-            drift_s = index.frames * abs(1 / index.rate - 1 / finder.rate)
+            drift_s = (index.frames - 1) * abs(1 / index.rate - 1 / finder.rate)
             if drift_s > max(finder.tolerance_s, 2 * index.tick_s):
                 reason = f"it has {index.rate:.9g} frames a second, the rows say {finder.rate:.9g}"
                 yield 0, len(numbers), ValueError(reason)

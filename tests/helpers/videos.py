@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -90,6 +90,18 @@ def flagged(video: bytes) -> bool:
     """Whether a decoder says of any frame that it is damaged."""
     with av.open(io.BytesIO(video)) as box:
         return any(frame.is_corrupt for frame in box.decode(video=0))
+
+
+def change_box(data: bytes, path: Sequence[bytes], change: Callable[[bytes], bytes]) -> bytes:
+    """The MP4, or the content of one of its boxes, with a changed content of the first box of each kind in `path`,
+    which lie one inside another. No frames may lie after it.
+    """
+    at, (kind, *inside) = 0, path
+    while data[at + 4 : at + 8] != kind:
+        at += int.from_bytes(data[at : at + 4], "big")
+    end = at + int.from_bytes(data[at : at + 4], "big")
+    content = change_box(data[at + 8 : end], inside, change) if inside else change(data[at + 8 : end])
+    return data[:at] + (8 + len(content)).to_bytes(4, "big") + kind + content + data[end:]
 
 
 def pixels_of(values: Any) -> np.ndarray:

@@ -269,6 +269,29 @@ def test_a_mixture_of_robots_opens_again_from_its_state(robots: Robots, root: st
         assert EpochAudit(reopen(loader.state_dict()), state=loader.state_dict()).count().ok
 
 
+def late_clock(robots: Robots, kind: type) -> None:
+    """The robot's clock starts at 50 minutes, and all seconds are of a type, in rows and metadata."""
+    at = robots.frames.column_names.index("timestamp")
+    seconds = (robots.frames["frame_index"].to_numpy() / 10 + 3000).astype(kind)
+    robots.frames = robots.frames.set_column(at, "timestamp", pa.array(seconds))
+    for episode in robots.episodes:
+        for camera in CAMERAS:
+            name = f"videos/{camera}/from_timestamp"
+            episode[name] = kind(episode[name] - 3000)
+
+
+def test_seconds_that_their_type_rounds(tmp_path: Path) -> None:
+    """A float32 of 50 minutes has steps of 0.24 ms, a float16 of seconds."""
+    robots = make_robots()
+    late_clock(robots, np.float32)
+    data = lerobot.open(robots.write(str(tmp_path / "32")), remainder="ragged")
+    seen = [row for batch in data.iter_batches(batch_size=16) for row in check(batch, robots, {})]
+    assert sorted(seen) == list(range(sum(robots.lengths)))
+    late_clock(robots, np.float16)
+    with pytest.raises(BadRowError, match=r"3000 s.* rounds .* 0\.1 s"):
+        lerobot.open(robots.write(str(tmp_path / "16"))).take([5])
+
+
 def gap(robots: Robots) -> None:
     robots.episodes[2]["dataset_from_index"] += 1
 
