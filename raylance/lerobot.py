@@ -22,12 +22,12 @@ from raylance.source.lerobot import (
     Camera,
     DepthCamera,
     Task,
+    check_episodes,
     check_rows,
     depth_settings,
     is_depth,
     opening,
     refuse_alike,
-    refuse_missing,
     stored_name,
 )
 from raylance.source.lerobot import Metadata as Metadata
@@ -104,9 +104,9 @@ def open(
     Raises:
         ConfigError: If an argument cannot be honoured; if PyAV is needed and not installed.
         DatasetError: If a table or the metadata are missing or damaged; if they contradict one another: episodes that
-            do not lie one after another, another number of rows, videos that are missing or empty. What cannot be known
-            without reading rows and videos, such as a video that is too short, is a `BadRowError` at the first row that
-            needs it.
+            do not lie one after another, in rows or in videos, another number of rows, videos that are missing or
+            empty. What cannot be known without reading rows and videos, such as a video that is too short, is a
+            `BadRowError` at the first row that needs it.
     """
     root = checked_uri(root).rstrip("/")
     if given := sorted({"windows", "decode", "pack"} & options.keys()):
@@ -139,7 +139,7 @@ def open(
             made = _column(metadata, name, size, tolerance_s, videos_version, depth_unit)
             if isinstance(made, Camera):
                 selected = range(len(metadata.episodes)) if chosen is None else chosen
-                made = dataclasses.replace(made, identity=refuse_missing(made, selected, storage_options))
+                made = dataclasses.replace(made, identity=check_episodes(made, selected, storage_options))
             if isinstance(made, Image | DepthImage):
                 decode.append(Renamed(name, f"{stored_name(name)}.bytes"))
             if made is None:

@@ -450,19 +450,42 @@ def _texts(root: str, storage_options: StorageOptions | None) -> pa.Array:
     return pa.array(load_metadata(root, storage_options).tasks, pa.string())
 
 
-def refuse_missing(camera: Camera, episodes: Iterable[int], storage_options: StorageOptions | None) -> str:
-    """Checks that the videos of these episodes are there and not empty; returns the identity for `Camera`.
+def check_episodes(camera: Camera, episodes: Iterable[int], storage_options: StorageOptions | None) -> str:
+    """Checks that the videos of these episodes are there and not empty, and that no frame belongs to two episodes;
+    returns the identity for `Camera`.
 
     Raises:
-        DatasetError: If one is not.
+        DatasetError: If a video is missing, or episodes overlap.
     """
-    found = find_episodes(camera, storage_options)
-    if lost := [f"{found.files[each]} (episode {each})" for each in episodes if each in found.files]:
+    found, chosen = find_episodes(camera, storage_options), {*episodes}
+    if lost := [f"{found.files[each]} (episode {each})" for each in sorted(chosen) if each in found.files]:
         raise DatasetError(
             f"{camera.videos!r} does not have {len(lost):,} videos, or they are empty: {'; '.join(lost[:_NAMED])}. "
             "Nothing was started. Leave these episodes out, episodes=[…]; or convert the dataset again."
         )
+    if shared := [pair for pair in _overlaps(found) if chosen & {*pair}]:
+        named = [f"episode {two} begins at {found.begins_s[two]:g} s, before episode {one} ends" for one, two in shared]
+        more = f", and {len(shared) - _NAMED:,} more" if len(shared) > _NAMED else ""
+        raise DatasetError(
+            f"by videos/{camera.column}/from_timestamp in {camera.root}/{_META}, and {found.rate:g} frames a second, "
+            f"{'; '.join(named[:_NAMED])}, in the same video{more}: rows would have frames of another episode. Nothing "
+            "was started. Leave these episodes out, episodes=[…]; or convert the dataset again."
+        )
     return found.identity
+
+
+def _overlaps(found: FramesByTime) -> list[tuple[int, int]]:
+    """Returns pairs of episodes that have frames of their video in common, at least one pair for each such episode."""
+    lengths, starts = np.diff(found.ends, prepend=0), np.rint(found.begins_s * found.rate)
+    used = np.flatnonzero((lengths > 0) & np.isfinite(starts))
+    episodes = used[np.lexsort((starts[used], found.videos[used]))]
+    starts, ends = starts[episodes], starts[episodes] + lengths[episodes]
+    reach = ends.max(initial=0) - starts.min(initial=0)
+    later = found.videos[episodes] * reach  # as if videos followed one another
+    furthest = np.maximum.accumulate(ends + later)
+    holder = np.maximum.accumulate(np.where(ends + later == furthest, np.arange(len(episodes)), 0))
+    second = np.flatnonzero(starts[1:] + later[1:] < furthest[:-1]) + 1
+    return list(zip(episodes[holder[second - 1]].tolist(), episodes[second].tolist(), strict=True))
 
 
 def check_rows(source: Source, opened: lance.LanceDataset, metadata: Metadata) -> None:

@@ -355,7 +355,7 @@ class OpenVideo:
         return frame
 
     def _number(self, frame: Any) -> int:
-        at = (frame.pts - self._start) / self.index.step
+        at = float(frame.pts - self._start) / self.index.step
         if abs(at - round(at)) > _AWAY:
             raise ValueError(f"a frame is shown at {at:g} frames, so the frame rate is not constant")
         return round(at)

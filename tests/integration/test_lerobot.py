@@ -140,7 +140,8 @@ def test_other_metadata_than_the_run_had(robots: Robots, tmp_path: Path, caplog:
         state = loader.state_dict()
     shutil.rmtree(tmp_path / "meta")
     moved = make_robots()
-    moved.episodes[1][f"videos/{TOP}/from_timestamp"] = 0.0
+    for episode, begin in ((0, 4.0), (1, 0.0)):  # the other one first
+        moved.episodes[episode][f"videos/{TOP}/from_timestamp"] = begin
     moved.write(str(tmp_path / "other"))
     shutil.copytree(tmp_path / "other" / "meta", tmp_path / "meta")
     with pytest.raises(DatasetError, match=f"'{TOP}' lie in other frames"):
@@ -269,25 +270,25 @@ def test_a_mixture_of_robots_opens_again_from_its_state(robots: Robots, root: st
         assert EpochAudit(reopen(loader.state_dict()), state=loader.state_dict()).count().ok
 
 
-def late_clock(robots: Robots, kind: type) -> None:
-    """The robot's clock starts at 50 minutes, and all seconds are of a type, in rows and metadata."""
+def set_clock(robots: Robots, kind: type) -> None:
+    """The robot's clock starts at 50 minutes, and the seconds of rows are of a type."""
     at = robots.frames.column_names.index("timestamp")
     seconds = (robots.frames["frame_index"].to_numpy() / 10 + 3000).astype(kind)
     robots.frames = robots.frames.set_column(at, "timestamp", pa.array(seconds))
-    for episode in robots.episodes:
-        for camera in CAMERAS:
-            name = f"videos/{camera}/from_timestamp"
-            episode[name] = kind(episode[name] - 3000)
 
 
 def test_seconds_that_their_type_rounds(tmp_path: Path) -> None:
     """A float32 of 50 minutes has steps of 0.24 ms, a float16 of seconds."""
     robots = make_robots()
-    late_clock(robots, np.float32)
+    for episode in robots.episodes:
+        for camera in CAMERAS:
+            name = f"videos/{camera}/from_timestamp"
+            episode[name] = np.float32(episode[name] - 3000)
+    set_clock(robots, np.float32)
     data = lerobot.open(robots.write(str(tmp_path / "32")), remainder="ragged")
     seen = [row for batch in data.iter_batches(batch_size=16) for row in check(batch, robots, {})]
     assert sorted(seen) == list(range(sum(robots.lengths)))
-    late_clock(robots, np.float16)
+    set_clock(robots, np.float16)
     with pytest.raises(BadRowError, match=r"3000 s.* rounds .* 0\.1 s"):
         lerobot.open(robots.write(str(tmp_path / "16"))).take([5])
 
@@ -316,6 +317,15 @@ def empty_video(robots: Robots) -> None:
     robots.videos[WRIST, 2] = b""
 
 
+def too_early(robots: Robots) -> None:
+    """By one frame, as some converters write it."""
+    robots.episodes[3][f"videos/{TOP}/from_timestamp"] -= 0.1
+
+
+def at_one_place(robots: Robots) -> None:
+    robots.episodes[4][f"videos/{TOP}/from_timestamp"] = robots.episodes[2][f"videos/{TOP}/from_timestamp"]
+
+
 def old(robots: Robots) -> None:
     robots.info["codebase_version"] = "v2.1"
 
@@ -331,6 +341,8 @@ def unplaced(robots: Robots) -> None:
         (gap, "episode 2 has rows 64 to 80.* ends at 63"), (unnumbered, "no episode 2"), (fewer, "166 rows.* 165"),
         (lost_rows, "150 rows.* 166"), (lost_video, f"{WRIST}, chunk 0, file 2 .episode 3"),
         (empty_video, f"{WRIST}, chunk 0, file 2 .episode 3"), (old, "v2.1"),
+        (too_early, rf"videos/{TOP}/.*episode 3 begins at 1\.6 s, before episode 2"),
+        (at_one_place, rf"videos/{TOP}/.*episode 4 begins at 0 s, before episode 2"),
         (unplaced, f"videos/{TOP}/from_timestamp"),
     ],
 )  # fmt: skip
@@ -345,6 +357,11 @@ def test_what_contradicts_itself_is_refused_when_opened(
     if change is lost_video:
         assert len(lerobot.open(uri, episodes=[0, 1, 2, 4])) == 111
         assert len(lerobot.open(uri, columns=["action", TOP])) == 166
+    if change is too_early:
+        assert len(lerobot.open(uri, episodes=[0, 1, 4])) == 94
+        assert len(lerobot.open(uri, columns=["action", WRIST])) == 166
+        with pytest.raises(DatasetError, match=names):
+            lerobot.open(uri, episodes=[2])
 
 
 def short_video(robots: Robots) -> int:
