@@ -85,7 +85,7 @@ def open(
         episodes: Numbers of the episodes to read; None for all.
         columns: Features to deliver, `task` among them; None for all but those of dtype "language".
         size: Height and width to which frames and pictures are resized, or an integer for both, or a dict of these by
-            feature; None for the size that they have.
+            feature; None if all of a feature have one size.
         crops: `raylance.FrameCrop` of cameras, by feature.
         depth_unit: Unit of depths: "mm" for millimetres, "m" for metres. Statistics in `Metadata.stats` are in the unit
             in which depths were recorded, `features[…]["info"]["depth_unit"]`.

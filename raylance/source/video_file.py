@@ -46,6 +46,24 @@ class FrameError(Exception):
         self.number, self.cause = number, cause
 
 
+class OtherSizeError(Exception):
+    """Raised if a frame has another size than the first video.
+
+    Attributes:
+        number: Number of the frame.
+        reason: What is wrong, and what to do.
+    """
+
+    def __init__(self, number: int, size: tuple[int, int], first: tuple[int, int]) -> None:
+        super().__init__(number)
+        self.number = number
+        self.reason = (
+            f"{size[1]}x{size[0]} pixels, others are {first[1]}x{first[0]}, and without size= all must be alike to "
+            'make a batch; the epoch stops here, with on_bad_row="mask" too: this is not a bad row. Give '
+            f"size=({first[0]}, {first[1]}), height first, to resize them."
+        )
+
+
 def join_spans(spans: Sequence[Span]) -> list[Span]:
     """Returns ranges that hold all of these ranges, ascending; those that lie close together become one."""
     joined: list[Span] = []
@@ -262,14 +280,36 @@ class OpenVideo:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width."""
+        """Height and width, as frames are stored."""
         return self._stream.codec_context.height, self._stream.codec_context.width
 
     def close(self) -> None:
         """Frees the memory of ffmpeg."""
         self._container.close()
 
-    def read(self, numbers: Int64Array, out: Frames, ranges: Mapping[int, Bytes], levels: Levels | None = None) -> None:
+    def shown_size(self, ranges: Mapping[int, Bytes]) -> tuple[int, int]:
+        """Returns height and width of the first frame as it is shown, decoded from byte ranges of the file.
+
+        Raises:
+            MissingBytesError: If more bytes are needed.
+            Exception: Why it cannot be decoded.
+        """
+        self._file.hold(ranges)
+        try:
+            frame, is_turned, _, _ = self._turned_frame(0)
+        except FrameError as error:
+            raise error.cause from None
+        return (frame.width, frame.height) if is_turned else (frame.height, frame.width)
+
+    def read(
+        self,
+        numbers: Int64Array,
+        out: Frames,
+        ranges: Mapping[int, Bytes],
+        levels: Levels | None = None,
+        *,
+        resizes: bool = True,
+    ) -> None:
         """Decodes frames from byte ranges of the file.
 
         Args:
@@ -277,31 +317,46 @@ class OpenVideo:
             out: Where their pixels are written.
             ranges: The byte ranges that were read, by their first byte.
             levels: For videos of one channel of 12 bits, the value of each number; None for pictures.
+            resizes: Whether frames of another size are resized; else they are an error.
 
         Raises:
             MissingBytesError: If more bytes are needed. Decoding then begins at a keyframe again.
             FrameError: If a frame cannot be decoded; those before it are decoded.
+            OtherSizeError: If a frame has another size.
         """
         self._file.hold(ranges)
-        height, width = out.shape[1:3]
         for place, number in enumerate(numbers.tolist()):
-            try:
-                frame = self._frame(number)
-            except Exception as error:
-                self._is_placed = False
-                self._file.raise_missing()
-                raise FrameError(number, error) from error
-            self._file.raise_missing()  # then the frame may be made of less than all its bytes
+            frame, is_turned, down, right = self._turned_frame(number)
+            height, width = out.shape[2:0:-1] if is_turned else out.shape[1:3]
+            if not resizes and (frame.height, frame.width) != (height, width):
+                size = (frame.width, frame.height) if is_turned else (frame.height, frame.width)
+                raise OtherSizeError(number, size, out.shape[1:3])
             # A reformatter that is kept, in this thread alone, costs a tenth of `to_ndarray`.
             wanted: dict[str, Any] = {"width": width, "height": height, "threads": 1}
             if levels is None:
                 plane: Any = self._reformatter.reformat(frame, format="rgb24", **wanted).planes[0]
-                lines = np.frombuffer(plane, np.uint8).reshape(height, plane.line_size)
-                out[place] = lines[:, : 3 * width].reshape(height, width, 3)
+                stored = np.frombuffer(plane, np.uint8).reshape(height, plane.line_size)[:, : 3 * width]
+                stored = stored.reshape(height, width, 3)
             else:  # between two values, others would come out that nothing has
                 plane = self._reformatter.reformat(frame, format="gray12le", interpolation="POINT", **wanted).planes[0]
-                lines = np.frombuffer(plane, "<u2").reshape(height, plane.line_size // 2)
-                np.take(levels, lines[:, :width], out=out[place, :, :, 0], mode="clip")
+                stored = np.frombuffer(plane, "<u2").reshape(height, plane.line_size // 2)[:, :width]
+            shown = (stored.swapaxes(0, 1) if is_turned else stored)[::down, ::right]
+            if levels is None:
+                out[place] = shown
+            else:
+                np.take(levels, shown, out=out[place, :, :, 0], mode="clip")
+
+    def _turned_frame(self, number: int) -> tuple[Any, bool, int, int]:
+        """Returns a frame, whether its rows are shown as columns, and the steps, 1 or -1, down and to the right."""
+        try:
+            frame = self._frame(number)
+            turn = _turn_of(frame)
+        except Exception as error:
+            self._is_placed = False
+            self._file.raise_missing()
+            raise FrameError(number, error) from error
+        self._file.raise_missing()  # then the frame may be made of less than all its bytes
+        return frame, *turn
 
     def _frame(self, number: int) -> Any:
         index = self.index
@@ -359,6 +414,20 @@ class OpenVideo:
         if abs(at - round(at)) > _AWAY:
             raise ValueError(f"a frame is shown at {at:g} frames, so the frame rate is not constant")
         return round(at)
+
+
+def _turn_of(frame: Any) -> tuple[bool, int, int]:
+    """Returns whether the rows of a frame are shown as columns, and the steps, 1 or -1, down and to the right, by the
+    matrix that phones write if they are turned.
+    """
+    if (matrix := frame.side_data.get("DISPLAYMATRIX")) is None:
+        return False, 1, 1
+    right_right, right_down, _, down_right, down_down = np.frombuffer(matrix, np.int32)[:5].tolist()
+    is_turned = not right_right and not down_down
+    if not is_turned and (right_down or down_right):
+        raise ValueError(f"it is shown turned by {-frame.rotation} degrees, and only quarters of a turn are supported")
+    down, right = (right_down, down_right) if is_turned else (down_down, right_right)
+    return is_turned, -1 if down < 0 else 1, -1 if right < 0 else 1
 
 
 def _decode(container: Any, stream: Any) -> Iterator[tuple[Any, bool]]:

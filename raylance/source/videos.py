@@ -98,9 +98,9 @@ class Video(Derived):
 
     Each row of the dataset names one frame. Frames of one window of the shuffle that follow one another in their video
     are decoded together, each once, also if several samples of `raylance.Windows` have them. They come as uint8
-    (n, H, W, 3), or (n, k, H, W, 3) in windows, with the pixels that PyAV decodes from the whole file. Torch batches
-    have the channels before height and width. PyAV must be installed wherever rows are read:
-    `pip install raylance[video]`.
+    (n, H, W, 3), or (n, k, H, W, 3) in windows, with the pixels that PyAV decodes from the whole file, turned and
+    flipped as the file says that they are shown. Torch batches have the channels before height and width. PyAV must be
+    installed wherever rows are read: `pip install raylance[video]`.
 
     Attributes:
         column: Name of the column in batches.
@@ -109,8 +109,8 @@ class Video(Derived):
         frame: Column of the numbers of the frames in their videos, from 0, an integer in each row.
         blob: Column of `videos` that holds the files.
         version: Version of `videos`; None for the newest.
-        size: Height and width to which frames are resized, or an integer for both; None for the size of the first
-            video.
+        size: Height and width to which frames are resized, or an integer for both; None if all have the size of the
+            first video.
     """
 
     column: str
@@ -174,6 +174,7 @@ class VideoColumn:
         finder: Finds the frames of rows.
         keyframe_distance: Number of frames from one keyframe to the next, in one of the videos.
         levels: See `Video`.
+        resizes: Whether frames of another size are resized; else they are an error.
     """
 
     setting: Video
@@ -181,6 +182,7 @@ class VideoColumn:
     finder: Shared[FrameFinder]
     keyframe_distance: int = 1
     levels: Levels | None = dataclasses.field(default=None, compare=False)
+    resizes: bool = True
 
     @property
     def run_rows(self) -> int:
@@ -272,9 +274,11 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
     size, distance, first = setting.size, 1, finder.get().first_video
     try:
         reads = Reads(source, at_once=1, retry_s=OPENING_S, missing=False, dataset=opened)
-        video = VideoFiles(reads, setting.blob).find([first])[first].open()
-        size, distance = size or video.size, video.index.keyframe_distance
+        files = VideoFiles(reads, setting.blob)
+        video = files.find([first])[first].open()
+        distance = video.index.keyframe_distance
         video.close()
+        size = size or files.shown_size(first)
     except Exception as error:
         if size is None:
             raise DatasetError(
@@ -288,6 +292,7 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
         finder,
         distance,
         setting.levels,
+        resizes=setting.size is not None,
     )
 
 

@@ -1,5 +1,6 @@
 """What files of videos may be like: frames made of damaged ones, and what a file says of its pictures and times."""
 
+import contextlib
 import io
 import struct
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image
 
 import raylance
-from raylance.errors import DatasetError
+from raylance.errors import ConfigError, DatasetError
 from tests.helpers.videos import change_box, damaged, encode, flagged, scene, whole, write_videos
 
 FRAMES = 24
@@ -66,6 +67,70 @@ def clip_of(video: bytes, folder: Path, **settings: Any) -> np.ndarray:
     uri = write_videos(str(folder / f"{len(list(folder.iterdir()))}.lance"), [video])
     clip = raylance.Clip("video_bytes", **({"frames": FRAMES, "start": "first"} | settings))
     return raylance.dataset(uri, decode=clip).take([0])["video_bytes"][0]
+
+
+def with_matrix(video: bytes, *values: float) -> bytes:
+    """The file with a display matrix: how much it goes right and down for a stored pixel to the right, and for one
+    down.
+    """
+    right_right, right_down, down_right, down_down = (round(each * (1 << 16)) for each in values)
+    matrix = struct.pack(">9i", right_right, right_down, 0, down_right, down_down, 0, 0, 0, 1 << 30)
+    return change_box(video, [b"moov", b"trak", b"tkhd"], lambda header: header[:40] + matrix + header[76:])
+
+
+TURNS: dict[tuple[int, int, int, int], Callable[[np.ndarray], np.ndarray]] = {
+    (1, 0, 0, 1): lambda frames: frames,
+    (0, 1, -1, 0): lambda frames: np.rot90(frames, -1, (1, 2)),
+    (-1, 0, 0, -1): lambda frames: np.rot90(frames, 2, (1, 2)),
+    (0, -1, 1, 0): lambda frames: np.rot90(frames, 1, (1, 2)),
+    (-1, 0, 0, 1): lambda frames: frames[:, :, ::-1],
+    (1, 0, 0, -1): lambda frames: frames[:, ::-1],
+    (0, 1, 1, 0): lambda frames: frames.swapaxes(1, 2),
+}
+
+
+@pytest.mark.parametrize("matrix", TURNS)
+def test_frames_are_turned_as_they_are_shown(
+    matrix: tuple[int, int, int, int], tmp_path: Path, write_dataset: Callable[..., str]
+) -> None:
+    video = with_matrix(encode(scene(1, FRAMES), gop=5), *matrix)
+    with av.open(io.BytesIO(video)) as box:
+        assert next(box.decode(video=0)).rotation % 360 == {0: 0, 1: 270, -1: 90}[matrix[1]] or matrix[0] < 0
+    wanted = TURNS[matrix](whole(video))
+    assert (clip_of(video, tmp_path) == wanted).all()
+    batch = frames_of(write_videos(str(tmp_path / "videos.lance"), [video]), write_dataset).head(FRAMES)
+    assert (batch["top"] == wanted).all()
+    small = clip_of(video, tmp_path, size=wanted.shape[1] // 2)
+    assert (small == TURNS[matrix](whole(video, small.shape[1:3]))).all()
+
+
+def test_other_turns_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="45 degrees"):
+        clip_of(with_matrix(encode(scene(1, FRAMES)), 0.7, 0.7, -0.7, 0.7), tmp_path)
+
+
+def test_videos_of_other_sizes_are_resized_on_request_only(tmp_path: Path, write_dataset: Callable[..., str]) -> None:
+    """A turned one has another size, too. This is not a bad row."""
+    video = encode(scene(1, FRAMES))
+    uri = write_videos(str(tmp_path / "videos.lance"), [video] * 5 + [with_matrix(video, 0, 1, -1, 0)])
+    numbers = np.arange(6 * FRAMES)
+    rows = write_dataset(pa.table({"file": numbers // FRAMES, "frame": numbers % FRAMES}))
+    options: dict[str, Any] = {"order": "sequential", "on_bad_row": "mask", "max_bad_rows": None}
+    for decode in (
+        raylance.Video("top", uri, video="file", frame="frame"),
+        raylance.Video("top", uri, video="file", frame="frame", size=(32, 48)),
+    ):
+        data, seen = raylance.dataset(rows, decode=decode, **options), 0
+        with contextlib.ExitStack() as stack:
+            if decode.size is None:
+                stack.enter_context(pytest.raises(ConfigError, match=r"video 5 .*32x48.*48x32.*size=\(32, 48\)"))
+            for batch in data.iter_batches(batch_size=8):
+                seen += len(batch["top"])
+        assert seen == (6 if decode.size else 5) * FRAMES
+    with pytest.raises(ConfigError, match=r"row offset 5 .*32x48.*48x32.*size=\(32, 48\)"):
+        raylance.dataset(uri, columns=["video_bytes"], decode=raylance.Clip("video_bytes", 2), **options)
+    resized = raylance.dataset(uri, columns=["video_bytes"], decode=raylance.Clip("video_bytes", 2, size=16), **options)
+    assert resized.take([5, 0])["_valid"].all()
 
 
 def with_last_duration(video: bytes, ticks: int) -> bytes:
