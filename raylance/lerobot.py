@@ -1,13 +1,16 @@
 """Opens datasets of robots that are stored in LeRobot's Lance layout."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
+import numpy as np
+
 from raylance.api.dataset import Dataset
 from raylance.api.opening import dataset
-from raylance.arguments import check_integer, listed
+from raylance.arguments import check_integer, check_word, listed
 from raylance.decode.decoder import Decoder
 from raylance.decode.depth_images import DepthImage, Unit
 from raylance.decode.frames import FrameCrop
@@ -15,9 +18,11 @@ from raylance.decode.images import Image
 from raylance.errors import ConfigError
 from raylance.samples.windows import Ends, Windows
 from raylance.source.derived import Derived, Renamed
+from raylance.source.filters import check_filter
 from raylance.source.lerobot import (
     EPISODE,
     FRAMES,
+    VIDEO_COLUMNS,
     VIDEOS,
     Camera,
     DepthCamera,
@@ -25,15 +30,20 @@ from raylance.source.lerobot import (
     check_episodes,
     check_rows,
     depth_settings,
+    find_metadata,
+    incomplete,
     is_depth,
+    lost_places,
+    needed_columns,
     opening,
+    pin_table,
     refuse_alike,
     stored_name,
 )
 from raylance.source.lerobot import Metadata as Metadata
 from raylance.source.lerobot import load_metadata as _load_metadata
 from raylance.source.storage_options import StorageOptions
-from raylance.source.version import Version, checked_uri, pin
+from raylance.source.version import Version, checked_uri
 
 Size = int | tuple[int, int]
 _TASK = "task"
@@ -111,27 +121,31 @@ def open(
     root = checked_uri(root).rstrip("/")
     if given := sorted({"windows", "decode", "pack"} & options.keys()):
         raise ConfigError(f"raylance.lerobot.open({given[0]}=…): the layout decides it. Use raylance.dataset().")
-    metadata = _load_metadata(root, storage_options)
-    names = _checked_columns(metadata, columns)
+    _check_arguments(delta_timestamps, crops, depth_unit, tolerance_s, at_ends, filter)
+    lost: list[str] = []
+    metadata = find_metadata(root, storage_options, lost)
+    names = _checked_columns(metadata, columns, is_whole=not lost)
+    lost += lost_places(metadata, names)
+    frames = pin_table(root, FRAMES, version, storage_options, needed_columns(metadata, names), lost)
+    has_videos = not {*metadata.cameras}.isdisjoint(names) or not metadata.features
+    if has_videos and (videos := pin_table(root, VIDEOS, videos_version, storage_options, VIDEO_COLUMNS, lost)):
+        pinned = videos[0]  # one version for all cameras
+        videos_version = pinned.version if pinned.branch is None else (pinned.branch, pinned.version)
+    if frames is None or lost:
+        raise incomplete(root, lost)
     if isinstance(size, Mapping) and (unknown := [name for name in size if name not in names]):
         raise ConfigError(f"size={size!r}: columns has no feature {unknown[0]!r}, but {listed(names)}.")
-    if depth_unit not in get_args(Unit):
-        raise ConfigError(f'depth_unit={depth_unit!r}: must be "mm" or "m".')
     deltas = dict(delta_timestamps or {})
     _check_deltas(metadata, deltas, names)
     chosen = _checked_episodes(metadata, episodes)
-    source = pin(f"{root}/{FRAMES}", version, storage_options)
-    check_rows(source, source.open(), metadata)
+    source, opened = frames
+    check_rows(source, opened, metadata)
 
     windows = None
     if deltas:
         windows = Windows(
             episode=EPISODE, seconds=deltas, fps=metadata.fps, tolerance_s=tolerance_s, at_ends=at_ends
         )  # fmt: skip
-    has_videos = any(name != _TASK and metadata.features[name]["dtype"] == "video" for name in names)
-    if has_videos:  # one version for all cameras
-        videos = pin(f"{root}/{VIDEOS}", videos_version, storage_options)
-        videos_version = videos.version if videos.branch is None else (videos.branch, videos.version)
     with opening(metadata):
         decode: list[Decoder | Derived] = [*crops]
         stored: list[str] = []
@@ -156,6 +170,21 @@ def open(
             storage_options=storage_options,
             **options,
         )
+
+
+def _check_arguments(
+    delta_timestamps: Any, crops: Any, depth_unit: Any, tolerance_s: Any, at_ends: Any, filter: Any
+) -> None:
+    if not isinstance(delta_timestamps, Mapping | None):
+        raise ConfigError(f"delta_timestamps={delta_timestamps!r}: give a dict of feature to a list of seconds.")
+    if not (isinstance(crops, Sequence) and all(isinstance(each, FrameCrop) for each in crops)):
+        raise ConfigError(f"crops={crops!r}: give a list of raylance.FrameCrop.")
+    check_word("depth_unit", depth_unit, get_args(Unit))
+    check_word("at_ends", at_ends, get_args(Ends))
+    is_number = isinstance(tolerance_s, int | float | np.number) and not isinstance(tolerance_s, bool)
+    if not (is_number and 0 < tolerance_s < math.inf):
+        raise ConfigError(f"tolerance_s={tolerance_s!r}: must be a positive number.")
+    check_filter(filter)
 
 
 def _column(
@@ -193,12 +222,17 @@ def _column(
     return None
 
 
-def _checked_columns(metadata: Metadata, columns: Sequence[str] | None) -> list[str]:
+def _checked_columns(metadata: Metadata, columns: Sequence[str] | None, *, is_whole: bool) -> list[str]:
+    """Returns the features to deliver; if the metadata are not whole, those that are known."""
     every = [*metadata.features, *([_TASK] if metadata.tasks else [])]
     if columns is None:
         names = [name for name in every if name == _TASK or metadata.features[name]["dtype"] != "language"]
-    else:
+    elif isinstance(columns, Iterable):
         names = [columns] if isinstance(columns, str) else list(dict.fromkeys(columns))
+    else:
+        raise ConfigError(f"columns={columns!r}: give a list of features.")
+    if not is_whole:
+        names = [name for name in names if name in every]
     if unknown := [name for name in names if name not in every]:
         raise ConfigError(f"columns={columns!r}: the dataset has no feature {unknown[0]!r}, but {listed(every)}.")
     refuse_alike(names)

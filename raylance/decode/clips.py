@@ -6,7 +6,7 @@ from typing import Literal, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
-from raylance.arguments import check_integer, check_word
+from raylance.arguments import check_flag, check_integer, check_name, check_probability, check_word
 from raylance.decode.crops import cut_frames, whole_size
 from raylance.decode.decoder import Decoder, Draws
 from raylance.errors import ConfigError
@@ -62,6 +62,9 @@ class Clip(Decoder):
 
     def __post_init__(self) -> None:
         owner = f"Clip({self.column!r}"
+        check_name("Clip: column", self.column)
+        if self.name is not None:
+            check_name(f"{owner}).name", self.name)
         for name in ("frames", "stride"):
             object.__setattr__(self, name, check_integer(f"{owner}).{name}", getattr(self, name), 1))
         check_word(f"{owner}).start", self.start, get_args(Start))
@@ -69,8 +72,8 @@ class Clip(Decoder):
         for name in ("size", "crop"):
             if (given := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole_size(f"{owner}, {name}: ", given))
-        if not 0 <= self.hflip <= 1:
-            raise ConfigError(f"{owner}, hflip={self.hflip}): a probability lies in [0, 1].")
+        object.__setattr__(self, "random_crop", check_flag(f"{owner}).random_crop", self.random_crop))
+        check_probability(f"{owner}, hflip", self.hflip)
         if isinstance(self.size, tuple) and isinstance(self.crop, tuple) and np.any(np.less(self.size, self.crop)):
             raise ConfigError(f"Clip({self.column!r}, crop={self.crop}): frames of {self.size} are smaller.")
 

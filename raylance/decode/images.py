@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from raylance.arguments import check_integer
+from raylance.arguments import check_integer, check_probability
 from raylance.decode.crops import BOX_DRAWS, CenterCrop, Crop, whole_size
 from raylance.decode.decoder import Decoder, Draws
 from raylance.decode.pixels import (
@@ -108,8 +108,7 @@ class Image(Decoder):
     def __post_init__(self) -> None:
         if self.size is not None:
             object.__setattr__(self, "size", whole_size(f"Image({self.column!r}, ", self.size))
-        if not 0 <= self.hflip <= 1:
-            raise ConfigError(f"Image({self.column!r}, hflip={self.hflip}): a probability lies in [0, 1].")
+        check_probability(f"Image({self.column!r}, hflip", self.hflip)
         for name, value, words in (
             ("mode", self.mode, ("RGB", "L")),
             ("interpolation", self.interpolation, ("bilinear", "nearest")),

@@ -32,16 +32,20 @@ from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.source.derived import Derived, LookedUp, Made
 from raylance.source.episodes import time_rounding
-from raylance.source.lance_errors import LANCE_ERRORS, readable_text
+from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, readable_text
 from raylance.source.retrying import patiently
 from raylance.source.storage_options import StorageOptions, current, open_dataset
-from raylance.source.version import Source, pin
+from raylance.source.version import Source, Version, pin
 from raylance.source.video_file import Levels
 from raylance.source.videos import FrameFinder, NamedFrames, Video, without
 
 FRAMES, VIDEOS = "frames.lance", "videos.lance"
 EPISODE, TIMESTAMP, TASK_NUMBER = "episode_index", "timestamp", "task_index"
+VIDEO_COLUMNS = ["video_key", "chunk_index", "file_index", "file_size", "video_bytes"]
 _META, _META_TABLE = "meta", "meta.lance"
+_INFO = ("codebase_version", "fps", "features", "total_frames")
+_EPISODES = (EPISODE, "dataset_from_index", "dataset_to_index")
+_PLACE = ("chunk_index", "file_index", "from_timestamp")
 _OPENING_S = 60.0
 _LEVELS, _MOST_MM = 4096, 65535
 _NO_FILE = np.iinfo(np.int64).max
@@ -116,16 +120,44 @@ def load_metadata(root: str, storage_options: StorageOptions | None = None) -> M
     Raises:
         DatasetError: If files are missing or damaged, or episodes do not lie one after another.
     """
+    lost: list[str] = []
+    metadata = find_metadata(root, storage_options, lost)
+    if lost:
+        raise incomplete(root, lost)
+    return metadata
+
+
+def find_metadata(root: str, storage_options: StorageOptions | None, lost: list[str]) -> Metadata:
+    """Reads and checks the metadata of a dataset. Adds the names of what is missing to `lost`; then there are few.
+
+    Raises:
+        DatasetError: If files cannot be read or are damaged, or episodes do not lie one after another.
+    """
     known = _opening.get()
     if known is not None and known.metadata.root == root:
         return known.metadata
     try:
-        return _parse(root, patiently(functools.partial(_read_files, root, storage_options)))
+        files = patiently(functools.partial(_read_files, root, storage_options))
+        metadata = _parse(root, files, lost)
+        if not lost:
+            _check_bounds(metadata)
+        return metadata
+    except (ConfigError, DatasetError):
+        raise
     except (*LANCE_ERRORS, KeyError, TypeError, pa.ArrowException) as error:
         raise DatasetError(
             f"the metadata of {root!r} cannot be read ({readable_text(error)}); nothing was started. It must be a "
             f"dataset in LeRobot's Lance layout, with {FRAMES}, and {_META}/ or {_META_TABLE}."
-        ) from error
+        ) from (error if failure_of(error) is Failure.PASSING else None)
+
+
+def incomplete(root: str, lost: Sequence[str]) -> DatasetError:
+    """Returns the error for a dataset without these files and columns."""
+    return DatasetError(
+        f"{root!r} is not a whole dataset in LeRobot's Lance layout. It does not have {', '.join(lost)}; nothing was "
+        f"started. Check the path, or convert the dataset again. Instead of {_META}/, the table {_META_TABLE} may have "
+        "its files. docs/guide.md lists what the layout needs."
+    )
 
 
 def _read_files(root: str, storage_options: StorageOptions | None) -> dict[str, bytes]:
@@ -135,7 +167,7 @@ def _read_files(root: str, storage_options: StorageOptions | None) -> dict[str, 
     for read in reversed(ways) if "://" in root else ways:
         if found := read():
             return found
-    raise FileNotFoundError(f"there is neither {_META}/info.json nor {_META_TABLE}")
+    return {}
 
 
 def _from_folder(session: LanceFileSession) -> dict[str, bytes]:
@@ -163,26 +195,74 @@ def _is_needed(path: str) -> bool:
     return path in ("info.json", "stats.json", "tasks.parquet") or is_episodes
 
 
-def _parse(root: str, files: Mapping[str, bytes]) -> Metadata:
-    info = json.loads(files["info.json"])
-    if not str(info["codebase_version"]).startswith("v3."):
-        raise ValueError(f"codebase_version is {info['codebase_version']!r}, and only v3 has this layout")
+def _lost_columns(name: str, needed: Iterable[str], there: Sequence[str]) -> list[str]:
+    return [f"the column {each!r} of {name}" for each in dict.fromkeys(needed) if each not in there]
+
+
+def lost_places(metadata: Metadata, features: Iterable[str]) -> list[str]:
+    """Returns which columns are missing that say where the frames of these features lie in videos."""
+    needed = [f"videos/{name}/{key}" for name in features for key in _PLACE if name in metadata.cameras]
+    return _lost_columns(f"{_META}/episodes/*/*.parquet", needed, metadata.episodes.column_names)
+
+
+def needed_columns(metadata: Metadata, features: Iterable[str]) -> list[str]:
+    """Returns the columns of the table of frames of which features are made."""
+    needed = [EPISODE]
+    for name in features:
+        if name not in metadata.features:  # the description of the task
+            needed.append(TASK_NUMBER)
+        else:
+            needed.append(TIMESTAMP if name in metadata.cameras else stored_name(name))
+    return needed
+
+
+def pin_table(
+    root: str, name: str, version: Version | None, storage_options: StorageOptions | None, needed: Iterable[str],
+    lost: list[str],
+) -> tuple[Source, lance.LanceDataset] | None:  # fmt: skip
+    """Pins and opens a table of a dataset. Adds missing columns to `lost`; if there is no table, adds its name, and
+    returns None.
+
+    Raises:
+        DatasetError: If it cannot be opened, or has not the version.
+    """
+    try:
+        source = pin(f"{root}/{name}", version, storage_options)
+    except DatasetError as error:
+        if failure_of(error) is not Failure.MISSING:
+            raise
+        lost.append(name)
+        return None
+    opened = source.open()
+    lost += _lost_columns(name, needed, opened.schema.names)
+    return source, opened
+
+
+def _parse(root: str, files: Mapping[str, bytes], lost: list[str]) -> Metadata:
+    """Returns the metadata; adds the names of what is missing to `lost`."""
+    lost += [f"{_META}/{name}" for name in ("info.json", "tasks.parquet") if name not in files]
+    info = json.loads(files.get("info.json", b"{}"))
+    lost += [f"{key!r} in {_META}/info.json" for key in _INFO if key not in info and "info.json" in files]
+    if not str(version := info.get("codebase_version", "v3.0")).startswith("v3."):
+        raise ValueError(f"codebase_version is {version!r}, and only v3 has this layout")
     paths = sorted(path for path in files if path.startswith("episodes/"))
-    episodes = pa.concat_tables([_episodes(files[path]) for path in paths], promote_options="permissive")
-    tasks = pq.read_table(io.BytesIO(files["tasks.parquet"])).sort_by("task_index")
-    texts = next(name for name in tasks.column_names if name != "task_index")  # "task", or the index of pandas
+    tables = [_episodes(files[path]) for path in paths]
+    episodes = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+    lost += _lost_columns(f"{_META}/episodes/*/*.parquet", _EPISODES, episodes.column_names)
+    tasks = list[str]()
+    if "tasks.parquet" in files:
+        table = pq.read_table(io.BytesIO(files["tasks.parquet"])).sort_by("task_index")
+        tasks = table[next(name for name in table.column_names if name != "task_index")].to_pylist()  # or pandas' index
     stats = json.loads(files.get("stats.json", b"{}"))
-    metadata = Metadata(
+    return Metadata(
         root=root,
-        fps=float(info["fps"]),
-        features=info["features"],
-        tasks=tasks[texts].to_pylist(),
+        fps=float(info.get("fps", 0)),
+        features=info.get("features", {}),
+        tasks=tasks,
         stats={name: {kind: np.array(value) for kind, value in each.items()} for name, each in stats.items()},
-        episodes=episodes.sort_by(EPISODE),
-        total_frames=int(info["total_frames"]),
+        episodes=episodes.sort_by(EPISODE) if EPISODE in episodes.column_names else episodes,
+        total_frames=int(info.get("total_frames", 0)),
     )
-    _check_bounds(metadata)
-    return metadata
 
 
 def _episodes(file: bytes) -> pa.Table:
@@ -412,10 +492,7 @@ def _file_keys(chunks: Int64Array, files: Int64Array) -> Int64Array:
 
 def _files_of(source: Source, key: str) -> tuple[Int64Array, Int64Array]:
     """Returns the keys of a camera's videos that are not empty, ascending, and the row of each."""
-    opened, columns = source.open_once(), ["video_key", "chunk_index", "file_index", "file_size"]
-    if lost := [name for name in columns if name not in opened.schema.names]:
-        raise DatasetError(f"{source.uri!r} has no column {lost[0]!r}, so it is no {VIDEOS} of LeRobot's layout.")
-    table = opened.to_table(columns=columns)
+    table = source.open_once().to_table(columns=VIDEO_COLUMNS[:-1])
     rows = np.flatnonzero(pc.and_(pc.equal(table["video_key"], key), pc.greater(table["file_size"], 0)).to_numpy())
     keys = _file_keys(*(table[name].to_numpy().astype(np.int64)[rows] for name in ("chunk_index", "file_index")))
     order = np.argsort(keys, kind="stable")

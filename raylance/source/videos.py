@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raylance.arguments import check_integer
+from raylance.arguments import check_integer, check_name
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
@@ -124,9 +124,14 @@ class Video(Derived):
 
     def __post_init__(self) -> None:
         for name in ("column", "video", "frame", "blob"):
-            if not (isinstance(value := getattr(self, name), str) and value):
-                raise ConfigError(f"Video({name}={value!r}): give the name of a column.")
+            check_name(f"Video: {name}", getattr(self, name))
+        if not (isinstance(self.videos, str | os.PathLike) and os.fspath(self.videos)):
+            raise ConfigError(f"Video: videos={self.videos!r}: give the path or URI of a Lance dataset of videos.")
         object.__setattr__(self, "videos", os.fspath(self.videos))
+        if self.video == self.frame:
+            raise ConfigError(
+                f"Video: video={self.video!r}, frame={self.frame!r}: one column cannot say the video and the frame."
+            )
         if self.size is not None:
             given = self.size if isinstance(self.size, tuple | list) else (self.size, self.size)
             if len(given) != 2:
