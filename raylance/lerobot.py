@@ -10,7 +10,7 @@ import numpy as np
 
 from raylance.api.dataset import Dataset
 from raylance.api.opening import dataset
-from raylance.arguments import check_integer, check_word, listed
+from raylance.arguments import check_word, listed
 from raylance.decode.decoder import Decoder
 from raylance.decode.depth_images import DepthImage, Unit
 from raylance.decode.frames import FrameCrop
@@ -29,6 +29,7 @@ from raylance.source.lerobot import (
     Task,
     check_episodes,
     check_rows,
+    checked_episodes,
     depth_settings,
     find_metadata,
     incomplete,
@@ -51,18 +52,27 @@ _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64
 _NUMBERS = ("bool", "float16", "float32", "float64", *_INTEGERS)
 
 
-def load_metadata(root: str | os.PathLike[str], storage_options: StorageOptions | None = None) -> Metadata:
+def load_metadata(
+    root: str | os.PathLike[str],
+    storage_options: StorageOptions | None = None,
+    *,
+    episodes: Sequence[int] | None = None,
+) -> Metadata:
     """Reads the metadata of a dataset: features, tasks, statistics for normalization, episodes.
 
     Args:
         root: Folder or URI of the dataset, see `open`.
         storage_options: Options of the object store, see `raylance.dataset`.
+        episodes: Numbers of the episodes whose statistics are wanted, such as those to train on: "mean", "std", "min",
+            "max" and "count", of the features for which each of these episodes has them. None for those of all, as
+            LeRobot wrote them. All else is that of the whole dataset.
 
     Raises:
-        ConfigError: If the URI holds a secret that would be shown.
-        DatasetError: If files are missing or damaged, or episodes do not have all rows, one after another.
+        ConfigError: If the URI holds a secret that would be shown, or there is no such episode.
+        DatasetError: If files are missing or damaged, or episodes do not have all rows, one after another; if
+            `episodes` have no statistics of their own.
     """
-    return _load_metadata(checked_uri(root).rstrip("/"), storage_options)
+    return _load_metadata(checked_uri(root).rstrip("/"), storage_options, episodes)
 
 
 def open(
@@ -92,7 +102,7 @@ def open(
         root: Folder or URI of the dataset: a path, s3://…, hf://datasets/….
         delta_timestamps: For each feature that has several values in a sample, their times relative to the sample's, in
             seconds. Batches then also have `<feature>_is_pad`, bool (n, k).
-        episodes: Numbers of the episodes to read; None for all.
+        episodes: Numbers of the episodes to read; None for all. For their statistics, see `load_metadata`.
         columns: Features to deliver, `task` among them; None for all but those of dtype "language".
         size: Height and width to which frames and pictures are resized, or an integer for both, or a dict of these by
             feature; None if all of a feature have one size.
@@ -137,7 +147,7 @@ def open(
         raise ConfigError(f"size={size!r}: columns has no feature {unknown[0]!r}, but {listed(names)}.")
     deltas = dict(delta_timestamps or {})
     _check_deltas(metadata, deltas, names)
-    chosen = _checked_episodes(metadata, episodes)
+    chosen = None if episodes is None else checked_episodes(metadata, episodes)
     source, opened = frames
     check_rows(source, opened, metadata)
 
@@ -251,17 +261,6 @@ def _check_deltas(metadata: Metadata, deltas: Mapping[str, Sequence[float]], nam
                 f"delta_timestamps has {name!r} of dtype {metadata.features[name]['dtype']!r}: only numbers and "
                 "pictures can have several values in a sample. Nothing was started."
             )
-
-
-def _checked_episodes(metadata: Metadata, episodes: Sequence[int] | None) -> list[int] | None:
-    if episodes is None:
-        return None
-    if not isinstance(episodes, Iterable):
-        raise ConfigError(f"episodes={episodes!r}: give a list of numbers.")
-    chosen = sorted({check_integer("episodes", each, 0) for each in episodes})
-    if not chosen or chosen[-1] >= len(metadata.episodes):
-        raise ConfigError(f"episodes={episodes!r}: give numbers from 0 to {len(metadata.episodes) - 1}, at least one.")
-    return chosen
 
 
 def _filter_of(chosen: list[int] | None, given: str | None) -> str | None:

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from lance.file import LanceFileSession
 
+from raylance.arguments import check_integer
 from raylance.columns import ROW_OFFSET
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
@@ -61,7 +62,8 @@ class Metadata:
         fps: Frames a second, of rows and videos.
         features: For each feature, its "dtype", "shape" and "names", as LeRobot writes them.
         tasks: Descriptions of the tasks, by number.
-        stats: For each feature, arrays such as "mean", "std", "min" and "max", float64, for normalization.
+        stats: For each feature, arrays such as "mean", "std", "min" and "max", float64, for normalization: of all
+            episodes, or of those that `load_metadata` was asked for.
         episodes: A row for each episode: `episode_index`, `dataset_from_index`, `dataset_to_index`, `tasks`, and for
             each camera where its video begins.
         total_frames: Number of rows.
@@ -114,24 +116,27 @@ def opening(metadata: Metadata) -> Iterator[None]:
         _opening.reset(token)
 
 
-def load_metadata(root: str, storage_options: StorageOptions | None = None) -> Metadata:
-    """Reads and checks the metadata of a dataset.
+def load_metadata(
+    root: str, storage_options: StorageOptions | None = None, episodes: Sequence[int] | None = None
+) -> Metadata:
+    """Reads and checks the metadata of a dataset, with the statistics of all or some episodes.
 
     Raises:
+        ConfigError: If there is no such episode.
         DatasetError: If files are missing or damaged, or episodes do not lie one after another.
     """
     lost: list[str] = []
-    metadata = find_metadata(root, storage_options, lost)
+    metadata = find_metadata(root, storage_options, lost, episodes)
     if lost:
         raise incomplete(root, lost)
     return metadata
 
 
-def find_metadata(root: str, storage_options: StorageOptions | None, lost: list[str]) -> Metadata:
-    """Reads and checks the metadata of a dataset. Adds the names of what is missing to `lost`; then there are few.
-
-    Raises:
-        DatasetError: If files cannot be read or are damaged, or episodes do not lie one after another.
+def find_metadata(
+    root: str, storage_options: StorageOptions | None, lost: list[str], episodes: Sequence[int] | None = None
+) -> Metadata:
+    """Reads and checks the metadata as `load_metadata` does. Adds the names of what is missing to `lost`; then the
+    metadata are not whole.
     """
     known = _opening.get()
     if known is not None and known.metadata.root == root:
@@ -141,6 +146,8 @@ def find_metadata(root: str, storage_options: StorageOptions | None, lost: list[
         metadata = _parse(root, files, lost)
         if not lost:
             _check_bounds(metadata)
+        if not lost and episodes is not None:
+            return dataclasses.replace(metadata, stats=_stats_of(files, metadata, checked_episodes(metadata, episodes)))
         return metadata
     except (ConfigError, DatasetError):
         raise
@@ -268,6 +275,58 @@ def _parse(root: str, files: Mapping[str, bytes], lost: list[str]) -> Metadata:
 def _episodes(file: bytes) -> pa.Table:
     found = pq.ParquetFile(io.BytesIO(file))
     return found.read(columns=[name for name in found.schema_arrow.names if not name.startswith("stats/")])
+
+
+def checked_episodes(metadata: Metadata, episodes: Sequence[int]) -> list[int]:
+    """Returns numbers of episodes, ascending; raises ConfigError if there is no such episode."""
+    if not isinstance(episodes, Iterable):
+        raise ConfigError(f"episodes={episodes!r}: give a list of numbers.")
+    chosen = sorted({check_integer("episodes", each, 0) for each in episodes})
+    if not chosen or chosen[-1] >= len(metadata.episodes):
+        raise ConfigError(f"episodes={episodes!r}: give numbers from 0 to {len(metadata.episodes) - 1}, at least one.")
+    return chosen
+
+
+def _stats_of(
+    files: Mapping[str, bytes], metadata: Metadata, episodes: Sequence[int]
+) -> dict[str, dict[str, npt.NDArray[Any]]]:
+    """Returns the statistics of some episodes, of the features for which each of them has some."""
+    tables = []
+    for path in (path for path in files if path.startswith("episodes/")):
+        file = pq.ParquetFile(io.BytesIO(files[path]))
+        names = [name for name in file.schema_arrow.names if name.startswith("stats/") or name == EPISODE]
+        table = file.read(columns=names)
+        tables.append(table.filter(pc.is_in(table[EPISODE], value_set=pa.array(episodes, table[EPISODE].type))))
+    table, found = pa.concat_tables(tables, promote_options="permissive"), dict[str, dict[str, npt.NDArray[Any]]]()
+    for name in metadata.features:
+        each = {kind: _values_of(table, f"stats/{name}/{kind}") for kind in ("min", "max", "mean", "std", "count")}
+        low, high, mean, std, count = each.values()
+        if low is None or high is None or mean is None or std is None or count is None:
+            continue
+        weights = (count / count.sum()).reshape(-1, *[1] * (mean.ndim - 1))
+        middle = (weights * mean).sum(axis=0)
+        spread = np.sqrt((weights * (std**2 + (mean - middle) ** 2)).sum(axis=0))
+        found[name] = {
+            "min": low.min(axis=0), "max": high.max(axis=0), "mean": middle, "std": spread, "count": count.sum(axis=0)
+        }  # fmt: skip
+    if not found:
+        raise DatasetError(
+            f"the episodes in {metadata.root}/{_META} have no statistics (columns stats/…/mean, std, min, max and "
+            "count), so those of some episodes are not known; nothing was started. Leave episodes= out for the "
+            "statistics of all, or convert the dataset again."
+        )
+    return found
+
+
+def _values_of(table: pa.Table, name: str) -> npt.NDArray[np.float64] | None:
+    """Returns a column of arrays of one shape; None if there is none, or a row has no value."""
+    if name not in table.column_names or table[name].null_count:
+        return None
+    values: pa.Array = table[name].combine_chunks()
+    shape = np.shape(values[0].as_py())
+    for _ in shape:
+        values = values.flatten()
+    return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.float64).reshape(len(table), *shape)
 
 
 def _check_bounds(metadata: Metadata) -> None:

@@ -1,5 +1,6 @@
 """LeRobot's Lance layout: items as by plain loops over whole files, and every contradiction in it by name."""
 
+import itertools
 import shutil
 import traceback
 from collections.abc import Callable
@@ -93,6 +94,33 @@ def test_metadata_from_a_table_and_episodes_that_are_chosen(robots: Robots, tmp_
     batch = few.take([5])
     assert batch[TOP].shape == (1, 1, 8, 12, 3)
     assert {"task", TOP} <= batch.keys() <= {"task", TOP, "episode_index", "_rowoffset"}
+
+
+def test_statistics_of_episodes_that_are_chosen(tmp_path: Path) -> None:
+    """Those of the rows themselves; of pictures, as LeRobot stores them, by channel and of a sample of the frames."""
+    robots = make_robots()
+    ends = np.cumsum([0, *robots.lengths])
+    chosen, action = [4, 0, 2], np.array(robots.frames["action"].to_pylist(), np.float64)
+    parts = [(action[a:b], robots.pixels[TOP][a:b:3] / 255) for a, b in itertools.pairwise(ends)]
+    for episode, (numbers, pictures) in zip(robots.episodes, parts, strict=True):
+        for name, values, axes in (("action", numbers, (0,)), (TOP, pictures, (0, 1, 2))):
+            for kind in ("min", "max", "mean", "std"):
+                found = getattr(np, kind)(values, axis=axes)
+                episode[f"stats/{name}/{kind}"] = found.reshape(-1, *[1] * (len(axes) - 1)).tolist()
+            episode[f"stats/{name}/count"] = [len(values)]
+        episode["stats/next.done/max"] = [1.0]
+    uri = robots.write(str(tmp_path), meta="table")
+    stats = lerobot.load_metadata(uri, episodes=chosen).stats
+    assert stats.keys() == {"action", TOP}
+    for name, at, axes in (("action", 0, (0,)), (TOP, 1, (0, 1, 2))):
+        values = np.concatenate([parts[each][at] for each in chosen])
+        for kind in ("min", "max", "mean", "std"):
+            wanted = getattr(np, kind)(values, axis=axes).reshape(-1, *[1] * (len(axes) - 1))
+            np.testing.assert_allclose(stats[name][kind], wanted, rtol=1e-12, err_msg=f"{name} {kind}")
+        assert stats[name]["count"].tolist() == [len(values)]
+    assert lerobot.load_metadata(uri).stats["action"]["std"].tolist() == [0.1, 0.2], "as LeRobot wrote it"
+    with pytest.raises(ConfigError, match=r"episodes=\[9\]"):
+        lerobot.load_metadata(uri, episodes=[9])
 
 
 def test_a_run_resumes_and_its_state_opens_it_again(robots: Robots, root: str) -> None:
@@ -387,6 +415,11 @@ def test_all_that_is_missing_is_listed_in_one_error(tmp_path: Path) -> None:
             read(root)
         assert not [name for name in lost if name not in str(raised.value)]
         assert len(traceback.format_exception(raised.value)) < 10
+
+
+def test_episodes_without_statistics(root: str) -> None:
+    with pytest.raises(DatasetError, match="stats/.*episodes="):
+        lerobot.load_metadata(root, episodes=[1])
 
 
 def test_a_handle_shows_what_batches_have(root: str) -> None:
