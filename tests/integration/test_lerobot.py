@@ -28,6 +28,9 @@ from tests.helpers.lerobot import (
 )
 from tests.helpers.videos import pixels_of
 
+# A wait in a library's C code ends by no signal, and prints nothing: a thread prints all stacks and ends the process.
+pytestmark = pytest.mark.timeout(240, method="thread")
+
 TOP, WRIST = CAMERAS
 DELTAS = {
     TOP: [-0.2, -0.1, 0.0], WRIST: [0.0, 0.3], "observation.state": [-0.1, 0.0], "observation.grid": [0.0, 0.1],

@@ -17,6 +17,9 @@ import raylance
 from raylance.errors import ConfigError, DatasetError
 from tests.helpers.videos import change_box, damaged, encode, flagged, scene, whole, write_videos
 
+# A wait in a library's C code ends by no signal, and prints nothing: a thread prints all stacks and ends the process.
+pytestmark = pytest.mark.timeout(240, method="thread")
+
 FRAMES = 24
 REORDERED: dict[str, dict[str, Any]] = {
     "H.264": {"gop": 8, "bf": 3, "x264-params": "b-adapt=0:scenecut=0"},

@@ -19,6 +19,9 @@ from raylance.errors import BadRowError, ConfigError, DatasetError
 from tests.helpers.cluster import actors_of
 from tests.helpers.videos import encode, pixels_of, scene, whole, write_videos
 
+# A wait in a library's C code ends by no signal, and prints nothing: a thread prints all stacks and ends the process.
+pytestmark = pytest.mark.timeout(240, method="thread")
+
 EPISODES, FRAMES = 5, 40
 OFFSETS = np.array([-3, -1, 0, 1])
 KINDS: dict[str, dict[str, Any]] = {
