@@ -56,6 +56,26 @@ def check_flag(what: str, value: Any) -> bool:
     raise ConfigError(f"{what}={value!r}: must be True or False.")
 
 
+def check_name(what: str, value: Any) -> None:
+    """Raises if a value cannot be the name of a column.
+
+    Raises:
+        ConfigError: If it is not a string, or is empty.
+    """
+    if not (isinstance(value, str) and value):
+        raise ConfigError(f"{what}={value!r}: give the name of a column.")
+
+
+def check_probability(call: str, value: Any) -> None:
+    """Raises if a value is not a number in [0, 1]. `call` is the call up to the name of the argument, for errors.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if not is_between(value, 0, 1):
+        raise ConfigError(f"{call}={value!r}): a probability lies in [0, 1].")
+
+
 def listed(names: Collection[str]) -> str:
     """Returns the first `MOST_LISTED` names, and how many others there are: a table may have thousands."""
     more = f" and {len(names) - MOST_LISTED:,} more" if len(names) > MOST_LISTED else ""

@@ -1,13 +1,16 @@
 """Opens datasets of robots that are stored in LeRobot's Lance layout."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
+import numpy as np
+
 from raylance.api.dataset import Dataset
 from raylance.api.opening import dataset
-from raylance.arguments import check_integer, listed
+from raylance.arguments import check_word, listed
 from raylance.decode.decoder import Decoder
 from raylance.decode.depth_images import DepthImage, Unit
 from raylance.decode.frames import FrameCrop
@@ -15,25 +18,33 @@ from raylance.decode.images import Image
 from raylance.errors import ConfigError
 from raylance.samples.windows import Ends, Windows
 from raylance.source.derived import Derived, Renamed
+from raylance.source.filters import check_filter
 from raylance.source.lerobot import (
     EPISODE,
     FRAMES,
+    VIDEO_COLUMNS,
     VIDEOS,
     Camera,
     DepthCamera,
     Task,
+    check_episodes,
     check_rows,
+    checked_episodes,
     depth_settings,
+    find_metadata,
+    incomplete,
     is_depth,
+    lost_places,
+    needed_columns,
     opening,
+    pin_table,
     refuse_alike,
-    refuse_missing,
     stored_name,
 )
 from raylance.source.lerobot import Metadata as Metadata
 from raylance.source.lerobot import load_metadata as _load_metadata
 from raylance.source.storage_options import StorageOptions
-from raylance.source.version import Version, checked_uri, pin
+from raylance.source.version import Version, checked_uri
 
 Size = int | tuple[int, int]
 _TASK = "task"
@@ -41,18 +52,27 @@ _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64
 _NUMBERS = ("bool", "float16", "float32", "float64", *_INTEGERS)
 
 
-def load_metadata(root: str | os.PathLike[str], storage_options: StorageOptions | None = None) -> Metadata:
+def load_metadata(
+    root: str | os.PathLike[str],
+    storage_options: StorageOptions | None = None,
+    *,
+    episodes: Sequence[int] | None = None,
+) -> Metadata:
     """Reads the metadata of a dataset: features, tasks, statistics for normalization, episodes.
 
     Args:
         root: Folder or URI of the dataset, see `open`.
         storage_options: Options of the object store, see `raylance.dataset`.
+        episodes: Numbers of the episodes whose statistics are wanted, such as those to train on: "mean", "std", "min",
+            "max" and "count", of the features for which each of these episodes has them. None for those of all, as
+            LeRobot wrote them. All else is that of the whole dataset.
 
     Raises:
-        ConfigError: If the URI holds a secret that would be shown.
-        DatasetError: If files are missing or damaged, or episodes do not have all rows, one after another.
+        ConfigError: If the URI holds a secret that would be shown, or there is no such episode.
+        DatasetError: If files are missing or damaged, or episodes do not have all rows, one after another; if
+            `episodes` have no statistics of their own.
     """
-    return _load_metadata(checked_uri(root).rstrip("/"), storage_options)
+    return _load_metadata(checked_uri(root).rstrip("/"), storage_options, episodes)
 
 
 def open(
@@ -82,10 +102,10 @@ def open(
         root: Folder or URI of the dataset: a path, s3://…, hf://datasets/….
         delta_timestamps: For each feature that has several values in a sample, their times relative to the sample's, in
             seconds. Batches then also have `<feature>_is_pad`, bool (n, k).
-        episodes: Numbers of the episodes to read; None for all.
+        episodes: Numbers of the episodes to read; None for all. For their statistics, see `load_metadata`.
         columns: Features to deliver, `task` among them; None for all but those of dtype "language".
         size: Height and width to which frames and pictures are resized, or an integer for both, or a dict of these by
-            feature; None for the size that they have.
+            feature; None if all of a feature have one size.
         crops: `raylance.FrameCrop` of cameras, by feature.
         depth_unit: Unit of depths: "mm" for millimetres, "m" for metres. Statistics in `Metadata.stats` are in the unit
             in which depths were recorded, `features[…]["info"]["depth_unit"]`.
@@ -104,34 +124,38 @@ def open(
     Raises:
         ConfigError: If an argument cannot be honoured; if PyAV is needed and not installed.
         DatasetError: If a table or the metadata are missing or damaged; if they contradict one another: episodes that
-            do not lie one after another, another number of rows, videos that are missing or empty. What cannot be known
-            without reading rows and videos, such as a video that is too short, is a `BadRowError` at the first row that
-            needs it.
+            do not lie one after another, in rows or in videos, another number of rows, videos that are missing or
+            empty. What cannot be known without reading rows and videos, such as a video that is too short, is a
+            `BadRowError` at the first row that needs it.
     """
     root = checked_uri(root).rstrip("/")
     if given := sorted({"windows", "decode", "pack"} & options.keys()):
         raise ConfigError(f"raylance.lerobot.open({given[0]}=…): the layout decides it. Use raylance.dataset().")
-    metadata = _load_metadata(root, storage_options)
-    names = _checked_columns(metadata, columns)
+    _check_arguments(delta_timestamps, crops, depth_unit, tolerance_s, at_ends, filter)
+    lost: list[str] = []
+    metadata = find_metadata(root, storage_options, lost)
+    names = _checked_columns(metadata, columns, is_whole=not lost)
+    lost += lost_places(metadata, names)
+    frames = pin_table(root, FRAMES, version, storage_options, needed_columns(metadata, names), lost)
+    has_videos = not {*metadata.cameras}.isdisjoint(names) or not metadata.features
+    if has_videos and (videos := pin_table(root, VIDEOS, videos_version, storage_options, VIDEO_COLUMNS, lost)):
+        pinned = videos[0]  # one version for all cameras
+        videos_version = pinned.version if pinned.branch is None else (pinned.branch, pinned.version)
+    if frames is None or lost:
+        raise incomplete(root, lost)
     if isinstance(size, Mapping) and (unknown := [name for name in size if name not in names]):
         raise ConfigError(f"size={size!r}: columns has no feature {unknown[0]!r}, but {listed(names)}.")
-    if depth_unit not in get_args(Unit):
-        raise ConfigError(f'depth_unit={depth_unit!r}: must be "mm" or "m".')
     deltas = dict(delta_timestamps or {})
     _check_deltas(metadata, deltas, names)
-    chosen = _checked_episodes(metadata, episodes)
-    source = pin(f"{root}/{FRAMES}", version, storage_options)
-    check_rows(source, source.open(), metadata)
+    chosen = None if episodes is None else checked_episodes(metadata, episodes)
+    source, opened = frames
+    check_rows(source, opened, metadata)
 
     windows = None
     if deltas:
         windows = Windows(
             episode=EPISODE, seconds=deltas, fps=metadata.fps, tolerance_s=tolerance_s, at_ends=at_ends
         )  # fmt: skip
-    has_videos = any(name != _TASK and metadata.features[name]["dtype"] == "video" for name in names)
-    if has_videos:  # one version for all cameras
-        videos = pin(f"{root}/{VIDEOS}", videos_version, storage_options)
-        videos_version = videos.version if videos.branch is None else (videos.branch, videos.version)
     with opening(metadata):
         decode: list[Decoder | Derived] = [*crops]
         stored: list[str] = []
@@ -139,7 +163,7 @@ def open(
             made = _column(metadata, name, size, tolerance_s, videos_version, depth_unit)
             if isinstance(made, Camera):
                 selected = range(len(metadata.episodes)) if chosen is None else chosen
-                made = dataclasses.replace(made, identity=refuse_missing(made, selected, storage_options))
+                made = dataclasses.replace(made, identity=check_episodes(made, selected, storage_options))
             if isinstance(made, Image | DepthImage):
                 decode.append(Renamed(name, f"{stored_name(name)}.bytes"))
             if made is None:
@@ -156,6 +180,21 @@ def open(
             storage_options=storage_options,
             **options,
         )
+
+
+def _check_arguments(
+    delta_timestamps: Any, crops: Any, depth_unit: Any, tolerance_s: Any, at_ends: Any, filter: Any
+) -> None:
+    if not isinstance(delta_timestamps, Mapping | None):
+        raise ConfigError(f"delta_timestamps={delta_timestamps!r}: give a dict of feature to a list of seconds.")
+    if not (isinstance(crops, Sequence) and all(isinstance(each, FrameCrop) for each in crops)):
+        raise ConfigError(f"crops={crops!r}: give a list of raylance.FrameCrop.")
+    check_word("depth_unit", depth_unit, get_args(Unit))
+    check_word("at_ends", at_ends, get_args(Ends))
+    is_number = isinstance(tolerance_s, int | float | np.number) and not isinstance(tolerance_s, bool)
+    if not (is_number and 0 < tolerance_s < math.inf):
+        raise ConfigError(f"tolerance_s={tolerance_s!r}: must be a positive number.")
+    check_filter(filter)
 
 
 def _column(
@@ -193,12 +232,17 @@ def _column(
     return None
 
 
-def _checked_columns(metadata: Metadata, columns: Sequence[str] | None) -> list[str]:
+def _checked_columns(metadata: Metadata, columns: Sequence[str] | None, *, is_whole: bool) -> list[str]:
+    """Returns the features to deliver; if the metadata are not whole, those that are known."""
     every = [*metadata.features, *([_TASK] if metadata.tasks else [])]
     if columns is None:
         names = [name for name in every if name == _TASK or metadata.features[name]["dtype"] != "language"]
-    else:
+    elif isinstance(columns, Iterable):
         names = [columns] if isinstance(columns, str) else list(dict.fromkeys(columns))
+    else:
+        raise ConfigError(f"columns={columns!r}: give a list of features.")
+    if not is_whole:
+        names = [name for name in names if name in every]
     if unknown := [name for name in names if name not in every]:
         raise ConfigError(f"columns={columns!r}: the dataset has no feature {unknown[0]!r}, but {listed(every)}.")
     refuse_alike(names)
@@ -217,17 +261,6 @@ def _check_deltas(metadata: Metadata, deltas: Mapping[str, Sequence[float]], nam
                 f"delta_timestamps has {name!r} of dtype {metadata.features[name]['dtype']!r}: only numbers and "
                 "pictures can have several values in a sample. Nothing was started."
             )
-
-
-def _checked_episodes(metadata: Metadata, episodes: Sequence[int] | None) -> list[int] | None:
-    if episodes is None:
-        return None
-    if not isinstance(episodes, Iterable):
-        raise ConfigError(f"episodes={episodes!r}: give a list of numbers.")
-    chosen = sorted({check_integer("episodes", each, 0) for each in episodes})
-    if not chosen or chosen[-1] >= len(metadata.episodes):
-        raise ConfigError(f"episodes={episodes!r}: give numbers from 0 to {len(metadata.episodes) - 1}, at least one.")
-    return chosen
 
 
 def _filter_of(chosen: list[int] | None, given: str | None) -> str | None:

@@ -87,7 +87,7 @@ class Dataset:
         opened = f"dataset({source.uri!r}, version={source.version}, filter={shown!r})"
         if isinstance(source.uri, dict):
             opened = f"mix({source.uri})"
-        return f"raylance.{opened}: {describe_rows(self._spec.delivery)} of {listed(source.columns)}"
+        return f"raylance.{opened}: {describe_rows(self._spec.delivery)} of {listed(self._spec.read.delivers)}"
 
     def _repr_html_(self) -> str:
         return describe(self, self._spec.read.source, self._spec.delivery)._repr_html_()

@@ -6,12 +6,12 @@ from typing import Literal, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
-from raylance.arguments import check_flag, check_integer, check_word, is_between
+from raylance.arguments import check_flag, check_integer, check_name, check_probability, check_word
 from raylance.decode.crops import cut_frames, whole_size
 from raylance.decode.decoder import Decoder, Draws
 from raylance.errors import ConfigError
 from raylance.planning.state import OMIT_DEFAULT
-from raylance.source.video_file import FrameError, OpenVideo
+from raylance.source.video_file import FrameError, OpenVideo, OtherSizeError
 from raylance.source.videos import codec_name
 
 Start = Literal["first", "middle", "random"]
@@ -21,8 +21,8 @@ Short = Literal["refuse", "repeat"]
 @dataclasses.dataclass(frozen=True, slots=True)
 class Clip(Decoder):
     """Decodes frames of a column of videos (MP4 or MOV, of a constant frame rate), one in each row, to uint8
-    (n, frames, H, W, 3). Torch batches have the channels before height and width. PyAV must be installed wherever rows
-    are decoded: `pip install raylance[video]`.
+    (n, frames, H, W, 3), turned and flipped as the file says that they are shown. Torch batches have the channels
+    before height and width. PyAV must be installed wherever rows are decoded: `pip install raylance[video]`.
 
     Only the frames from the keyframe before the first one on are decoded. For videos of which many rows take frames,
     see `raylance.Video`.
@@ -34,12 +34,14 @@ class Clip(Decoder):
         start: Which frame is the first one: the "first" of the video, the one with which the clip lies in the "middle",
             or a "random" one, keyed by seed, epoch and row.
         short: A video with fewer frames is a bad row, "refuse", or its last frame is taken again, "repeat".
-        size: Height and width to which frames are resized, or one number for both; None for the size of a stored video.
+        size: Height and width to which frames are resized, or one number for both; None if all videos have one size.
         crop: Height and width of a part that is then cut out, the same of all frames, or one number for both; None for
             all.
         random_crop: Whether the part is drawn like a random start; else it is the middle.
         hflip: Probability that all frames are flipped from left to right.
         name: Name of the decoded column; None for `column`.
+        keeps_size: Whether raylance took `size` from a stored video because the user gave none. Then a video of another
+            size is an error.
     """
 
     frames: int
@@ -51,6 +53,7 @@ class Clip(Decoder):
     random_crop: bool = False
     hflip: float = 0.0
     name: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+    keeps_size: bool = dataclasses.field(default=False, repr=False)
 
     dtype = np.dtype(np.uint8)
     channels_last = True
@@ -59,6 +62,9 @@ class Clip(Decoder):
 
     def __post_init__(self) -> None:
         owner = f"Clip({self.column!r}"
+        check_name("Clip: column", self.column)
+        if self.name is not None:
+            check_name(f"{owner}).name", self.name)
         for name in ("frames", "stride"):
             object.__setattr__(self, name, check_integer(f"{owner}).{name}", getattr(self, name), 1))
         check_word(f"{owner}).start", self.start, get_args(Start))
@@ -66,9 +72,8 @@ class Clip(Decoder):
         for name in ("size", "crop"):
             if (given := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole_size(f"{owner}, {name}: ", given))
-        check_flag(f"{owner}).random_crop", self.random_crop)
-        if not is_between(self.hflip, 0, 1):
-            raise ConfigError(f"{owner}, hflip={self.hflip!r}): a probability lies in [0, 1].")
+        object.__setattr__(self, "random_crop", check_flag(f"{owner}).random_crop", self.random_crop))
+        check_probability(f"{owner}, hflip", self.hflip)
         if isinstance(self.size, tuple) and isinstance(self.crop, tuple) and np.any(np.less(self.size, self.crop)):
             raise ConfigError(f"Clip({self.column!r}, crop={self.crop}): frames of {self.size} are smaller.")
 
@@ -95,9 +100,11 @@ class Clip(Decoder):
         if self.size is not None:
             return self
         video = _open(encoded)
-        size = video.size
-        video.close()
-        return dataclasses.replace(self, size=size)
+        try:
+            size = video.shown_size(_whole(encoded))
+        finally:
+            video.close()
+        return dataclasses.replace(self, size=size, keeps_size=True)
 
     def open(self) -> Self:
         """See `Decoder.open`."""
@@ -110,7 +117,9 @@ class Clip(Decoder):
             numbers, which = np.unique(self._numbers(video.index.frames, draws[0]), return_inverse=True)
             size = self.size if isinstance(self.size, tuple) else video.size
             pixels = np.empty((len(numbers), *size, 3), np.uint8)
-            video.read(numbers, pixels, _whole(encoded))
+            video.read(numbers, pixels, _whole(encoded), resizes=not self.keeps_size)
+        except OtherSizeError as error:
+            raise ConfigError(f"has frames of {error.reason}") from None
         except FrameError as error:
             raise ValueError(f"frame {error.number}: {error.cause}") from error.cause
         finally:

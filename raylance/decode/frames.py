@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raylance.arguments import check_flag, is_between
+from raylance.arguments import check_flag, check_name, check_probability
 from raylance.decode.crops import cut_frames, whole_size
 from raylance.decode.decoder import Decoder, Draws
 from raylance.errors import ConfigError
@@ -48,10 +48,14 @@ class FrameCrop(Decoder):
     content = "frames"
 
     def __post_init__(self) -> None:
+        owner = f"FrameCrop({self.column!r})"
+        check_name("FrameCrop: column", self.column)
+        for name in ("name", "like"):
+            if (given := getattr(self, name)) is not None:
+                check_name(f"{owner}.{name}", given)
         object.__setattr__(self, "size", whole_size(f"FrameCrop({self.column!r}, ", self.size))
-        check_flag(f"FrameCrop({self.column!r}).random", self.random)
-        if not is_between(self.hflip, 0, 1):
-            raise ConfigError(f"FrameCrop({self.column!r}, hflip={self.hflip!r}): a probability lies in [0, 1].")
+        object.__setattr__(self, "random", check_flag(f"{owner}.random", self.random))
+        check_probability(f"FrameCrop({self.column!r}, hflip", self.hflip)
         if self.like is not None and (self.random or self.hflip):
             raise ConfigError(
                 f"FrameCrop({self.column!r}, like={self.like!r}): its part and flip are those of that column. Leave "

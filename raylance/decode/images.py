@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from raylance.arguments import check_flag, check_integer, is_between
+from raylance.arguments import check_flag, check_integer, check_probability
 from raylance.decode.crops import BOX_DRAWS, CenterCrop, Crop, whole_size
 from raylance.decode.decoder import Decoder, Draws
 from raylance.decode.pixels import (
@@ -109,8 +109,7 @@ class Image(Decoder):
         if self.size is not None:
             object.__setattr__(self, "size", whole_size(f"Image({self.column!r}, ", self.size))
         check_flag(f"Image({self.column!r}).draft", self.draft)
-        if not is_between(self.hflip, 0, 1):
-            raise ConfigError(f"Image({self.column!r}, hflip={self.hflip!r}): a probability lies in [0, 1].")
+        check_probability(f"Image({self.column!r}, hflip", self.hflip)
         for name, value, words in (
             ("mode", self.mode, ("RGB", "L")),
             ("interpolation", self.interpolation, ("bilinear", "nearest")),

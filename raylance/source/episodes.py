@@ -246,12 +246,8 @@ class _Clock:
         return np.asarray(values, dtype=np.float64)
 
     def _rounding(self, times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Returns by how much the distance of two times may be rounded: a float32 of an hour by half a millisecond."""
-        if self._dtype.kind != "f":
-            return np.zeros(len(times))
-        with np.errstate(invalid="ignore"):  # NaN and infinity, which no distance can be
-            steps: npt.NDArray[np.float64] = np.spacing(np.abs(times).astype(self._dtype)).astype(np.float64)
-        return np.nan_to_num(2 * steps, posinf=0.0)
+        """Returns by how much the distance of two times may be rounded."""
+        return 2 * time_rounding(times.astype(self._dtype))
 
     def check_within(self, times: npt.NDArray[np.float64], ends: Int64Array, first: int) -> None:
         """Checks rows that follow one another in storage; runs of one episode end at the indices `ends`."""
@@ -299,6 +295,15 @@ class _Clock:
             "offsets expect them; nothing was started. If timestamps are only rounded, give fps= and a larger "
             "tolerance_s=; else mend them, or leave the episode out of the dataset."
         )
+
+
+def time_rounding(times: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Returns by how much the type of times may round each: a float32 of an hour by a quarter of a millisecond."""
+    if times.dtype.kind != "f":
+        return np.zeros(len(times))
+    with np.errstate(invalid="ignore"):  # NaN and infinity
+        steps: npt.NDArray[np.float64] = np.spacing(np.abs(times)).astype(np.float64)
+    return np.nan_to_num(steps, posinf=0.0)
 
 
 def _blocks(rows: Selection) -> Iterator[Int64Array]:

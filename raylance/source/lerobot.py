@@ -26,21 +26,27 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from lance.file import LanceFileSession
 
+from raylance.arguments import check_integer
 from raylance.columns import ROW_OFFSET
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.source.derived import Derived, LookedUp, Made
-from raylance.source.lance_errors import LANCE_ERRORS, readable_text
+from raylance.source.episodes import time_rounding
+from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, readable_text
 from raylance.source.retrying import patiently
 from raylance.source.storage_options import StorageOptions, current, open_dataset
-from raylance.source.version import Source, pin
+from raylance.source.version import Source, Version, pin
 from raylance.source.video_file import Levels
 from raylance.source.videos import FrameFinder, NamedFrames, Video, without
 
 FRAMES, VIDEOS = "frames.lance", "videos.lance"
 EPISODE, TIMESTAMP, TASK_NUMBER = "episode_index", "timestamp", "task_index"
+VIDEO_COLUMNS = ["video_key", "chunk_index", "file_index", "file_size", "video_bytes"]
 _META, _META_TABLE = "meta", "meta.lance"
+_INFO = ("codebase_version", "fps", "features", "total_frames")
+_EPISODES = (EPISODE, "dataset_from_index", "dataset_to_index")
+_PLACE = ("chunk_index", "file_index", "from_timestamp")
 _OPENING_S = 60.0
 _LEVELS, _MOST_MM = 4096, 65535
 _NO_FILE = np.iinfo(np.int64).max
@@ -56,7 +62,8 @@ class Metadata:
         fps: Frames a second, of rows and videos.
         features: For each feature, its "dtype", "shape" and "names", as LeRobot writes them.
         tasks: Descriptions of the tasks, by number.
-        stats: For each feature, arrays such as "mean", "std", "min" and "max", float64, for normalization.
+        stats: For each feature, arrays such as "mean", "std", "min" and "max", float64, for normalization: of all
+            episodes, or of those that `load_metadata` was asked for.
         episodes: A row for each episode: `episode_index`, `dataset_from_index`, `dataset_to_index`, `tasks`, and for
             each camera where its video begins.
         total_frames: Number of rows.
@@ -75,8 +82,8 @@ class Metadata:
         """Names of the features that are videos."""
         return [name for name, feature in self.features.items() if feature["dtype"] == "video"]
 
-    def numbers(self, name: str, dtype: type = np.int64) -> npt.NDArray[Any]:
-        """Returns a column of `episodes`.
+    def numbers(self, name: str, dtype: type | None = np.int64) -> npt.NDArray[Any]:
+        """Returns a column of `episodes`; with None, in its own type.
 
         Raises:
             DatasetError: If it is missing, or an episode has no value.
@@ -109,22 +116,55 @@ def opening(metadata: Metadata) -> Iterator[None]:
         _opening.reset(token)
 
 
-def load_metadata(root: str, storage_options: StorageOptions | None = None) -> Metadata:
-    """Reads and checks the metadata of a dataset.
+def load_metadata(
+    root: str, storage_options: StorageOptions | None = None, episodes: Sequence[int] | None = None
+) -> Metadata:
+    """Reads and checks the metadata of a dataset, with the statistics of all or some episodes.
 
     Raises:
+        ConfigError: If there is no such episode.
         DatasetError: If files are missing or damaged, or episodes do not lie one after another.
+    """
+    lost: list[str] = []
+    metadata = find_metadata(root, storage_options, lost, episodes)
+    if lost:
+        raise incomplete(root, lost)
+    return metadata
+
+
+def find_metadata(
+    root: str, storage_options: StorageOptions | None, lost: list[str], episodes: Sequence[int] | None = None
+) -> Metadata:
+    """Reads and checks the metadata as `load_metadata` does. Adds the names of what is missing to `lost`; then the
+    metadata are not whole.
     """
     known = _opening.get()
     if known is not None and known.metadata.root == root:
         return known.metadata
     try:
-        return _parse(root, patiently(functools.partial(_read_files, root, storage_options)))
+        files = patiently(functools.partial(_read_files, root, storage_options))
+        metadata = _parse(root, files, lost)
+        if not lost:
+            _check_bounds(metadata)
+        if not lost and episodes is not None:
+            return dataclasses.replace(metadata, stats=_stats_of(files, metadata, checked_episodes(metadata, episodes)))
+        return metadata
+    except (ConfigError, DatasetError):
+        raise
     except (*LANCE_ERRORS, KeyError, TypeError, pa.ArrowException) as error:
         raise DatasetError(
             f"the metadata of {root!r} cannot be read ({readable_text(error)}); nothing was started. It must be a "
             f"dataset in LeRobot's Lance layout, with {FRAMES}, and {_META}/ or {_META_TABLE}."
-        ) from error
+        ) from (error if failure_of(error) is Failure.PASSING else None)
+
+
+def incomplete(root: str, lost: Sequence[str]) -> DatasetError:
+    """Returns the error for a dataset without these files and columns."""
+    return DatasetError(
+        f"{root!r} is not a whole dataset in LeRobot's Lance layout. It does not have {', '.join(lost)}; nothing was "
+        f"started. Check the path, or convert the dataset again. Instead of {_META}/, the table {_META_TABLE} may have "
+        "its files. docs/guide.md lists what the layout needs."
+    )
 
 
 def _read_files(root: str, storage_options: StorageOptions | None) -> dict[str, bytes]:
@@ -134,7 +174,7 @@ def _read_files(root: str, storage_options: StorageOptions | None) -> dict[str, 
     for read in reversed(ways) if "://" in root else ways:
         if found := read():
             return found
-    raise FileNotFoundError(f"there is neither {_META}/info.json nor {_META_TABLE}")
+    return {}
 
 
 def _from_folder(session: LanceFileSession) -> dict[str, bytes]:
@@ -162,31 +202,131 @@ def _is_needed(path: str) -> bool:
     return path in ("info.json", "stats.json", "tasks.parquet") or is_episodes
 
 
-def _parse(root: str, files: Mapping[str, bytes]) -> Metadata:
-    info = json.loads(files["info.json"])
-    if not str(info["codebase_version"]).startswith("v3."):
-        raise ValueError(f"codebase_version is {info['codebase_version']!r}, and only v3 has this layout")
+def _lost_columns(name: str, needed: Iterable[str], there: Sequence[str]) -> list[str]:
+    return [f"the column {each!r} of {name}" for each in dict.fromkeys(needed) if each not in there]
+
+
+def lost_places(metadata: Metadata, features: Iterable[str]) -> list[str]:
+    """Returns which columns are missing that say where the frames of these features lie in videos."""
+    needed = [f"videos/{name}/{key}" for name in features for key in _PLACE if name in metadata.cameras]
+    return _lost_columns(f"{_META}/episodes/*/*.parquet", needed, metadata.episodes.column_names)
+
+
+def needed_columns(metadata: Metadata, features: Iterable[str]) -> list[str]:
+    """Returns the columns of the table of frames of which features are made."""
+    needed = [EPISODE]
+    for name in features:
+        if name not in metadata.features:  # the description of the task
+            needed.append(TASK_NUMBER)
+        else:
+            needed.append(TIMESTAMP if name in metadata.cameras else stored_name(name))
+    return needed
+
+
+def pin_table(
+    root: str, name: str, version: Version | None, storage_options: StorageOptions | None, needed: Iterable[str],
+    lost: list[str],
+) -> tuple[Source, lance.LanceDataset] | None:  # fmt: skip
+    """Pins and opens a table of a dataset. Adds missing columns to `lost`; if there is no table, adds its name, and
+    returns None.
+
+    Raises:
+        DatasetError: If it cannot be opened, or has not the version.
+    """
+    try:
+        source = pin(f"{root}/{name}", version, storage_options)
+    except DatasetError as error:
+        if failure_of(error) is not Failure.MISSING:
+            raise
+        lost.append(name)
+        return None
+    opened = source.open()
+    lost += _lost_columns(name, needed, opened.schema.names)
+    return source, opened
+
+
+def _parse(root: str, files: Mapping[str, bytes], lost: list[str]) -> Metadata:
+    """Returns the metadata; adds the names of what is missing to `lost`."""
+    lost += [f"{_META}/{name}" for name in ("info.json", "tasks.parquet") if name not in files]
+    info = json.loads(files.get("info.json", b"{}"))
+    lost += [f"{key!r} in {_META}/info.json" for key in _INFO if key not in info and "info.json" in files]
+    if not str(version := info.get("codebase_version", "v3.0")).startswith("v3."):
+        raise ValueError(f"codebase_version is {version!r}, and only v3 has this layout")
     paths = sorted(path for path in files if path.startswith("episodes/"))
-    episodes = pa.concat_tables([_episodes(files[path]) for path in paths], promote_options="permissive")
-    tasks = pq.read_table(io.BytesIO(files["tasks.parquet"])).sort_by("task_index")
-    texts = next(name for name in tasks.column_names if name != "task_index")  # "task", or the index of pandas
+    tables = [_episodes(files[path]) for path in paths]
+    episodes = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+    lost += _lost_columns(f"{_META}/episodes/*/*.parquet", _EPISODES, episodes.column_names)
+    tasks = list[str]()
+    if "tasks.parquet" in files:
+        table = pq.read_table(io.BytesIO(files["tasks.parquet"])).sort_by("task_index")
+        tasks = table[next(name for name in table.column_names if name != "task_index")].to_pylist()  # or pandas' index
     stats = json.loads(files.get("stats.json", b"{}"))
-    metadata = Metadata(
+    return Metadata(
         root=root,
-        fps=float(info["fps"]),
-        features=info["features"],
-        tasks=tasks[texts].to_pylist(),
+        fps=float(info.get("fps", 0)),
+        features=info.get("features", {}),
+        tasks=tasks,
         stats={name: {kind: np.array(value) for kind, value in each.items()} for name, each in stats.items()},
-        episodes=episodes.sort_by(EPISODE),
-        total_frames=int(info["total_frames"]),
+        episodes=episodes.sort_by(EPISODE) if EPISODE in episodes.column_names else episodes,
+        total_frames=int(info.get("total_frames", 0)),
     )
-    _check_bounds(metadata)
-    return metadata
 
 
 def _episodes(file: bytes) -> pa.Table:
     found = pq.ParquetFile(io.BytesIO(file))
     return found.read(columns=[name for name in found.schema_arrow.names if not name.startswith("stats/")])
+
+
+def checked_episodes(metadata: Metadata, episodes: Sequence[int]) -> list[int]:
+    """Returns numbers of episodes, ascending; raises ConfigError if there is no such episode."""
+    if not isinstance(episodes, Iterable):
+        raise ConfigError(f"episodes={episodes!r}: give a list of numbers.")
+    chosen = sorted({check_integer("episodes", each, 0) for each in episodes})
+    if not chosen or chosen[-1] >= len(metadata.episodes):
+        raise ConfigError(f"episodes={episodes!r}: give numbers from 0 to {len(metadata.episodes) - 1}, at least one.")
+    return chosen
+
+
+def _stats_of(
+    files: Mapping[str, bytes], metadata: Metadata, episodes: Sequence[int]
+) -> dict[str, dict[str, npt.NDArray[Any]]]:
+    """Returns the statistics of some episodes, of the features for which each of them has some."""
+    tables = []
+    for path in (path for path in files if path.startswith("episodes/")):
+        file = pq.ParquetFile(io.BytesIO(files[path]))
+        names = [name for name in file.schema_arrow.names if name.startswith("stats/") or name == EPISODE]
+        table = file.read(columns=names)
+        tables.append(table.filter(pc.is_in(table[EPISODE], value_set=pa.array(episodes, table[EPISODE].type))))
+    table, found = pa.concat_tables(tables, promote_options="permissive"), dict[str, dict[str, npt.NDArray[Any]]]()
+    for name in metadata.features:
+        each = {kind: _values_of(table, f"stats/{name}/{kind}") for kind in ("min", "max", "mean", "std", "count")}
+        low, high, mean, std, count = each.values()
+        if low is None or high is None or mean is None or std is None or count is None:
+            continue
+        weights = (count / count.sum()).reshape(-1, *[1] * (mean.ndim - 1))
+        middle = (weights * mean).sum(axis=0)
+        spread = np.sqrt((weights * (std**2 + (mean - middle) ** 2)).sum(axis=0))
+        found[name] = {
+            "min": low.min(axis=0), "max": high.max(axis=0), "mean": middle, "std": spread, "count": count.sum(axis=0)
+        }  # fmt: skip
+    if not found:
+        raise DatasetError(
+            f"the episodes in {metadata.root}/{_META} have no statistics (columns stats/…/mean, std, min, max and "
+            "count), so those of some episodes are not known; nothing was started. Leave episodes= out for the "
+            "statistics of all, or convert the dataset again."
+        )
+    return found
+
+
+def _values_of(table: pa.Table, name: str) -> npt.NDArray[np.float64] | None:
+    """Returns a column of arrays of one shape; None if there is none, or a row has no value."""
+    if name not in table.column_names or table[name].null_count:
+        return None
+    values: pa.Array = table[name].combine_chunks()
+    shape = np.shape(values[0].as_py())
+    for _ in shape:
+        values = values.flatten()
+    return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.float64).reshape(len(table), *shape)
 
 
 def _check_bounds(metadata: Metadata) -> None:
@@ -312,6 +452,7 @@ class FramesByTime(FrameFinder):
         tolerance_s: See `Camera`.
         videos: Row of the video that has each episode, int64; -1 if there is none.
         begins_s: When each episode begins in its video, float64.
+        rounding_s: By how many seconds these may be rounded.
         ends: The row offset after each episode, int64.
         files: Names of videos that are missing, by episode.
     """
@@ -320,6 +461,7 @@ class FramesByTime(FrameFinder):
     tolerance_s: float
     videos: Int64Array
     begins_s: npt.NDArray[np.float64]
+    rounding_s: float
     ends: Int64Array
     files: Mapping[int, str]
     first_video: int
@@ -339,7 +481,9 @@ class FramesByTime(FrameFinder):
 
     def find(self, table: pa.Table) -> NamedFrames:
         """See `FrameFinder.find`."""
-        given, times = table[EPISODE].to_numpy(), np.asarray(table[TIMESTAMP].to_numpy(), dtype=np.float64)
+        given, times = table[EPISODE].to_numpy(), table[TIMESTAMP].to_numpy()
+        rounding_s = time_rounding(times) + self.rounding_s
+        times = np.asarray(times, dtype=np.float64)
         offsets, reasons = table[ROW_OFFSET].to_numpy(), dict[int, str]()
         last = len(self.ends) - 1
         episodes = np.asarray(np.clip(np.nan_to_num(given, nan=-1), 0, last), dtype=np.int64)
@@ -355,7 +499,10 @@ class FramesByTime(FrameFinder):
             reasons.setdefault(row, f"it says episode {given[row]}, which has {rows} by {_META}/")
         for row in np.flatnonzero(self.videos[episodes] < 0).tolist():
             reasons.setdefault(row, f"{VIDEOS} does not have {self.files[int(episodes[row])]} of episode {given[row]}")
-        for row in np.flatnonzero(~(away_s < self.tolerance_s)).tolist():
+        for row in np.flatnonzero(rounding_s >= 0.5 / self.rate).tolist():
+            why = f"its timestamp {times[row]:g} s has a type that rounds by {rounding_s[row]:g} s"
+            reasons.setdefault(row, f"{why}, and frames are {1 / self.rate:g} s apart")
+        for row in np.flatnonzero(~(away_s < self.tolerance_s + rounding_s)).tolist():
             why = f"its timestamp {times[row]:g} s is {away_s[row]:g} s away from a frame at {self.rate:g} frames/s"
             reasons.setdefault(row, f"{why}, tolerance_s allows {self.tolerance_s:g} s")
         return NamedFrames(without(self.videos[episodes], reasons), frames, reasons)
@@ -375,6 +522,7 @@ def find_episodes(camera: Camera, storage_options: StorageOptions | None) -> Fra
     keys, rows = patiently(functools.partial(_files_of, source, camera.column))
     chunks, files = metadata.numbers(f"{name}/chunk_index"), metadata.numbers(f"{name}/file_index")
     wanted = _file_keys(chunks, files)
+    begins = metadata.numbers(f"{name}/from_timestamp", None)
     keys, rows = np.append(keys, _NO_FILE), np.append(rows, -1)
     at = np.searchsorted(keys[:-1], wanted)
     is_there = keys[at] == wanted
@@ -382,7 +530,8 @@ def find_episodes(camera: Camera, storage_options: StorageOptions | None) -> Fra
         rate=metadata.fps,
         tolerance_s=camera.tolerance_s,
         videos=np.where(is_there, rows[at], -1),
-        begins_s=metadata.numbers(f"{name}/from_timestamp", np.float64),
+        begins_s=begins.astype(np.float64),
+        rounding_s=float(time_rounding(begins).max(initial=0.0)),
         ends=metadata.numbers("dataset_to_index"),
         first_video=max(0, int(rows[0])),
         files={
@@ -402,10 +551,7 @@ def _file_keys(chunks: Int64Array, files: Int64Array) -> Int64Array:
 
 def _files_of(source: Source, key: str) -> tuple[Int64Array, Int64Array]:
     """Returns the keys of a camera's videos that are not empty, ascending, and the row of each."""
-    opened, columns = source.open_once(), ["video_key", "chunk_index", "file_index", "file_size"]
-    if lost := [name for name in columns if name not in opened.schema.names]:
-        raise DatasetError(f"{source.uri!r} has no column {lost[0]!r}, so it is no {VIDEOS} of LeRobot's layout.")
-    table = opened.to_table(columns=columns)
+    table = source.open_once().to_table(columns=VIDEO_COLUMNS[:-1])
     rows = np.flatnonzero(pc.and_(pc.equal(table["video_key"], key), pc.greater(table["file_size"], 0)).to_numpy())
     keys = _file_keys(*(table[name].to_numpy().astype(np.int64)[rows] for name in ("chunk_index", "file_index")))
     order = np.argsort(keys, kind="stable")
@@ -440,19 +586,42 @@ def _texts(root: str, storage_options: StorageOptions | None) -> pa.Array:
     return pa.array(load_metadata(root, storage_options).tasks, pa.string())
 
 
-def refuse_missing(camera: Camera, episodes: Iterable[int], storage_options: StorageOptions | None) -> str:
-    """Checks that the videos of these episodes are there and not empty; returns the identity for `Camera`.
+def check_episodes(camera: Camera, episodes: Iterable[int], storage_options: StorageOptions | None) -> str:
+    """Checks that the videos of these episodes are there and not empty, and that no frame belongs to two episodes;
+    returns the identity for `Camera`.
 
     Raises:
-        DatasetError: If one is not.
+        DatasetError: If a video is missing, or episodes overlap.
     """
-    found = find_episodes(camera, storage_options)
-    if lost := [f"{found.files[each]} (episode {each})" for each in episodes if each in found.files]:
+    found, chosen = find_episodes(camera, storage_options), {*episodes}
+    if lost := [f"{found.files[each]} (episode {each})" for each in sorted(chosen) if each in found.files]:
         raise DatasetError(
             f"{camera.videos!r} does not have {len(lost):,} videos, or they are empty: {'; '.join(lost[:_NAMED])}. "
             "Nothing was started. Leave these episodes out, episodes=[…]; or convert the dataset again."
         )
+    if shared := [pair for pair in _overlaps(found) if chosen & {*pair}]:
+        named = [f"episode {two} begins at {found.begins_s[two]:g} s, before episode {one} ends" for one, two in shared]
+        more = f", and {len(shared) - _NAMED:,} more" if len(shared) > _NAMED else ""
+        raise DatasetError(
+            f"by videos/{camera.column}/from_timestamp in {camera.root}/{_META}, and {found.rate:g} frames a second, "
+            f"{'; '.join(named[:_NAMED])}, in the same video{more}: rows would have frames of another episode. Nothing "
+            "was started. Leave these episodes out, episodes=[…]; or convert the dataset again."
+        )
     return found.identity
+
+
+def _overlaps(found: FramesByTime) -> list[tuple[int, int]]:
+    """Returns pairs of episodes that have frames of their video in common, at least one pair for each such episode."""
+    lengths, starts = np.diff(found.ends, prepend=0), np.rint(found.begins_s * found.rate)
+    used = np.flatnonzero((lengths > 0) & np.isfinite(starts))
+    episodes = used[np.lexsort((starts[used], found.videos[used]))]
+    starts, ends = starts[episodes], starts[episodes] + lengths[episodes]
+    reach = ends.max(initial=0) - starts.min(initial=0)
+    later = found.videos[episodes] * reach  # as if videos followed one another
+    furthest = np.maximum.accumulate(ends + later)
+    holder = np.maximum.accumulate(np.where(ends + later == furthest, np.arange(len(episodes)), 0))
+    second = np.flatnonzero(starts[1:] + later[1:] < furthest[:-1]) + 1
+    return list(zip(episodes[holder[second - 1]].tolist(), episodes[second].tolist(), strict=True))
 
 
 def check_rows(source: Source, opened: lance.LanceDataset, metadata: Metadata) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,24 @@ class FrameError(Exception):
         self.number, self.cause = number, cause
 
 
+class OtherSizeError(Exception):
+    """Raised if a frame has another size than the first video.
+
+    Attributes:
+        number: Number of the frame.
+        reason: What is wrong, and what to do.
+    """
+
+    def __init__(self, number: int, size: tuple[int, int], first: tuple[int, int]) -> None:
+        super().__init__(number)
+        self.number = number
+        self.reason = (
+            f"{size[1]}x{size[0]} pixels, others are {first[1]}x{first[0]}, and without size= all must be alike to "
+            'make a batch; the epoch stops here, with on_bad_row="mask" too: this is not a bad row. Give '
+            f"size=({first[0]}, {first[1]}), height first, to resize them."
+        )
+
+
 def join_spans(spans: Sequence[Span]) -> list[Span]:
     """Returns ranges that hold all of these ranges, ascending; those that lie close together become one."""
     joined: list[Span] = []
@@ -66,8 +85,8 @@ class VideoIndex:
         times: Their timestamps in the file.
         begins: First byte of each frame, int64.
         ends: The byte after each frame, int64.
-        rate: Frames a second, on average.
-        tick_s: Seconds by which the file rounds times.
+        step: By how much the timestamps of two frames that follow one another differ, on average.
+        tick_s: Seconds of a step of 1, by which the file rounds times.
         is_reordered: Whether frames may be stored in another order than they are shown.
     """
 
@@ -75,7 +94,7 @@ class VideoIndex:
     times: Sequence[int]
     begins: Int64Array
     ends: Int64Array
-    rate: float
+    step: float
     tick_s: float
     is_reordered: bool
 
@@ -88,6 +107,11 @@ class VideoIndex:
     def frames(self) -> int:
         """Number of frames."""
         return len(self.begins)
+
+    @property
+    def rate(self) -> float:
+        """Frames a second."""
+        return 1 / (self.step * self.tick_s)
 
     @property
     def keyframe_distance(self) -> int:
@@ -103,15 +127,28 @@ class VideoIndex:
         inside = frames[(frames >= 0) & (frames < self.frames)]
         if not len(inside):
             return []
-        late = _REORDERED if self.is_reordered else 0
-        # A frame that is shown shortly before a keyframe may be stored after it, and needs the keyframe before, too.
-        firsts = self.keyframe_of(np.maximum(inside - late, 0))
-        lasts = np.minimum(inside + late, self.frames - 1)
+        firsts = self._earliest(inside)
+        lasts = np.minimum(inside + self._late, self.frames - 1)
         found = []
         for keyframe in np.unique(firsts):
             first, last = self.keyframes[keyframe], lasts[firsts == keyframe].max()
             found.append((int(self.begins[first]), int(self.ends[last])))
         return join_spans(found)
+
+    def end_of(self, frame: int) -> int:
+        """Returns the number of a later frame, up to which all frames are made of the keyframe of this one."""
+        later = int(self._earliest(np.array([frame]))[0]) + 1
+        return int(self.keyframes[later]) if later < len(self.keyframes) else self.frames
+
+    @property
+    def _late(self) -> int:
+        return _REORDERED if self.is_reordered else 0
+
+    def _earliest(self, frames: Int64Array) -> Int64Array:
+        """Returns the first keyframe that each frame may need, as `keyframe_of` counts: a frame that is shown shortly
+        before a keyframe may be stored after it, and needs the keyframe before, too.
+        """
+        return self.keyframe_of(np.maximum(frames - self._late, 0))
 
 
 class _Ranges:
@@ -189,36 +226,41 @@ class OpenVideo:
             self._container.close()
             raise
         self._reformatter = VideoReformatter()
-        self._decoded: Iterator[Any] = iter(())
+        self._decoded: Iterator[tuple[Any, bool]] = iter(())
         self._at, self._is_placed = -1, False  # the number of the last frame, and whether another one may follow it
 
     def _checked_stream(self) -> Any:
-        if not self._container.streams.video:
-            raise ValueError("the file has no video")
-        from av.stream import Discard
+        from av.stream import Discard, Disposition
 
-        stream = self._container.streams.video[0]
+        streams = [each for each in self._container.streams.video if Disposition.attached_pic not in each.disposition]
+        if not streams:
+            raise ValueError("the file has no video")
+        stream = streams[0]
         stream.thread_type = "NONE"  # several videos are decoded at once
         for each in self._container.streams:
             if each is not stream:
                 each.discard = Discard.all  # sound would be read, too
-        if not stream.average_rate or not stream.time_base:
-            raise ValueError("the file says no frame rate")
-        self._step = 1 / (stream.average_rate * stream.time_base)  # timestamps from one frame to the next
         self._start = stream.start_time or 0
         return stream
 
     def _read_index(self) -> VideoIndex:
         entries, frames = list(self._stream.index_entries), self._stream.frames
         if not entries or not frames:
-            raise ValueError("the file has no index of all frames; it is fragmented, or no MP4. Write it again (remux)")
+            raise ValueError(
+                f"the file ({self._container.format.long_name}) has no index of all frames. It must be MP4 or MOV, and "
+                "not fragmented: write it again (remux)"
+            )
         if len(entries) != frames or any(entry.is_discard for entry in entries):
             raise ValueError(
                 f"the file has {frames} frames, of which an edit list leaves some out. Write it again without one "
                 "(encode it, do not copy the stream)"
             )
         times = np.array([entry.timestamp for entry in entries], dtype=np.float64)
-        away = np.abs((times - times[0]) / float(self._step) - np.arange(frames))
+        # The average rate of the file depends on how long the last frame is shown.
+        step = (times[-1] - times[0]) / (frames - 1) if frames > 1 else 1.0
+        if not step > 0 or not self._stream.time_base:
+            raise ValueError("the file says no frame rate")
+        away = np.abs((times - times[0]) / step - np.arange(frames))
         if away.max() > _AWAY:
             raise ValueError(
                 f"frame {int(away.argmax())} lies {away.max():.3g} frames away from its time, so the frame rate is not "
@@ -231,21 +273,43 @@ class OpenVideo:
             times=[entries[at].timestamp for at in keyframes],
             begins=begins,
             ends=begins + np.array([entry.size for entry in entries]),
-            rate=float(self._stream.average_rate),
+            step=float(step),
             tick_s=float(self._stream.time_base),
             is_reordered=bool(self._stream.codec_context.has_b_frames),
         )
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width."""
+        """Height and width, as frames are stored."""
         return self._stream.codec_context.height, self._stream.codec_context.width
 
     def close(self) -> None:
         """Frees the memory of ffmpeg."""
         self._container.close()
 
-    def read(self, numbers: Int64Array, out: Frames, ranges: Mapping[int, Bytes], levels: Levels | None = None) -> None:
+    def shown_size(self, ranges: Mapping[int, Bytes]) -> tuple[int, int]:
+        """Returns height and width of the first frame as it is shown, decoded from byte ranges of the file.
+
+        Raises:
+            MissingBytesError: If more bytes are needed.
+            Exception: Why it cannot be decoded.
+        """
+        self._file.hold(ranges)
+        try:
+            frame, is_turned, _, _ = self._turned_frame(0)
+        except FrameError as error:
+            raise error.cause from None
+        return (frame.width, frame.height) if is_turned else (frame.height, frame.width)
+
+    def read(
+        self,
+        numbers: Int64Array,
+        out: Frames,
+        ranges: Mapping[int, Bytes],
+        levels: Levels | None = None,
+        *,
+        resizes: bool = True,
+    ) -> None:
         """Decodes frames from byte ranges of the file.
 
         Args:
@@ -253,44 +317,64 @@ class OpenVideo:
             out: Where their pixels are written.
             ranges: The byte ranges that were read, by their first byte.
             levels: For videos of one channel of 12 bits, the value of each number; None for pictures.
+            resizes: Whether frames of another size are resized; else they are an error.
 
         Raises:
             MissingBytesError: If more bytes are needed. Decoding then begins at a keyframe again.
             FrameError: If a frame cannot be decoded; those before it are decoded.
+            OtherSizeError: If a frame has another size.
         """
         self._file.hold(ranges)
-        height, width = out.shape[1:3]
         for place, number in enumerate(numbers.tolist()):
-            try:
-                frame = self._frame(number)
-            except Exception as error:
-                self._is_placed = False
-                self._file.raise_missing()
-                raise FrameError(number, error) from error
-            self._file.raise_missing()  # then the frame may be made of less than all its bytes
+            frame, is_turned, down, right = self._turned_frame(number)
+            height, width = out.shape[2:0:-1] if is_turned else out.shape[1:3]
+            if not resizes and (frame.height, frame.width) != (height, width):
+                size = (frame.width, frame.height) if is_turned else (frame.height, frame.width)
+                raise OtherSizeError(number, size, out.shape[1:3])
             # A reformatter that is kept, in this thread alone, costs a tenth of `to_ndarray`.
             wanted: dict[str, Any] = {"width": width, "height": height, "threads": 1}
             if levels is None:
                 plane: Any = self._reformatter.reformat(frame, format="rgb24", **wanted).planes[0]
-                lines = np.frombuffer(plane, np.uint8).reshape(height, plane.line_size)
-                out[place] = lines[:, : 3 * width].reshape(height, width, 3)
+                stored = np.frombuffer(plane, np.uint8).reshape(height, plane.line_size)[:, : 3 * width]
+                stored = stored.reshape(height, width, 3)
             else:  # between two values, others would come out that nothing has
                 plane = self._reformatter.reformat(frame, format="gray12le", interpolation="POINT", **wanted).planes[0]
-                lines = np.frombuffer(plane, "<u2").reshape(height, plane.line_size // 2)
-                np.take(levels, lines[:, :width], out=out[place, :, :, 0], mode="clip")
+                stored = np.frombuffer(plane, "<u2").reshape(height, plane.line_size // 2)[:, :width]
+            shown = (stored.swapaxes(0, 1) if is_turned else stored)[::down, ::right]
+            if levels is None:
+                out[place] = shown
+            else:
+                np.take(levels, shown, out=out[place, :, :, 0], mode="clip")
+
+    def _turned_frame(self, number: int) -> tuple[Any, bool, int, int]:
+        """Returns a frame, whether its rows are shown as columns, and the steps, 1 or -1, down and to the right."""
+        try:
+            frame = self._frame(number)
+            turn = _turn_of(frame)
+        except Exception as error:
+            self._is_placed = False
+            self._file.raise_missing()
+            raise FrameError(number, error) from error
+        self._file.raise_missing()  # then the frame may be made of less than all its bytes
+        return frame, *turn
 
     def _frame(self, number: int) -> Any:
         index = self.index
         if not 0 <= number < index.frames:
             raise ValueError(f"frame {number} is asked for, and the video has {index.frames}")
         nearest = int(np.searchsorted(index.keyframes, number, side="right")) - 1
-        is_ahead = self._is_placed and self._at < number
-        frame = None
-        if not is_ahead or index.keyframes[max(0, nearest)] > self._at + 1:
-            frame = self._go_before(number, nearest)
+        if self._is_placed and self._at < number and index.keyframes[max(0, nearest)] <= self._at + 1:
+            try:
+                return self._go_on(number, None)
+            except Exception:
+                self._file.raise_missing()  # else it may be made of a later keyframe than the damaged frame
+        return self._go_on(number, self._go_before(number, nearest))
+
+    def _go_on(self, number: int, frame: Any) -> Any:
+        """Decodes from a frame, or the last one, up to another one; returns that."""
         while frame is None or self._at < number:
             before, self._is_placed = self._at, False  # until a frame has come
-            frame = next(self._decoded, None)
+            frame = self._next()
             if frame is None:
                 raise ValueError(f"frame {number} is asked for, and decoding ends after frame {before}")
             self._at = self._number(frame)
@@ -304,22 +388,69 @@ class OpenVideo:
         self._is_placed = False
         # ffmpeg finds the last keyframe that is shown at a time or before it. If times in the file are wrong, earlier
         # keyframes are tried, by their decoding times.
-        shown = self._start + round(number * self._step)
+        shown = self._start + round(number * self.index.step)
         for time in [shown, *(self.index.times[at] for at in range(max(0, nearest), -1, -1))]:
             self._container.seek(time, stream=self._stream, backward=True)
-            self._decoded = self._container.decode(self._stream)
-            frame = next(self._decoded, None)
-            while frame is not None and not frame.key_frame:  # it may refer to frames that were not decoded
-                frame = next(self._decoded, None)
+            self._decoded = _decode(self._container, self._stream)
+            frame = self._next()
             if frame is not None and (found := self._number(frame)) <= number:
                 self._at, self._is_placed = found, True
                 return frame
+        kind = self._container.format
+        if "mp4" not in kind.name:
+            raise ValueError(
+                f"the file ({kind.long_name}) does not say when its frames are shown. Write it again, as MP4 or MOV"
+            )
         raise ValueError(f"no keyframe lies before frame {number}")
 
+    def _next(self) -> Any:
+        frame, is_good = next(self._decoded, (None, True))
+        if not is_good:
+            raise ValueError("it is damaged, or may be made of a damaged frame")
+        return frame
+
     def _number(self, frame: Any) -> int:
-        if frame.is_corrupt:
-            raise ValueError("a frame from which it follows is damaged")
-        at = float((frame.pts - self._start) / self._step)
+        at = float(frame.pts - self._start) / self.index.step
         if abs(at - round(at)) > _AWAY:
             raise ValueError(f"a frame is shown at {at:g} frames, so the frame rate is not constant")
         return round(at)
+
+
+def _turn_of(frame: Any) -> tuple[bool, int, int]:
+    """Returns whether the rows of a frame are shown as columns, and the steps, 1 or -1, down and to the right, by the
+    matrix that phones write if they are turned.
+    """
+    if (matrix := frame.side_data.get("DISPLAYMATRIX")) is None:
+        return False, 1, 1
+    right_right, right_down, _, down_right, down_down = np.frombuffer(matrix, np.int32)[:5].tolist()
+    is_turned = not right_right and not down_down
+    if not is_turned and (right_down or down_right):
+        raise ValueError(f"it is shown turned by {-frame.rotation} degrees, and only quarters of a turn are supported")
+    down, right = (right_down, down_right) if is_turned else (down_down, right_right)
+    return is_turned, -1 if down < 0 else 1, -1 if right < 0 else 1
+
+
+def _decode(container: Any, stream: Any) -> Iterator[tuple[Any, bool]]:
+    """Decodes from the next keyframe on. Yields frames as they are shown, and whether each is good: neither it nor a
+    frame that is stored before it, of which it may be made, is damaged. Such a frame may be shown after it, and what is
+    damaged is known when it is shown, so frames wait for all that are stored before them.
+    """
+    places: dict[int, int] = {}  # of the frames that have not come, as they are stored, by when they are shown
+    waiting: deque[tuple[Any, int]] = deque()
+    stored, damaged, is_begun = 0, None, False
+    for packet in container.demux(stream):
+        if packet.pts is not None:  # it is None at the end
+            places[packet.pts] = stored
+            stored += 1
+        for frame in packet.decode():
+            place = places.get(frame.pts, stored)
+            places = {shown: each for shown, each in places.items() if shown > frame.pts}
+            is_begun = is_begun or frame.key_frame  # a frame before may refer to frames that were not decoded
+            if is_begun:
+                waiting.append((frame, place))
+            if is_begun and frame.is_corrupt:
+                damaged = place if damaged is None else min(damaged, place)
+            while waiting and waiting[0][1] < min(places.values(), default=stored):
+                frame, place = waiting.popleft()
+                yield frame, damaged is None or place < damaged
+    yield from ((frame, damaged is None or place < damaged) for frame, place in waiting)

@@ -109,6 +109,24 @@ class VideoFiles:
             self._call(list(spans), lambda dataset: self._read(dataset, asked, found), is_wanted)
         return found
 
+    def shown_size(self, row: int) -> tuple[int, int]:
+        """Returns height and width of a video as its first frame is shown.
+
+        Raises:
+            DatasetError: If the storage fails for too long.
+            Exception: If the video cannot be opened, or the frame not be decoded.
+        """
+        file = self.find([row])[row]
+        spans: list[Span] = []
+        while True:
+            video = file.open()
+            try:
+                return video.shown_size(file.head | self.read({row: spans})[row])
+            except MissingBytesError as error:
+                spans.append(file.span_from(error.offset))
+            finally:
+                video.close()
+
     def _read(self, dataset: lance.LanceDataset, asked: list[tuple[int, int, int]], found: dict[int, Ranges]) -> None:
         read = dataset.read_blob_ranges(self._blob, asked, selector="indices", preserve_order=True)
         for (row, begin, _), (_, _, data) in zip(asked, read, strict=True):

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.columns import FAILURE, ROW_OFFSET
-from raylance.errors import BadRowError
+from raylance.errors import BadRowError, ConfigError
 from raylance.orders.permutation import Int64Array
 from raylance.source.derived import DerivingReader
 from raylance.source.lance_errors import readable_text
@@ -23,7 +23,15 @@ from raylance.source.limits import Calls
 from raylance.source.reader import PieceReader, Prepare, RowReader
 from raylance.source.reads import Reads
 from raylance.source.retrying import Wanted, always
-from raylance.source.video_file import FrameError, Frames, MissingBytesError, OpenVideo, Span, join_spans
+from raylance.source.video_file import (
+    FrameError,
+    Frames,
+    MissingBytesError,
+    OpenVideo,
+    OtherSizeError,
+    Span,
+    join_spans,
+)
 from raylance.source.video_files import Ranges, VideoFile, VideoFiles
 from raylance.source.videos import NO_VIDEO, AddedColumns
 
@@ -330,10 +338,15 @@ class _Load:
                 numbers, which = np.unique(self._named[column][1][rows], return_inverse=True)
                 is_run = len(numbers) == len(rows) and bool((np.diff(rows) == 1).all())
                 pixels = out[rows[0] - first : rows[-1] + 1 - first] if is_run else np.empty_like(out[: len(numbers)])
-                for low, high, error in self._decode_video(column, video, numbers, pixels, ranges):
-                    pixels[low:high] = 0
-                    for row in rows[(low <= which) & (which < high)].tolist():
-                        errors[column][row] = self._bad_row(column, row, error)
+                try:
+                    for low, high, error in self._decode_video(column, video, numbers, pixels, ranges):
+                        pixels[low:high] = 0
+                        for row in rows[(low <= which) & (which < high)].tolist():
+                            errors[column][row] = self._bad_row(column, row, error)
+                except OtherSizeError as error:
+                    setting = self._reader.columns[column].setting
+                    named = f"frame {error.number} of video {video} in {setting.videos!r}"
+                    raise ConfigError(f"Video({setting.column!r}): {named} has {error.reason}") from None
                 if not is_run:
                     out[rows - first] = pixels[which]
         return made, errors
@@ -348,9 +361,9 @@ class _Load:
         if file.failure is not None or file.index is None:
             yield 0, len(numbers), file.failure or ValueError("its index is not known")
             return
-        index, finder = file.index, self._finders[column]
+        index, finder, made = file.index, self._finders[column], self._reader.columns[column]
         if finder.rate is not None:
-            drift_s = index.frames * abs(1 / index.rate - 1 / finder.rate)
+            drift_s = (index.frames - 1) * abs(1 / index.rate - 1 / finder.rate)
             if drift_s > max(finder.tolerance_s, 2 * index.tick_s):
                 reason = f"it has {index.rate:.9g} frames a second, the rows say {finder.rate:.9g}"
                 yield 0, len(numbers), ValueError(reason)
@@ -364,12 +377,11 @@ class _Load:
             opened = opened or OpenVideo(file.size, held, index)
             while low < high:
                 try:
-                    opened.read(numbers[low:high], out[low:high], held, self._reader.columns[column].levels)
+                    opened.read(numbers[low:high], out[low:high], held, made.levels, resizes=made.resizes)
                     break
                 except FrameError as error:
                     is_good, bad = False, int(numbers.searchsorted(error.number))
-                    keyframes = index.keyframe_of(numbers[:high])
-                    low = int(np.searchsorted(keyframes, keyframes[bad], side="right"))
+                    low = max(bad + 1, int(numbers.searchsorted(index.end_of(error.number))))
                     yield bad, low, error.cause
         except MissingBytesError as error:
             raise _MissingError(key, error.offset) from error

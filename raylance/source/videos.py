@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raylance.arguments import check_integer
+from raylance.arguments import check_integer, check_name
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
@@ -98,9 +98,9 @@ class Video(Derived):
 
     Each row of the dataset names one frame. Frames of one window of the shuffle that follow one another in their video
     are decoded together, each once, also if several samples of `raylance.Windows` have them. They come as uint8
-    (n, H, W, 3), or (n, k, H, W, 3) in windows, with the pixels that PyAV decodes from the whole file. Torch batches
-    have the channels before height and width. PyAV must be installed wherever rows are read:
-    `pip install raylance[video]`.
+    (n, H, W, 3), or (n, k, H, W, 3) in windows, with the pixels that PyAV decodes from the whole file, turned and
+    flipped as the file says that they are shown. Torch batches have the channels before height and width. PyAV must be
+    installed wherever rows are read: `pip install raylance[video]`.
 
     Attributes:
         column: Name of the column in batches.
@@ -109,8 +109,8 @@ class Video(Derived):
         frame: Column of the numbers of the frames in their videos, from 0, an integer in each row.
         blob: Column of `videos` that holds the files.
         version: Version of `videos`; None for the newest.
-        size: Height and width to which frames are resized, or an integer for both; None for the size of the first
-            video.
+        size: Height and width to which frames are resized, or an integer for both; None if all have the size of the
+            first video.
     """
 
     column: str
@@ -124,11 +124,14 @@ class Video(Derived):
 
     def __post_init__(self) -> None:
         for name in ("column", "video", "frame", "blob"):
-            if not (isinstance(value := getattr(self, name), str) and value):
-                raise ConfigError(f"Video({name}={value!r}): give the name of a column.")
-        if not isinstance(self.videos, str | os.PathLike):
-            raise ConfigError(f"Video(videos={self.videos!r}): give the URI of a Lance dataset.")
+            check_name(f"Video: {name}", getattr(self, name))
+        if not (isinstance(self.videos, str | os.PathLike) and os.fspath(self.videos)):
+            raise ConfigError(f"Video: videos={self.videos!r}: give the path or URI of a Lance dataset of videos.")
         object.__setattr__(self, "videos", os.fspath(self.videos))
+        if self.video == self.frame:
+            raise ConfigError(
+                f"Video: video={self.video!r}, frame={self.frame!r}: one column cannot say the video and the frame."
+            )
         if self.size is not None:
             given = self.size if isinstance(self.size, tuple | list) else (self.size, self.size)
             if len(given) != 2:
@@ -176,6 +179,7 @@ class VideoColumn:
         finder: Finds the frames of rows.
         keyframe_distance: Number of frames from one keyframe to the next, in one of the videos.
         levels: See `Video`.
+        resizes: Whether frames of another size are resized; else they are an error.
     """
 
     setting: Video
@@ -183,6 +187,7 @@ class VideoColumn:
     finder: Shared[FrameFinder]
     keyframe_distance: int = 1
     levels: Levels | None = dataclasses.field(default=None, compare=False)
+    resizes: bool = True
 
     @property
     def run_rows(self) -> int:
@@ -274,9 +279,11 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
     size, distance, first = setting.size, 1, finder.get().first_video
     try:
         reads = Reads(source, at_once=1, retry_s=OPENING_S, missing=False, dataset=opened)
-        video = VideoFiles(reads, setting.blob).find([first])[first].open()
-        size, distance = size or video.size, video.index.keyframe_distance
+        files = VideoFiles(reads, setting.blob)
+        video = files.find([first])[first].open()
+        distance = video.index.keyframe_distance
         video.close()
+        size = size or files.shown_size(first)
     except Exception as error:
         if size is None:
             raise DatasetError(
@@ -290,6 +297,7 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
         finder,
         distance,
         setting.levels,
+        resizes=setting.size is not None,
     )
 
 

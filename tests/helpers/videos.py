@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -33,17 +33,18 @@ def encode(
     format: str = "mp4",
     ticks: int = 0,
     sound: bool = False,
+    codec: str = "libx264",
     **options: object,
 ) -> bytes:
-    """Encodes frames as H.264 in a file; `times` are when they are shown, in steps of the rate: else 0, 1, … With
-    `ticks`, times are rounded to so many a second. With `sound`, there is some between frames.
+    """Encodes frames in a file, as H.264 if no other codec is named. `times` are when they are shown, in steps of the
+    rate: else 0, 1, … With `ticks`, times are rounded to so many a second. With `sound`, there is some between frames.
     """
     out = io.BytesIO()
     with av.open(out, "w", format=format) as box:
         settings = {"g": str(gop), "keyint_min": str(gop), "sc_threshold": "0"} | {
             k: str(v) for k, v in options.items()
         }
-        stream = box.add_stream("libx264", rate=rate, options=settings)
+        stream = box.add_stream(codec, rate=rate, options=settings)
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
         if ticks:
@@ -75,6 +76,32 @@ def whole(video: bytes, size: tuple[int, int] | None = None) -> np.ndarray:
             height, width = size or (frame.height, frame.width)
             found.append(frame.to_ndarray(format="rgb24", width=width, height=height))
     return np.stack(found)
+
+
+def damaged(video: bytes, at: int) -> bytes:
+    """The file with a few zeros in the middle of the frame that is stored as number `at`."""
+    with av.open(io.BytesIO(video)) as box:
+        entry = list(box.streams.video[0].index_entries)[at]
+        begin, size = entry.pos + entry.size // 3, max(1, min(16, entry.size // 3))
+    return video[:begin] + bytes(size) + video[begin + size :]
+
+
+def flagged(video: bytes) -> bool:
+    """Whether a decoder says of any frame that it is damaged."""
+    with av.open(io.BytesIO(video)) as box:
+        return any(frame.is_corrupt for frame in box.decode(video=0))
+
+
+def change_box(data: bytes, path: Sequence[bytes], change: Callable[[bytes], bytes]) -> bytes:
+    """The MP4, or the content of one of its boxes, with a changed content of the first box of each kind in `path`,
+    which lie one inside another. No frames may lie after it.
+    """
+    at, (kind, *inside) = 0, path
+    while data[at + 4 : at + 8] != kind:
+        at += int.from_bytes(data[at : at + 4], "big")
+    end = at + int.from_bytes(data[at : at + 4], "big")
+    content = change_box(data[at + 8 : end], inside, change) if inside else change(data[at + 8 : end])
+    return data[:at] + (8 + len(content)).to_bytes(4, "big") + kind + content + data[end:]
 
 
 def pixels_of(values: Any) -> np.ndarray:

@@ -18,6 +18,9 @@ from raylance.errors import BadRowError, ConfigError, DatasetError
 from tests.helpers.filmed import EPISODES, FRAMES, KINDS, OFFSETS, camera, check, rows_of, windows
 from tests.helpers.videos import encode, scene, whole, write_videos
 
+# A wait in a library's C code ends by no signal, and prints nothing: a thread prints all stacks and ends the process.
+pytestmark = pytest.mark.timeout(240, method="thread")
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_are_those_of_the_whole_file(
@@ -367,9 +370,8 @@ def test_clips_of_the_videos_of_rows(tmp_path: Path) -> None:
     assert (batch["video_bytes"][1] == whole(videos[3], (16, 24))[6:16]).all()
     with pytest.raises(BadRowError, match="9 frames, 10 are asked for"):
         raylance.dataset(uri, decode=raylance.Clip("video_bytes", 10), columns=["video_bytes"]).take([7])
-    for arguments in ({"frames": 0}, {"frames": 2, "start": "late"}, {"frames": 2, "size": 8, "crop": 9}):
-        with pytest.raises(ConfigError, match="Clip"):
-            raylance.Clip("video_bytes", **arguments)
+    with pytest.raises(ConfigError, match="Clip"):
+        raylance.Clip("video_bytes", 2, size=8, crop=9)
 
 
 def test_what_cannot_be_honoured(
@@ -386,9 +388,6 @@ def test_what_cannot_be_honoured(
     ):
         with pytest.raises(error, match=message):
             raylance.dataset(rows, **settings)
-    for arguments in ({"size": 0}, {"size": (1, 2, 3)}, {"blob": ""}):
-        with pytest.raises(ConfigError, match="Video"):
-            camera(uri, **arguments)
     wrong = write_dataset(rows_of().set_column(1, "file", pa.array(np.full(EPISODES * FRAMES, 7))))
     with pytest.raises(BadRowError, match=r"video 7.* 5 videos"):
         next(iter(raylance.dataset(wrong, decode=camera(uri, size=8)).iter_batches(batch_size=8)))
