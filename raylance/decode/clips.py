@@ -111,7 +111,11 @@ class Clip(Decoder):
         return self
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[np.uint8]) -> None:
-        """See `RowDecoder.decode_into`."""
+        """See `RowDecoder.decode_into`.
+
+        Raises:
+            ConfigError: If `size` is None, and the frames have another size than those of other rows.
+        """
         video = _open(encoded)
         try:
             numbers, which = np.unique(self._numbers(video.index.frames, draws[0]), return_inverse=True)
