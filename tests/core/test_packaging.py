@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -49,7 +50,7 @@ def test_every_package_that_runs_has_a_lower_bound_that_a_run_can_show():
         assert re.fullmatch(r"[\d.]+", bounds[0]), requirement
 
 
-@pytest.mark.parametrize("script", ["wheel", "lowest", "examples"])
+@pytest.mark.parametrize("script", ["wheel", "lowest", "examples", "run"])
 def test_scripts_run_tests_that_are_there(script: str) -> None:
     """They run once a release, and a file that was moved would be missed only then."""
     words = re.findall(r"tests/\S*test_\S*\.py", (ROOT / "tests" / script).read_text())
@@ -57,3 +58,11 @@ def test_scripts_run_tests_that_are_there(script: str) -> None:
     files = expanded.stdout.split()
     assert files
     assert not [file for file in files if not (ROOT / file).exists()]
+
+
+def test_the_workflow_runs_each_supported_python_and_each_part() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    supported = re.findall(r"Python :: (3\.\d+)", str(PROJECT["classifiers"]))
+    assert jobs["tiers"]["strategy"]["matrix"]["python"] == supported
+    parts = re.findall(r"^    (\d)\)", (ROOT / "tests" / "run").read_text(), re.MULTILINE)
+    assert [str(part) for part in jobs["nightly"]["strategy"]["matrix"]["part"]] == parts
