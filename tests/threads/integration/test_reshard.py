@@ -21,8 +21,7 @@ def data(write_dataset: Callable[..., str]) -> Iterator[raylance.Dataset]:
 
 
 @pytest.mark.promise("P1", "P3")
-@pytest.mark.parametrize("remainder", ["drop", "ragged"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "remainder"), [(0, "drop"), (1, "ragged"), (2, "ragged")])
 def test_global_batches_stay_the_same_whoever_takes_part(data: raylance.Dataset, seed: int, remainder: Any) -> None:
     play(data, seed, remainder, runtime="threads")
 
