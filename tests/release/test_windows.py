@@ -1,11 +1,13 @@
-"""Windows of many columns through Ray."""
+"""Windows of many columns through Ray, and in workers of torch's DataLoader."""
 
 from collections.abc import Callable
 
 import pyarrow as pa
+import pytest
 
 import raylance
-from tests.helpers.robot_windows import ROWS, expected, frames
+from raylance import torch_data
+from tests.helpers.robot_windows import ROWS, WINDOWS, check, expected, frames
 
 
 def test_wide_columns_through_ray(write_dataset: Callable[..., str], ray_session: None) -> None:
@@ -26,3 +28,15 @@ def test_wide_columns_through_ray(write_dataset: Callable[..., str], ray_session
                     seen.append(sample.pop("_rowoffset"))
                     assert sample == samples[seen[-1]]
     assert sorted(seen) == sorted([*samples, *samples])
+
+
+@pytest.fixture(scope="module")
+def uri(write_dataset: Callable[..., str]) -> str:
+    return write_dataset(*[frames().slice(at, 150) for at in range(0, ROWS, 150)])
+
+
+def test_workers_of_torchs_dataloader(uri: str) -> None:
+    samples, data = expected(frames()), raylance.dataset(uri, windows=WINDOWS, remainder="ragged")
+    made = torch_data.IterableDataset(data, global_batch_size=32, with_row_offset=True)
+    seen = [offset for batch in torch_data.Loader(made, num_workers=2) for offset in check(batch, samples)]
+    assert sorted(seen) == list(range(ROWS))

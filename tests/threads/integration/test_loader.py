@@ -270,5 +270,5 @@ def test_work_grows_with_the_columns_and_not_with_their_square(
         return calls[0]
 
     # The smaller of two counts, because other work only adds: the first one imports modules.
-    few, many = (min(calls_of(columns), calls_of(columns)) for columns in (300, 600))
+    few, many = (min(calls_of(columns), calls_of(columns)) for columns in (150, 300))
     assert many < 2.5 * few, f"twice the columns took {many / few:.1f} times the calls"

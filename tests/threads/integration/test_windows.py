@@ -125,15 +125,6 @@ def test_map_style_rows(uri: str) -> None:
     ]
 
 
-def test_workers_of_torchs_dataloader(uri: str) -> None:
-    from raylance import torch_data
-
-    samples, data = expected(frames()), raylance.dataset(uri, windows=WINDOWS, remainder="ragged")
-    made = torch_data.IterableDataset(data, global_batch_size=32, with_row_offset=True)
-    seen = [offset for batch in torch_data.Loader(made, num_workers=2) for offset in check(batch, samples)]
-    assert sorted(seen) == list(range(ROWS))
-
-
 def test_shares_change_in_mid_epoch(uri: str) -> None:
     samples, data = expected(frames()), raylance.dataset(uri, windows=WINDOWS, order="row", remainder="ragged")
     loaders = [data.loader(rank=rank, world_size=2) for rank in range(2)]

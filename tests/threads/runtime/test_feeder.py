@@ -5,8 +5,6 @@ import gc
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -31,6 +29,7 @@ from tests.helpers.images import make_images
 from tests.helpers.own_orders import with_rows
 
 ROWS, BATCH = 400, 20
+
 BAD = 203
 
 
@@ -65,58 +64,6 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert is_so()
-
-
-ENDS_IN_MID_PASS = """
-import os, raylance, sys
-batches = iter(raylance.dataset(URI, columns=["id"], order="sequential").loader().iter_batches(batch_size=20))
-next(batches)
-os.kept = batches, sys.modules["raylance.api.loader"]  # modules are cleared in the reverse order of their imports
-assert "ray" not in sys.modules
-print("done")
-"""
-DECODER = """
-import raylance, threading
-class Hangs(raylance.Decoder):
-    shape, dtype, at = (), "int64", -1
-    def open(self):
-        return self
-    def decode_into(self, encoded, draws, out):
-        if int.from_bytes(encoded, "little") == self.at:
-            began.set()
-            threading.Event().wait()
-began = threading.Event()
-order = raylance.WindowShuffle(shard_rows=100, window_shards=1, lanes=2)
-loader = raylance.dataset(URI, decode=Hangs("cell"), order=order).loader(num_decoders=0)
-"""
-OUTLIVES_THE_MAIN_THREAD = f"""{DECODER}
-def train():
-    threading.main_thread().join()
-    print(sum(len(batch["id"]) for _ in range(2) for batch in loader.iter_batches(batch_size=20)))
-threading.Thread(target=train).start()
-"""
-DECODES_WITHOUT_END = f"""{DECODER}
-Hangs.at = 60
-def train():
-    try:
-        list(loader.iter_batches(batch_size=20))
-    except raylance.RaylanceError:
-        print("ended")
-threading.Thread(target=train, daemon=True).start()
-began.wait(60)
-print("done")
-"""
-SAID = {ENDS_IN_MID_PASS: "done\n", OUTLIVES_THE_MAIN_THREAD: f"{2 * ROWS}\n", DECODES_WITHOUT_END: "done\nended\n"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def interpreters(uri: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """They take seconds each, beside the other tests of this file."""
-    pipes: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    made = [subprocess.Popen([sys.executable, "-c", each.replace("URI", repr(uri))], **pipes) for each in SAID]
-    yield made
-    for process in made:
-        process.wait(timeout=60)
 
 
 @pytest.fixture(autouse=True)
@@ -213,6 +160,7 @@ def many(write_dataset: Callable[..., str]) -> str:
 
 
 WHOLE, BY_COST = {"global_batch_size": 1000}, {"global_batch_cost": 50_000_000, "padded": False}
+
 UNEVEN = {"cost": "id", "balance": raylance.Balance(equal_rows=False)}
 
 
@@ -594,11 +542,3 @@ def test_an_error_of_what_was_prepared_comes_when_it_is_asked_for(write_dataset:
         for _ in range(2):
             with pytest.raises(raylance.BadRowError):
                 next(iter(batches))
-
-
-def test_an_interpreter_that_ends_in_mid_pass_ends_and_a_thread_that_outlives_the_main_one_gets_its_rows(
-    interpreters: list[subprocess.Popen[str]],
-) -> None:
-    """Modules are gone, Ray was never loaded; `concurrent.futures` starts nothing more, and would wait for decoders."""
-    for process, said in zip(interpreters, SAID.values(), strict=True):
-        assert (*process.communicate(timeout=60), process.returncode) == (said, "", 0)
