@@ -111,7 +111,11 @@ class Clip(Decoder):
         return self
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[np.uint8]) -> None:
-        """See `RowDecoder.decode_into`."""
+        """See `RowDecoder.decode_into`.
+
+        Raises:
+            ConfigError: If the video has another size than others, and no size was given.
+        """
         video = _open(encoded)
         try:
             numbers, which = np.unique(self._numbers(video.index.frames, draws[0]), return_inverse=True)
