@@ -45,6 +45,7 @@ EPISODE, TIMESTAMP, TASK_NUMBER = "episode_index", "timestamp", "task_index"
 VIDEO_COLUMNS = ["video_key", "chunk_index", "file_index", "file_size", "video_bytes"]
 _META, _META_TABLE = "meta", "meta.lance"
 _INFO = ("codebase_version", "fps", "features", "total_frames")
+_FEATURE = ("dtype", "shape")
 _EPISODES = (EPISODE, "dataset_from_index", "dataset_to_index")
 _PLACE = ("chunk_index", "file_index", "from_timestamp")
 _OPENING_S = 60.0
@@ -252,6 +253,11 @@ def _parse(root: str, files: Mapping[str, bytes], lost: list[str]) -> Metadata:
     lost += [f"{key!r} in {_META}/info.json" for key in _INFO if key not in info and "info.json" in files]
     if not str(version := info.get("codebase_version", "v3.0")).startswith("v3."):
         raise ValueError(f"codebase_version is {version!r}, and only v3 has this layout")
+    if not (fps := float(info.get("fps", 1))) > 0:
+        raise ValueError(f"fps is {fps:g}")
+    features = dict[str, Mapping[str, Any]](info.get("features", {}))
+    for name, each in features.items():
+        lost += [f"{key!r} of {name!r} in {_META}/info.json" for key in _FEATURE if key not in each]
     paths = sorted(path for path in files if path.startswith("episodes/"))
     tables = [_episodes(files[path]) for path in paths]
     episodes = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
@@ -263,8 +269,8 @@ def _parse(root: str, files: Mapping[str, bytes], lost: list[str]) -> Metadata:
     stats = json.loads(files.get("stats.json", b"{}"))
     return Metadata(
         root=root,
-        fps=float(info.get("fps", 0)),
-        features=info.get("features", {}),
+        fps=fps,
+        features={name: each for name, each in features.items() if each.keys() >= {*_FEATURE}},
         tasks=tasks,
         stats={name: {kind: np.array(value) for kind, value in each.items()} for name, each in stats.items()},
         episodes=episodes.sort_by(EPISODE) if EPISODE in episodes.column_names else episodes,

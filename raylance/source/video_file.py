@@ -136,7 +136,9 @@ class VideoIndex:
         return join_spans(found)
 
     def end_of(self, frame: int) -> int:
-        """Returns the number of a later frame, up to which all frames are made of the keyframe of this one."""
+        """Returns the keyframe after the first one that a frame may need, or the number of frames: all frames between
+        need that one, too.
+        """
         later = int(self._earliest(np.array([frame]))[0]) + 1
         return int(self.keyframes[later]) if later < len(self.keyframes) else self.frames
 
@@ -209,11 +211,26 @@ class OpenVideo:
             MissingBytesError: If more bytes are needed.
             Exception: The error of PyAV if the file is not a video; ValueError if frames cannot be counted.
         """
-        import av
         from av.video.reformatter import VideoReformatter
 
         self._file = _Ranges(size)
         self._file.hold(ranges)
+        self._open()
+        try:
+            self.index = index or self._read_index()
+        except BaseException:
+            self.close()
+            raise
+        self._reformatter = VideoReformatter()
+
+    def _open(self) -> None:
+        import av
+
+        self._decoded: Iterator[tuple[Any, bool]] = iter(())
+        # The number of the last frame, whether another one may follow it, and whether the decoder has met damage, which
+        # may change what it makes of other frames.
+        self._at, self._is_placed, self._is_spoilt = -1, False, False
+        self._file.seek(0)
         try:
             self._container: Any = av.open(self._file, buffer_size=_BUFFER_BYTES)
         except Exception as error:
@@ -221,13 +238,9 @@ class OpenVideo:
         try:
             self._file.raise_missing()
             self._stream = self._checked_stream()
-            self.index = index or self._read_index()
         except BaseException:
-            self._container.close()
+            self.close()
             raise
-        self._reformatter = VideoReformatter()
-        self._decoded: Iterator[tuple[Any, bool]] = iter(())
-        self._at, self._is_placed = -1, False  # the number of the last frame, and whether another one may follow it
 
     def _checked_stream(self) -> Any:
         from av.stream import Discard, Disposition
@@ -352,7 +365,7 @@ class OpenVideo:
             frame = self._frame(number)
             turn = _turn_of(frame)
         except Exception as error:
-            self._is_placed = False
+            self._is_placed, self._is_spoilt = False, True
             self._file.raise_missing()
             raise FrameError(number, error) from error
         self._file.raise_missing()  # then the frame may be made of less than all its bytes
@@ -367,6 +380,7 @@ class OpenVideo:
             try:
                 return self._go_on(number, None)
             except Exception:
+                self._is_spoilt = True
                 self._file.raise_missing()  # else it may be made of a later keyframe than the damaged frame
         return self._go_on(number, self._go_before(number, nearest))
 
@@ -385,6 +399,9 @@ class OpenVideo:
 
     def _go_before(self, number: int, nearest: int) -> Any:
         """Goes to a keyframe before a frame, or to the frame if it is one; returns the first frame from there."""
+        if self._is_spoilt:
+            self.close()
+            self._open()
         self._is_placed = False
         # ffmpeg finds the last keyframe that is shown at a time or before it. If times in the file are wrong, earlier
         # keyframes are tried, by their decoding times.

@@ -16,7 +16,7 @@ from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.source.derived import Derived, LookedUp, Maker
 from raylance.source.fields import find_field, is_blob
-from raylance.source.lance_errors import readable_text
+from raylance.source.lance_errors import failure_of, readable_text
 from raylance.source.reads import Reads
 from raylance.source.retrying import OPENING_S
 from raylance.source.storage_options import StorageOptions
@@ -290,7 +290,7 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
                 f"Video({setting.column!r}): video {first} of {source.uri!r} cannot be opened "
                 f"({readable_text(error)}), so the size of frames is not known; nothing was started. Mend it; or, if "
                 "other videos are good, give size=."
-            ) from error
+            ) from (error if failure_of(error) else None)
     return VideoColumn(
         dataclasses.replace(setting, videos=source.uri, version=source.version, size=size),
         source,

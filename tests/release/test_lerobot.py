@@ -362,6 +362,14 @@ def old(robots: Robots) -> None:
     robots.info["codebase_version"] = "v2.1"
 
 
+def still(robots: Robots) -> None:
+    robots.info["fps"] = 0
+
+
+def no_video(robots: Robots) -> None:
+    robots.videos[TOP, 0] = b"no video"
+
+
 def unplaced(robots: Robots) -> None:
     for episode in robots.episodes:
         del episode[f"videos/{TOP}/from_timestamp"]
@@ -372,7 +380,8 @@ def unplaced(robots: Robots) -> None:
     [
         (gap, "episode 2 has rows 64 to 80.* ends at 63"), (unnumbered, "no episode 2"), (fewer, "166 rows.* 165"),
         (lost_rows, "150 rows.* 166"), (lost_video, f"{WRIST}, chunk 0, file 2 .episode 3"),
-        (empty_video, f"{WRIST}, chunk 0, file 2 .episode 3"), (old, "v2.1"),
+        (empty_video, f"{WRIST}, chunk 0, file 2 .episode 3"), (old, "v2.1"), (still, "fps is 0"),
+        (no_video, f"{TOP}.*video 0 of"),
         (too_early, rf"videos/{TOP}/.*episode 3 begins at 1\.6 s, before episode 2"),
         (at_one_place, rf"videos/{TOP}/.*episode 4 begins at 0 s, before episode 2"),
         (unplaced, f"videos/{TOP}/from_timestamp"),
@@ -384,8 +393,9 @@ def test_what_contradicts_itself_is_refused_when_opened(
     robots = make_robots()
     change(robots)
     uri = robots.write(str(tmp_path))
-    with pytest.raises(DatasetError, match=names):
+    with pytest.raises(DatasetError, match=names) as raised:
         lerobot.open(uri)
+    assert raised.value.__suppress_context__ or not raised.value.__context__, "other libraries add nothing"
     if change is lost_video:
         assert len(lerobot.open(uri, episodes=[0, 1, 2, 4])) == 111
         assert len(lerobot.open(uri, columns=["action", TOP])) == 166
@@ -399,14 +409,15 @@ def test_what_contradicts_itself_is_refused_when_opened(
 def test_all_that_is_missing_is_listed_in_one_error(tmp_path: Path) -> None:
     """Without the errors of the libraries that did not find it."""
     robots = make_robots()
-    del robots.info["fps"]
+    del robots.info["fps"], robots.info["features"]["observation.grid"]["shape"]
     robots.frames = robots.frames.drop_columns(["action", "timestamp"])
     for episode in robots.episodes:
         del episode["dataset_to_index"], episode[f"videos/{TOP}/from_timestamp"]
     uri = robots.write(str(tmp_path / "robots"))
     shutil.rmtree(f"{uri}/videos.lance")
     Path(uri, "meta", "tasks.parquet").unlink()
-    in_meta = ["meta/tasks.parquet", "'fps' in meta/info.json", "'dataset_to_index' of meta/episodes"]
+    in_meta = ["meta/tasks.parquet", "'fps' in meta/info.json", "'shape' of 'observation.grid'"]
+    in_meta.append("'dataset_to_index' of meta/episodes")
     others = [f"'videos/{TOP}/from_timestamp'", "'action' of frames.lance", "'timestamp' of frames.lance"]
     nothing = ["meta/info.json", "meta/tasks.parquet", "meta/episodes", "frames.lance", "videos.lance"]
     for read, root, lost in (
