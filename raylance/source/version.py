@@ -51,7 +51,7 @@ _KNOWN_PARTS = {
     *("created_at_version_meta", "last_updated_at_version_meta"),
     *("_path", "fields", "column_indices", "file_major_version", "file_minor_version", "file_size_bytes", "base_id"),
 }  # of FragmentMetadata and DataFile
-_KEEPING_ROWS = ("CreateIndex", "Merge", "Project", "Rewrite", "UpdateConfig")  # operations of `lance.LanceOperation`
+_KEEPING_ROWS = ("CreateIndex", "Merge", "Project", "UpdateConfig")  # operations of `lance.LanceOperation`
 _CHECK_S = 2.0  # least time between two checks of a version that is being read
 _CHECK_SHARE = 50  # checks of all datasets together take at most 1 / 50 of the time of a process
 
@@ -118,8 +118,9 @@ class Source:
 
     def has_rows_of(self, version: Any, identity: Any) -> bool:
         """Whether another version of this dataset, of that identity, has the same rows in the same order: between the
-        two, only indices and columns changed, or files were compacted. False if that is not known, because a clean-up
-        removed versions. Raises DatasetError if the storage fails.
+        two, only indices and columns changed, or files were compacted without another order. False if that is not
+        known, because a clean-up removed versions, or rows of an index were moved. Raises DatasetError if the storage
+        fails.
         """
         if not isinstance(version, int) or not identity:
             return False
@@ -385,14 +386,39 @@ def _keeps_rows(dataset: lance.LanceDataset, version: int) -> bool:
     """Whether a version has the rows of the one before it, in the same order."""
     try:
         transaction = dataset.read_transaction(version)
-    except TypeError as error:  # Lance 14.0 cannot show a compaction that moved rows of an index
-        return "RewrittenIndex" in str(error)
+    except TypeError:  # Lance 14.0 cannot show a compaction that moved rows of an index
+        return False
     kind = type(None if transaction is None else transaction.operation)
     if kind.__name__ in _KEEPING_ROWS:
         return True
-    # Operations without a class of their own, such as the reservation of fragment IDs before a compaction
     before, after = (dataset.checkout_version(number) for number in (version - 1, version))
+    if kind is lance.LanceOperation.Rewrite:
+        return _keeps_order(
+            transaction.operation, *([each.fragment_id for each in it.get_fragments()] for it in (before, after))
+        )
+    # Operations without a class of their own, such as the reservation of fragment IDs before a compaction
     return kind is lance.LanceOperation.BaseOperation and _identity(before) == _identity(after)
+
+
+def _keeps_order(compaction: Any, before: list[int], after: list[int]) -> bool:
+    """Whether the rows lie in the same order in the fragments before and after a compaction. Lance puts the fragments
+    that it writes after those that it leaves alone.
+    """
+    written = {group.new_fragments[0].id: group for group in compaction.groups if group.new_fragments}
+    found: list[int] = []
+    at = 0
+    while at < len(after):
+        group = written.get(after[at])
+        if group is None:
+            found.append(after[at])
+            at += 1
+            continue
+        new = [each.id for each in group.new_fragments]
+        if after[at : at + len(new)] != new:
+            return False
+        found += [each.id for each in group.old_fragments]
+        at += len(new)
+    return found == before
 
 
 def unknown_parts(fragment: FragmentMetadata) -> list[str]:
