@@ -69,7 +69,7 @@ Change = Callable[[lance.LanceDataset], None]
 
 @pytest.mark.promise("P5")
 @pytest.mark.parametrize(
-    "changes", [[index], [add], [compact], [add, compact, index, add]], ids=lambda changes: str(len(changes))
+    "changes", [[index], [add], [compact], [add, compact, index]], ids=lambda changes: str(len(changes))
 )
 def test_a_version_with_the_same_rows_continues_in_mid_epoch(
     uri: str, tmp_path: Path, changes: list[Change], caplog: pytest.LogCaptureFixture
