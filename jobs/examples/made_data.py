@@ -101,8 +101,7 @@ def episodes(rows: int) -> tuple[pa.Table, pa.Table]:
     made |= {"top_video": pa.array(2 * episode), "side_video": pa.array(2 * episode + 1)}
     parts = [slice(begin, begin + FRAMES) for begin in range(0, rows, FRAMES)]
     files = [_video(pictures[camera][part]) for part in parts for camera in ("top", "side")]
-    blob = pa.field("video_bytes", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
-    videos = pa.table([pa.array(files, pa.large_binary())], schema=pa.schema([blob]))
+    videos = pa.table([lance.blob_array(files)], schema=pa.schema([lance.blob_field("video_bytes")]))
     split = pa.array(["val" if number % 5 == 4 else "train" for number in episode])
     return pa.table(made | {"split": split}), videos
 
