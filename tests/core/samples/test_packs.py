@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
 from raylance.samples.packs import Pack, PackTable, best_fit, make_table
+from tests.helpers.packing import sequences_of
 
 lengths_of_documents = st.lists(
     st.integers(0, 12) | st.sampled_from([0, 1, 5, 5, 40, 97]), min_size=1, max_size=60
@@ -25,17 +26,6 @@ def table_of(lengths: list[int], seed: int = 3, **settings_: Any) -> PackTable:
 def texts_of(lengths: list[int], eos: int | None) -> list[list[tuple[int, int]]]:
     """The tokens of each document, as (document, number of the token)."""
     return [[(at, token) for token in range(length + (eos is not None))] for at, length in enumerate(lengths)]
-
-
-def sequences_of(table: PackTable, epoch: int) -> list[list[list[tuple[int, int]]]]:
-    """The pieces of each sequence, each as a list of tokens; checks that they follow one another."""
-    found: list[list[list[tuple[int, int]]]] = [[] for _ in range(table.rows)]
-    pieces = table.pieces(np.arange(table.rows), epoch)
-    for sequence, document, start, size, place in zip(*(each.tolist() for each in pieces), strict=True):
-        assert place == sum(map(len, found[sequence]))
-        assert size > 0
-        found[sequence].append([(document, token) for token in range(start, start + size)])
-    return found
 
 
 @pytest.mark.promise("P1")

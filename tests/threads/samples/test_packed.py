@@ -12,18 +12,8 @@ import torch
 
 import raylance
 from raylance.errors import DatasetError
-from raylance.samples.packs import Pack, PackTable, make_table
-
-
-def sequences_of(table: PackTable, epoch: int) -> list[list[list[tuple[int, int]]]]:
-    """The pieces of each sequence, each as a list of tokens; checks that they follow one another."""
-    found: list[list[list[tuple[int, int]]]] = [[] for _ in range(table.rows)]
-    pieces = table.pieces(np.arange(table.rows), epoch)
-    for sequence, document, start, size, place in zip(*(each.tolist() for each in pieces), strict=True):
-        assert place == sum(map(len, found[sequence]))
-        assert size > 0
-        found[sequence].append([(document, token) for token in range(start, start + size)])
-    return found
+from raylance.samples.packs import Pack, make_table
+from tests.helpers.packing import sequences_of
 
 
 @pytest.fixture(scope="module")
