@@ -515,11 +515,11 @@ class RankLoader(Positioned):
         return self._cursor.state(self._size, self.dp_size)
 
     @contextlib.contextmanager
-    def _reporting(self, metrics: Mapping[str, Any]) -> Iterator[None]:
+    def _reporting(self, metrics: Mapping[str, Any], *, uploads_async: bool) -> Iterator[None]:
         """Records a report with a checkpoint; the body of the context makes the report."""
         self._cursor.settle()
         self._ledger.cut()  # the run may resume from here
-        with self._recorder.reporting(metrics, has_checkpoint=True):
+        with self._recorder.reporting(metrics, has_checkpoint=True, uploads_async=uploads_async):
             yield
 
     def _join(self, state: Mapping[str, Any]) -> None:
@@ -860,6 +860,8 @@ def recorder_of(loader: RankLoader) -> Recorder:
     return loader._recorder
 
 
-def reporting(loader: RankLoader, metrics: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+def reporting(
+    loader: RankLoader, metrics: Mapping[str, Any], *, uploads_async: bool = False
+) -> contextlib.AbstractContextManager[None]:
     """Records a report that has a checkpoint, which the body of the context makes; for raylance's own modules only."""
-    return loader._reporting(metrics)
+    return loader._reporting(metrics, uploads_async=uploads_async)
