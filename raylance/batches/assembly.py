@@ -217,6 +217,15 @@ class Assembly:
         own = self._plan.rank_slice(step.epoch, step.before, self._dp_rank)
         return self._plan.positions(step.epoch, step.before, *own)
 
+    @property
+    def step_cost(self) -> int | None:
+        """The cost of the last step that `next_step` returned, over all ranks; None if each step has a number of rows,
+        and each rank about the same part of it.
+        """
+        plan = self._plan
+        is_even = plan.budget is None and (plan.balance is None or plan.balance.equal_rows)
+        return None if is_even or self._costs is None else self._costs.total
+
     def cut(self, micro: Budget) -> tuple[list[int], int]:
         """Returns the bounds of the micro-batches of the last step that `next_step` returned, and the cost of the step;
         see `cut_step`.

@@ -344,12 +344,12 @@ class Feeder:
                 self._changed.notify_all()
 
     def _convert(self, spec: BatchSpec, rows: StepRows, names: Sequence[str], decoded: Mapping[str, Any]) -> Any:
-        """Makes the batch of a step, or the list of its micro-batches."""
+        """Makes the batch of a step, or the list of its micro-batches; adds the cost of the step to those of a cost."""
         if spec.micro is None:
-            return spec.convert(rows, names, decoded)
+            batch, cost = spec.convert(rows, names, decoded), self._assembly.step_cost
+            return batch if cost is None else _with_cost(batch, cost)
         bounds, cost = self._assembly.cut(spec.micro)
-        batches = cut_batch(spec.convert, rows, names, decoded, bounds)
-        return [each | {STEP_COST: cost} if isinstance(each, dict) else each for each in batches]
+        return [_with_cost(each, cost) for each in cut_batch(spec.convert, rows, names, decoded, bounds)]
 
     def _begin(self, work: Cause) -> None:
         """Records which part of making a batch begins; a consumer that waits now waits for this part."""
@@ -379,3 +379,7 @@ def _close_all() -> None:
     """Ends running passes before the interpreter ends, because their threads must not outlive it or Ray."""
     for feeder in list(_alive):
         feeder.close()
+
+
+def _with_cost(batch: Any, cost: int) -> Any:
+    return batch | {STEP_COST: cost} if isinstance(batch, dict) else batch

@@ -183,6 +183,24 @@ def test_micro_batches_are_as_many_on_every_rank(
             assert paid <= 400 or len(lengths) == 1
 
 
+@pytest.mark.parametrize(
+    ("size", "equal_rows"), [({"global_batch_cost": BUDGET}, True), ({"global_batch_size": 24}, False)]
+)
+def test_batches_say_what_their_step_costs_if_ranks_get_unequal_shares(
+    texts: str, size: dict[str, int], equal_rows: bool
+) -> None:
+    """Without micro-batches, too: a mean of the ranks' means weighs rows unequally."""
+    dataset, costs, own = opened(texts, order="window", balance=raylance.Balance(equal_rows=equal_rows)), [], []
+    for rank in range(2):
+        with dataset.loader(rank=rank, world_size=2, record=False) as loader:
+            found = list(loader.batches(**size, device="cpu"))
+        costs.append([batch["_step_cost"] for batch in found])
+        own.append([int(batch["length"].sum()) for batch in found])
+    assert costs[0] == costs[1] == [sum(step) for step in zip(*own, strict=True)]
+    assert "length" in dataset.show(found[0])._repr_html_()
+    assert "_step_cost" not in next(iter(opened(texts).iter_batches(global_batch_size=8)))
+
+
 @pytest.mark.promise("P8")
 def test_what_is_refused(texts: str) -> None:
     dataset, plain = opened(texts), raylance.dataset(texts)
