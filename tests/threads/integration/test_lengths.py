@@ -1,5 +1,6 @@
 """Batches of a cost through whole loaders: the same global batches on any world, resumed anywhere, mixed, reported."""
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,14 @@ def test_weights_may_be_shares_of_the_cost(texts: str) -> None:
         for length in batch["length"].tolist():
             paid["short" if length < 15 else "long"] += length
     assert paid["short"] / sum(paid.values()) == pytest.approx(0.25, abs=0.02)
+    sources = mixed.plan(global_batch_cost=BUDGET, padded=False).sources
+    for name, source in sources.items():
+        assert source.cost_share == pytest.approx(paid[name] / sum(paid.values()), abs=0.02)
+        assert source.share == pytest.approx(
+            source.delivered / sum(each.delivered for each in sources.values()), abs=0.02
+        )
+    (shown,) = re.findall(r"short +[\d.]+% +([\d.]+)%", repr(mixed.plan(global_batch_size=64)))
+    assert float(shown) == pytest.approx(25, abs=2)
     plain = raylance.dataset(texts)
     with pytest.raises(ConfigError, match="weigh"):
         raylance.mix({"a": (plain, 1), "b": (plain, 1)}, weigh="cost")
