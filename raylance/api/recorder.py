@@ -80,6 +80,7 @@ class Recorder:
         self._read_spec, self._options, self._is_recorded = read_spec, options, is_recorded
         self._num_workers, self._persistent_workers = num_workers, persistent_workers
         self._plan_facts: dict[str, Any] = {}  # about the plan of the last pass
+        self._shard_rows = cursor.delivery_spec.order.shard_rows  # as the user gave it; the first pass resolves "auto"
         self._uploads_async = False  # whether reports upload while training continues
         self.stem = context.name or options.name or dataset_stem(read_spec.source.uri)
         self._name, self._number = self.stem, 1  # name in the record; number among loaders of the same data
@@ -323,7 +324,7 @@ class Recorder:
             "order": self.cursor.delivery_spec.order.name,
             "balances": self.cursor.delivery_spec.balance is not None,
             "columns": len(self._read_spec.delivers),
-            "shard_rows": self.cursor.delivery_spec.order.shard_rows,
+            "shard_rows": self._shard_rows,
             "window_bytes": self.cursor.delivery_spec.window_bytes,
             **self._plan_facts,
             "poll_s": surroundings.poll_s(),

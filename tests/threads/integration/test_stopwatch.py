@@ -192,6 +192,7 @@ def check_stats(stats: dict[str, Any], watch: Watch) -> None:
     ahead_s = slept["reading"] * max(0, watch.rows_read - ROWS) / watch.rows_read
     assert slept["reading"] - ahead_s <= stats["storage_s"] <= slept["reading"]
     assert stats["decode_s"] == slept["decoding"]
+    assert stats["transform_s"] == 0
     assert stats["collate_s"] == stats["collate_fn_s"] == slept["collating"]
     assert stats["decoded_rows"] == ROWS
 

@@ -446,6 +446,15 @@ def limited(write_dataset: Callable[..., str], tmp_path_factory: pytest.TempPath
     return folder
 
 
+def test_a_transform_that_waits_is_named_and_may_have_more_decoders_than_cpus(limited: str) -> None:
+    (record,) = read_run(limited).records
+    assert 0.5 * record.latest("decode_s") < record.latest("transform_s") <= record.latest("decode_s")
+    assert 0 < record.latest("decode_cpu_s") < record.latest("transform_s")
+    verdict = read_run(limited).verdict("data")
+    assert "your transform=" in verdict.summary
+    assert "num_decoders=2" in "\n".join(verdict.advice)
+
+
 def test_first_rows_with_nulls_are_shown(write_dataset: Callable[..., str], tmp_path: Path) -> None:
     """pyarrow's batches carry nulls, which no array does."""
     rows = pa.table({"id": [1, None, 3, 4], "blob": pa.array([b"x" * (5 << 20)] * 4)})
