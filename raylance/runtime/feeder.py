@@ -328,7 +328,7 @@ class Feeder:
                 self._begin("finish")
                 with self._observer.in_step(), self._observer.timed("collate_s"):
                     names = [name for name in rows.item.names if name not in spec.hidden]
-                    batch = self._convert(spec, rows, names, decoded)
+                    batch = self._convert(spec, rows, names, decoded, step.total_cost)
         except Exception as error:
             error.add_note(f"as a batch was made of {self._assembly.describe(rows.table())}")
             raise
@@ -343,10 +343,12 @@ class Feeder:
                 self._observe(BatchesReady(len(self._finished)))
                 self._changed.notify_all()
 
-    def _convert(self, spec: BatchSpec, rows: StepRows, names: Sequence[str], decoded: Mapping[str, Any]) -> Any:
-        """Makes the batch of a step, or the list of its micro-batches; adds the cost of the step to those of a cost."""
+    def _convert(
+        self, spec: BatchSpec, rows: StepRows, names: Sequence[str], decoded: Mapping[str, Any], cost: int | None
+    ) -> Any:
+        """Makes the batch of a step, or the list of its micro-batches; adds the cost of the step if it is given."""
         if spec.micro is None:
-            batch, cost = spec.convert(rows, names, decoded), self._assembly.step_cost
+            batch = spec.convert(rows, names, decoded)
             return batch if cost is None else _with_cost(batch, cost)
         bounds, cost = self._assembly.cut(spec.micro)
         return [_with_cost(each, cost) for each in cut_batch(spec.convert, rows, names, decoded, bounds)]
