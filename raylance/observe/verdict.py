@@ -84,12 +84,17 @@ def judge_beside(dataset: str, by_dataset: Mapping[str, Sequence[RankFigures]], 
     """Judges a run by one of the datasets that it iterates side by side; adds advice on other awaited ones. `others_s`
     is what the ranks spent with datasets other than this one.
     """
-    judged = {name: judge(ranks) for name, ranks in by_dataset.items() if name != dataset}
+    beside = {name: RunFigures(ranks) for name, ranks in by_dataset.items() if name != dataset}
     verdict = judge(by_dataset[dataset], others_s)
-    if not judged:
+    if not beside:
         return verdict
-    lines = [f"{name} is waited for, too: {one.summary}" for name, one in judged.items() if one.waiting >= _LEAST_WAIT]
-    summary = f"{dataset}, iterated side by side with {' and '.join(judged)}: {verdict.summary}"
+    waited_for = {name: _find_limit(run) for name, run in beside.items() if run.waiting >= _LEAST_WAIT}
+    lines = [
+        f"{name} is waited for, too: {_diagnose(beside[name], limit)[0]}"  # its shares are of another time
+        for name, limit in waited_for.items()
+        if limit != "unknown"
+    ]
+    summary = f"{dataset}, iterated side by side with {' and '.join(beside)}: {verdict.summary}"
     return dataclasses.replace(verdict, summary=summary, advice=(*verdict.advice, *lines))
 
 

@@ -1,6 +1,7 @@
 """The diagnosis that batches are made too slowly."""
 
 from raylance.observe.diagnoses.diagnosis import NO_MODEL, Diagnosis, count, does_nothing, rate
+from raylance.observe.diagnoses.reading import longer_reads
 from raylance.observe.figures import RunFigures
 
 SHORT_STEP_S = 0.005  # in shorter steps, the fixed cost of a batch matters
@@ -55,6 +56,7 @@ def _advice(run: RunFigures) -> list[str]:
             "a larger prefetch_batches= evens out batches that differ; more CPUs for the trainer's process help"
         )
     else:
+        lines += longer_reads(run)  # what is read together also travels together
         lines.append(
             "most of that is bringing rows to this process, and turns between epochs: longer epochs, a larger "
             "prefetch_batches=, or more CPUs for the trainer's process help"

@@ -50,7 +50,7 @@ def _advice(run: RunFigures) -> list[str]:
             else ", if no row has to come more often than another"
         )
         lines.append(f'{order} reads rows one by one: order="window" reads them in runs{instead}')
-    longer = _longer_reads(run)
+    longer = longer_reads(run)
     lines += [*longer, NO_MODEL] if does_nothing(run) else longer or _more_readers(run)
     smaller = "smaller images (jobs/materialize.py --shorter-side …)" * bool(run.facts.get("draft"))
     nearer = "bring the data nearer" if run.is_remote else "a faster disk"
@@ -60,7 +60,7 @@ def _advice(run: RunFigures) -> list[str]:
     return [*lines, f"{'or ' * bool(lines)}{f'read less: {less}; or ' * bool(less)}{nearer}"]
 
 
-def _longer_reads(run: RunFigures) -> list[str]:
+def longer_reads(run: RunFigures) -> list[str]:
     """Returns advice if windows are the reason for short reads, for which more readers hardly help."""
     facts = run.facts
     if facts.get("in_parts"):

@@ -134,6 +134,8 @@ ADVICE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("your collate_fn", {**FINISHES, "collate_fn_s": 0.4}, {**FINISHES, "collate_fn_s": 0.1}),
     ("with Ray they have processes", {**FINISHES, "facts": NO_RAY}, FINISHES),
     ("longer epochs", {**FINISHES, "collate_s": 0.1}, FINISHES),
+    ("window_bytes=", {**FINISHES, "collate_s": 0.1, "facts": {"shard_bytes": 1e5, "lane_bytes": 1e8}},
+     {**FINISHES, "facts": {"shard_bytes": 1e5, "lane_bytes": 1e8}}),
     ("num_workers= makes", {**FINISHES, **TORCH}, {**FINISHES, "facts": {**NO_RAY, "num_workers": 2}}),
     ("prefetch_factor=", {**FINISHES, **TORCH}, {**FINISHES, "facts": {**NO_RAY, "num_workers": 0}}),
     ("persistent_workers=True", {**FINISHES, "first_batch_s": 0.9, **TORCH}, {**FINISHES, **TORCH}),
