@@ -86,7 +86,9 @@ class Loader(torch.utils.data.DataLoader[Any]):
         if isinstance(steps, RowSampler):
             vars(self)["sampler"] = PlacedSampler(steps)  # DataLoader refuses to set it as an attribute
         self._passes, self._whole = 0, check_flag("whole", whole)
-        self._record = steps.make_record(record, name, self.num_workers)
+        self._record = steps.make_record(
+            record, name, num_workers=self.num_workers, persistent_workers=self.persistent_workers
+        )
         if self._record is not None:
             dataset.note.is_wanted = True
             self.collate_fn = Counting(dataset.note, self.collate_fn, takes_rows=steps is not dataset)

@@ -124,7 +124,7 @@ def how_read(source: RowSource, plan: Plan) -> str:
         framed = offsets[~next(iter(unneeded.values()))] if unneeded else offsets
     reader, stored = source.open_rows(), int(offsets[-1] + 1 - offsets[0])
     how, (reads, at_once) = reader.choose(offsets), reader.count_reads(offsets)
-    words = {"range": "stretches of stored rows", "take": "single rows by their offsets"}[how]
+    words = {"range": "stretches of stored rows", "take": "single rows, many in one read"}[how]
     share = f"{len(offsets) / stored:.0%} of the {stored:,} rows stored from its first to its last"
     size = len(offsets) * max(1.0, source.likely_row_bytes - source.added.frame_bytes) / reads / 2**20
     each = "" if samples is None else f", {len(offsets) / len(anchors):.2f} of them a sample"

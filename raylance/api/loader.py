@@ -293,16 +293,17 @@ class RankLoader(Positioned):
             global_batch_cost: Cost of one step over all ranks, in place of `global_batch_size`; it needs `cost=` of
                 `raylance.dataset`. Steps have about this cost, and never more, unless a row alone costs more. With the
                 order "bucket", the rows of a step are alike. The number of steps may differ from epoch to epoch, but
-                not from rank to rank.
+                not from rank to rank. Batches that are dicts have `_step_cost`, an integer: the cost of the step over
+                all ranks, by which to divide sums of losses, because ranks get unequal shares of it. So have those of a
+                `Balance` with `equal_rows=False`.
             max_rows: Most rows of a step of a cost, over all ranks.
             padded: Whether a step costs its rows times the cost of its dearest row, because rows are padded to the
                 longest one. False adds up the costs, for batches that are packed or jagged. With the order "bucket",
                 steps are always counted as if they were padded, because their rows are alike.
             micro_batch_cost: Most cost of a micro-batch on one rank, for accumulating gradients. Each step is then
-                a list of batches, as many on every rank, of this cost at most, unless a row alone costs more. The
-                batches have `_step_cost`, an integer: the cost of the step over all ranks, by which to divide sums of
-                losses. A rank with too few rows gets batches of no row. It needs `cost=` of `raylance.dataset`, and
-                counts costs as `padded` says.
+                a list of batches, as many on every rank, of this cost at most, unless a row alone costs more. Each
+                has the `_step_cost` of the whole step. A rank with too few rows gets batches of no row. It needs
+                `cost=` of `raylance.dataset`, and counts costs as `padded` says.
             prefetch_batches: Number of steps that are read and decoded ahead: more if decoders would be idle, fewer if
                 they do not fit in `max_inflight_bytes`. It is also the largest number of finished batches that wait for
                 the training loop. 0 acts as 1.
@@ -515,11 +516,11 @@ class RankLoader(Positioned):
         return self._cursor.state(self._size, self.dp_size)
 
     @contextlib.contextmanager
-    def _reporting(self, metrics: Mapping[str, Any]) -> Iterator[None]:
+    def _reporting(self, metrics: Mapping[str, Any], *, uploads_async: bool) -> Iterator[None]:
         """Records a report with a checkpoint; the body of the context makes the report."""
         self._cursor.settle()
         self._ledger.cut()  # the run may resume from here
-        with self._recorder.reporting(metrics, has_checkpoint=True):
+        with self._recorder.reporting(metrics, has_checkpoint=True, uploads_async=uploads_async):
             yield
 
     def _join(self, state: Mapping[str, Any]) -> None:
@@ -860,6 +861,8 @@ def recorder_of(loader: RankLoader) -> Recorder:
     return loader._recorder
 
 
-def reporting(loader: RankLoader, metrics: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+def reporting(
+    loader: RankLoader, metrics: Mapping[str, Any], *, uploads_async: bool = False
+) -> contextlib.AbstractContextManager[None]:
     """Records a report that has a checkpoint, which the body of the context makes; for raylance's own modules only."""
-    return loader._reporting(metrics)
+    return loader._reporting(metrics, uploads_async=uploads_async)

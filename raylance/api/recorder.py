@@ -29,6 +29,7 @@ from raylance.observe.recording import Recording
 from raylance.observe.spans import StepSpans
 from raylance.observe.verdict import Verdict, judge
 from raylance.observe.wait_clock import saving
+from raylance.orders.shuffles import Laned
 from raylance.planning.cursor import Cursor
 from raylance.planning.digest import Digest, Ledger
 from raylance.planning.plan import Plan
@@ -68,14 +69,19 @@ class Recorder:
         *,
         is_recorded: bool = True,
         num_workers: int | None = None,
+        persistent_workers: bool = False,
     ) -> None:
         """Begins with empty counters and no record. If `is_recorded` is False, as for a pass over a handle, there is
         never a record. The record shows `ledger`, the digests of the rows that the loader handed out. `num_workers` is
-        the number of workers if torch's DataLoader makes the batches; its record does not show what they wait for.
+        the number of workers if torch's DataLoader makes the batches, and `persistent_workers` whether they stay; its
+        record does not show what they wait for.
         """
         self.stats, self.context, self.cursor, self._ledger = Stats(), context, cursor, ledger
         self._read_spec, self._options, self._is_recorded = read_spec, options, is_recorded
-        self._num_workers = num_workers
+        self._num_workers, self._persistent_workers = num_workers, persistent_workers
+        self._plan_facts: dict[str, Any] = {}  # about the plan of the last pass
+        self._shard_rows = cursor.delivery_spec.order.shard_rows  # as the user gave it; the first pass resolves "auto"
+        self._uploads_async = False  # whether reports upload while training continues
         self.stem = context.name or options.name or dataset_stem(read_spec.source.uri)
         self._name, self._number = self.stem, 1  # name in the record; number among loaders of the same data
         self.recording: Recording | None = None
@@ -195,11 +201,14 @@ class Recorder:
         self.flush()
 
     @contextlib.contextmanager
-    def reporting(self, metrics: Mapping[str, Any], *, has_checkpoint: bool) -> Iterator[None]:
+    def reporting(
+        self, metrics: Mapping[str, Any], *, has_checkpoint: bool, uploads_async: bool = False
+    ) -> Iterator[None]:
         """Records a report to Ray Train, and counts its time as saving; the body of the context makes the report.
         Writes the record before and after the report, because a run often ends with a report.
         """
         begin = clock.now()
+        self._uploads_async |= uploads_async
         self.cursor.settle()
         Recorder.has_reported |= has_checkpoint
         with saving([self.stats]):
@@ -207,11 +216,13 @@ class Recorder:
             yield
             numbers = {str(name): value for name, value in metrics.items() if isinstance(value, int | float)}
             report = {"metrics": numbers, "seconds": clock.now() - begin, "has_checkpoint": has_checkpoint}
+            report["uploads_async"] = uploads_async
             self.stats.record_event("report", report)
             self.flush()
 
     def begin_pass(self, plan: Plan, state: Callable[[], dict[str, Any]]) -> None:
         """Begins the record and the metrics at the first pass, if the options ask for them."""
+        self._plan_facts = _facts_of(plan, self.cursor.delivery_spec.row_bytes)
         if self.recording is None and self._options.record is not False:
             self._begin_record(plan, state())
 
@@ -246,7 +257,6 @@ class Recorder:
             "number": self._number,
             "remainder": plan.remainder,
             "global_batch_size": plan.global_batch_size,
-            "budget": None if plan.budget is None else dataclasses.asdict(plan.budget),
             "steps": plan.steps(self.cursor.epoch) if plan.budget is None else None,  # these take seconds to count
             "limits": {
                 "inflight_limit_bytes": float(self._options.max_inflight_bytes),
@@ -312,13 +322,35 @@ class Recorder:
             "videos": [each.column for _, each in source.derived if isinstance(each, Video)],
             "draft": [getattr(each, "draft", True) for each in images],
             "order": self.cursor.delivery_spec.order.name,
+            "balances": self.cursor.delivery_spec.balance is not None,
+            "columns": len(self._read_spec.delivers),
+            "shard_rows": self._shard_rows,
+            "window_bytes": self.cursor.delivery_spec.window_bytes,
+            **self._plan_facts,
+            "poll_s": surroundings.poll_s(),
+            "uploads_async": self._uploads_async,
             "num_workers": self._num_workers,
+            "persistent_workers": self._persistent_workers,
             "prepared": self._prepared_after_s is not None,
             "prepared_after_s": self._prepared_after_s,
             "options": options | {"record": public_uri(record) if isinstance(record, str) else record},
             "worker_cpus": surroundings.worker_cpus(),
             "cpus": surroundings.node_cpus(),
         }
+
+
+def _facts_of(plan: Plan, row_bytes: float) -> dict[str, Any]:
+    """Returns facts about a plan that the verdict needs: the size of steps, and how windows are read."""
+    order = plan.order
+    budget = None if plan.budget is None else dataclasses.asdict(plan.budget)
+    if not isinstance(order.settings, Laned):
+        return {"budget": budget}
+    return {
+        "budget": budget,
+        "in_parts": order.needs_whole_windows and plan.chunk_positions < (order.read_positions or 0),
+        "shard_bytes": order.shard_rows * row_bytes,
+        "lane_bytes": order.rows / order.lane_count * row_bytes,
+    }
 
 
 _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()  # of this process

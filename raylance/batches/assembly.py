@@ -35,6 +35,8 @@ class DeliveredStep:
         nbytes: Bytes of the rows; if several steps came in one item, their mean.
         masked: Offsets of the rows that could not be decoded, joined as by `join_offsets`, int64.
         costs: The costs of the step; None if rows have none.
+        total_cost: The cost of the step over all ranks; None if rows have none, or if each step has a number of rows,
+            and each rank about the same part of it.
     """
 
     epoch: int
@@ -46,6 +48,7 @@ class DeliveredStep:
     masked: Int64Array
     digest: Digest
     costs: StepCosts | None = None
+    total_cost: int | None = None
 
 
 class ItemRows:
@@ -195,6 +198,7 @@ class Assembly:
         before = self._after
         self._after = plan.after(self._epoch, before)
         self._costs = row_costs(plan, self._epoch, before) if plan.order.has_costs else None
+        is_even = plan.budget is None and (plan.balance is None or plan.balance.equal_rows)
         return rows, DeliveredStep(
             epoch=self._epoch,
             before=before,
@@ -205,6 +209,7 @@ class Assembly:
             masked=masked,
             digest=digest,
             costs=self._costs and StepCosts.of(self._costs, self._dp_rank),
+            total_cost=None if is_even or self._costs is None else self._costs.total,
         )
 
     @property

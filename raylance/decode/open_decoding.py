@@ -1,6 +1,7 @@
 """The steps between reading and collating: decoding of columns, and the user's transform."""
 
 import contextlib
+import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
@@ -55,21 +56,27 @@ class OpenDecoding:
             for column in self._columns:  # before the clock starts: loading a model is not decoding
                 with contextlib.suppress(ConfigError):  # decoding raises this error again, and names the row
                     _ = column.opened
-        begin, rows = clock.now(), DecodedRows(self._decoding, table, epoch)
+        # Helpers' threads run at once: only in a helper that decodes in several threads is it the whole process.
+        cpu_s = time.thread_time if executor is None else time.process_time
+        begin, cpu_begin, rows = clock.now(), cpu_s(), DecodedRows(self._decoding, table, epoch)
         rows.add_failures()
         if given_up:
             rows.give_up(given_up)
         made = self._decode(rows, executor, own_memory=own_memory)
+        transform_begin = transform_end = clock.now()
         blank = self._decoding.blank
         if blank is not None and (given_up or table.num_rows == 0):
             made = blank.take(np.zeros(table.num_rows, dtype=np.int64))
         elif self._decoding.transform is not None:
             made = self._transform(made, rows)
+            transform_end = clock.now()
         hidden = [name for name in (ROW_OFFSET, DRAW) if name in made.column_names]
         done = made.drop_columns(hidden).append_column(VALID, pa.array(rows.valid))
         return done, Receipt(
             nbytes=done.nbytes,
             decode_s=clock.now() - begin,
+            decode_cpu_s=cpu_s() - cpu_begin,
+            transform_s=transform_end - transform_begin,
             fallback_rows=int(rows.counts[0]),
             unturned_rows=int(rows.counts[1]),
             bad_rows=rows.named_bad_rows,

@@ -7,6 +7,8 @@ import uuid
 
 from raylance.environment.connection import current_session, long_call, ray_session
 
+_POLL_S = 2.0  # the default of Ray Train
+
 
 def cluster_cpus() -> float | None:
     """Returns the cluster's CPUs as Ray counts them; None if Ray does not run, or does not answer."""
@@ -35,6 +37,14 @@ def worker_cpus() -> float:
 def node_cpus() -> int:
     """Returns the number of CPUs of this machine that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def poll_s() -> float:
+    """Returns the seconds between two questions of Ray Train to its workers, which take their reports."""
+    try:
+        return float(os.environ.get("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _POLL_S))
+    except ValueError:
+        return _POLL_S
 
 
 def placement_group() -> str:

@@ -106,10 +106,11 @@ def report(
         "checkpoint_upload_fn": checkpoint_upload_fn,
         "delete_local_checkpoint_after_upload": delete_local_checkpoint_after_upload,
     }
+    is_async = checkpoint_upload_mode is CheckpointUploadMode.ASYNC
     is_own = is_first and given is None
     number = next(_reports)
     with (
-        _all(reporting(found, metrics) for found in loaders.values()),
+        _all(reporting(found, metrics, uploads_async=is_async) for found in loaders.values()),
         own_directory(checkpoint_upload_mode) if is_own else contextlib.nullcontext(given) as reported,
     ):
         if reported is not None:

@@ -7,9 +7,14 @@ from typing import Any, Literal
 
 from raylance.observe.wait_clock import WAITS
 
-Limit = Literal["unknown", "training", "starting", "saving", "reading", "decoding", "finishing"]
+Limit = Literal["unknown", "training", "starting", "saving", "reading", "decoding", "finishing", "other datasets"]
 STAGES: tuple[Limit, ...] = ("reading", "decoding", "finishing")
 """The stages of a batch before it is handed out. A trainer waits for one of them, or for the start."""
+
+PARTS: tuple[Limit, ...] = ("training", "saving", "starting", "reading", "decoding", "finishing", "other datasets")
+"""The parts of a trainer's time: training; `raylance.report`; waiting, by cause; other datasets, such as validation.
+All shares that are shown are shares of the sum of these parts, over all ranks.
+"""
 
 MOSTLY = 0.5  # share of the period: a rank that was there for less does not represent the run
 IN_STEP = 0.9  # a rank whose steps take at least this share of the slowest rank's counts as equally slow
@@ -44,8 +49,19 @@ class RankFigures:
 
     @property
     def steady_s(self) -> float:
-        """Seconds of training and waiting, except for the start. Rates refer to these seconds."""
+        """Seconds of training and waiting, except for the start. Rates refer to these seconds, and no share does."""
         return self.trained_s + self.waited_s
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by `PARTS`."""
+        names: dict[str, str] = {"saving": "save_s", **WAITS, "other datasets": "other_s"}
+        return {part: self.figures[names[part]] if part in names else self.trained_s for part in PARTS}
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all parts together: what shares of the rank's time are shares of."""
+        return sum(self.seconds.values())
 
     @property
     def rate(self) -> float:
@@ -116,22 +132,33 @@ def _over_all(ranks: Sequence[RankFigures], step_s: float, at_once: float) -> fl
     return rows / step_s if step_s else at_once
 
 
-def saving_share(ranks: Sequence[RankFigures]) -> float:
-    """Returns the share of the time since the first batch that went to `raylance.report`, over all ranks, in [0, 1]."""
-    saving_s = sum(rank.figures["save_s"] for rank in ranks)
-    return saving_s / max(1e-9, saving_s + sum(rank.steady_s for rank in ranks))
+def percents_of(seconds: Mapping[str, float]) -> dict[str, int]:
+    """Returns the share of each part in whole percents that add up to 100; 0 for all if there are no seconds.
+
+    Every percent of a run's time that is shown comes from here, so that text and picture agree.
+    """
+    total_s = sum(seconds.values())
+    if not total_s:
+        return dict.fromkeys(seconds, 0)
+    exact = {part: 100 * (spent_s / total_s) for part, spent_s in seconds.items()}
+    whole = {part: int(percent) for part, percent in exact.items()}
+    for part in sorted(exact, key=lambda part: whole[part] - exact[part])[: 100 - sum(whole.values())]:
+        whole[part] += 1
+    return whole
 
 
 class RunFigures:
     """The figures of all ranks together. For `rates`, `waiting` and `seconds`, see `Verdict`."""
 
-    def __init__(self, ranks: Sequence[RankFigures]) -> None:
+    def __init__(self, ranks: Sequence[RankFigures], others_s: float = 0.0) -> None:
+        """`others_s` is what the ranks spent with other datasets, if more is known than their steps show."""
         self.ranks = ranks
-        self.seconds = {"training": sum(rank.trained_s for rank in ranks), "saving": self.sum("save_s")}
-        self.seconds |= {cause: self.sum(name) for cause, name in WAITS.items()}
+        self.seconds: dict[str, float] = {part: sum(rank.seconds[part] for rank in ranks) for part in PARTS}
+        self.seconds["other datasets"] = max(self.seconds["other datasets"], others_s)
+        self.total_s = sum(self.seconds.values())
         self.waited_s = sum(rank.waited_s for rank in ranks)
         self.steady_s = self.seconds["training"] + self.waited_s  # training and waiting, the start excluded
-        self.waiting = self.waited_s / self.steady_s if self.steady_s else 0.0
+        self.waiting = self.waited_s / max(1e-9, self.total_s)
         there = [rank for rank in ranks if rank.presence]
         self.rates = {
             "delivered": delivered_rate(there),
@@ -201,6 +228,16 @@ class RunFigures:
             len(self.ranks) == self.world_size and min((rank.presence for rank in self.ranks), default=0) >= MOSTLY
         )
         return max(0.0, self.sum("dearest_cost") / padded - 1) if padded and is_whole else 0.0
+
+    def share(self, part: str) -> float:
+        """Returns the share of the time of all ranks that a part took, in [0, 1]."""
+        return self.seconds[part] / max(1e-9, self.total_s)
+
+    def shares_in_words(self) -> str:
+        """Returns the parts of the time of all ranks in percent, the largest first."""
+        percents = percents_of(self.seconds)
+        shown = sorted((part for part in PARTS if percents[part]), key=lambda part: -self.seconds[part])
+        return ", ".join(f"{percents[part]}% {'waiting for ' * (part in STAGES)}{part}" for part in shown)
 
     def most(self, name: str) -> float:
         """Returns the largest value of a figure over all ranks."""

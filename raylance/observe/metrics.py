@@ -69,6 +69,8 @@ METRICS: tuple[Metric, ...] = (
     _counter("storage_seconds", "storage_s", "Seconds in which storage was being read, all shard actors together."),
     _counter("read_wait_seconds", "read_s", "Seconds that shard actors took to gather requested rows."),
     _counter("decode_seconds", "decode_s", "Seconds of decoding, all decoders together."),
+    _counter("transform_seconds", "transform_s", "Seconds of decoding in the user's transform=."),
+    _counter("decode_cpu_seconds", "decode_cpu_s", "CPU seconds of decoding: few of its seconds if decoders wait."),
     _counter("collate_seconds", "collate_s", "Seconds of turning tables into batches, beside the training thread."),
     _counter("transfer_seconds", "transfer_s", "Seconds of pinning batches and sending them to the device."),
     _counter("helpers_replaced", "helpers_replaced", "Helper actors that died or hung and were replaced."),

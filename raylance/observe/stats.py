@@ -62,6 +62,9 @@ class Stats(WaitClock):
         storage_s: Seconds in which storage was being read, reading ahead included, summed over all shard actors.
         read_s: Seconds that shard actors took to gather rows; with storage only for rows that were not loaded before.
         decode_s: Seconds of decoding, summed over all decoders.
+        decode_cpu_s: CPU seconds of the threads that decode. Much less than `decode_s` if decoders wait, as for a
+            service that a transform asks, or for CPUs that others take.
+        transform_s: Part of `decode_s` in the user's `transform=`.
         device_decode_s: Part of `decode_s` in which this process decoded on the device of its batches. On CUDA, work
             that the device finishes later is not counted.
         collate_s: Seconds in which this process turned tables into batches.
@@ -106,6 +109,8 @@ class Stats(WaitClock):
     storage_s: float = 0.0
     read_s: float = 0.0
     decode_s: float = 0.0
+    decode_cpu_s: float = 0.0
+    transform_s: float = 0.0
     device_decode_s: float = 0.0
     collate_s: float = 0.0
     collate_fn_s: float = 0.0
@@ -190,6 +195,8 @@ class Stats(WaitClock):
         self.storage_s += receipt.storage_s
         self.read_s += receipt.read_s
         self.decode_s += receipt.decode_s
+        self.decode_cpu_s += receipt.decode_cpu_s
+        self.transform_s += receipt.transform_s
         self.device_decode_s += receipt.device_decode_s
         self.fallback_rows += receipt.fallback_rows
         self.unturned_rows += receipt.unturned_rows

@@ -1,8 +1,9 @@
-"""Judges a run by its figures: which stage limits it.
+"""Judges a run by its figures: which part of its time limits it.
 
-The trainer's time is training, saving or waiting. While the trainer waits, the awaited rows are in one stage at each
-moment (see `Stats.wait_read_s` and its neighbours). The rate of each stage alone is its amount per second of its own
-work: rows per second of training, decoded rows per second of decoding, bytes per second in which storage was read.
+The trainer's time is divided into `PARTS`: training, saving, other datasets, and waiting. While the trainer waits, the
+awaited rows are in one stage at each moment (see `Stats.wait_read_s` and its neighbours). All shares are shares of the
+sum of the parts. The rate of each stage alone is its amount per second of its own work: rows per second of training,
+decoded rows per second of decoding, bytes per second in which storage was read.
 """
 
 import dataclasses
@@ -10,15 +11,18 @@ import html
 from collections.abc import Mapping, Sequence
 
 from raylance.observe.diagnoses import DIAGNOSES
-from raylance.observe.diagnoses.diagnosis import NO_MODEL, POLLS, SPARE, UPLOADS, does_nothing, rate, waited
+from raylance.observe.diagnoses.diagnosis import NO_MODEL, SPARE, does_nothing, rate
 from raylance.observe.diagnoses.finishing import SHORT_STEP_S
-from raylance.observe.figures import MOSTLY, STAGES, Limit, RankFigures, RunFigures, saving_share
+from raylance.observe.diagnoses.others import look_at_others
+from raylance.observe.diagnoses.saving import report_less
+from raylance.observe.diagnoses.starting import describe_start, hide_start
+from raylance.observe.figures import MOSTLY, PARTS, STAGES, Limit, RankFigures, RunFigures
 
 _LEAST_BATCHES = 3  # batches of each rank that was there most of the time; fewer prove nothing
 _LEAST_WAIT = 0.05  # share of the time: less waiting is not worth a change
-_SAVES = 0.25  # share of the time: more saving is the limit, if waiting takes less
-_SAVES_TOO = 0.1  # share of the time: more saving is worth a line of advice
-_OTHERS = 0.1  # share of the time: more for passes over other datasets is worth a line of advice
+_MUCH: dict[Limit, float] = {"saving": 1 / 4, "starting": 1 / 3, "other datasets": 1 / 3}
+"""Shares of the time: such a part is the limit if it takes more, although the trainer hardly waits."""
+_TOO = 0.1  # share of the time: another part that takes more is worth a line of advice
 _RESHARDED_S = 0.05  # of waiting after ranks came or went: less is not worth mentioning
 _UNEVEN = 1.5  # times the mean of the others: such a rank is named
 
@@ -28,19 +32,21 @@ class Verdict:
     """The stage that limits the speed of a run, and advice.
 
     Attributes:
-        limit: The first of these that holds. "unknown": there are too few batches so far. "saving": `raylance.report`
-            takes more than a quarter of the time, and more than waiting. "reading", "decoding" or "finishing" (bringing
-            rows to the trainer's process and making batches of them): `waiting` is at least 0.05, mostly for this
-            stage. "starting": the start took more than half as long as all training and waiting after it. "training":
-            the loader keeps up.
-        summary: The limit in a sentence, with the numbers.
+        limit: "unknown" if there are too few batches so far. Else the largest part of `seconds` except training:
+            "reading", "decoding" or "finishing" (bringing rows to the trainer's process and making batches of them),
+            "starting", "saving" (`raylance.report`) or "other datasets" (such as for validation). But "training" if the
+            loader keeps up: `waiting` is below 0.05, and that part is smaller than training, and not above a third of
+            the time; a quarter for saving.
+        summary: The limit in a sentence, with the numbers; then all parts of the time in percent, the largest first.
         advice: Changes that would help, the most useful first; may be empty.
-        waiting: Share of the trainer's time that it waited, in [0, 1]; the start and saving are excluded.
+        waiting: Share of the time, the sum of `seconds`, that the trainer waited for rows, in [0, 1]: for "reading",
+            "decoding" and "finishing" together. All shares have this denominator.
         rates: Rows a second over all ranks. "delivered" is the rate of the run. "training", "reading" and "decoding"
             are the rates that the run would have if only this stage took time; infinite if the stage took no time.
             Ranks take the same number of steps, so the slowest rank decides "delivered" and "training".
-        seconds: Seconds, summed over all ranks: "training", "saving", and waiting for "starting", "reading", "decoding"
-            and "finishing".
+        seconds: Seconds, summed over all ranks: "training", "saving", waiting for "starting", "reading", "decoding" and
+            "finishing", and "other datasets". For a whole run, the last one counts all passes over other datasets; for
+            a single loader, those within its steps.
         rows: For a whole run, whether its ranks were handed every selected row once, in the words of
             `raylance.prove_run`; "" for a single loader.
     """
@@ -64,9 +70,9 @@ class Verdict:
         return f"<p><b>{html.escape(self.summary)}</b></p><ul>{lines}</ul>{rows}"
 
 
-def judge(ranks: Sequence[RankFigures]) -> Verdict:
-    """Finds the limit of a run from the figures of each rank."""
-    run = RunFigures(ranks)
+def judge(ranks: Sequence[RankFigures], others_s: float = 0.0) -> Verdict:
+    """Finds the limit of a run from the figures of each rank; `others_s` as for `RunFigures`."""
+    run = RunFigures(ranks, others_s)
     limit = _find_limit(run)
     summary, advice = _describe(run, limit)
     return Verdict(
@@ -74,14 +80,21 @@ def judge(ranks: Sequence[RankFigures]) -> Verdict:
     )
 
 
-def judge_beside(dataset: str, by_dataset: Mapping[str, Sequence[RankFigures]]) -> Verdict:
-    """Judges a run by one of the datasets that it iterates side by side; adds advice on other awaited ones."""
-    judged = {name: judge(ranks) for name, ranks in by_dataset.items()}
-    verdict = judged.pop(dataset)
-    if not judged:
+def judge_beside(dataset: str, by_dataset: Mapping[str, Sequence[RankFigures]], others_s: float = 0.0) -> Verdict:
+    """Judges a run by one of the datasets that it iterates side by side; adds advice on other awaited ones. `others_s`
+    is what the ranks spent with datasets other than this one.
+    """
+    beside = {name: RunFigures(ranks) for name, ranks in by_dataset.items() if name != dataset}
+    verdict = judge(by_dataset[dataset], others_s)
+    if not beside:
         return verdict
-    lines = [f"{name} is waited for, too: {one.summary}" for name, one in judged.items() if one.waiting >= _LEAST_WAIT]
-    summary = f"{dataset}, iterated side by side with {' and '.join(judged)}: {verdict.summary}"
+    waited_for = {name: _find_limit(run) for name, run in beside.items() if run.waiting >= _LEAST_WAIT}
+    lines = [
+        f"{name} is waited for, too: {_diagnose(beside[name], limit)[0]}"  # its shares are of another time
+        for name, limit in waited_for.items()
+        if limit != "unknown"
+    ]
+    summary = f"{dataset}, iterated side by side with {' and '.join(beside)}: {verdict.summary}"
     return dataclasses.replace(verdict, summary=summary, advice=(*verdict.advice, *lines))
 
 
@@ -89,11 +102,9 @@ def _find_limit(run: RunFigures) -> Limit:
     mostly = [rank for rank in run.ranks if rank.presence >= MOSTLY]
     if min((rank.figures["batches"] for rank in mostly), default=0) < _LEAST_BATCHES:
         return "unknown"
-    if run.seconds["saving"] > run.waited_s and saving_share(run.ranks) > _SAVES:
-        return "saving"
-    if run.waiting >= _LEAST_WAIT:
-        return max(STAGES, key=lambda stage: run.seconds[stage])
-    return "starting" if run.seconds["starting"] > 0.5 * run.steady_s else "training"
+    largest = max((part for part in PARTS if part != "training"), key=lambda part: run.seconds[part])
+    is_much = run.share(largest) > min(_MUCH.get(largest, 1.0), run.share("training"))
+    return largest if run.waiting >= _LEAST_WAIT or is_much else "training"
 
 
 def _describe(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
@@ -102,51 +113,65 @@ def _describe(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
         batches = min((rank.figures["batches"] for rank in run.ranks), default=0)
         waited_s = run.seconds["starting"] + run.waited_s
         return f"too early to tell: batches so far {batches:.0f}, {waited_s:.1f} s waited", []
-    diagnosis = DIAGNOSES[limit]
-    if limit in STAGES and run.rates.get(limit, 0.0) > SPARE * run.rates["training"]:
-        summary, advice = _limits_at_times(run, limit)
-    else:
-        summary, advice = diagnosis.evidence(run) if diagnosis.evidence else diagnosis.means, diagnosis.advice(run)
-    saves = saving_share(run.ranks)
-    if limit != "saving" and saves > _SAVES_TOO:
-        advice.append(f"saving takes {saves:.0%} of the time. Report less often: {POLLS}; or {UPLOADS}")
+    summary, advice = _diagnose(run, limit)
+    summary += f"; of the time: {run.shares_in_words()}"
+    if run.share("starting") > _TOO and limit != "starting":
+        advice.append(f"{describe_start(run)}: {hide_start(run)}")
+    if run.share("saving") > _TOO and limit != "saving":
+        first, *more = report_less(run)
+        advice += [f"saving takes {run.share('saving'):.0%} of the time: {first}", *more]
+    if limit not in STAGES and run.waiting >= _LEAST_WAIT:
+        stage = max(STAGES, key=lambda stage: run.seconds[stage])
+        found, lines = _diagnose(run, stage)
+        advice += [f"beside that, {found}", *lines]
     advice += _of_costs(run)
-    others_s = run.sum("other_s")
-    others = others_s / max(1e-9, others_s + run.sum("save_s") + run.steady_s)
-    if others > _OTHERS:
-        advice.append(
-            f"{others:.0%} of the time since its first batch went to other loaders, iterated during its steps, such as "
-            "for validation: call their explain()"
-        )
+    if run.share("other datasets") > _TOO and limit != "other datasets":
+        advice += look_at_others(run)
     resharded_s = run.sum("reshard_s") / len(run.ranks)
     if resharded_s >= _RESHARDED_S:
         summary += f"; as ranks came and went, each waited {resharded_s:.1f} s for its next batch"
     return summary + _uneven_ranks(run, limit), advice
 
 
+def _diagnose(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
+    """Returns a limit in words, without shares of the time, and advice."""
+    if limit in STAGES and run.rates.get(limit, 0.0) > SPARE * run.rates["training"]:
+        return _limits_at_times(run, limit)
+    diagnosis = DIAGNOSES[limit]
+    return diagnosis.evidence(run) if diagnosis.evidence else diagnosis.means, list(diagnosis.advice(run))
+
+
 def _of_costs(run: RunFigures) -> list[str]:
-    """Names padding and imbalance if they cost more than waiting does."""
-    lines = []
-    if run.padding > max(run.waiting, _LEAST_WAIT):
+    """Names padding and imbalance if they cost more than waiting does, with those changes that were not made yet."""
+    facts, lines = run.facts, []
+    is_bucketed, is_balanced = facts.get("order") == "bucket", facts.get("balances")
+    is_padded = (facts.get("budget") or {}).get("padded", True)
+    if is_padded and run.padding > max(run.waiting, _LEAST_WAIT):
+        without = "pack=raylance.Pack(…) needs no padding"
+        changes = without if is_bucketed else f'order="bucket" brings rows of like length together, and {without}'
         lines.append(
-            f"{run.padding:.0%} of what batches cost is padding, if they are padded to the longest row: "
-            'order="bucket" brings rows of like length together, and pack=raylance.Pack(…) needs no padding'
+            f"{run.padding:.0%} of what batches cost is padding, if they are padded to the longest row: {changes}"
         )
     if run.imbalance > max(run.waiting, _LEAST_WAIT):
+        changes = " or ".join(
+            [
+                *(['order="bucket"'] if not is_bucketed else []),
+                *(["balance=raylance.Balance() without padding"] if not is_balanced else []),
+            ]
+        )
         lines.append(
             f"in each step the dearest rank costs {1 + run.imbalance:.2f} times the mean of the ranks, if batches are "
-            'padded, and the others wait for it: order="bucket", or balance=raylance.Balance() without padding, makes '
-            "them alike"
+            f"padded, and the others wait for it: {changes or 'larger steps'} makes them more alike"
         )
     return lines
 
 
 def _limits_at_times(run: RunFigures, stage: Limit) -> tuple[str, list[str]]:
     """Describes a stage that the trainer waits for although the stage could deliver more than the trainer takes."""
+    mostly = "training takes most of the time, and " * (run.share("training") > 1 / 2)
     summary = (
-        f"training takes {1 - run.waiting:.0%} of the time, and {stage} is the limit at times: the trainer, which "
-        f"takes {rate(run.rates['training'])}, {waited(run)} for it, although it does {rate(run.rates[stage])} when it "
-        "has work"
+        f"{mostly}{stage} is the limit at times: the trainer, which takes {rate(run.rates['training'])}, waits for it, "
+        f"although it does {rate(run.rates[stage])} when it has work"
     )
     if does_nothing(run):
         return summary, [NO_MODEL]
@@ -158,7 +183,7 @@ def _limits_at_times(run: RunFigures, stage: Limit) -> tuple[str, list[str]]:
 
 def _uneven_ranks(run: RunFigures, limit: Limit) -> str:
     """Names the rank that waits most and the rank that trains slowest, if their values stand out."""
-    shares = {rank.facts["rank"]: rank.waited_s / max(1e-9, rank.steady_s) for rank in run.ranks}
+    shares = {rank.facts["rank"]: rank.waited_s / max(1e-9, rank.total_s) for rank in run.ranks}
     if len(shares) < 2 or limit == "starting":
         return ""
     words = ""

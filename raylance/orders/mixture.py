@@ -21,6 +21,7 @@ from raylance.orders.order import Auto, Epoch, Facts, Order, PicklesFields, Reso
 from raylance.orders.permutation import Int32Array, Int64Array, UInt64Array
 from raylance.orders.shuffles import stack, stacked_kind, stacked_rows
 
+_SAMPLED = 1 << 16  # drawn rows whose costs give the mean
 _MOST_SHARES = 2**31  # so that the product of two shares is an int64
 _AS_WEIGHTS = 0.011  # of a share: how far the quotas of raylance 0.10 are from the weights, 1 % or half a thousandth
 _MOST_TOGETHER, _MOST_ALONE = 4096, 512  # most own epochs of components that an epoch of the mixture keeps
@@ -339,6 +340,19 @@ class _MixResolved(PicklesFields, Resolved):
         by_part = [stacked_kind(part) for part in self.parts]
         found = list(dict.fromkeys(by_part))
         return found, np.array([found.index(kind) for kind in by_part], dtype=np.int64)
+
+
+def mean_costs(order: Resolved) -> list[float]:
+    """Returns the mean cost of a row that each component of a resolved mixture delivers; none if rows have no costs."""
+    if not isinstance(order, _MixResolved) or not order.has_costs:
+        return []
+    means = []
+    for part in order.parts:
+        rows = np.arange(part.rows)
+        if part.settings.repeats:  # drawn rows are sampled
+            rows = part.epoch(0).rows(np.linspace(0, part.epoch_rows - 1, _SAMPLED).astype(np.int64))
+        means.append(float(part.costs(rows).mean(dtype=np.float64)))
+    return means
 
 
 class _MixEpoch(Epoch):

@@ -140,6 +140,11 @@ class RowCosts(NamedTuple):
         """The costs of each rank's rows."""
         return [self.costs[low:high] for low, high in self.slices]
 
+    @property
+    def total(self) -> int:
+        """The cost of the step over all ranks, without the rows that only fill it."""
+        return int(self.costs[self.is_real].sum())
+
 
 def row_costs(plan: "Plan", epoch: int, position: int) -> RowCosts:
     """Returns the costs of the rows of a step."""
@@ -190,7 +195,7 @@ def cut_step(rows: RowCosts, dp_rank: int, micro: Budget) -> tuple[list[int], in
             break
         at = sizes.index(largest)
         bounds.insert(at + 1, bounds[at] + largest // 2)
-    return bounds, int(rows.costs[rows.is_real].sum())
+    return bounds, rows.total
 
 
 def slice_bounds(rows: int, dp_size: int) -> list[tuple[int, int]]:

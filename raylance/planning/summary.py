@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from raylance.errors import ConfigError
-from raylance.orders.mixture import MixOrder
+from raylance.orders.mixture import MixOrder, mean_costs
 from raylance.planning.balance import CostFigures, cost_figures
 from raylance.planning.plan import Plan, fitting_rows
 from raylance.planning.quality import Labels, ShuffleQuality, compare_windows, order_in_words, shuffle_quality
@@ -49,12 +49,15 @@ def _sources(plan: Plan, end: int) -> "dict[str, SourceRows]":
     if not isinstance(order, MixOrder):
         return {}
     found, standings = {}, order.standings(end)
-    for part in order.components:
+    costs = mean_costs(plan.order)
+    total = sum(mean * standings[part.name]["rows"] for mean, part in zip(costs, order.components, strict=False))
+    for number, part in enumerate(order.components):
         delivered = standings[part.name]["rows"]
         used = min(delivered, part.rows)  # all rows of a component come before one comes again
         is_drawn = part.order.repeats
         found[part.name] = SourceRows(
             share=part.quota / sum(order.quotas),
+            cost_share=costs[number] * delivered / total if total else None,
             rows=part.rows,
             delivered=delivered,
             used=None if is_drawn else used,
@@ -69,6 +72,7 @@ class SourceRows:
     """The rows of one dataset in an epoch of a mixture. The last three are None if the dataset's order draws rows."""
 
     share: float  # the share of the positions, which follows from its weight
+    cost_share: float | None  # the share of what the delivered rows cost, about; None if rows have no costs
     rows: int  # selected
     delivered: int  # with repeats
     used: int | None  # different rows that are delivered
@@ -87,10 +91,10 @@ class PlanSummary:
         rows_dropped: With remainder="drop", the number of rows after the last whole step, which no rank gets; else 0.
         rows_repeated: With remainder="pad", the number of rows of padding, which come once more; else 0.
         shards: Number of shards of the selection; 0 if the order repeats rows.
-        reads: How rows are read, in words: by "range" (stretches of stored rows) or by "take" (single rows). Then, for
-            rank 0's first chunk, the number and size of its reads, and which share of the stored rows from its first to
-            its last it needs. This part is left out if the chunk has more than two million rows, or the dataset is a
-            mixture or packed.
+        reads: How rows are read, in words: by "range" (stretches of stored rows) or by "take" (single rows, many in
+            one read). Then, for rank 0's first chunk, the number and size of its reads, and which share of the stored
+            rows from its first to its last it needs. This part is left out if the chunk has more than two million rows,
+            or the dataset is a mixture or packed.
         window_bytes: Approximate bytes of raw rows that one rank reads together.
         held_bytes: Approximate bytes of raw rows that one rank holds: the rows in use and the rows that are read ahead,
             at most `max_window_bytes`. Rows that are being read need more memory; see `Options.max_window_bytes`.
@@ -208,13 +212,17 @@ class PlanSummary:
         """Returns headings and a line for each dataset of a mixture; no line if it is not a mixture."""
         if not self.sources:
             return []
-        lines = [("dataset", "share", "rows", "used", "left out", "repeated")]
+        has_costs = any(source.cost_share is not None for source in self.sources.values())
+        heads = ("of rows", "of cost") if has_costs else ("share",)
+        lines = [("dataset", *heads, "rows", "used", "left out", "repeated")]
         for name, source in self.sources.items():
+            shares = (source.share, source.cost_share or 0.0)[: len(heads)]
             drawn = (f"drawn {source.delivered:,} times", "", "")
             numbers = [
                 f"{number:,}" for number in (source.used, source.left_out, source.repeated) if number is not None
             ]
-            lines.append((name, f"{100 * source.share:.4g}%", f"{source.rows:,}", *(numbers or drawn)))
+            percents = (f"{100 * share:.4g}%" for share in shares)
+            lines.append((name, *percents, f"{source.rows:,}", *(numbers or drawn)))
         name_width, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
         return [
             "".join(

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from raylance.errors import ConfigError
+from raylance.observe.figures import PARTS, percents_of
 from raylance.observe.wait_clock import WAITS
 from raylance.reports.reading import FloatArray, LoaderRecord
-from raylance.reports.timeline import PARTS, Timeline
+from raylance.reports.timeline import Timeline
 
 COLORS = {
     "training": "#3f9b6c",
@@ -42,12 +43,12 @@ def picture(figure: Any, text: str, *, is_cloud: bool = False) -> str:
 def draw_shares(seconds: Mapping[str, float]) -> str:
     """Draws one bar: the time of all ranks by `PARTS`."""
     figure, axes = _figure(1.15)
-    total, left = max(1e-9, sum(seconds.values())), 0.0
+    total, left, percents = max(1e-9, sum(seconds.values())), 0.0, percents_of(seconds)
     for part, spent_s in seconds.items():
         share = 100 * spent_s / total
         axes.barh([0], [share], left=left, color=COLORS[part], height=0.6)
         if share >= max(6, 0.7 * len(part)):
-            text, dark = f"{part}\n{share:.0f} %", part in ("starting", "other datasets")
+            text, dark = f"{part}\n{percents[part]} %", part in ("starting", "other datasets")
             axes.text(
                 left + share / 2, 0, text, ha="center", va="center", color="black" if dark else "white", fontsize=9
             )

@@ -93,7 +93,7 @@ def render(run: Run, first_rows: str = "", storage_options: StorageOptions | Non
     is_at_times = verdict.limit in STAGES and verdict.waiting < _MUCH
     epochs, verdicts = _epochs(proof), {name: judge(run.ranks(name)) for name in run.datasets}
     pictures = {
-        "shares": drawing.draw_shares(_spent(run, verdict)),
+        "shares": drawing.draw_shares(verdict.seconds),
         "rates": drawing.draw_rates(verdict.rates, verdict.limit),
         "strips": drawing.draw_timeline(found, marks, ranks),
         "rate": drawing.draw_rate(found),
@@ -187,15 +187,6 @@ def _failed(run: Run, errors: Sequence[tuple[float, LoaderRecord, Any]]) -> str:
     return next((str(what) for _, record, what in reversed(errors) if id(record) in last), "")
 
 
-def _spent(run: Run, verdict: Verdict) -> dict[str, float]:
-    """Returns the seconds of all ranks by use; the time that went to other datasets is one more use."""
-    others = [record for record in run.records if record.dataset != run.main]
-    spent = sum(record.latest("wait_s") for record in others)
-    within = [record for record in others if record.dataset not in run.trained_on]  # in steps of the main dataset
-    spent += sum(record.latest("user_s") - record.latest("save_s") for record in within)
-    return {**verdict.seconds, "other datasets": spent}
-
-
 def _describe_masked(run: Run) -> str:
     """Says how often a masked row was handed out, and how many masked rows, some only decoded, the records name."""
     times = int(sum(record.latest("masked_rows") for record in run.records))
@@ -229,21 +220,21 @@ _DATASET_HEADS = ("dataset", "ranks", "rows", "rows/s", "s of each rank", "waiti
 
 
 def _dataset_row(name: str, parts: Sequence[RankFigures], verdict: Verdict) -> tuple[str, ...]:
-    spent = sum(part.trained_s + part.figures["wait_s"] for part in parts)
+    spent = sum(part.total_s for part in parts)
     return (
         name,
         str(len(parts)),
         f"{sum(part.figures['rows'] / part.peers for part in parts):,.0f}",
         f"{verdict.rates['delivered']:,.0f}",
         f"{spent / len(parts):,.1f}",
-        f"{sum(part.figures['wait_s'] for part in parts) / max(1e-9, spent):.0%}",
+        f"{sum(part.waited_s + part.figures['wait_start_s'] for part in parts) / max(1e-9, spent):.0%}",
         f"{verdict.seconds['starting'] / len(parts):,.1f}",
         _longest(verdict),
     )
 
 
 def _longest(verdict: Verdict) -> str:
-    """Returns the use that took the most time: a key of `Verdict.seconds`."""
+    """Returns the part that took the most time: a key of `Verdict.seconds`."""
     return max(verdict.seconds, key=lambda part: verdict.seconds[part])
 
 

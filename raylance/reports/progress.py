@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from raylance.observe.figures import RankFigures, delivered_rate, saving_share
+from raylance.observe.figures import RankFigures, delivered_rate
 from raylance.observe.wait_clock import WAITS
 from raylance.reports.reading import LoaderRecord, Run
 
@@ -26,9 +26,10 @@ class Progress:
     epoch_rows: int  # number of rows of an epoch
     rate: float  # recent rows a second over all ranks, like "delivered" in `Verdict.rates`
     pace: float  # rows a second in the last ten minutes, with saving and other datasets; 0 if unknown
-    waiting: float  # recent share of the trainers' time, in [0, 1]
+    # Recent shares of the trainers' time, in [0, 1], as in `Verdict`: of waiting, the start included, and saving
+    waiting: float
     cause: str  # the main cause of the waiting
-    saving: float = 0.0  # recent share of the time in `raylance.report`, in [0, 1]; `rate` leaves it out
+    saving: float = 0.0  # `rate` leaves it out
     beside: str = ""  # progress of another dataset that is iterated now, such as for validation; else ""
 
     def left_s(self, epochs: int | None = None) -> float | None:
@@ -52,16 +53,16 @@ def progress(run: Run) -> Progress | None:
     epoch, rows = max(record.position for record in records)
     recent = [_recent(record) for record in records]
     spent = {cause: sum(part.figures[name] for part in recent) for cause, name in _CAUSES.items()}
-    waited = sum(part.figures["wait_s"] for part in recent)
+    total_s = max(1e-9, sum(part.total_s for part in recent))
     return Progress(
         epoch=epoch,
         rows=rows,
         epoch_rows=int(records[0].facts["limits"]["epoch_rows"]),
         rate=delivered_rate([part for part in recent if part.figures["batches"] > 1]),
         pace=sum(_pace(record) / record.peers for record in records),
-        waiting=waited / max(1e-9, waited + sum(part.trained_s for part in recent)),
+        waiting=sum(spent.values()) / total_s,
         cause=max(spent, key=lambda cause: spent[cause]),
-        saving=saving_share(recent),
+        saving=sum(part.figures["save_s"] for part in recent) / total_s,
         beside=_beside(run),
     )
 
@@ -132,7 +133,7 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
     """Returns the share of its time that a loader waited, and the cells of its line."""
     part, (epoch, rows) = _recent(record), record.position
     recent = part.figures
-    waiting = recent["wait_s"] / max(1e-9, recent["wait_s"] + part.trained_s)
+    waiting = sum(recent[name] for name in _CAUSES.values()) / max(1e-9, part.total_s)
     cause = max(_CAUSES, key=lambda name: recent[_CAUSES[name]])
     limits, silent_s = record.facts["limits"], _silent_s(record, now)
     return waiting, (

@@ -132,7 +132,10 @@ class LoaderRecord:
         figures = {name: self.latest(name) for name in NUMBERS}
         if begin >= self.started:  # nothing was counted before the start
             figures |= {name: figures[name] - float(self.at(name, begin)) for name in figures.keys() - GAUGES}
-        return RankFigures(figures=figures, facts=self.facts, peers=self.peers)
+        reports = [what for _, kind, what in self.events if kind == "report" and isinstance(what, dict)]
+        uploads_async = any(what.get("uploads_async") for what in reports)
+        facts = {**self.facts, "uploads_async": uploads_async}  # the record begins before the first report
+        return RankFigures(figures=figures, facts=facts, peers=self.peers)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -187,17 +190,30 @@ class Run:
         """Judges a dataset's ranks over the last `last_s` seconds of each by its own clock; None: the whole run."""
         trained_on = self.trained_on if dataset in self.trained_on else [dataset]
         if last_s is not None:
-            latest = {name: [r.rank_figures(r.last - last_s) for r in self.newest(name)] for name in trained_on}
-            return judge_beside(dataset, latest)
-        verdict = judge_beside(dataset, {name: self.ranks(name) for name in trained_on})
+            latest = {name: [r.rank_figures(r.last - last_s) for r in self.newest(name)] for name in self.datasets}
+            beside = {name: latest[name] for name in trained_on}
+            return judge_beside(dataset, beside, self._others_s(dataset, latest))
+        ranks = {name: self.ranks(name) for name in self.datasets}
+        verdict = judge_beside(dataset, {name: ranks[name] for name in trained_on}, self._others_s(dataset, ranks))
+        total_s = sum(verdict.seconds.values())
         late_starts = [
-            describe_late_start(
-                RunFigures(self.ranks(other)), other, verdict.seconds, is_trained_on=other in trained_on
-            )
+            describe_late_start(RunFigures(ranks[other]), other, total_s, is_trained_on=other in trained_on)
             for other in self.datasets
             if other != dataset
         ]
         return dataclasses.replace(verdict, advice=(*verdict.advice, *filter(None, late_starts)))
+
+    def _others_s(self, dataset: str, ranks: Mapping[str, Sequence[RankFigures]]) -> float:
+        """Returns the seconds that went to datasets other than one that is trained on; 0 for another one, because the
+        time between its passes is not its own. Of a dataset that is iterated side by side with it, only the waits.
+        """
+        if dataset not in self.trained_on:
+            return 0.0
+        parts = [(name, one.figures) for name, others in ranks.items() for one in others if name != dataset]
+        waited_s = sum(figures["wait_s"] for _, figures in parts)
+        return waited_s + sum(
+            figures["user_s"] - figures["save_s"] for name, figures in parts if name not in self.trained_on
+        )
 
     def ranks(self, dataset: str) -> list[RankFigures]:
         """Returns the figures of each rank of a dataset, over all starts; by rank."""

@@ -6,13 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from raylance.observe.figures import PARTS
 from raylance.observe.wait_clock import WAITS
 from raylance.reports.reading import FloatArray, LoaderRecord, Run
-
-PARTS = ("training", "saving", *WAITS, "other datasets")
-"""The uses of a rank's time: training; `raylance.report` between batches; waiting, by cause; other datasets, such as
-validation. Other time has no name: for example building a model, or a collective operation after the last batch.
-"""
 
 _FIELDS = {"saving": "save_s", **WAITS}
 _SMOOTH_S = 3.0
@@ -23,7 +19,9 @@ _COSTS = ("cost", "padded_cost", "dearest_cost")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """A run divided into bins of time. Times of 20 s or more without any record are left out."""
+    """A run divided into bins of time. Times of 20 s or more without any record are left out. Time that is none of
+    `PARTS` has no name: for example building a model, or a collective operation after the last batch.
+    """
 
     edges: FloatArray  # edges of the bins, in seconds since the run began, (bins + 1,)
     times: FloatArray  # the same edges in seconds since 1970

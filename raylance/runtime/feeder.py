@@ -328,7 +328,7 @@ class Feeder:
                 self._begin("finish")
                 with self._observer.in_step(), self._observer.timed("collate_s"):
                     names = [name for name in rows.item.names if name not in spec.hidden]
-                    batch = self._convert(spec, rows, names, decoded)
+                    batch = self._convert(spec, rows, names, decoded, step.total_cost)
         except Exception as error:
             error.add_note(f"as a batch was made of {self._assembly.describe(rows.table())}")
             raise
@@ -343,13 +343,15 @@ class Feeder:
                 self._observe(BatchesReady(len(self._finished)))
                 self._changed.notify_all()
 
-    def _convert(self, spec: BatchSpec, rows: StepRows, names: Sequence[str], decoded: Mapping[str, Any]) -> Any:
-        """Makes the batch of a step, or the list of its micro-batches."""
+    def _convert(
+        self, spec: BatchSpec, rows: StepRows, names: Sequence[str], decoded: Mapping[str, Any], cost: int | None
+    ) -> Any:
+        """Makes the batch of a step, or the list of its micro-batches; adds the cost of the step if it is given."""
         if spec.micro is None:
-            return spec.convert(rows, names, decoded)
+            batch = spec.convert(rows, names, decoded)
+            return batch if cost is None else _with_cost(batch, cost)
         bounds, cost = self._assembly.cut(spec.micro)
-        batches = cut_batch(spec.convert, rows, names, decoded, bounds)
-        return [each | {STEP_COST: cost} if isinstance(each, dict) else each for each in batches]
+        return [_with_cost(each, cost) for each in cut_batch(spec.convert, rows, names, decoded, bounds)]
 
     def _begin(self, work: Cause) -> None:
         """Records which part of making a batch begins; a consumer that waits now waits for this part."""
@@ -379,3 +381,7 @@ def _close_all() -> None:
     """Ends running passes before the interpreter ends, because their threads must not outlive it or Ray."""
     for feeder in list(_alive):
         feeder.close()
+
+
+def _with_cost(batch: Any, cost: int) -> Any:
+    return batch | {STEP_COST: cost} if isinstance(batch, dict) else batch

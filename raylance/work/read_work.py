@@ -180,6 +180,7 @@ class ReadWork:
             encoded, item.epoch, self._threads, own_memory=self._own_memory, given_up=command.given_up
         )
         receipt.decode_s, receipt.bad_rows = done.decode_s, done.bad_rows
+        receipt.decode_cpu_s, receipt.transform_s = done.decode_cpu_s, done.transform_s
         receipt.fallback_rows, receipt.unturned_rows = done.fallback_rows, done.unturned_rows
         receipt.nbytes = plain.nbytes + done.nbytes
         return (plain, decoded), receipt

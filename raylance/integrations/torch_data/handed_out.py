@@ -80,10 +80,10 @@ class Counting:
 class StepsRecord:
     """The record of the steps that a `Loader` hands out on its rank."""
 
-    def __init__(self, read_spec: ReadSpec, options: Options, cursor: Cursor, num_workers: int) -> None:
-        """Takes the rank in `begin`, because it may not be known earlier."""
+    def __init__(self, read_spec: ReadSpec, options: Options, cursor: Cursor, **workers: Any) -> None:
+        """Takes the rank in `begin`, because it may not be known earlier; for `workers`, see `Recorder`."""
         self._ledger, self._has_begun = Ledger(), False
-        self._recorder = Recorder(read_spec, options, ShardContext(), cursor, self._ledger, num_workers=num_workers)
+        self._recorder = Recorder(read_spec, options, ShardContext(), cursor, self._ledger, **workers)
 
     def begin(self, plan: Plan, context: ShardContext, state: Callable[[], dict[str, Any]], position: int) -> None:
         """Begins a pass at a position, as the rank and the share of `context`; at the first pass also the record."""

@@ -192,13 +192,13 @@ class Steps(Positioned):
         rank, world_size = find_place(self._dist_info)
         return arrange_replicas(self._ranks_per_replica, world_size, self._function)[rank] or (rank, world_size)
 
-    def make_record(self, record: bool | str, name: str | None, num_workers: int) -> StepsRecord | None:
+    def make_record(self, record: bool | str, name: str | None, **workers: Any) -> StepsRecord | None:
         """Makes the record of a `Loader`, by `record` and `name` of `Options`; None if `record` is False."""
         options = dataclasses.replace(self._options, record=record, name=name)
         if self.record is not None:
             self.record.end()  # that of an earlier Loader over the same steps
         spec = self._opened.spec.read
-        self.record = None if record is False else StepsRecord(spec, options, self._cursor, num_workers)
+        self.record = None if record is False else StepsRecord(spec, options, self._cursor, **workers)
         return self.record
 
     def begin_record(self, plan: Plan) -> None:

@@ -8,13 +8,15 @@ from raylance.observe.diagnoses.alarms import ALARMS
 from raylance.observe.diagnoses.decoding import DECODING
 from raylance.observe.diagnoses.diagnosis import Diagnosis
 from raylance.observe.diagnoses.finishing import FINISHING
+from raylance.observe.diagnoses.others import OTHERS
 from raylance.observe.diagnoses.reading import READING
 from raylance.observe.diagnoses.saving import SAVING
 from raylance.observe.diagnoses.starting import STARTING
 from raylance.observe.diagnoses.training import TRAINING
 
 DIAGNOSES: dict[str, Diagnosis] = {
-    diagnosis.cause: diagnosis for diagnosis in (TRAINING, READING, DECODING, FINISHING, STARTING, SAVING, *ALARMS)
+    diagnosis.cause: diagnosis
+    for diagnosis in (TRAINING, READING, DECODING, FINISHING, STARTING, SAVING, OTHERS, *ALARMS)
 }
 """The diagnoses by cause."""
 

@@ -6,13 +6,6 @@ from collections.abc import Callable
 from raylance.observe.figures import RunFigures
 
 SPARE = 1.1  # times the rate that is just enough: advice aims at this rate
-UPLOADS = (
-    "raylance.report(…, checkpoint_upload_mode=ray.train.CheckpointUploadMode.ASYNC) uploads while training continues"
-)
-POLLS = (
-    "from the second one on, a report waits until Ray Train has taken the one before, whatever it holds, and Ray Train "
-    "asks every 2 s. RAY_TRAIN_HEALTH_CHECK_INTERVAL_S=0.2, set before Ray Train is imported, makes that shorter"
-)
 NO_MODEL = "this loop does next to nothing with its batches, so any loader would limit it: measure again with the model"
 _NO_STEP_S = 0.002  # per batch: a loop that takes less does not train
 
@@ -40,19 +33,27 @@ def count(number: float, what: str) -> str:
     return f"{number:,.0f} {what}{'s' * (round(number) != 1)}"
 
 
-def waited(run: RunFigures, digits: int = 0) -> str:
-    """Returns a phrase that says how much the trainers waited."""
-    return f"waited for {run.waiting:.{digits}%} of its time since its first batch"
-
-
 def beside(run: RunFigures, stage: str) -> str:
     """Returns a phrase that compares the rate of the trainer with the rate of a stage."""
     takes = rate(run.rates["training"])
     if run.rates[stage] > run.rates["training"]:
-        return f"hardly more than the {takes} that the trainer takes, which {waited(run)}"
-    return f"the trainer takes {takes} and {waited(run)}"
+        return f"hardly more than the {takes} that the trainer takes"
+    return f"the trainer takes {takes}"
 
 
 def does_nothing(run: RunFigures) -> bool:
     """Returns whether the training loop does next to nothing with its batches."""
     return run.seconds["training"] < _NO_STEP_S * run.sum("batches")
+
+
+def is_fixed(run: RunFigures, option: str) -> bool:
+    """Returns whether an option that may be a range of numbers, or "auto", was given as one number."""
+    return isinstance(run.facts["options"].get(option, 1), int)
+
+
+def most_of(run: RunFigures, option: str, auto: float = 0.0) -> float:
+    """Returns the largest number that an option allows; `auto` for "auto"."""
+    given = run.facts["options"].get(option, 0)
+    if given == "auto":
+        return auto
+    return float(max(given) if isinstance(given, list | tuple) else given)

@@ -1,11 +1,11 @@
 """The diagnosis that the first batch takes long."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from raylance.observe.diagnoses.diagnosis import Diagnosis
-from raylance.observe.figures import STAGES, RankFigures, RunFigures
+from raylance.observe.figures import RankFigures, RunFigures
 
-STARTS = 0.1  # share of the time: a longer start is worth hiding
+_STARTS = 0.1  # share of the time: a longer start is worth hiding
 
 
 def describe_start(run: RunFigures) -> str:
@@ -20,10 +20,10 @@ def hide_start(run: RunFigures) -> str:
     return _hide(run.ranks, "call loader.prepare(global_batch_size=…) before the model is built, which hides that")
 
 
-def describe_late_start(run: RunFigures, dataset: str, seconds: Mapping[str, float], *, is_trained_on: bool) -> str:
-    """Returns advice if another dataset starts slowly, compared with `seconds`, the main one's by use; else ""."""
+def describe_late_start(run: RunFigures, dataset: str, total_s: float, *, is_trained_on: bool) -> str:
+    """Returns advice if another dataset starts slowly, compared with the time of all ranks; else ""."""
     started_s = run.sum("wait_start_s")
-    if started_s <= STARTS * (seconds["training"] + sum(seconds[name] for name in STAGES)):
+    if started_s <= _STARTS * total_s:
         return ""
     when = "before the model is built" if is_trained_on else "some steps before its pass"
     hides = _hide(run.ranks, f"its loader.prepare(…) {when} hides that")
@@ -33,7 +33,7 @@ def describe_late_start(run: RunFigures, dataset: str, seconds: Mapping[str, flo
 def _hide(ranks: Sequence[RankFigures], prepare: str) -> str:
     """Returns advice on a shorter start: `prepare` if some rank did not call `RankLoader.prepare` before it."""
     if any(rank.facts.get("num_workers") is not None for rank in ranks):
-        return "workers of DataLoader start once, and not for each pass, with persistent_workers=True"
+        return "DataLoader starts its workers then, each of which opens the dataset"
     if not all(rank.facts.get("prepared") for rank in ranks):
         return prepare
     waited_s = sum(rank.figures["wait_start_s"] for rank in ranks) / sum(rank.starts for rank in ranks)
@@ -54,8 +54,6 @@ STARTING = Diagnosis(
         "`loader.prepare(…)` before the model is built",
         "`ray status` shows helpers that find no place, and nodes that boot",
     ),
-    evidence=lambda run: (
-        f"starting is the limit: {describe_start(run)}, and {run.waiting:.1%} of the time from then on"
-    ),
+    evidence=lambda run: f"starting is the limit: {describe_start(run)}",
     advice=lambda run: [hide_start(run), "longer runs wait no more than this one: the start comes once"],
 )

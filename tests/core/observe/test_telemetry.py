@@ -1,10 +1,9 @@
-"""What is counted: counters only grow, records are bounded and read back, and the verdict names what limits."""
+"""What is counted: counters only grow, records are bounded and read back."""
 
 import contextlib
 import dataclasses
 import itertools
 import json
-import math
 import threading
 from collections import Counter
 from pathlib import Path
@@ -12,16 +11,13 @@ from typing import Any
 
 import pyarrow.feather
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from raylance.observe import metrics, record
 from raylance.observe import recording as recordings
-from raylance.observe.figures import RankFigures, RunFigures
+from raylance.observe.figures import RunFigures
 from raylance.observe.observations import Receipt
 from raylance.observe.record import COLUMNS, Record, RecordFolder
-from raylance.observe.stats import NUMBERS, Stats
-from raylance.observe.verdict import Verdict, judge
+from raylance.observe.stats import Stats
 from tests.helpers.figures import figures, part
 
 
@@ -290,87 +286,3 @@ def test_rates_of_a_run_count_the_rows_of_peers_once() -> None:
     alone = RunFigures([part(rank, **spent) for rank in range(2)]).rates
     peers = [dataclasses.replace(part(rank, **spent), peers=2.0) for rank in range(4)]
     assert RunFigures(peers).rates == alone
-
-
-# ---- the verdict
-
-
-@pytest.mark.parametrize(
-    ("changes", "limit", "advice"),
-    [
-        ({"batches": 2.0}, "unknown", ""),
-        ({"user_s": 10.0, "wait_read_s": 0.1}, "training", ""),
-        ({"user_s": 10.0, "wait_start_s": 4.0}, "training", "loader.prepare("),
-        ({"user_s": 1.0, "wait_start_s": 5.0}, "starting", "prepare("),
-        ({"user_s": 1.0, "wait_decode_s": 1.0, "decode_s": 2.0}, "decoding", "num_decoders=3 takes 3 CPUs"),
-        ({"user_s": 1.0, "wait_decode_s": 7.0, "decode_s": 8.0}, "decoding", "room for num_decoders=4"),
-        ({"user_s": 1.0, "wait_decode_s": 1.0, "decoders": 0.0}, "decoding", ""),
-        ({"user_s": 1.0, "wait_decode_s": 1.0, "decoders_wanted": 3.0}, "decoding", "3 decoders"),
-        ({"user_s": 1.0, "wait_read_s": 3.0, "storage_s": 4.0}, "reading", "num_readers=3"),
-        ({"user_s": 10.0, "wait_decode_s": 1.0}, "decoding", "prefetch"),
-        ({"user_s": 10.0, "wait_read_s": 1.0}, "reading", "prefetch"),
-        ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.5}, "finishing", "columns"),
-        ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.5, "collate_fn_s": 0.4}, "finishing", "transform="),
-        ({"user_s": 0.03, "wait_finish_s": 0.01, "collate_s": 0.1}, "finishing", "global_batch_size="),
-        ({"user_s": 11.0, "save_s": 10.0, "wait_decode_s": 1.0}, "saving", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"),
-        ({"user_s": 4.0, "save_s": 1.0, "wait_decode_s": 3.0, "decode_s": 7.0}, "decoding", "saving takes 14%"),
-        ({"user_s": 10.0, "other_s": 7.0}, "training", "70% of the time"),
-    ],
-)
-def test_the_verdict_names_the_limit_and_what_to_change(changes: dict[str, float], limit: str, advice: str) -> None:
-    verdict = judge([part(**changes)])
-    assert verdict.limit == limit
-    assert advice in " ".join(verdict.advice)
-    assert str(verdict).splitlines()[0] == verdict.summary
-
-
-def test_shard_actors_that_decode_do_so_all_at_once() -> None:
-    assert [part(decoders=0.0, readers=count).decode_rate for count in (4.0, 1.0)] == [4000, 1000]
-
-
-def test_the_rank_that_trains_slowest_is_named_and_counts_for_all() -> None:
-    verdict = judge([part(rank, user_s=9.0 if rank == 1 else 1.0, facts={"world_size": 3}) for rank in range(3)])
-    assert verdict.summary.endswith("; rank 1 trains slowest, 900 ms a step for 100")
-    assert verdict.rates["training"] == pytest.approx(3 * 1000 / 9)
-
-
-def test_a_rank_that_waits_for_another_one_in_its_steps_is_no_slow_one() -> None:
-    """Rank 1 waits for rows, and rank 0 for rank 1, in each step's collective operation."""
-    ranks = [part(0, user_s=2.05), part(1, user_s=0.64, wait_read_s=1.41, storage_s=4.0)]
-    verdict = judge(ranks)
-    assert "trains slowest" not in verdict.summary
-    assert "rank 1 waits most, 69%" in verdict.summary
-    assert verdict.rates["training"] == pytest.approx(2 * 1000 / 0.64)
-    assert verdict.rates["delivered"] == pytest.approx(2 * 1000 / 2.05)
-
-
-def test_no_more_is_delivered_than_training_alone_would_take() -> None:
-    """Rank 1 waits for rank 0 where both report, which is saving."""
-    verdict = judge([part(0, user_s=10.0), part(1, user_s=10.0, save_s=6.0)])
-    assert verdict.rates["delivered"] == verdict.rates["training"] == pytest.approx(2 * 1000 / 10)
-
-
-def test_a_part_gave_what_was_delivered() -> None:
-    """Shard actors decode in several threads, whose seconds add up."""
-    verdict = judge([part(user_s=1.0, wait_decode_s=1.0, decode_s=20.0)])
-    assert verdict.rates["decoding"] == verdict.rates["delivered"] == 500
-
-
-def test_of_several_ranks_the_one_that_waits_most_is_named() -> None:
-    even = judge([part(rank, user_s=1.0, wait_decode_s=1.0) for rank in range(4)])
-    assert "rank" not in even.summary.replace("of each rank", "")
-    uneven = judge([part(rank, user_s=1.0, wait_decode_s=9.0 if rank == 2 else 0.3) for rank in range(4)])
-    assert uneven.summary.endswith("; rank 2 waits most, 90%")
-    assert uneven.rates["training"] == 4000, "all of them together"
-
-
-@given(numbers=st.lists(st.floats(0, 1e9), min_size=len(NUMBERS), max_size=len(NUMBERS)), ranks=st.integers(1, 3))
-def test_any_figures_have_a_verdict(numbers: list[float], ranks: int) -> None:
-    found = figures(**dict(zip(NUMBERS, numbers, strict=True)))
-    known = part().facts
-    verdict = judge([RankFigures(figures=found, facts={**known, "rank": rank}) for rank in range(ranks)])
-    assert isinstance(verdict, Verdict)
-    assert 0 <= verdict.waiting <= 1
-    assert verdict.rates["delivered"] <= verdict.rates["training"] * (1 + 1e-9)
-    assert not math.isnan(sum(verdict.rates.values()))
-    assert verdict.summary

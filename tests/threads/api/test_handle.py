@@ -88,6 +88,7 @@ def test_the_plan_tells_how_rows_are_read(write_dataset: Callable[..., str]) -> 
     for arguments, wanted in cases:
         plan = raylance.dataset(uri, **arguments).plan(global_batch_size=100)
         assert plan.reads.startswith(f"{wanted}: "), (arguments, plan.reads)
+        assert wanted == "range" or "many in one read" in plan.reads, "100% of the rows came as single rows in 1 read"
         assert repr(plan).splitlines()[-1] == f"read by {plan.reads}"
     half = raylance.dataset(uri, order="sequential", filter="id % 2 = 0").plan(global_batch_size=100)
     wanted = "range: stretches of stored rows; the first window needs 50% of the 199,999 rows stored from its first"

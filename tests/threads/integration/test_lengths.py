@@ -1,5 +1,6 @@
 """Batches of a cost through whole loaders: the same global batches on any world, resumed anywhere, mixed, reported."""
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,14 @@ def test_weights_may_be_shares_of_the_cost(texts: str) -> None:
         for length in batch["length"].tolist():
             paid["short" if length < 15 else "long"] += length
     assert paid["short"] / sum(paid.values()) == pytest.approx(0.25, abs=0.02)
+    sources = mixed.plan(global_batch_cost=BUDGET, padded=False).sources
+    for name, source in sources.items():
+        assert source.cost_share == pytest.approx(paid[name] / sum(paid.values()), abs=0.02)
+        assert source.share == pytest.approx(
+            source.delivered / sum(each.delivered for each in sources.values()), abs=0.02
+        )
+    (shown,) = re.findall(r"short +[\d.]+% +([\d.]+)%", repr(mixed.plan(global_batch_size=64)))
+    assert float(shown) == pytest.approx(25, abs=2)
     plain = raylance.dataset(texts)
     with pytest.raises(ConfigError, match="weigh"):
         raylance.mix({"a": (plain, 1), "b": (plain, 1)}, weigh="cost")
@@ -181,6 +190,24 @@ def test_micro_batches_are_as_many_on_every_rank(
             assert micro["_step_cost"] == step["length"].sum()
             paid = len(lengths) * lengths.max(initial=0) if padded else lengths.sum()
             assert paid <= 400 or len(lengths) == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "equal_rows"), [({"global_batch_cost": BUDGET}, True), ({"global_batch_size": 24}, False)]
+)
+def test_batches_say_what_their_step_costs_if_ranks_get_unequal_shares(
+    texts: str, size: dict[str, int], equal_rows: bool
+) -> None:
+    """Without micro-batches, too: a mean of the ranks' means weighs rows unequally."""
+    dataset, costs, own = opened(texts, order="window", balance=raylance.Balance(equal_rows=equal_rows)), [], []
+    for rank in range(2):
+        with dataset.loader(rank=rank, world_size=2, record=False) as loader:
+            found = list(loader.batches(**size, device="cpu"))
+        costs.append([batch["_step_cost"] for batch in found])
+        own.append([int(batch["length"].sum()) for batch in found])
+    assert costs[0] == costs[1] == [sum(step) for step in zip(*own, strict=True)]
+    assert "length" in dataset.show(found[0])._repr_html_()
+    assert "_step_cost" not in next(iter(opened(texts).iter_batches(global_batch_size=8)))
 
 
 @pytest.mark.promise("P8")

@@ -248,9 +248,9 @@ def test_rates_are_of_training_and_the_time_left_of_all_of_it(make_run: Make) ->
     val = {"facts": {"dataset": "val"}, "grows": {"rows": 20, "position": 20, "user_s": 0.4, "wait_s": 0.1}}
     run = make_run({"grows": trains}, val)
     found = progress(run)
-    assert (found.rate, found.waiting) == (pytest.approx(160), pytest.approx(0.2))
+    assert (found.rate, found.waiting) == (pytest.approx(160), pytest.approx(0.1))
     assert found.left_s() == pytest.approx(200 / 80)
-    assert found.describe() == "160 rows/s, waiting 20% (for reading); val 200/1,000"
+    assert found.describe() == "160 rows/s, waiting 10% (for reading); val 200/1,000"
     assert "val 200" not in progress(make_run({"grows": trains}, val | {"ended": T0 + 10})).describe()
 
 
@@ -271,7 +271,8 @@ def test_ranks_that_were_not_there_all_the_time_count_by_their_share(make_run: M
 
 
 def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make) -> None:
-    ranks = [{"facts": {"rank": rank, "world_size": 5}, "grows": TRAINS | {"wait_s": 0.1 * rank}} for rank in range(5)]
+    waits = [dict.fromkeys(("wait_s", "wait_decode_s"), 0.1 * rank) | {"wait_read_s": 0.0} for rank in range(5)]
+    ranks = [{"facts": {"rank": rank, "world_size": 5}, "grows": TRAINS | waits[rank]} for rank in range(5)]
     run = make_run(*ranks, {"facts": {"dataset": "val"}, "ended": T0 + 9, "grows": {"rows": 5}})
     whole = table(run, time.time())
     assert len(whole.splitlines()) == 7
@@ -443,6 +444,15 @@ def limited(write_dataset: Callable[..., str], tmp_path_factory: pytest.TempPath
     with data.loader(num_decoders=1, runtime="threads", record=folder) as loader:
         drain(loader, 10, 0.002)
     return folder
+
+
+def test_a_transform_that_waits_is_named_and_may_have_more_decoders_than_cpus(limited: str) -> None:
+    (record,) = read_run(limited).records
+    assert 0.5 * record.latest("decode_s") < record.latest("transform_s") <= record.latest("decode_s")
+    assert 0 < record.latest("decode_cpu_s") < record.latest("transform_s")
+    verdict = read_run(limited).verdict("data")
+    assert "your transform=" in verdict.summary
+    assert "num_decoders=2" in "\n".join(verdict.advice)
 
 
 def test_first_rows_with_nulls_are_shown(write_dataset: Callable[..., str], tmp_path: Path) -> None:
