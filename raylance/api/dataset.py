@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from raylance.api.batches import Batches
+from raylance.api.batches import Batches, NoAttributeError
 from raylance.api.display import describe, describe_rows, display_batch, display_sample, how_read
 from raylance.api.loader import RankLoader
 from raylance.api.passes import HandlePasses
@@ -36,10 +36,6 @@ from raylance.source.filters import short_text
 from raylance.source.packing import PackedRows
 
 Made = TypeVar("Made", bound=RankLoader)
-
-
-class _NoLoaderError(ConfigError, AttributeError):
-    """A handle was asked for what only loaders have. `hasattr` takes it for False."""
 
 
 class Dataset:
@@ -70,7 +66,7 @@ class Dataset:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_") or not hasattr(RankLoader, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        raise _NoLoaderError(
+        raise NoAttributeError(
             f"{name!r} of a handle: a handle is a value, which has no position. Position, epoch and state belong to "
             "loaders: ray.train.get_dataset_shard(name) in a training function of Ray Train, handle.loader() elsewhere."
         )
@@ -417,12 +413,19 @@ class Dataset:
 
 
 def spec_of(handle: Dataset) -> DatasetSpec:
-    """Returns the spec of a handle; for raylance's own modules only."""
+    """Returns the spec of a handle; for raylance's own modules only.
+
+    Raises:
+        ConfigError: If it is not a handle.
+    """
+    if not isinstance(handle, Dataset):
+        raise ConfigError(f"{handle!r} is a {type(handle).__name__}: give the handle that raylance.dataset returns.")
     return handle._spec  # noqa: SLF001
 
 
 def context_of(handle: Dataset) -> ShardContext:
-    """Returns the `ShardContext` of a handle; for raylance's own modules only."""
+    """Returns the `ShardContext` of a handle; see `spec_of`."""
+    spec_of(handle)
     return handle._context  # noqa: SLF001
 
 

@@ -92,6 +92,8 @@ def display_sample(data: _Displayed, source: RowSource, rows: int) -> Display:
 
 def display_batch(data: _Displayed, batch: Mapping[str, Any]) -> Display:
     """Displays a batch of a dataset."""
+    if lone := [name for name, values in batch.items() if not hasattr(values, "__len__")]:
+        raise ConfigError(f"show(): {lone[0]!r} is {batch[lone[0]]!r}, no column of rows; pass one batch of a loader.")
     label, classes = _label_and_classes(data)
     shown = {name: values for name, values in by_row(batch).items() if not name.startswith("_") or name == ROW_OFFSET}
     lengths = {name: len(values) for name, values in shown.items()}
