@@ -132,7 +132,8 @@ class Dataset:
         """Reads the first selected rows in storage order, in this process; needs no Ray.
 
         Returns:
-            Rows as `take` returns them.
+            Rows as `take` returns them: NumPy arrays, in which images have their channels last, (n, H, W, 3). Torch
+            batches have them first.
         """
         return self[: check_integer("head(): rows", rows, 0)]
 
@@ -146,7 +147,8 @@ class Dataset:
                 have in the column `_component`.
 
         Returns:
-            The columns that `iter_batches` gives, k rows in the order of `offsets`, and `_rowoffset`. With
+            The columns that `iter_batches` gives, k rows in the order of `offsets`, and `_rowoffset`. They are NumPy
+            arrays, in which images have their channels last, (k, H, W, 3); `iter_torch_batches` has them first. With
             `on_bad_row="mask"` also `_valid`, which is False for rows that could not be decoded. Images are augmented
             as in epoch 0.
 
@@ -177,7 +179,8 @@ class Dataset:
             index: An integer for one row; a slice or integers of shape (k,) for several.
 
         Returns:
-            Rows as `take` returns them; for an integer, the row's values instead of arrays.
+            Rows as `take` returns them, with the channels of images last; for an integer, the row's values instead of
+            arrays.
 
         Raises:
             IndexError: If an integer is outside the selection.

@@ -52,7 +52,7 @@ from raylance.source.selection import Selection, share_selection
 from raylance.source.splits import Split
 from raylance.source.storage_options import StorageOptions
 from raylance.source.tables import SelectionRows, share_tables
-from raylance.source.version import Source, Version, pin, warn_once
+from raylance.source.version import Source, Version, pin
 from raylance.source.video_reader import add_columns
 from raylance.source.videos import AddedColumns, Video, open_video
 
@@ -265,8 +265,8 @@ def _try_rows(
         few = rows[ROW_OFFSET].to_numpy()[: _PROBE_FRAMES if added.videos else None]
         probe = read_samples(reader, None if samples is None else samples.get(), few)
     delivered = [name for name in probe.column_names if name != ROW_OFFSET]
-    if asked.transform is None:
-        _warn_of_encoded(source.uri, rows, {*delivered} - {each.column for each in asked.decoders})
+    as_stored = {*delivered} - {each.column for each in asked.decoders}
+    encoded = _encoded_images(rows, as_stored) if asked.transform is None else ()
     decoding, made = _resolve_decoding(dataclasses.replace(asked, datasets=dataset_names(source.uri)), probe, delivered)
     # Measuring stored bytes costs a read for each fragment, and is not needed if all rows have the same size.
     fields = [find_field(opened.schema, name) for name in names]
@@ -289,23 +289,20 @@ def _try_rows(
         decoding=decoding,
         list_lengths=list_lengths(made, ragged=decoding.ragged if decoding else ()),
         list_dtypes=list_dtypes(made.schema),
+        encoded=encoded,
     )
 
 
-def _warn_of_encoded(uri: str, rows: pa.Table, delivered: Collection[str]) -> None:
-    """Warns once of columns that are delivered as they are stored, although they hold encoded images."""
-    stored = [(name, values.type, values) for name, values in zip(rows.column_names, rows.columns, strict=True)]
-    for name, kind, values in stored:
-        if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 and name in delivered:
+def _encoded_images(rows: pa.Table, delivered: Collection[str]) -> tuple[str, ...]:
+    """Returns the columns, or bytes inside structs, that are delivered as they are stored and hold encoded images."""
+    found = []
+    for name in (name for name in rows.column_names if name in delivered):
+        values = rows[name]
+        if pa.types.is_struct(values.type) and values.type.get_field_index("bytes") >= 0:
             name, values = f"{name}.bytes", pc.struct_field(values, "bytes")  # as the datasets library stores images
-        elif name not in delivered:
-            continue
         if holds_images(values):
-            warn_once(
-                f"{uri!r}: column {name!r} holds encoded images, and batches have their bytes, because no decode= "
-                f"names it. For pixels, pass decode=raylance.Image({name!r}, size=224) to raylance.dataset; if the "
-                "column is not needed, name the others in columns=."
-            )
+            found.append(name)
+    return tuple(found)
 
 
 def _check_pack(pack: Any, columns: Sequence[str] | None, asked: Decoding) -> Sequence[str]:

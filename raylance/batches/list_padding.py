@@ -135,6 +135,24 @@ def cannot_pad(name: str, value: Any, why: str) -> ConfigError:
     )
 
 
+def warn_of_encoded(read_spec: "ReadSpec") -> None:
+    """Warns that batches hold encoded images; once per process."""
+    for name in read_spec.encoded:
+        _warn_of_image(str(read_spec.source.uri), name)
+
+
+@functools.cache
+def _warn_of_image(uri: str, name: str) -> None:
+    logger.warning(
+        "%s of %s: encoded images, and batches have their bytes, because no decode= names the column. For pixels, pass "
+        "decode=raylance.Image(%r, size=224) to raylance.dataset; if the column is not needed, name the others in "
+        "columns=.",
+        name,
+        uri,
+        name,
+    )
+
+
 @functools.cache
 def _warn_of_nested(uri: str, names: tuple[str, ...]) -> None:
     """Warns that batches hold Python lists of lists; once per process."""

@@ -37,7 +37,8 @@ class Pad:
         multiple: Without `length`, the longest length is rounded up to a multiple of this number, so that compilers and
             allocators see few shapes.
         truncate: Whether lists longer than `length` are cut off to this length. If False, such a list is an error.
-        lengths: Whether batches have the column `…_length`.
+        lengths: Whether batches have the column `…_length`. A number in place of a `Pad`, `pad_lists={"tokens": 0}`, is
+            short for `Pad(0, lengths=False)`.
     """
 
     value: float | npt.NDArray[Any] = 0

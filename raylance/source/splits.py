@@ -27,7 +27,8 @@ class FractionSplit:
             this dict.
         part: The selected part.
         by: Column of integers, strings or bytes whose values are hashed. Rows with equal values are in one part, and
-            deletions and rewrites do not change the split. Rows without a value are an error, because they would all be
+            deletions and rewrites do not change the split. Each value is hashed by itself, so few values make uneven
+            parts, which a warning names. Rows without a value are an error, because they would all be
             in one part. None hashes row offsets: then appended rows do not change the split, but deletions and rewrites
             do.
         seed: Seed of the split, independent of the order's seed.
