@@ -66,6 +66,8 @@ def _of_folder(path: str) -> str:
         more = f" and {len(datasets) - _MOST_NAMED} more" if len(datasets) > _MOST_NAMED else ""
         named = ", ".join(repr(os.path.join(path, name)) for name in datasets[:_MOST_NAMED])
         return f" It is a folder of Lance datasets. Name one of them: {named}{more}. raylance.mix() joins several."
+    if {"meta", "data"} <= names and os.path.isfile(os.path.join(path, "meta", "info.json")):
+        return _advice(path, "lerobot", "a LeRobot dataset of Parquet and MP4 files")
     if names & _SAVED:
         return _advice(path, "saved", "what save_to_disk of the datasets library wrote")
     kinds = [_KINDS.get(os.path.splitext(name.lower())[1]) for name in _names_inside(entries)]

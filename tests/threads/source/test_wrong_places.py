@@ -49,6 +49,7 @@ def write(folder: Path, name: str) -> Path:
         ("shards/0.tar", "shards", "create_dataset.py webdataset --input"),
         ("saved/train/state.json", "saved/train", "create_dataset.py saved --input"),
         ("db/one.lance", "db", "db/one.lance"),
+        ("pusht/meta/info.json", "pusht", "create_dataset.py lerobot --input"),
         ("robot/frames.lance", "robot", "raylance.lerobot.open"),
         ("a.csv", "cifar10", "hf://datasets/OWNER/cifar10"),
         ("a.csv", "owner/name", "hf://datasets/owner/name"),
@@ -60,6 +61,7 @@ def test_what_is_no_dataset_is_named_with_what_serves_it(
     files: str, place: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, files)
+    (tmp_path / "pusht" / "data").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DatasetError, match="nothing was started") as caught:
         raylance.dataset(place)
