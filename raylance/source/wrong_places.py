@@ -34,10 +34,12 @@ def describe_place(uri: str) -> str:
     path = uri.removeprefix("file://")
     if "://" in path or os.path.isfile(path):
         return _of_file(path)
-    if os.path.isdir(path):
-        with contextlib.suppress(OSError):
-            return _of_folder(path)
-        return ""
+    with contextlib.suppress(OSError):  # such as the right to look
+        return _of_folder(path) if os.path.isdir(path) else _of_name(path)
+    return ""
+
+
+def _of_name(path: str) -> str:
     name = os.path.relpath(path)
     if not os.path.exists(path) and _HUB_NAME.fullmatch(name) and not name.endswith(".lance") and name[0] != ".":
         named = name if "/" in name else f"OWNER/{name}"
@@ -57,7 +59,8 @@ def _of_file(path: str) -> str:
 
 
 def _of_folder(path: str) -> str:
-    entries = list(itertools.islice(os.scandir(path), _LOOKED_AT))
+    with os.scandir(path) as found:
+        entries = list(itertools.islice(found, _LOOKED_AT))
     names = {entry.name for entry in entries}
     datasets = sorted(entry.name for entry in entries if entry.is_dir() and _is_dataset(entry.path))
     if {"frames.lance", "videos.lance"} & {*datasets}:
@@ -71,10 +74,10 @@ def _of_folder(path: str) -> str:
     if names & _SAVED:
         return _advice(path, "saved", "what save_to_disk of the datasets library wrote")
     kinds = [_KINDS.get(os.path.splitext(name.lower())[1]) for name in _names_inside(entries)]
-    found = [kind for kind in kinds if kind is not None]
-    if not found:
+    known = [kind for kind in kinds if kind is not None]
+    if not known:
         return " The folder is empty." if not names else ""
-    command, what = max(dict.fromkeys(found), key=found.count)
+    command, what = max(dict.fromkeys(known), key=known.count)
     return _advice(path, command, f"a folder of {'tables' if command == 'tables' else what}")
 
 
