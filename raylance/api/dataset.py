@@ -86,7 +86,7 @@ class Dataset:
         return f"raylance.{opened}: {describe_rows(self._spec.delivery)} of {listed(self._spec.read.delivers)}"
 
     def _repr_html_(self) -> str:
-        return describe(self, self._spec.read.source, self._spec.delivery)._repr_html_()
+        return describe(self, self._spec.read, self._spec.delivery)._repr_html_()
 
     def show(self, rows: "int | Mapping[str, Any]" = 8) -> Display:
         """Shows rows in a notebook, with images as thumbnails. If there is a column of labels, also counts how often
