@@ -18,18 +18,20 @@ wanted=$(cat pyproject.toml "$constraints" | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$venv/installed-$1" 2>/dev/null)" != "$wanted" ]; then
     # uv installs in a fifth of pip's time. It takes the packages that pip would: it gets pip's settings. It compiles
     # them, as pip does: else each process of Ray may compile torch for itself.
-    echo "installing raylance[$1] into $venv …"
+    echo "installing raylance[$1] into $venv: some gigabytes, torch and Ray among them, and with a fast line a minute or two …"
+    quiet=--quiet
+    if [ -t 2 ]; then quiet=; fi  # a terminal shows what is downloaded
     if { command -v uv || python -m pip install --quiet --disable-pip-version-check uv; } >/dev/null &&
         settings=$(python jobs/uv_settings.py) &&
         (
             eval "$settings"
             export UV_CONSTRAINT="$constraints ${UV_CONSTRAINT:-}"
-            uv pip install --quiet --compile-bytecode --editable ".[$1]"
+            uv pip install $quiet --compile-bytecode --editable ".[$1]"
         ); then
         :
     else
         echo "uv did not install. pip does, which takes some minutes."
-        python -m pip install --quiet --disable-pip-version-check --constraint "$constraints" --editable ".[$1]"
+        python -m pip install $quiet --disable-pip-version-check --constraint "$constraints" --editable ".[$1]"
     fi
     echo "$wanted" >"$venv/installed-$1"
 fi

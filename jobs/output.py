@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TextIO
 
 from tqdm.std import tqdm
@@ -41,9 +41,9 @@ class LogFilter(io.TextIOBase):
 
     encoding = "utf-8"
 
-    def __init__(self, log: TextIO, user: TextIO, prefix: str) -> None:
-        """Writes nothing yet; `prefix` comes before each message to the user."""
-        self._log, self._user, self._prefix = log, user, prefix
+    def __init__(self, log: TextIO, user: TextIO, prefix: str, spell: Callable[[str], str] = str) -> None:
+        """Writes nothing yet; `prefix` comes before each message to the user, and `spell` gives it the job's words."""
+        self._log, self._user, self._prefix, self._spell = log, user, prefix, spell
         self._lock = threading.RLock()  # a signal's handler and a finalizer may print during a write
         self._rests: dict[int, str] = {}  # of lines, by thread: threads print theirs in pieces
         self._shown: set[str] = set()
@@ -64,7 +64,7 @@ class LogFilter(io.TextIOBase):
     def _take(self, line: str) -> str | None:
         self._log.write(f"{line}\n")
         message = message_in(line)
-        shown = line if message is None else self._prefix + message
+        shown = line if message is None else self._prefix + self._spell(message)
         if not shown.startswith(self._prefix) or shown in self._shown:
             return None
         self._shown.add(shown)
@@ -140,19 +140,22 @@ def log_file(folder: str | None, name: str) -> str:
 
 
 @contextlib.contextmanager
-def separate_output(path: str, command: Sequence[str] | str, prefix: str) -> Iterator[UserStreams]:
+def separate_output(
+    path: str, command: Sequence[str] | str, prefix: str, spell: Callable[[str], str] = str
+) -> Iterator[UserStreams]:
     """Keeps what Ray prints out of what the user reads, while the body runs.
 
     Args:
         path: Of the file that gets it; its content stays.
         command: What is being done, for the file's heading.
         prefix: Before what workers say to the user.
+        spell: Returns what they say in the words of the job.
     """
     user = UserStreams(sys.stdout, sys.stderr)
     os.environ["RAY_COLOR_PREFIX"] = "0"
     with open(path, "a", buffering=1, encoding="utf-8", errors="replace") as log:
         log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}: {command}\n")
-        log_filter: Any = LogFilter(log, user.err, prefix)
+        log_filter: Any = LogFilter(log, user.err, prefix, spell)
         # Ray's handlers hold the stream that was there when they were made.
         streams = {handler: handler.stream for handler in _handlers_of_ray()}
         for handler in streams:

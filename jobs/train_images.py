@@ -26,6 +26,8 @@ import json
 import logging
 import math
 import os
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -54,6 +56,21 @@ SELF = "train_images.py"
 HIDDEN = ("command", "stopped_by", "storage_options")  # arguments that neither workers nor trackers get
 WARM_UP = 0.05  # the fraction of a run in which the learning rate rises
 TRACK_EVERY = 20  # steps; a GPU is waited for then
+OPTIONS = {  # of this job, by the arguments of raylance that its messages name
+    "filter": "train-filter or --val-filter",
+    "global_batch_size": "global-batch-size",
+    "num_decoders": "num-decoders",
+    "num_readers": "num-readers",
+    "on_bad_row": "on-bad-row",
+    "order": "order",
+    "prefetch_batches": "prefetch-batches",
+    "size": "image-size",
+    "storage_options": "storage-options",
+    "version": "version",
+}
+ARGUMENT = re.compile(r"\b([a-z_]+)=('[^']*'|\"[^\"]*\"|\((\d+), (\d+)\)|[\w…]+)?")
+ONE_IMAGES_SIZE = re.compile(r"Image\('[^']*', size=\(\d+, \d+\)\), height first,")
+FOR_OTHER_LOOPS = re.compile(r" If your loop adds up sums and counts, [^.]*\.|, or remainder=\"pad\" or \"ragged\"")
 
 
 # ---- data
@@ -299,7 +316,7 @@ def run(args: argparse.Namespace) -> int:
         other = raylance.newest_checkpoint(*reversed(common.open_filesystem(args.continue_from, store)))
 
     log = output.log_file(folder if is_local else None, name)
-    with output.separate_output(log, common.show_command(["python", *args.command]), f"{SELF}: ") as user:
+    with output.separate_output(log, common.show_command(["python", *args.command]), f"{SELF}: ", as_options) as user:
         dropped = f" ({plan.rows_dropped} rows left out of each, different ones each time)" if plan.rows_dropped else ""
         workers = f"{args.num_workers} {'GPU' if args.use_gpu else 'CPU'} worker{'s' * (args.num_workers > 1)}"
         user.show(f"{train_data!r}; {len(val_data):,} rows to validate, {classes:,} classes")
@@ -433,7 +450,7 @@ def summarise(args: argparse.Namespace, folder: str, filesystem: Any, result: ra
     print(f"checkpoint {result.checkpoint.path}")
     store = common.store_options(args.storage_options) or None
     try:
-        print(raylance.explain_run(folder, filesystem, storage_options=store))
+        print(as_options(str(raylance.explain_run(folder, filesystem, storage_options=store))))
         print(f"report: {raylance.report_run(folder, storage_filesystem=filesystem, storage_options=store)}")
     except Exception as error:  # a failed report must not hide that the training succeeded
         say(f"the report failed ({type(error).__name__}: {error})")
@@ -446,7 +463,22 @@ def summarise(args: argparse.Namespace, folder: str, filesystem: Any, result: ra
 
 def say(message: str, to: Any = None) -> None:
     """Prints what is wrong."""
-    print(f"{SELF}: {message}", file=to or sys.stderr, flush=True)
+    print(f"{SELF}: {as_options(message)}", file=to or sys.stderr, flush=True)
+
+
+def as_options(message: str) -> str:
+    """Spells a message of raylance with the options of this job in place of arguments, as far as it has them."""
+
+    def spelled(found: re.Match[str]) -> str:
+        name, value, *pair = found.groups()
+        if name not in OPTIONS:
+            return found[0]
+        value = "-".join(pair) if pair[0] else shlex.quote(value.strip("'\"")) if value else ""
+        return f"--{OPTIONS[name]} {value}".rstrip()
+
+    message = message.replace("size=(height, width)", "size=PIXELS")
+    message = ONE_IMAGES_SIZE.sub("--image-size PIXELS, the side of a square,", message)
+    return ARGUMENT.sub(spelled, FOR_OTHER_LOOPS.sub("", message))
 
 
 # ---- command line

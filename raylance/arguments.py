@@ -3,6 +3,7 @@
 import difflib
 import numbers
 import operator
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,16 @@ def check_name(what: str, value: Any) -> None:
     """
     if not (isinstance(value, str) and value):
         raise ConfigError(f"{what}={value!r}: give the name of a column.")
+
+
+def check_path(what: str, value: Any) -> None:
+    """Raises if a value is not a path or a URI.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
+        raise ConfigError(f"{what}={value!r}: give a path or a URI.")
 
 
 def check_probability(call: str, value: Any) -> None:

@@ -31,6 +31,7 @@ class ReadSpec:
         list_lengths: For each delivered column of lists of numbers, the length of the lists if all sampled rows have
             the same length, else None; for lists of lists, the shape.
         list_dtypes: For each column that can be padded, the dtype of the numbers.
+        encoded: Columns that are delivered as they are stored, and hold encoded images.
     """
 
     source: RowSource
@@ -39,6 +40,7 @@ class ReadSpec:
     decoding: Decoding | None = None
     list_lengths: Mapping[str, int | Shape | None] = dataclasses.field(default_factory=dict)
     list_dtypes: Mapping[str, "np.dtype[Any]"] = dataclasses.field(default_factory=dict)
+    encoded: tuple[str, ...] = ()
 
     @property
     def in_helpers(self) -> Decoding | None:

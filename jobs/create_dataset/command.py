@@ -1,14 +1,14 @@
 """The command line of the job: its arguments, what it prints.
 
 Makes a Lance dataset that raylance can train on: from images and labels, from tables, from WebDataset tars, from what
-the `datasets` library saved, or from another Lance dataset. A table keeps its columns; images come as columns image
-(binary), label (int64) and split (string: train, val or test), from folders also file (string: the path in there).
-Where the source names no split, a hash of the row draws one. Labels that are strings become integers, and the schema
-metadata key `classes` is a JSON list of their names; a label indexes it. Rows come in the order of the source: sorted
-paths, and in files their rows. Files have the columns of the first one, and types whose values its types can hold as
-they are: what would be lost or changed otherwise is refused. In text files, columns of numbers that would be changed,
-such as 007, stay text; --text-columns asks for it. Images are stored as they are, by default after a look at their
-headers alone.
+the `datasets` library saved, or from another Lance dataset; of a robot's episodes, LeRobot's Lance layout. A table
+keeps its columns; images come as columns image (binary), label (int64) and split (string: train, val or test), from
+folders also file (string: the path in there). Where the source names no split, a hash of the row draws one. Labels that
+are strings become integers, and the schema metadata key `classes` is a JSON list of their names; a label indexes it.
+Rows come in the order of the source: sorted paths, and in files their rows. Files have the columns of the first one,
+and types whose values its types can hold as they are: what would be lost or changed otherwise is refused. In text
+files, columns of numbers that would be changed, such as 007, stay text; --text-columns asks for it. Images are stored
+as they are, by default after a look at their headers alone.
 
 Classes are the sorted names of directories, the names that `datasets` left in its files, or the sorted strings of a
 label column; --classes gives them an order of your own. `classes` does the same for a Lance dataset that has its
@@ -23,6 +23,7 @@ The same command continues a run that was killed; --remove-begun removes what on
     python jobs/create_dataset.py webdataset --input shards/ --out shards.lance --dry-run
     python jobs/create_dataset.py saved --input saved_to_disk/ --label-column label --out saved.lance
     python jobs/create_dataset.py lance --input db/table.lance --filter "score > 0.5" --out good.lance
+    python jobs/create_dataset.py lerobot --input pusht/ --out pusht-lance/
     python jobs/create_dataset.py classes --data birds.lance --string-column species
 """
 
@@ -59,6 +60,7 @@ from jobs.create_dataset.fitting import check_schema, is_binary
 from jobs.create_dataset.hub import Hub, Saved
 from jobs.create_dataset.images import Digits, ImageFolder
 from jobs.create_dataset.labels import add_classes, describe, is_text, read_classes
+from jobs.create_dataset.lerobot import convert
 from jobs.create_dataset.shaping import Shape, absent, check_columns, lengths_of, plain, schema_of
 from jobs.create_dataset.sources import SPLIT, SPLITS, Left, Piece, Source, where_from
 from jobs.create_dataset.tables import LanceTable, Tables
@@ -199,6 +201,8 @@ def run(args: argparse.Namespace) -> str:
     """Makes the dataset that the arguments describe; returns its summary."""
     if args.source == "classes":
         return add_classes(args)
+    if args.source == "lerobot":
+        return convert(args)
     options = store_options(args.storage_options)
     uri = locate_dataset(args.out)
     present = exists(uri, options)
@@ -454,6 +458,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
          "tars in which files of one name are a row: 0001.jpg, 0001.cls, 0001.json"),
         ("saved", [directory, common, classes, table], "what save_to_disk of the datasets library wrote"),
         ("lance", [directory, common, classes, columns, table], "another Lance dataset, or a table of LanceDB"),
+        ("lerobot", [], "a LeRobot dataset of version 3, to the Lance layout that raylance.lerobot.open reads"),
         ("classes", [classes], "adds integer labels to a Lance dataset that has them as strings; copies nothing else"),
     ):
         source = sources.add_parser(name, help=text, description=text, parents=[*parents, store])
@@ -467,6 +472,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
                 "change, such as 007)")
         if name == "lance":
             source.add_argument("--filter", metavar="SQL", help="rows to keep (default: all)")
+        if name == "lerobot":
+            source.add_argument("--input", required=True, metavar="PATH", help="the folder with meta/, data/, videos/")
+            source.add_argument("--out", required=True, metavar="URI", help="the folder to make")
+            source.add_argument("--overwrite", action="store_true",
+                help="replace what is there, as what a killed run has left (default: refuse)")
         if name == "classes":
             source.add_argument("--data", required=True, metavar="URI", help="the Lance dataset; it gets new versions")
             source.add_argument("--string-column", required=True, metavar="NAME", help="class names")

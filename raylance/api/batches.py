@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from raylance.api.loader import RankLoader
 
 
-class _NoSamplerError(ConfigError, AttributeError):
-    """An AttributeError, so that `hasattr` is False."""
+class NoAttributeError(ConfigError, AttributeError):
+    """Raised if an object is asked for what it leaves out on purpose: a handle for a position, batches for a sampler.
+    `hasattr` takes it for False.
+    """
 
 
 class Batches(abc.ABC):
@@ -81,7 +83,7 @@ class Batches(abc.ABC):
         Raises:
             AttributeError: Always, also as a ConfigError.
         """
-        raise _NoSamplerError(
+        raise NoAttributeError(
             "batches have no sampler that could be replaced, because they are this rank's rows already, on its device. "
             "Leave prepare_data_loader out, and iterate over them."
         )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from raylance.api.batches import Batches
+from raylance.api.batches import Batches, NoAttributeError
 from raylance.api.display import describe, describe_rows, display_batch, display_sample, how_read
 from raylance.api.loader import RankLoader
 from raylance.api.passes import HandlePasses
@@ -36,10 +36,6 @@ from raylance.source.filters import short_text
 from raylance.source.packing import PackedRows
 
 Made = TypeVar("Made", bound=RankLoader)
-
-
-class _NoLoaderError(ConfigError, AttributeError):
-    """A handle was asked for what only loaders have. `hasattr` takes it for False."""
 
 
 class Dataset:
@@ -70,7 +66,7 @@ class Dataset:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_") or not hasattr(RankLoader, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        raise _NoLoaderError(
+        raise NoAttributeError(
             f"{name!r} of a handle: a handle is a value, which has no position. Position, epoch and state belong to "
             "loaders: ray.train.get_dataset_shard(name) in a training function of Ray Train, handle.loader() elsewhere."
         )
@@ -90,7 +86,7 @@ class Dataset:
         return f"raylance.{opened}: {describe_rows(self._spec.delivery)} of {listed(self._spec.read.delivers)}"
 
     def _repr_html_(self) -> str:
-        return describe(self, self._spec.read.source, self._spec.delivery)._repr_html_()
+        return describe(self, self._spec.read, self._spec.delivery)._repr_html_()
 
     def show(self, rows: "int | Mapping[str, Any]" = 8) -> Display:
         """Shows rows in a notebook, with images as thumbnails. If there is a column of labels, also counts how often
@@ -136,7 +132,8 @@ class Dataset:
         """Reads the first selected rows in storage order, in this process; needs no Ray.
 
         Returns:
-            Rows as `take` returns them.
+            Rows as `take` returns them: NumPy arrays, in which images have their channels last, (n, H, W, 3). Torch
+            batches have them first.
         """
         return self[: check_integer("head(): rows", rows, 0)]
 
@@ -150,7 +147,8 @@ class Dataset:
                 have in the column `_component`.
 
         Returns:
-            The columns that `iter_batches` gives, k rows in the order of `offsets`, and `_rowoffset`. With
+            The columns that `iter_batches` gives, k rows in the order of `offsets`, and `_rowoffset`. They are NumPy
+            arrays, in which images have their channels last, (k, H, W, 3); `iter_torch_batches` has them first. With
             `on_bad_row="mask"` also `_valid`, which is False for rows that could not be decoded. Images are augmented
             as in epoch 0.
 
@@ -181,7 +179,8 @@ class Dataset:
             index: An integer for one row; a slice or integers of shape (k,) for several.
 
         Returns:
-            Rows as `take` returns them; for an integer, the row's values instead of arrays.
+            Rows as `take` returns them, with the channels of images last; for an integer, the row's values instead of
+            arrays.
 
         Raises:
             IndexError: If an integer is outside the selection.
@@ -417,12 +416,19 @@ class Dataset:
 
 
 def spec_of(handle: Dataset) -> DatasetSpec:
-    """Returns the spec of a handle; for raylance's own modules only."""
+    """Returns the spec of a handle; for raylance's own modules only.
+
+    Raises:
+        ConfigError: If it is not a handle.
+    """
+    if not isinstance(handle, Dataset):
+        raise ConfigError(f"{handle!r} is a {type(handle).__name__}: give the handle that raylance.dataset returns.")
     return handle._spec  # noqa: SLF001
 
 
 def context_of(handle: Dataset) -> ShardContext:
-    """Returns the `ShardContext` of a handle; for raylance's own modules only."""
+    """Returns the `ShardContext` of a handle; see `spec_of`."""
+    spec_of(handle)
     return handle._context  # noqa: SLF001
 
 

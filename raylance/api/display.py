@@ -15,6 +15,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import Plan
 from raylance.planning.summary import counted
+from raylance.read_spec import ReadSpec
 from raylance.samples.table import unneeded_rows
 from raylance.source.filters import short_text
 from raylance.source.rows import RowSource, TableRows
@@ -38,8 +39,9 @@ class _Displayed(Protocol):
     def __getitem__(self, rows: Any, /) -> Mapping[str, Any]: ...
 
 
-def describe(data: _Displayed, source: RowSource, delivery_spec: DeliverySpec) -> Display:
+def describe(data: _Displayed, read_spec: ReadSpec, delivery_spec: DeliverySpec) -> Display:
     """Displays the facts of a dataset and a few of its rows."""
+    source, turned = read_spec.source, read_spec.channels_last
     order = delivery_spec.order
     facts = {
         "dataset": source.uri,
@@ -57,7 +59,10 @@ def describe(data: _Displayed, source: RowSource, delivery_spec: DeliverySpec) -
             for part in order.components
         }
         facts["rows"] = describe_rows(delivery_spec)
-    facts |= {field.name: _type_name(field.type) for field in data.schema}
+    facts |= {
+        field.name: _type_name(field.type) + ", in torch channels first" * (field.name in turned)
+        for field in data.schema
+    }
     return stacked(Display(facts_table(facts), repr(data)), display_sample(data, source, 4))
 
 
@@ -92,6 +97,8 @@ def display_sample(data: _Displayed, source: RowSource, rows: int) -> Display:
 
 def display_batch(data: _Displayed, batch: Mapping[str, Any]) -> Display:
     """Displays a batch of a dataset."""
+    if lone := [name for name, values in batch.items() if not hasattr(values, "__len__")]:
+        raise ConfigError(f"show(): {lone[0]!r} is {batch[lone[0]]!r}, no column of rows; pass one batch of a loader.")
     label, classes = _label_and_classes(data)
     shown = {name: values for name, values in by_row(batch).items() if not name.startswith("_") or name == ROW_OFFSET}
     lengths = {name: len(values) for name, values in shown.items()}

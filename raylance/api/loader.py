@@ -319,18 +319,19 @@ class RankLoader(Positioned):
             pin_memory: Whether batches that stay on the CPU are put into pinned memory.
             with_row_offset: Whether to add the column `_rowoffset`, int64: the row offsets that `Dataset.take` takes.
             pad_lists: By column name, how to convert lists of numbers or tensors, stored or from a ragged decoder. A
-                `raylance.Pad` pads the lists as its attributes say. A number pads them to the longest list of the
-                batch, without a column of lengths; the dtype of the lists, and their dtype in `dtypes`, must be able to
-                hold the number. "jagged" makes one nested tensor of jagged layout, (n, j, …). None keeps Python lists.
-                A column without an entry becomes one tensor if its lists, or lists of lists, all have one length or
-                shape; if not, it keeps Python lists, with a warning. In steps of a cost, `TokensOf` must count what
-                `Pad` adds: see its `multiple`.
+                `raylance.Pad` pads the lists as its attributes say, and adds a column of lengths. A number pads them to
+                the longest list of the batch, and adds none, as `Pad(0, lengths=False)` does; the dtype of the lists,
+                and their dtype in `dtypes`, must be able to hold the number. "jagged" makes one nested tensor of jagged
+                layout, (n, j, …). None keeps Python lists. A column without an entry becomes one tensor if its lists,
+                or lists of lists, all have one length or shape; if not, it keeps Python lists, with a warning. In steps
+                of a cost, `TokensOf` must count what `Pad` adds: see its `multiple`.
             whole: Whether each pass begins at the start of an epoch, also after a pass that was left early: then at
                 the start of the same epoch. For validation, which may stop after some batches.
             **unknown: Any other argument is refused; the error names the right argument.
 
         Returns:
-            Dicts by column: tensors (n, …); images as uint8 (n, 3, H, W) in channels-last memory; strings, binary and
+            Dicts by column: tensors (n, …); images as uint8 (n, 3, H, W) in channels-last memory (`iter_batches` and
+            `Dataset.head` have them as NumPy arrays, (n, H, W, 3)); strings, binary and
             unpadded lists as Python lists. `_valid` (bool) is present if rows may be padding or masked. n is the number
             of the rank's rows in the step. Tensors on the CPU are views of received memory. The training loop may
             change a batch in place, because raylance does not read that memory again. `collate_fn` may change its

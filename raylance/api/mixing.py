@@ -100,6 +100,7 @@ def mix(
             for name, length in read_specs[0].list_lengths.items()
         },
         list_dtypes=read_specs[0].list_dtypes,
+        encoded=read_specs[0].encoded,
     )
     spec = DatasetSpec.of(
         read_spec,

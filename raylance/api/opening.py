@@ -3,12 +3,13 @@
 import dataclasses
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 
 import lance
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raylance.api.dataset import Dataset
 from raylance.arguments import check_flag, check_integer, check_word, listed, refuse_unknown
@@ -19,9 +20,11 @@ from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder, is_on_
 from raylance.decode.decoding import Decoding
 from raylance.decode.frames import FrameCrop
 from raylance.decode.open_decoding import OpenDecoding, resolve_decoder
+from raylance.decode.pixels import holds_images
 from raylance.decode.transforms import Transform
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
+from raylance.orders.buckets import Buckets
 from raylance.orders.order import Order
 from raylance.orders.registry import make_order
 from raylance.planning.balance import Balance, check_balance
@@ -175,10 +178,14 @@ def dataset(
     )
     if pack is not None and windows is not None:
         raise ConfigError("pack= makes samples of all tokens, windows= of rows: give one of them.")
+    if pack is not None:
+        columns = _check_pack(pack, columns, asked)
+        if cost is not None or balance is not None or isinstance(made_order, Buckets):
+            raise ConfigError(
+                "pack= makes samples of one length, so all cost the same. Leave out cost=, balance= and the order "
+                '"bucket"; and give the iterator global_batch_size=, the samples of a step, not global_batch_cost=.'
+            )
     check_balance(balance, has_costs=cost is not None)
-    if pack is not None and cost is not None:
-        raise ConfigError("pack= makes samples of one length, which need no cost=: give one of them.")
-    columns = columns if pack is None else _check_pack(pack, columns, asked)
 
     if isinstance(uri, NamespaceTable):
         uri, storage_options = uri.locate(storage_options, newest=version is None)
@@ -258,6 +265,8 @@ def _try_rows(
         few = rows[ROW_OFFSET].to_numpy()[: _PROBE_FRAMES if added.videos else None]
         probe = read_samples(reader, None if samples is None else samples.get(), few)
     delivered = [name for name in probe.column_names if name != ROW_OFFSET]
+    as_stored = {*delivered} - {each.column for each in asked.decoders}
+    encoded = _encoded_images(rows, as_stored) if asked.transform is None else ()
     decoding, made = _resolve_decoding(dataclasses.replace(asked, datasets=dataset_names(source.uri)), probe, delivered)
     # Measuring stored bytes costs a read for each fragment, and is not needed if all rows have the same size.
     fields = [find_field(opened.schema, name) for name in names]
@@ -280,7 +289,20 @@ def _try_rows(
         decoding=decoding,
         list_lengths=list_lengths(made, ragged=decoding.ragged if decoding else ()),
         list_dtypes=list_dtypes(made.schema),
+        encoded=encoded,
     )
+
+
+def _encoded_images(rows: pa.Table, delivered: Collection[str]) -> tuple[str, ...]:
+    """Returns the columns, or bytes inside structs, that are delivered as they are stored and hold encoded images."""
+    found = []
+    for name in (name for name in rows.column_names if name in delivered):
+        values = rows[name]
+        if pa.types.is_struct(values.type) and values.type.get_field_index("bytes") >= 0:
+            name, values = f"{name}.bytes", pc.struct_field(values, "bytes")  # as the datasets library stores images
+        if holds_images(values):
+            found.append(name)
+    return tuple(found)
 
 
 def _check_pack(pack: Any, columns: Sequence[str] | None, asked: Decoding) -> Sequence[str]:
@@ -428,8 +450,9 @@ def _find_fields(opened: lance.LanceDataset, names: Sequence[str]) -> dict[str, 
 def _check_columns(
     opened: lance.LanceDataset, columns: Sequence[str] | None, decoders: Sequence[Decoder], *, may_be_none: bool
 ) -> list[str]:
-    if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r}: give a list of names, here [{columns!r}].")
+    if isinstance(columns, str) or not isinstance(columns, Iterable | None):
+        name = columns if isinstance(columns, str) else opened.schema.names[0]
+        raise ConfigError(f"columns={columns!r}: give a list of names, such as [{name!r}].")
     decoded = [decoder.column for decoder in decoders]
     names = _default_columns(opened.schema, decoded) if columns is None else list(columns)
     fields = _find_fields(opened, [*names, *decoded])

@@ -62,6 +62,8 @@ def read_setting(text: str) -> Any:
         ConfigError: If the text is not such a repr.
     """
     try:
+        if not isinstance(text, str):
+            raise TypeError("it is not a str")
         call = _Scalars().visit(ast.parse(text.strip(), mode="eval").body)
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in _SETTINGS):
             raise ValueError("it is none of them")

@@ -15,7 +15,7 @@ from raylance.arguments import check_flag, check_integer
 from raylance.batches.assembly import StepRows
 from raylance.batches.device import JaggedParts
 from raylance.batches.joining import Joiner
-from raylance.batches.list_padding import adds_lengths, cannot_pad, list_conversion
+from raylance.batches.list_padding import adds_lengths, cannot_pad, list_conversion, warn_of_encoded
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID
 from raylance.decode.arrays import (
     AS_LISTS,
@@ -137,7 +137,9 @@ def torch_converter(
         ConfigError: If an argument cannot be honoured.
     """
     lists, join = list_conversion(read_spec, pad_lists, tensors=collate_fn is None), Joiner(pins=pins)
-    if collate_fn is not None:
+    if collate_fn is None:
+        warn_of_encoded(read_spec)
+    else:
         if not callable(collate_fn):
             raise ConfigError(f"collate_fn={collate_fn!r}: give a function that makes the batch of a dict of arrays.")
         if dtypes is not None:
@@ -177,6 +179,7 @@ def host_converter(read_spec: "ReadSpec", batch_format: str, pad_lists: Paddings
     """
     if batch_format == "numpy":
         lists, join = list_conversion(read_spec, pad_lists, tensors=False), Joiner()
+        warn_of_encoded(read_spec)
         return lambda rows, names, decoded: in_order(
             read_spec, rows.to_numpy(names, lists, join), {name: tensor.numpy() for name, tensor in decoded.items()}
         )

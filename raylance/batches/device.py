@@ -23,7 +23,7 @@ def torch_device(device: str | torch.device) -> torch.device:
     """
     try:
         found = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device={device!r} is unknown to torch ({error}): use e.g. 'cpu' or 'cuda:0'.") from error
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r}, but torch sees no CUDA here: use device='cpu', or check the driver.")

@@ -17,6 +17,7 @@ from raylance.decode.arrays import (
     as_padding,
     holds_bfloat16,
     is_nested_list,
+    is_one_number,
     numpy_bfloat16,
 )
 from raylance.errors import ConfigError
@@ -87,16 +88,15 @@ def _how(read_spec: "ReadSpec", name: str, how: Any) -> Pad | Jagged | None:
         return None
     if isinstance(how, str) and how == "jagged":
         return "jagged"
-    pad = how if isinstance(how, Pad) else Pad(how, lengths=False)
-    value: Any = pad.value
-    if isinstance(value, str) or not hasattr(value, "__float__"):
+    value: Any = how.value if isinstance(how, Pad) else how
+    if not is_one_number(value):
         raise ConfigError(
             f"pad_lists={{{name!r}: {how!r}}}: pad {name!r} with a number or a raylance.Pad, take values and offsets "
             'with "jagged", or None to leave lists as they are.'
         )
     if (held := as_padding(value, dtype)) is None:
         raise cannot_pad(name, value, f"the lists hold {dtype}")
-    return dataclasses.replace(pad, value=held)
+    return dataclasses.replace(how if isinstance(how, Pad) else Pad(lengths=False), value=held)
 
 
 def check_counted(spec: "ReadSpec", saved_cost: Any, pad_lists: Any, budgets: Iterable[Budget]) -> None:
@@ -132,6 +132,24 @@ def cannot_pad(name: str, value: Any, why: str) -> ConfigError:
         f"pad_lists={{{name!r}: {value!r}}}: {why}, which cannot hold {value!r}, so batches would hold another value. "
         f"Pad with a number that it holds, or take the lists as they are, pad_lists={{{name!r}: None}}, and pad them "
         "yourself."
+    )
+
+
+def warn_of_encoded(read_spec: "ReadSpec") -> None:
+    """Warns that batches hold encoded images; once per process."""
+    for name in read_spec.encoded:
+        _warn_of_image(str(read_spec.source.uri), name)
+
+
+@functools.cache
+def _warn_of_image(uri: str, name: str) -> None:
+    logger.warning(
+        "%s of %s: encoded images, and batches have their bytes, because no decode= names the column. For pixels, pass "
+        "decode=raylance.Image(%r, size=224) to raylance.dataset; if the column is not needed, name the others in "
+        "columns=.",
+        name,
+        uri,
+        name,
     )
 
 

@@ -37,7 +37,8 @@ class Pad:
         multiple: Without `length`, the longest length is rounded up to a multiple of this number, so that compilers and
             allocators see few shapes.
         truncate: Whether lists longer than `length` are cut off to this length. If False, such a list is an error.
-        lengths: Whether batches have the column `…_length`.
+        lengths: Whether batches have the column `…_length`. A number in place of a `Pad`, `pad_lists={"tokens": 0}`, is
+            short for `Pad(0, lengths=False)`.
     """
 
     value: float | npt.NDArray[Any] = 0
@@ -51,12 +52,19 @@ class Pad:
         if self.length is not None:
             check_integer("Pad(length=…)", self.length, 1)
         check_integer("Pad(multiple=…)", self.multiple, 1)
+        if not is_one_number(self.value):
+            raise ConfigError(f"Pad(value={self.value!r}): give the number to pad with.")
         check_flag("Pad(truncate=…)", self.truncate)
         check_flag("Pad(lengths=…)", self.lengths)
         if self.length is not None and self.multiple != 1:
             raise ConfigError(f"{self!r}: length= is the padded length already. Leave multiple= out.")
         if self.truncate and self.length is None:
             raise ConfigError(f"{self!r}: without length=, no list is too long. Leave truncate= out, or give length=.")
+
+
+def is_one_number(value: Any) -> bool:
+    """Whether a value can be converted to a number, as arrays and tensors of shape () can."""
+    return hasattr(value, "__float__") and not isinstance(value, type)
 
 
 Jagged = Literal["jagged"]

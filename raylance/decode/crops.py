@@ -164,8 +164,11 @@ def map_boxes(
         kept, nor are the boxes of a masked row, whose crop is all zeros.
 
     Raises:
-        ConfigError: If an array has another shape, or no image can have the size.
+        ConfigError: If an array has another shape or no numbers, if no image can have the size, or if `least_visible`
+            is not a fraction.
     """
+    if not is_between(least_visible, 0, 1):
+        raise ConfigError(f"least_visible={least_visible!r}: a fraction lies in [0, 1].")
     given = _array("boxes", boxes, "(k, 4): left, top, right, bottom of each", 4, (2,))
     corners = map_points(given.reshape(-1, 2, 2), crop, size)
     low, high = corners.min(axis=-2), corners.max(axis=-2)  # a flip swaps left and right
@@ -195,7 +198,10 @@ def whole_size(owner: str, size: Any) -> tuple[int, int]:
 
 
 def _array(name: str, given: npt.ArrayLike, wanted: str, width: int, axes: Container[int]) -> npt.NDArray[np.float64]:
-    array = np.asarray(given, dtype=np.float64)
+    try:
+        array = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name}={given!r} cannot be mapped ({error}): give numbers, {wanted}.") from error
     if not array.size and array.ndim == 1:  # an empty list
         return array.reshape(0, width)
     if array.ndim not in axes or array.shape[-1] != width:

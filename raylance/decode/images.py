@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from raylance.arguments import check_flag, check_integer, check_probability
+from raylance.arguments import check_flag, check_integer, check_name, check_probability
 from raylance.decode.crops import BOX_DRAWS, CenterCrop, Crop, whole_size
 from raylance.decode.decoder import Decoder, Draws
 from raylance.decode.pixels import (
@@ -106,6 +106,8 @@ class Image(Decoder):
     content = "images"
 
     def __post_init__(self) -> None:
+        _check_names(self)
+        _check_functions(self)
         if self.size is not None:
             object.__setattr__(self, "size", whole_size(f"Image({self.column!r}, ", self.size))
         check_flag(f"Image({self.column!r}).draft", self.draft)
@@ -126,10 +128,6 @@ class Image(Decoder):
         if self.max_pixels is not None:
             name = f"Image({self.column!r}).max_pixels"
             object.__setattr__(self, "max_pixels", check_integer(name, self.max_pixels, 1))
-        if self.decode_fn is not None and not callable(self.decode_fn):
-            raise ConfigError(f"Image({self.column!r}, decode_fn={self.decode_fn!r}): give a function of bytes.")
-        if self.setup is not None and not callable(self.setup):
-            raise ConfigError(f"Image({self.column!r}, setup={self.setup!r}): give a function without arguments.")
         if self.size is None and self.augment is not None:
             raise ConfigError(f"Image({self.column!r}, augment=…): needs size=(height, width), which all crops get.")
 
@@ -249,8 +247,9 @@ class ImageCrop(Decoder):
     content = "images"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "like", self.like or self.column)
-        object.__setattr__(self, "name", self.name or f"{self.like}_crop")
+        object.__setattr__(self, "like", self.column if self.like is None else self.like)
+        object.__setattr__(self, "name", f"{self.like}_crop" if self.name is None else self.name)
+        _check_names(self)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -416,6 +415,27 @@ _SETTING_UP = threading.Lock()
 @functools.cache
 def _set_up(function: Callable[[], Any]) -> None:
     function()
+
+
+def _check_names(setting: Image | ImageCrop) -> None:
+    """Raises ConfigError if a setting's column, `like` or `name` cannot be the name of a column."""
+    check_name(f"{type(setting).__name__}: column", setting.column)
+    for name in ("like", "name"):
+        if (given := getattr(setting, name)) is not None:
+            check_name(f"{type(setting).__name__}({setting.column!r}).{name}", given)
+
+
+def _check_functions(image: Image) -> None:
+    """Raises ConfigError if what an image calls cannot be called."""
+    if image.decode_fn is not None and not callable(image.decode_fn):
+        raise ConfigError(f"Image({image.column!r}, decode_fn={image.decode_fn!r}): give a function of bytes.")
+    if image.setup is not None and not callable(image.setup):
+        raise ConfigError(f"Image({image.column!r}, setup={image.setup!r}): give a function without arguments.")
+    if image.augment is not None and (isinstance(image.augment, type) or not hasattr(image.augment, "box")):
+        raise ConfigError(
+            f"Image({image.column!r}, augment={image.augment!r}): give an object that chooses a box in each image, "
+            "such as raylance.RandomResizedCrop() or raylance.CenterCrop(), with the parentheses."
+        )
 
 
 def _leader(follower: Decoder, other: Decoder) -> Image:

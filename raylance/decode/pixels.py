@@ -50,6 +50,7 @@ _JPEG2000_SIZE, _JPEG2000_BITS = b"\xff\x4f\xff\x51", 42  # start of the code; b
 _KEEP_PALETTE = PIL.GifImagePlugin.LoadingStrategy.RGB_AFTER_FIRST  # only the first frame is decoded
 _TIFF = "TIFF"  # Pillow turns TIFFs itself when it loads them; images of other formats stay as they are stored
 _JPEG = b"\xff\xd8\xff"
+_WEBP = re.compile(rb"RIFF....WEBP", re.DOTALL)
 _COLOURS = ("YCbCr", "RGB", "Gray")  # colour spaces of JPEGs; Pillow converts CMYK
 _BLOCK_PIXELS = 4 << 20  # most that Pillow holds in one block, which Arrow can import
 _STRIP_PIXELS = 1 << 20  # pixels of a larger image converted at once
@@ -178,6 +179,15 @@ class PixelDecoder:
         if nbytes <= _KEPT_BYTES:
             self._memory = memory
         return memory[:nbytes]
+
+
+def holds_images(values: pa.ChunkedArray | pa.Array) -> bool:
+    """Whether all values of a sample are bytes that begin as JPEG, PNG, WebP or GIF do."""
+    if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
+        return False
+    begins = [value.as_buffer()[:12].to_pybytes() for value in values if value.is_valid]
+    is_image = (each.startswith((_JPEG, _PNG, b"GIF8")) or _WEBP.match(each) for each in begins)
+    return bool(begins) and all(is_image)
 
 
 def decode_depth(encoded: bytes | memoryview) -> npt.NDArray[np.float32]:

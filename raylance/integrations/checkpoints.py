@@ -83,7 +83,7 @@ def report(
                 "report() was given something to checkpoint and no loader: a run that resumes there would repeat rows. "
                 "Pass the loader of the training dataset, or several by name."
             )
-        _require_train("report()", "loader.state_dict(), which you save with the model,")
+        require_train("report()", "loader.state_dict(), which you save with the model,")
         with _all(recorder.reporting(metrics, has_checkpoint=False) for recorder in all_recorders()):
             ray.train.report(dict(metrics))
         return
@@ -91,7 +91,7 @@ def report(
         raise ConfigError(f"state={state!r} is not a dict: restore() could not give it back. Put it into one.")
     loaders = _by_name(loader)
     _check_missing(loaders)
-    _require_train("report()", "loader.state_dict(), which you save with the model,")
+    require_train("report()", "loader.state_dict(), which you save with the model,")
     context = ray.train.get_context()
     is_first = context.get_world_rank() == 0
     given = checkpoint if isinstance(checkpoint, ray.train.Checkpoint | None) else as_checkpoint(checkpoint)
@@ -160,9 +160,11 @@ def restore(
     loaders = {} if loader is None else _by_name(loader)
     for found in loaders.values():
         process.check_context(recorder_of(found).context)
+    if not isinstance(checkpoint, ray.train.Checkpoint | None):
+        raise ConfigError(f"restore(): checkpoint={checkpoint!r}: give a ray.train.Checkpoint(path), or None.")
     if checkpoint is None:
-        _require_train("restore() without checkpoint=", "loader.load_state_dict(…), or restore(loader, checkpoint),")
-    checkpoint = checkpoint or ray.train.get_checkpoint()
+        require_train("restore() without checkpoint=", "loader.load_state_dict(…), or restore(loader, checkpoint),")
+    checkpoint = ray.train.get_checkpoint() if checkpoint is None else checkpoint
     if checkpoint is None:
         return None
     with fetched(checkpoint) as fetched_to, _of_this_report(fetched_to) as directory:
@@ -181,7 +183,7 @@ def restore(
         return state or {}
 
 
-def _require_train(call: str, instead: str) -> None:
+def require_train(call: str, instead: str) -> None:
     """Raises ConfigError if no training function of Ray Train runs in this process."""
     if process.train_rank() is None:
         raise ConfigError(

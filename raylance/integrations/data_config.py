@@ -14,8 +14,19 @@ from raylance.settings import make_options, takes_options
 
 
 class DataConfig(ray.train.DataConfig):
-    """Gives each Train worker its `RankLoader`. Treats datasets of Ray Data in the same run as `ray.train.DataConfig`
-    does.
+    """Gives each worker of Ray Train its `raylance.RankLoader`.
+
+        trainer = TorchTrainer(
+            train_fn,  # in it, ray.train.get_dataset_shard("train") is this rank's loader
+            datasets={"train": train, "val": val},  # what raylance.dataset returned
+            dataset_config=raylance.DataConfig(["train"], num_decoders=4),
+            scaling_config=ray.train.ScalingConfig(num_workers=8, use_gpu=True),
+        )
+
+    Here the ranks share the rows of "train", and each rank gets all rows of "val". Each rank's loaders have helpers of
+    their own, 4 decode actors a loader here, outside of the CPUs that the trainer reserves. `ray.train.DataConfig`
+    divides the rows alike, with default options and without peers. Datasets of Ray Data in the same run are treated as
+    by `ray.train.DataConfig`.
     """
 
     @takes_options

@@ -5,7 +5,7 @@ from typing import Any
 
 import ray.train
 
-from raylance.integrations.checkpoints import Reported, report
+from raylance.integrations.checkpoints import Reported, report, require_train
 
 _reported: set[str] = set()  # IDs of the nodes for whose loss this process has reported a checkpoint
 
@@ -44,6 +44,7 @@ def report_if_preempted(
     Raises:
         ConfigError, RaylanceError: As `report`.
     """
+    require_train("report_if_preempted()", "report()")
     info = ray.train.get_preemption_info()
     if info is None or _reported.issuperset(info.preempted_node_ids):
         return False

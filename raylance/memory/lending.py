@@ -1,6 +1,7 @@
 """Memory that is lent, and comes back when the last array in it is gone."""
 
 import ctypes
+import functools
 import weakref
 from collections.abc import Callable
 
@@ -37,7 +38,9 @@ class Lender:
     def __init__(self, most_bytes: float) -> None:
         self.most_bytes = most_bytes
         self._spare: dict[int, Bytes] = {}
-        self._lent: dict[int, int] = {}  # bytes by the identity of the memory
+        # By the identity of the memory: its bytes, and the reference whose callback takes it back. Not
+        # `weakref.finalize`, whose registry must not change at the end of the process, when threads may still borrow.
+        self._lent: dict[int, tuple[int, weakref.ref[object]]] = {}
 
     def lend(self, nbytes: int) -> Bytes:
         """Returns memory of `nbytes` or more, uint8, shape (n,). It comes back when its last view is gone."""
@@ -46,14 +49,14 @@ class Lender:
         memory = self._take_spare(nbytes)
         # Slices of a NumPy array refer directly to the object that owns the memory, here `owner`.
         owner = (ctypes.c_ubyte * len(memory)).from_buffer(memory.data)
-        self._lent[id(memory)] = len(memory)
-        weakref.finalize(owner, _give_back, weakref.ref(self), memory).atexit = False
+        back = functools.partial(_give_back, weakref.ref(self), memory)
+        self._lent[id(memory)] = len(memory), weakref.ref(owner, back)
         return np.frombuffer(memoryview(owner), dtype=np.uint8)
 
     @property
     def lent_bytes(self) -> int:
         """Bytes that are lent at present."""
-        return sum(self._lent.copy().values())
+        return sum(nbytes for nbytes, _ in self._lent.copy().values())
 
     def _take_spare(self, nbytes: int) -> Bytes:
         """Returns the smallest spare memory of `nbytes` to `_LARGER * nbytes` bytes; fresh memory if there is none."""
@@ -88,6 +91,6 @@ class FadingLender(Lender):
         return super().lend(nbytes)[:nbytes]
 
 
-def _give_back(lender: "weakref.ref[Lender]", memory: Bytes) -> None:
+def _give_back(lender: "weakref.ref[Lender]", memory: Bytes, _: object) -> None:
     if (alive := lender()) is not None:
         alive.take_back(memory)

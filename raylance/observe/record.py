@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.fs
 
+from raylance.arguments import check_path
 from raylance.errors import ConfigError
 from raylance.observe.clock import now_s
 from raylance.observe.events import Thinned
@@ -86,8 +87,11 @@ def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) ->
         storage_filesystem: A file system of pyarrow, as for `ray.train.RunConfig`; `path` is then a path in it.
 
     Raises:
-        ConfigError: If pyarrow cannot open the URI.
+        ConfigError: If pyarrow cannot open the URI, or an argument has a wrong type.
     """
+    check_path("path", path)
+    if not isinstance(storage_filesystem, pyarrow.fs.FileSystem | None):
+        raise ConfigError(f"storage_filesystem={storage_filesystem!r}: give a file system of pyarrow, or None.")
     path = os.fspath(path)
     if storage_filesystem is not None:
         return storage_filesystem, path.rstrip("/")

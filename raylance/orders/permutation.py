@@ -10,6 +10,8 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
+from raylance.errors import ConfigError
+
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
@@ -81,8 +83,15 @@ def row_rng(seed: int, epoch: int, row: int) -> np.random.Generator:
     Returns:
         A generator that is independent of those for other rows. With another version of NumPy it may draw other
         numbers; therefore raylance itself does not use such generators.
+
+    Raises:
+        ConfigError: If `row` is not a number.
     """
-    return np.random.Generator(np.random.Philox(derive_key(seed, epoch, "row_rng", int(row))))
+    try:
+        key = derive_key(seed, epoch, "row_rng", int(row))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"row_rng({seed!r}, {epoch!r}, {row!r}): all three are integers.") from error
+    return np.random.Generator(np.random.Philox(key))
 
 
 def permute(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike) -> Int64Array:

@@ -7,13 +7,14 @@ store a fingerprint of the tables.
 
 import dataclasses
 import hashlib
+import numbers
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from raylance.arguments import MOST_LISTED
+from raylance.arguments import MOST_LISTED, check_name
 from raylance.errors import ConfigError, filter_of_nulls
 from raylance.orders.order import Auto, Column, Epoch, Facts, Order, Resolved, Rows, Tables, check_count
 from raylance.orders.permutation import Int64Array, subkeys, uniform
@@ -56,6 +57,16 @@ class Weighted(_Sampled):
 
     name: ClassVar[str] = "weighted"
     weights: str | Float64Array = dataclasses.field(compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.weights, str):
+            check_name("Weighted: weights", self.weights)
+        elif not _are_numbers(self.weights):
+            raise ConfigError(
+                f"Weighted(weights={self.weights!r}): give the name of a column of weights, or one number for each "
+                "selected row."
+            )
 
     def bind(self, rows: Rows) -> tuple[Self, Tables]:
         """See `Order.bind`. If `weights` is an array, the returned order has an empty array in its place, because the
@@ -123,6 +134,12 @@ class ClassBalanced(_Sampled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_name("ClassBalanced: column", self.column)
+        weights = self.class_weights
+        if weights is not None and not (
+            isinstance(weights, Mapping) and all(isinstance(each, numbers.Real) for each in weights.values())
+        ):
+            raise ConfigError(f"ClassBalanced(class_weights={weights!r}): give a dict of label to weight, a number.")
         check_count(self, "batch_rows", "auto")
         if self.classes_per_batch is not None:
             check_count(self, "classes_per_batch")
@@ -254,3 +271,11 @@ def _digest(*arrays: npt.NDArray[Any]) -> str:
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def _are_numbers(given: object) -> bool:
+    """Whether something can be converted to an array of numbers, (n,)."""
+    try:
+        return np.asarray(given, dtype=np.float64).ndim == 1
+    except (TypeError, ValueError):
+        return False

@@ -240,8 +240,8 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str], storage_filesystem: Any = None) -> None:
         """Reads nothing yet. See `open_folder` for the arguments."""
-        self.path = os.fspath(path)
         self.filesystem, self._folder = open_folder(path, storage_filesystem)
+        self.path = os.fspath(path)
         self._known: dict[str, tuple[Version, LoaderRecord | None]] = {}
 
     def list(self) -> dict[str, Version]:

@@ -15,6 +15,7 @@ import numpy as np
 from tqdm.std import tqdm as text_bar
 
 from raylance.columns import describe_rows
+from raylance.errors import ConfigError
 from raylance.reports.progress import Progress, describe_report, events, progress
 from raylance.reports.reading import LoaderRecord, Run, RunFolder, Version
 from raylance.secrets import public_uri
@@ -59,6 +60,8 @@ def watch(
     Raises:
         ConfigError: If `path` cannot be a folder.
     """
+    if not (file is None or hasattr(file, "write")):
+        raise ConfigError(f"watch(): file={file!r}: give a stream, or None for stderr.")
     folder = RunFolder(path, storage_filesystem)
     least_s = _LOCAL_S if folder.filesystem.type_name == "local" else _REMOTE_S
     watcher = _Watcher(folder, epochs, tell, file or sys.stderr)

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 5.0  # seconds between checks that the thread is alive
 _JOIN_S = 10.0  # seconds that a closing consumer waits at most for user code in the thread
 
-_alive: "weakref.WeakSet[Feeder]" = weakref.WeakSet()
+_alive: "weakref.WeakValueDictionary[int, Feeder]" = weakref.WeakValueDictionary()
 
 
 class Phase(Enum):
@@ -92,7 +92,7 @@ class Feeder:
 
     def start(self) -> None:
         """Starts the thread."""
-        _alive.add(self)
+        _alive[id(self)] = self
         self._thread.start()
 
     # The consumer's side.
@@ -205,7 +205,7 @@ class Feeder:
         if self._thread is not threading.current_thread():  # user code in it may close its loader
             with contextlib.suppress(RuntimeError):  # an interrupt prevented the start of the thread
                 self._thread.join(_JOIN_S)
-        _alive.discard(self)
+        _alive.pop(id(self), None)
         return not self._thread.is_alive()
 
     def _awaits_here(self) -> None:
@@ -379,8 +379,9 @@ if hasattr(os, "register_at_fork"):  # else a child could wait at its end for lo
 @atexit.register
 def _close_all() -> None:
     """Ends running passes before the interpreter ends, because their threads must not outlive it or Ray."""
-    for feeder in list(_alive):
-        feeder.close()
+    for alive in _alive.valuerefs():  # a list: other threads may begin passes meanwhile
+        if (feeder := alive()) is not None:
+            feeder.close()
 
 
 def _with_cost(batch: Any, cost: int) -> Any:

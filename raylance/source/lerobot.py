@@ -163,8 +163,9 @@ def incomplete(root: str, lost: Sequence[str]) -> DatasetError:
     """Returns the error for a dataset without these files and columns."""
     return DatasetError(
         f"{root!r} is not a whole dataset in LeRobot's Lance layout. It does not have {', '.join(lost)}; nothing was "
-        f"started. Check the path, or convert the dataset again. Instead of {_META}/, the table {_META_TABLE} may have "
-        "its files. docs/guide.md lists what the layout needs."
+        "started. Check the path, or convert the dataset again: `python jobs/create_dataset.py lerobot`, in a checkout "
+        f"of raylance, makes it of Parquet and MP4 files. Instead of {_META}/, the table {_META_TABLE} may have its "
+        "files. docs/guide.md lists what the layout needs."
     )
 
 

@@ -13,7 +13,6 @@ import contextvars
 import functools
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, wait
@@ -73,7 +72,10 @@ class Calls(Executor):
         self._at_once, self._name = at_once, name
         self._started, self._starting = 0, threading.Lock()
         self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        weakref.finalize(self, _end_threads, self._waiting, at_once).atexit = False
+
+    def __del__(self) -> None:  # weakref.finalize has a registry, which must not change at the end of the process
+        for _ in range(self._at_once):
+            self._waiting.put(None)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Runs a call as soon as a thread is free, in the present context; returns its future result.
@@ -97,11 +99,6 @@ class Calls(Executor):
                 except RuntimeError:  # too many threads in this process now: those that run do the call
                     if not self._started:
                         raise
-
-
-def _end_threads(waiting: "SimpleQueue[Any]", threads: int) -> None:
-    for _ in range(threads):
-        waiting.put(None)
 
 
 def _work(waiting: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:

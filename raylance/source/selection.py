@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterable
-from typing import Self
+from typing import Any, Self
 
 import lance
 import numpy as np
@@ -18,8 +18,8 @@ from raylance.source.filters import check_filter, short_text
 from raylance.source.lance_errors import LANCE_ERRORS, failure_of, readable_text
 from raylance.source.limits import requests_of
 from raylance.source.retrying import patiently
-from raylance.source.splits import Split
-from raylance.source.version import Source
+from raylance.source.splits import FractionSplit, Split
+from raylance.source.version import Source, warn_once
 
 _SCAN_ROWS = 1 << 18
 
@@ -102,12 +102,24 @@ class Selection:
         return np.asarray(self.starts[run] + selected - before, dtype=np.int64)
 
 
+Groups = dict[Any, bool]
+"""The values that a split divides, and whether each is in the part; not all if there are many."""
+
+_FEW_GROUPS = 1000
+_UNEVEN = 0.2  # of the size that was asked for
+
+
 def select(
-    source: Source, filter: str | None, split: Split | None = None, opened: lance.LanceDataset | None = None
+    source: Source,
+    filter: str | None,
+    split: Split | None = None,
+    opened: lance.LanceDataset | None = None,
+    groups: Groups | None = None,
 ) -> Selection:
     """Selects the live (not deleted) rows that satisfy a filter and belong to a split; with a scalar index if there is
-    one. `opened` is the open dataset; None if it must be opened. Raises ConfigError if the filter is not a string, and
-    DatasetError if it is wrong or too deep, the split's column is missing, no row is selected, or the storage fails.
+    one. `opened` is the open dataset; None if it must be opened. `groups` gets what the split divides. Raises
+    ConfigError if the filter is not a string, and DatasetError if it is wrong or too deep, the split's column is
+    missing, no row is selected, or the storage fails.
     """
     check_filter(filter)
     dataset = source.open() if opened is None else opened
@@ -120,7 +132,9 @@ def select(
         )
     try:
         # A scan may take minutes until its first rows; its requests to the storage show its progress.
-        selection = patiently(functools.partial(_scan, dataset, filter, split), functools.partial(requests_of, dataset))
+        selection = patiently(
+            functools.partial(_scan, dataset, filter, split, groups), functools.partial(requests_of, dataset)
+        )
     except LANCE_ERRORS as error:
         raise _not_selected(source, dataset, filter, error) from error
     if selection.rows == 0:
@@ -133,7 +147,9 @@ def select(
     return selection
 
 
-def _scan(dataset: lance.LanceDataset, filter: str | None, split: Split | None) -> Selection:
+def _scan(
+    dataset: lance.LanceDataset, filter: str | None, split: Split | None, groups: Groups | None = None
+) -> Selection:
     if filter is None and split is None:
         return Selection.whole(dataset.count_rows())
     keys = split.columns if split is not None else []
@@ -141,7 +157,13 @@ def _scan(dataset: lance.LanceDataset, filter: str | None, split: Split | None) 
 
     def keep(batch: pa.RecordBatch) -> Int64Array:
         offsets: Int64Array = batch[ROW_OFFSET].to_numpy(zero_copy_only=False).astype(np.int64)
-        return offsets if split is None else offsets[split.keep(offsets, batch[keys[0]].to_pylist() if keys else None)]
+        if split is None:
+            return offsets
+        values = batch[keys[0]].to_pylist() if keys else None
+        kept = split.keep(offsets, values)
+        if groups is not None and values is not None and len(groups) <= _FEW_GROUPS:
+            groups.update(zip(values, kept.tolist(), strict=True))
+        return offsets[kept]
 
     return Selection.from_offsets(map(keep, scanner.to_batches()))
 
@@ -166,9 +188,24 @@ def share_selection(
     source: Source, filter: str | None, split: Split | None = None, opened: lance.LanceDataset | None = None
 ) -> Shared[Selection]:
     """Selects rows like `select`; returns the selection as a value that all processes of a run share."""
-    selection = select(source, filter, split, opened)
+    groups: Groups | None = {} if isinstance(split, FractionSplit) else None
+    selection = select(source, filter, split, opened, groups)
+    if isinstance(split, FractionSplit) and groups:
+        _warn_if_uneven(source.uri, split, groups)
     make = functools.partial(_select_again, source, filter, split, selection.fingerprint)
     return Shared(f"selection of {source.uri}", selection, selection.nbytes, make)
+
+
+def _warn_if_uneven(uri: str, split: FractionSplit, groups: Groups) -> None:
+    """Warns once if a split has another part of few groups than was asked for."""
+    asked, got = split.fractions[split.part] * len(groups), sum(groups.values())
+    if len(groups) <= _FEW_GROUPS and abs(got - asked) >= max(1.0, _UNEVEN * asked):
+        warn_once(
+            f"{uri!r}: FractionSplit(part={split.part!r}, by={split.by!r}, seed={split.seed}) got {got} of "
+            f"{len(groups)} values, {got / len(groups):.1%}, and was asked for {split.fractions[split.part]:.1%}: each "
+            "value is hashed by itself, so few values make uneven parts. Another seed= makes others; RangeSplit, "
+            "ValueSplit or filter= select exactly."
+        )
 
 
 def _select_again(source: Source, filter: str | None, split: Split | None, fingerprint: str) -> Selection:

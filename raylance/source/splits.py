@@ -5,18 +5,20 @@ every process, and appended rows do not change it.
 """
 
 import dataclasses
+import datetime
 import hashlib
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from raylance.arguments import check_integer, is_between, is_pair
+from raylance.arguments import check_integer, check_name, is_between, is_pair
 from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.orders.permutation import BoolArray, Int64Array, derive_key, subkeys, uniform
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class FractionSplit:
     """A random part of the rows. Each row's value in `by` is hashed to [0, 1), and each part has an interval of hashes.
 
@@ -25,7 +27,8 @@ class FractionSplit:
             this dict.
         part: The selected part.
         by: Column of integers, strings or bytes whose values are hashed. Rows with equal values are in one part, and
-            deletions and rewrites do not change the split. Rows without a value are an error, because they would all be
+            deletions and rewrites do not change the split. Each value is hashed by itself, so few values make uneven
+            parts, which a warning names. Rows without a value are an error, because they would all be
             in one part. None hashes row offsets: then appended rows do not change the split, but deletions and rewrites
             do.
         seed: Seed of the split, independent of the order's seed.
@@ -33,6 +36,7 @@ class FractionSplit:
 
     fractions: Mapping[str, float]
     part: str
+    _: dataclasses.KW_ONLY
     by: str | None = None
     seed: int = 0
 
@@ -41,6 +45,8 @@ class FractionSplit:
         if not all(is_between(size, -math.inf, math.inf) for size in sizes):
             raise ConfigError(f"FractionSplit(fractions={self.fractions!r}): give the size of each part by its name.")
         check_integer("FractionSplit: seed", self.seed, None)
+        if self.by is not None:
+            check_name("FractionSplit: by", self.by)
         if not sizes or min(sizes) < 0 or abs(sum(sizes) - 1) > 1e-9:
             raise ConfigError(
                 f"FractionSplit(fractions={dict(self.fractions)}): they add up to {sum(sizes):g}. They must not be "
@@ -126,6 +132,11 @@ class ValueSplit:
 
     column: str
     value: str | int
+
+    def __post_init__(self) -> None:
+        check_name("ValueSplit: column", self.column)
+        if not isinstance(self.value, str | bytes | numbers.Number | np.generic | datetime.date | None):
+            raise ConfigError(f"ValueSplit({self.column!r}, value={self.value!r}): give a string or an integer.")
 
     @property
     def columns(self) -> list[str]:

@@ -38,6 +38,7 @@ from raylance.source.lance_errors import (
 )
 from raylance.source.retrying import OPENING_S, patiently
 from raylance.source.storage_options import StorageOptions, check_options, current, open_dataset
+from raylance.source.wrong_places import describe_place
 
 logger = logging.getLogger(__name__)
 
@@ -199,8 +200,11 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: S
         ConfigError: If an argument has a wrong type, or if the URI or the options hold a secret that would be shown.
         DatasetError: If there is no dataset, no such branch, version or tag, or the storage fails for too long.
     """
-    version, uri = _check_version(version), checked_uri(uri)
+    version, uri = check_version(version), checked_uri(uri)
     _warn_of_untried_lance()
+    if os.path.isfile(uri.removeprefix("file://")):  # Lance would try for seconds
+        about = describe_place(uri) or " Give the folder of a dataset."
+        raise DatasetError(f"{uri!r} is a file, and a Lance dataset is a folder; nothing was started.{about}")
     if not callable(storage_options):
         check_options(storage_options)
     try:
@@ -258,7 +262,7 @@ def _locate(uri: str) -> str:
     return os.path.abspath(os.path.expanduser(uri) if uri.startswith("~/") else uri)  # as Lance expands it
 
 
-def _check_version(version: Any) -> Version | None:
+def check_version(version: Any) -> Version | None:
     """Returns a version with its number as an int."""
     branch, number = version if isinstance(version, tuple) and len(version) == 2 else (None, version)
     is_number = isinstance(number, int | np.integer) and not isinstance(number, bool) and 0 <= number < 2**64
@@ -337,7 +341,9 @@ def _advice(uri: str, error: BaseException, options: StorageOptions | None) -> s
                 " Check the path, the credentials and the endpoint in storage_options, and whether the files are whole."
             )
         case _:
-            fix = " Check the path, the credentials or endpoint in storage_options, and that the dataset was written."
+            fix = describe_place(uri) or (
+                " Check the path, the credentials or endpoint in storage_options, and that the dataset was written."
+            )
     given = None
     with contextlib.suppress(OSError, ConfigError, DatasetError):  # a function of the user or a namespace may fail
         given = current(options)

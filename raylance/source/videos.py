@@ -20,7 +20,7 @@ from raylance.source.lance_errors import failure_of, readable_text
 from raylance.source.reads import Reads
 from raylance.source.retrying import OPENING_S
 from raylance.source.storage_options import StorageOptions
-from raylance.source.version import Source, Version, pin
+from raylance.source.version import Source, Version, check_version, pin
 from raylance.source.video_file import Levels
 from raylance.source.video_files import VideoFiles
 
@@ -128,6 +128,7 @@ class Video(Derived):
         if not (isinstance(self.videos, str | os.PathLike) and os.fspath(self.videos)):
             raise ConfigError(f"Video: videos={self.videos!r}: give the path or URI of a Lance dataset of videos.")
         object.__setattr__(self, "videos", os.fspath(self.videos))
+        object.__setattr__(self, "version", check_version(self.version))
         if self.video == self.frame:
             raise ConfigError(
                 f"Video: video={self.video!r}, frame={self.frame!r}: one column cannot say the video and the frame."

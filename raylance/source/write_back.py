@@ -20,6 +20,7 @@ import tenacity
 from lance.commit import CommitConflictError
 from lance.fragment import FragmentMetadata, LanceFragment
 
+from raylance.arguments import check_integer, check_name, check_path
 from raylance.columns import ROW_OFFSET
 from raylance.errors import ConfigError, CoverageError, DatasetError
 from raylance.observe.record import RecordFolder, open_folder
@@ -53,8 +54,10 @@ def add_column(
             has a dot or a backtick, which filters cannot address.
         DatasetError: If the dataset cannot be opened.
     """
-    if not column or {*column} & {*".`"}:
+    if not (isinstance(column, str) and column) or {*column} & {*".`"}:
         raise ConfigError(f"a column cannot be named {column!r}: nothing was added. Leave out dots and backticks.")
+    if not isinstance(type, pa.DataType):
+        raise ConfigError(f"add_column(): type={type!r}: give an Arrow type, such as pa.int64(). Nothing was added.")
     dataset = pin(uri, None, storage_options).open()
     if column in dataset.schema.names:
         _check_type(dataset, column, type)
@@ -82,11 +85,16 @@ def write_values(
         ConfigError: If the offsets are not integers (n,), if there are not n values, if the type cannot hold the
             values, or if the URI of the folder cannot be opened.
     """
+    check_path("write_values(): folder", folder)
     rows = np.asarray(offsets.detach() if hasattr(offsets, "detach") else offsets)
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
         raise ConfigError(
             f"row offsets of shape {rows.shape} and type {rows.dtype}: no part was written. Give integers, (n,): the "
             "column _rowoffset of a batch."
+        )
+    if not isinstance(type, pa.DataType):
+        raise ConfigError(
+            f"write_values(): type={type!r}: give an Arrow type, such as pa.int64(). No part was written."
         )
     rows, array = rows.astype(np.int64), _as_arrow(values, type)
     if len(rows) != len(array):
@@ -115,6 +123,8 @@ def read_values(folder: str | os.PathLike[str], rows: int) -> pa.Table:
         CoverageError: If the number of rows with a value is not `rows`.
         DatasetError: If the values are pickled objects.
     """
+    check_path("read_values(): folder", folder)
+    check_integer("read_values(): rows", rows, 0)
     filesystem, path = open_folder(folder)
     found = filesystem.get_file_info(pa.fs.FileSelector(path, allow_not_found=True))
     parts = [file.path for file in found if file.extension == "arrow"]
@@ -162,6 +172,13 @@ def write_column(
         ConfigError: If the column has another type than the values, or a row offset is not in the version.
         DatasetError: If the dataset, its version or the column is missing, or if other writers always commit first.
     """
+    check_name("write_column(): column", column)
+    if not (isinstance(values, pa.Table) and {ROW_OFFSET, _VALUE} <= {*values.column_names}):
+        found = values.column_names if isinstance(values, pa.Table) else type(values).__name__
+        raise ConfigError(
+            f"write_column(): values is {found}: give a table of {ROW_OFFSET} and {_VALUE}, as raylance.read_values "
+            "returns it. Nothing was written."
+        )
     pinned = pin(uri, version, storage_options)
     retried = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(CommitConflictError),

@@ -48,6 +48,10 @@ def check_decoder(decoder: Decoder, samples: Sequence[bytes], *, bad: Sequence[b
     """
     if not isinstance(decoder, Decoder):
         raise AssertionError(f"{decoder!r} is not a raylance.Decoder: give an object of a subclass of it.")
+    if not (
+        isinstance(samples, Sequence) and all(isinstance(each, bytes | bytearray | memoryview) for each in samples)
+    ):
+        raise ConfigError(f"check_decoder(samples={samples!r:.80}): give a list of bytes.")
     if len(samples) < 2:
         _fail(decoder, f"{len(samples)} samples show little: give at least two, which decode to different arrays")
     try:

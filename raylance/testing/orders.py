@@ -11,12 +11,14 @@ import json
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from raylance.arguments import check_integer
+from raylance.errors import ConfigError
 from raylance.orders.order import COST, Column, Epoch, Facts, Order, Resolved, Tables, join_tables
 from raylance.orders.permutation import Int64Array, permute
 from raylance.orders.registry import make_order
@@ -103,9 +105,12 @@ def check_order(
 
     Raises:
         AssertionError: If a promise is broken; the message has the promise, the values, and the fix.
-        ConfigError: If `order` is not an order, has no name or no `rows_of`.
+        ConfigError: If `order` is not an order, has no name or no `rows_of`; if `rows` or `columns` have another type.
     """
     make_order(order)
+    if not (isinstance(rows, Iterable) and isinstance(columns, Mapping | None)):
+        raise ConfigError(f"check_order(rows={rows!r}, columns={columns!r}): give a list of sizes, and a dict or None.")
+    rows = [check_integer("check_order(): rows", each, 1) for each in rows]
     resolved = None
     for count in rows:
         selected = SampleRows(count=count, columns=columns or {})

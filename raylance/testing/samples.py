@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raylance.arguments import check_integer
+from raylance.errors import ConfigError
 from raylance.orders.permutation import Int64Array
 from raylance.samples.table import SampleTable
 
@@ -29,8 +31,12 @@ def check_samples(table: SampleTable, *, rows: int, seed: int = 0) -> None:
 
     Raises:
         AssertionError: If a promise is broken; the message has the promise, the values, and the fix.
+        ConfigError: If an argument has a wrong type.
     """
-    rng = np.random.default_rng(seed)
+    if not isinstance(table, SampleTable):
+        raise ConfigError(f"check_samples({table!r}): give an object of a subclass of raylance.SampleTable.")
+    check_integer("check_samples(): rows", rows, 1)
+    rng = np.random.default_rng(check_integer("check_samples(): seed", seed, 0))
     every = np.arange(rows)
     offsets = every[np.asarray(table.are_anchors(every), dtype=np.bool_)]
     assert len(offsets), f"are_anchors: none of {rows} rows is an anchor, so there is no sample. Return True for some."

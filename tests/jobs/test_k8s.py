@@ -173,11 +173,12 @@ def test_the_head_that_may_be_lost_is_a_patch_of_the_gpu_cluster() -> None:
 @needs_crds
 def test_the_parts_that_the_page_adds_fit_the_manifests() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    parts = [yaml.safe_load(text) for text in re.findall(r"```yaml\n((?:spec|metadata):.*?)```", page, re.DOTALL)]
-    assert len(parts) == 5
+    texts = re.findall(r"```yaml\n((?:spec|metadata):.*?)```", page, re.DOTALL)
+    assert len(texts) == 6
     cluster, job = FILES["ray-cluster.gpu.yaml"][0], FILES["ray-job.train-images.yaml"][0]
-    for part in parts:
-        patched = copy.deepcopy(job if "metadata" in part else cluster)
+    for text in texts:
+        part = yaml.safe_load(text)
+        patched = copy.deepcopy(job if "in a RayJob" in text else cluster)
         for place, values in part.items():
             assert not patched[place].keys() & values.keys(), "it would replace what is there"
             patched[place] |= values
@@ -282,7 +283,8 @@ def test_claims_can_be_shared_and_outlive_jobs(name: str) -> None:
 def test_checkpoints_lie_at_the_same_path_everywhere(doc: dict[str, Any]) -> None:
     paths = {name: mount_paths(pod, "persistentVolumeClaim") for name, pod in ray_pods(doc).items()}
     assert all(found == paths["head"] for found in paths.values()), f"checkpoints are mounted at {paths}"
-    assert paths["head"], "no pod mounts the checkpoints"
+    if all("://" not in entrypoint(job)[1]["--storage-path"] for job in JOBS if job is doc):
+        assert paths["head"], "no pod mounts the checkpoints"
 
 
 @each_ray_document
@@ -422,9 +424,28 @@ def test_entrypoint_is_a_script_that_knows_its_flags(
 def test_a_retry_finds_the_checkpoint(doc: dict[str, Any]) -> None:
     _, flags = entrypoint(doc)
     assert flags["--run-name"], "without a fixed run name a retry starts from nothing"
-    storage = PurePosixPath(flags["--storage-path"])
-    (mount,) = mount_paths(ray_pods(doc)["head"], "persistentVolumeClaim")
-    assert storage.is_relative_to(mount), f"{storage} is lost with its pod: the shared volume is at {mount}"
+    storage, mounts = flags["--storage-path"], mount_paths(ray_pods(doc)["head"], "persistentVolumeClaim")
+    is_kept = "://" in storage or any(PurePosixPath(storage).is_relative_to(mount) for mount in mounts)
+    assert is_kept, f"{storage} is lost with its pod: the shared volume is at {mounts}"
+
+
+def test_the_job_in_an_object_store_is_the_other_one_without_a_volume() -> None:
+    (job,), (of_s3,) = FILES["ray-job.train-images.yaml"], copy.deepcopy(FILES["ray-job.train-images-s3.yaml"])
+    (_, flags), (_, flags_of_s3) = entrypoint(job), entrypoint(of_s3)
+    assert flags_of_s3.pop("--storage-path").startswith("s3://")
+    assert flags_of_s3.items() == {name: value for name, value in flags.items() if name != "--storage-path"}.items()
+    job = copy.deepcopy(job)
+    for pod in all_pods(job).values():
+        for part in (pod, *pod["containers"]):
+            for kind in {"volumes", "volumeMounts"} & part.keys():
+                part[kind] = [each for each in part[kind] if each["name"] != "checkpoints"]
+    for pod in all_pods(of_s3).values():
+        assert pod.pop("imagePullSecrets"), "the image of a registry that asks for a password is not pulled"
+    for doc in (job, of_s3):
+        doc["metadata"]["name"] = ""
+        doc["spec"] |= {"entrypoint": ""}
+        doc["spec"]["submitterPodTemplate"]["spec"]["containers"][0]["args"] = []
+    assert of_s3 == job
 
 
 @each_job

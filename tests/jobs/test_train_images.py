@@ -447,7 +447,7 @@ def small(write_dataset: Callable[..., str]) -> str:
     ("options", "message"),
     [
         (["--data", "nowhere.lance"], "no Lance dataset can be opened at"),
-        (["--train-filter", "split ="], "filter='split ='"),
+        (["--train-filter", "split ="], "val-filter 'split ='"),
         (["--val-filter", "label > 7", "--image-size", "8"], "label > 7"),
         (["--version", "7"], "has no version 7"),
         (["--image-column", "photo"], "no column 'photo'"),
@@ -456,7 +456,7 @@ def small(write_dataset: Callable[..., str]) -> str:
         (["--image-column", "size"], "not binary"),
         (["--model", "no_such_model", "--image-size", "8"], "--model no_such_model"),
         (["--image-size", "1"], "images of 1x1"),
-        (["--augment", "crop"], "needs size="),
+        (["--augment", "crop"], "needs --image-size PIXELS"),
         ([], "to resize them"),
         (["--image-column", "label", "--image-size", "8"], "name at least one column, and each once"),
         (["--image-size", "8", "--global-batch-size", "64"], "20 rows and the global batch 64"),
@@ -485,6 +485,22 @@ def test_string_labels_become_classes_by_the_command_that_the_refusal_names(smal
     train, _ = open_data(args)
     assert count_classes(args, train) == 2
     assert set(train.head(20)[args.label_column]) == {0}  # train comes before val
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("num_decoders=4 takes 8 CPUs", "--num-decoders 4 takes 8 CPUs"),
+        ("`num_decoders=(2, 16)`, with CPUs", "`--num-decoders 2-16`, with CPUs"),
+        ("without size= all must be alike", "without --image-size all must be alike"),
+        ('on_bad_row="mask" leaves it out', "--on-bad-row mask leaves it out"),
+        ("Pass Image('image', size=(41, 50)), height first, to", "Pass --image-size PIXELS, the side of a square, to"),
+        ("filter='x=1' cannot", "--train-filter or --val-filter x=1 cannot"),
+        ("raylance.report(…, checkpoint_upload_mode=A.ASYNC)", "raylance.report(…, checkpoint_upload_mode=A.ASYNC)"),
+    ],
+)
+def test_messages_of_the_library_have_the_options_of_the_job(message, shown):
+    assert job.as_options(message) == shown
 
 
 def test_printed_commands_are_what_a_shell_takes():

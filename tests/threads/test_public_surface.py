@@ -16,6 +16,8 @@ def test_public_surface() -> None:
         report_if_preempted report_run restore row_rng wandb_artifact watch write_column write_values
     """
     assert sorted(raylance.__all__) == names.split()
+    found = [name for name in dir(raylance) if not name.startswith("_")]
+    assert found == sorted([*raylance.__all__, "audit", "lerobot", "testing", "torch_data", "torchft"])
     for name in raylance.__all__:
         assert getattr(raylance, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

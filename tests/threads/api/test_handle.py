@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -359,3 +360,12 @@ def test_passes_over_a_handle_read_each_row_once_a_pass(
         for _ in range(3):
             assert sum(len(batch["x"]) for batch in handle.iter_batches(batch_size=20)) == 400
     assert sum(read) == 3 * 400
+
+
+def test_a_handle_says_where_channels_are_in_torch(images_uri: str) -> None:
+    handle = raylance.dataset(images_uri, columns=["image", "label"], decode=raylance.Image("image"))
+    facts = dict(re.findall(r"<th[^>]*>(.*?)</th>\s*<td[^>]*>(.*?)</td>", handle._repr_html_()))
+    assert "channels first" in facts["image"]
+    assert "channels" not in facts["label"]
+    assert handle.head(2)["image"].shape == (2, 24, 32, 3)
+    assert next(iter(handle.iter_torch_batches(batch_size=2)))["image"].shape == (2, 3, 24, 32)

@@ -1,5 +1,6 @@
 """Parts of a split do not overlap, leave nothing out, and stay where they are."""
 
+import logging
 from collections.abc import Callable
 
 import lance
@@ -129,3 +130,21 @@ def test_shards_that_follow_fragments(write_dataset: Callable[..., str]) -> None
     assert sorted(delivered.tolist()) == live
     fragment = np.searchsorted(starts[1:], delivered, side="right")
     assert (np.diff(fragment) != 0).sum() == len(sizes) - 1, "each fragment is read in one go"
+
+
+@pytest.mark.promise("P8")
+def test_parts_of_few_groups_that_are_uneven_are_named(
+    write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    episodes = np.repeat(np.arange(20), 3)
+    uri = write_dataset(pa.table({"episode": episodes, "row": np.arange(60)}))
+    with caplog.at_level(logging.WARNING, "raylance"):
+        for seed in range(8):
+            caplog.clear()
+            split = raylance.FractionSplit({"train": 0.9, "val": 0.1}, "val", by="episode", seed=seed)
+            kept = split.keep(np.arange(60), episodes.tolist())
+            if not kept.any():
+                continue
+            groups = len({*episodes[kept]})
+            assert len(raylance.dataset(uri, split=split)) == 3 * groups
+            assert (f"got {groups} of 20" in caplog.text) == (groups != 2)
