@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.batches.shown_rows import Display, by_row, display_counts, display_rows, facts_table, stacked
-from raylance.columns import ROW_OFFSET
+from raylance.columns import ROW_OFFSET, STEP_COST
 from raylance.errors import ConfigError, RaylanceError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.permutation import Int64Array
@@ -97,6 +97,7 @@ def display_sample(data: _Displayed, source: RowSource, rows: int) -> Display:
 
 def display_batch(data: _Displayed, batch: Mapping[str, Any]) -> Display:
     """Displays a batch of a dataset."""
+    batch = {name: values for name, values in batch.items() if name != STEP_COST}
     if lone := [name for name, values in batch.items() if not hasattr(values, "__len__")]:
         raise ConfigError(f"show(): {lone[0]!r} is {batch[lone[0]]!r}, no column of rows; pass one batch of a loader.")
     label, classes = _label_and_classes(data)

@@ -17,7 +17,7 @@ from jupyter_client.manager import start_new_kernel
 import raylance
 from raylance.torch_data import IterableDataset, Loader, find_place
 from tests.helpers.cluster import free_ports
-from tests.helpers.data_loaders import STYLES
+from tests.helpers.data_loaders import STYLES, make
 
 
 @pytest.fixture(autouse=True)
@@ -183,3 +183,24 @@ def test_ray_train_gives_the_place(uri: str, tmp_path: Path, ray_session: None) 
         assert f"Ray Train has rank {rank} of 2" in refusal
         assert found == planned(open_dataset(uri), 0, 60, rank, 2)
     assert "every selected row exactly once" in raylance.prove_run(tmp_path / "place").verdict
+
+
+def make_loader(*arguments: Any, **options: Any) -> Loader:
+    return make(Loader, *arguments, **options)[1]
+
+
+def test_spawned_workers_and_images(images_uri: str) -> None:
+    """`Loader`'s own workers give the very bytes of this process, augmented by epoch and row."""
+    image = raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(), hflip=0.5)
+    handle = open_dataset(images_uri, columns=["image", "id"], decode=image, filter="id < 300")
+    here = make_loader(handle, "iterable", 50)
+    spawned = Loader(IterableDataset(handle, global_batch_size=50), num_workers=1, persistent_workers=True)
+    starting = iter(spawned)  # its worker takes a second to start
+    first = [batch["image"] for batch in here]
+    assert torch.equal(next(starting)["image"], first[0])
+    for loader in (here, spawned):
+        loader.set_epoch(1)
+    for one, other in zip(here, spawned, strict=True):
+        assert (one["image"].shape, one["image"].dtype) == ((50, 3, 16, 16), torch.uint8)
+        assert all(torch.equal(one[name], other[name]) for name in ("image", "id"))
+    assert not torch.equal(first[0], one["image"])

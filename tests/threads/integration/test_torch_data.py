@@ -201,23 +201,6 @@ def test_ranks_that_change_between_passes_share_each_step(uri: str, style: str, 
     assert [take(name, None) for name in "ab"] == [planned(handle, 0, 64, rank, 3)[7:] for rank in (2, 0)]
 
 
-def test_spawned_workers_and_images(images_uri: str) -> None:
-    """`Loader`'s own workers give the very bytes of this process, augmented by epoch and row."""
-    image = raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(), hflip=0.5)
-    handle = open_dataset(images_uri, columns=["image", "id"], decode=image, filter="id < 300")
-    here = make_loader(handle, "iterable", 50)
-    spawned = Loader(IterableDataset(handle, global_batch_size=50), num_workers=1, persistent_workers=True)
-    starting = iter(spawned)  # its worker takes a second to start
-    first = [batch["image"] for batch in here]
-    assert torch.equal(next(starting)["image"], first[0])
-    for loader in (here, spawned):
-        loader.set_epoch(1)
-    for one, other in zip(here, spawned, strict=True):
-        assert (one["image"].shape, one["image"].dtype) == ((50, 3, 16, 16), torch.uint8)
-        assert all(torch.equal(one[name], other[name]) for name in ("image", "id"))
-    assert not torch.equal(first[0], one["image"])
-
-
 @pytest.mark.parametrize("style", STYLES)
 def test_workers_that_start_again_each_epoch_are_named_once(
     uri: str, style: str, caplog: pytest.LogCaptureFixture

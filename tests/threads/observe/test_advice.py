@@ -127,7 +127,7 @@ OTHERS = (
     "prometheus", "grafana", "pytest", "torchrun", "chromium", "aws", "gcloud", "uv", "tensorboard", "mlflow",
     "accelerate launch", "python -m tests.simulation", "tests.simulation", "ruff", "mypy", "tests/run", "nvidia-smi",
     "jupyter", "apt-get", "curl", "mkdocs", "systemd-run", "rayStartParams", "minikube", "numactl", "sed", "tail",
-    "grep", "find", "kuberay-operator",
+    "grep", "find", "kuberay-operator", "hf download",
 )  # fmt: skip
 
 

@@ -1,7 +1,5 @@
 """Costs of rows: right for any selection, read once, kept in a file, continued after a kill."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,36 +53,6 @@ def test_they_are_read_once_for_a_version_and_a_selection(tokens: str, tmp_path:
     assert len(list(tmp_path.iterdir())) == 3, "other costs and other rows have files of their own"
     opened(filter="id < 1000")
     assert len(list(tmp_path.iterdir())) == 3, "those of few rows are read again"
-
-
-_KILLED = """
-import sys, os, raylance
-from raylance.source import costs
-read, count = costs._read_piece, [0]
-def few(*arguments):
-    count[0] += 1
-    if count[0] > 2:
-        os._exit(9)
-    return read(*arguments)
-costs._read_piece, costs._AT_ONCE, costs._NOTED = few, 1, 1
-raylance.dataset(sys.argv[1], columns=["id"], cost="length", cost_folder=sys.argv[2])
-"""
-
-
-def test_a_killed_process_is_continued(tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = subprocess.run([sys.executable, "-c", _KILLED, tokens, str(tmp_path)], check=False)
-    assert killed.returncode == 9
-    assert {path.suffix for path in tmp_path.iterdir()} == {".partial", ".done"}
-    from raylance.source import costs
-
-    read, pieces = costs._read_piece, []
-    monkeypatch.setattr(costs, "_read_piece", lambda *given: pieces.append(given[-1].start) or read(*given))
-    found = raylance.dataset(tokens, columns=["id"], cost="length", cost_folder=tmp_path).costs
-    assert pieces
-    assert 0 not in pieces, "the first piece was noted as done"
-    stored = lance.dataset(tokens).to_table(columns=["length"])["length"].to_numpy()
-    np.testing.assert_array_equal(found, stored)
-    assert {path.suffix for path in tmp_path.iterdir()} == {".int32"}
 
 
 def test_a_folder_that_cannot_be_written_is_said(tokens: str, caplog: pytest.LogCaptureFixture) -> None:
