@@ -32,7 +32,7 @@ gc.disable()
 
 # No test is timed: drawing an example takes long on a loaded machine, too.
 UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
-hypothesis.settings.register_profile("raylance", max_examples=20, derandomize=True, **UNTIMED)
+hypothesis.settings.register_profile("raylance", max_examples=12, derandomize=True, **UNTIMED)
 # Others each time: bash tests/run --hypothesis-profile=thorough
 hypothesis.settings.register_profile("thorough", max_examples=500, **UNTIMED)
 # For many runs that mostly fail: few examples, none made smaller.
