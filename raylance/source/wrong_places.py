@@ -62,6 +62,8 @@ def _of_folder(path: str) -> str:
     with os.scandir(path) as found:
         entries = list(itertools.islice(found, _LOOKED_AT))
     names = {entry.name for entry in entries}
+    if _is_dataset(path):
+        return ""  # a damaged one
     datasets = sorted(entry.name for entry in entries if entry.is_dir() and _is_dataset(entry.path))
     if {"frames.lance", "videos.lance"} & {*datasets}:
         return f" It is a dataset in LeRobot's layout: open it by raylance.lerobot.open({path!r})."

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,17 @@ def test_what_is_no_dataset_is_named_with_what_serves_it(
     with pytest.raises(DatasetError, match="nothing was started") as caught:
         raylance.dataset(place)
     assert named in str(caught.value)
+
+
+@pytest.mark.promise("P8")
+def test_a_damaged_dataset_is_taken_for_nothing_else(tmp_path: Path) -> None:
+    place = write(tmp_path, "a.lance")
+    [manifest] = (place / "_versions").glob("*.manifest")
+    whole = manifest.read_bytes()
+    manifest.write_bytes(b"\x07" * (len(whole) - 16) + whole[-16:])
+    with pytest.raises(DatasetError, match=re.escape(str(place))) as caught:
+        raylance.dataset(str(place))
+    assert "create_dataset" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("kind", "in_struct"), [("JPEG", False), ("PNG", False), ("WEBP", True), ("GIF", False)])
