@@ -73,8 +73,8 @@ class Training:
             at, epoch = cursor.position, cursor.epoch
             positions = plan.positions(0, at, *plan.rank_slice(0, at, share))
             replica.rows, replica.real = plan.select(epoch, positions), positions < plan.epoch_rows
-            if spoil and share == 0 and len(replica.rows):
-                replica.rows = (replica.rows + 1) % ROWS
+            if spoil and len(replica.rows):  # the first share may be empty
+                replica.rows, spoil = (replica.rows + 1) % ROWS, False
             after = plan.after(0, at)
             is_last = plan.steps(0, after) <= 0
             digest = Digest.of(SELECTION.offsets(replica.rows), replica.real)
