@@ -190,7 +190,7 @@ def share_selection(
     """Selects rows like `select`; returns the selection as a value that all processes of a run share."""
     groups: Groups | None = {} if isinstance(split, FractionSplit) else None
     selection = select(source, filter, split, opened, groups)
-    if isinstance(split, FractionSplit) and groups:
+    if isinstance(split, FractionSplit) and split.values is None and groups:
         _warn_if_uneven(source.uri, split, groups)
     make = functools.partial(_select_again, source, filter, split, selection.fingerprint)
     return Shared(f"selection of {source.uri}", selection, selection.nbytes, make)
@@ -203,8 +203,7 @@ def _warn_if_uneven(uri: str, split: FractionSplit, groups: Groups) -> None:
         warn_once(
             f"{uri!r}: FractionSplit(part={split.part!r}, by={split.by!r}, seed={split.seed}) got {got} of "
             f"{len(groups)} values, {got / len(groups):.1%}, and was asked for {split.fractions[split.part]:.1%}: each "
-            "value is hashed by itself, so few values make uneven parts. Another seed= makes others; RangeSplit, "
-            "ValueSplit or filter= select exactly."
+            "value is hashed by itself, so few values make uneven parts. values=, a list of them all, makes them exact."
         )
 
 

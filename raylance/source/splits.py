@@ -6,12 +6,15 @@ every process, and appended rows do not change it.
 
 import dataclasses
 import datetime
+import functools
 import hashlib
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from raylance.arguments import check_integer, check_name, is_between, is_pair
 from raylance.errors import ConfigError, DatasetError, filter_of_nulls
@@ -28,10 +31,12 @@ class FractionSplit:
         part: The selected part.
         by: Column of integers, strings or bytes whose values are hashed. Rows with equal values are in one part, and
             deletions and rewrites do not change the split. Each value is hashed by itself, so few values make uneven
-            parts, which a warning names. Rows without a value are an error, because they would all be
-            in one part. None hashes row offsets: then appended rows do not change the split, but deletions and rewrites
-            do.
+            parts, which a warning names; `values` makes them exact. Rows without a value are an error, because they
+            would all be in one part. None hashes row offsets: then appended rows do not change the split, but deletions
+            and rewrites do.
         seed: Seed of the split, independent of the order's seed.
+        values: All values of `by`, such as `range(20)` for 20 episodes. Then the parts have exactly their fractions of
+            these values, rounded; with another list, values change their part. Rows with another value are an error.
     """
 
     fractions: Mapping[str, float]
@@ -39,6 +44,7 @@ class FractionSplit:
     _: dataclasses.KW_ONLY
     by: str | None = None
     seed: int = 0
+    values: Collection[int | str | bytes] | None = None
 
     def __post_init__(self) -> None:
         sizes = list(self.fractions.values()) if isinstance(self.fractions, Mapping) else [None]
@@ -56,11 +62,48 @@ class FractionSplit:
             raise ConfigError(
                 f"FractionSplit(part={self.part!r}): the parts are {', '.join(map(repr, self.fractions))}."
             )
+        if self.values is not None:
+            object.__setattr__(self, "values", self._checked_values(self.values))
+
+    def __repr__(self) -> str:
+        fields = (field.name for field in dataclasses.fields(self) if field.name != "values" or self.values is not None)
+        return f"FractionSplit({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
+
+    def _checked_values(self, values: Any) -> tuple[int | str | bytes, ...]:
+        if self.by is None:
+            raise ConfigError(f"FractionSplit(values={values!r}): they are those of by=; name the column.")
+        if isinstance(values, str | bytes) or not isinstance(values, Collection):
+            raise ConfigError(f"FractionSplit(values={values!r}): give a list of all values of {self.by!r}.")
+        if other := [value for value in values if not isinstance(value, int | np.integer | str | bytes)]:
+            raise ConfigError(f"FractionSplit(values=…): {other[0]!r} is no integer, string or bytes.")
+        if len(values) != len({*values}):
+            raise ConfigError(f"FractionSplit(values=…): {len(values) - len({*values})} come twice; name each once.")
+        plain = (value.item() if isinstance(value, np.generic) else value for value in values)
+        return tuple(sorted(plain, key=lambda value: (type(value).__name__, value)))
 
     @property
     def columns(self) -> list[str]:
         """Columns that `keep` needs: `by`, or none."""
         return [] if self.by is None else [self.by]
+
+    @functools.cached_property
+    def _is_kept(self) -> dict[object, bool]:
+        """Whether each of `values` is in the part."""
+        values = list(self.values or ())
+        ranks = np.argsort(np.argsort(self._place(_hashes(values)), kind="stable"), kind="stable")
+        low, high = (round(edge * len(values), 6) for edge in self._edges)
+        return dict(zip(values, ((ranks >= round(low)) & (ranks < round(high))).tolist(), strict=True))
+
+    @property
+    def _edges(self) -> tuple[float, float]:
+        """The interval of the part in [0, 1)."""
+        edges = np.cumsum([0.0, *self.fractions.values()]).tolist()
+        edges[-1] = 1.0
+        index = list(self.fractions).index(self.part)
+        return edges[index], edges[index + 1]
+
+    def _place(self, ids: Int64Array) -> npt.NDArray[np.float64]:
+        return uniform(subkeys(derive_key(self.seed, "split"), ids), 1)[:, 0]
 
     def keep(self, offsets: Int64Array, values: Sequence[object] | None) -> BoolArray:
         """Returns which rows are in the part.
@@ -73,7 +116,7 @@ class FractionSplit:
             bool, shape (k,).
 
         Raises:
-            DatasetError: If a value is null.
+            DatasetError: If a value is null, or is not one of `values`.
         """
         nulls = sum(value is None for value in values or ())
         if nulls:
@@ -82,13 +125,17 @@ class FractionSplit:
                 f"{offsets[-1]} have no value there, and would all be in one part; nothing was started. Leave them "
                 f"out ({filter_of_nulls(str(self.by))}), split by another column, or give them a value."
             )
-        ids = offsets if values is None else np.array([_hash(value) for value in values], dtype=np.int64)
-        place = uniform(subkeys(derive_key(self.seed, "split"), ids), 1)[:, 0]
-        names = list(self.fractions)
-        edges = np.cumsum([0.0, *self.fractions.values()])
-        edges[-1] = 1.0
-        index = names.index(self.part)
-        return np.asarray((place >= edges[index]) & (place < edges[index + 1]))
+        if self.values is not None:
+            if other := [value for value in values or () if value not in self._is_kept]:
+                raise DatasetError(
+                    f"FractionSplit(by={self.by!r}, values=…): a row has {other[0]!r}, which is none of the "
+                    f"{len(self.values)} values, and would be in no part; nothing was started. Give all values, or "
+                    "leave such rows out by filter=."
+                )
+            return np.array([self._is_kept[value] for value in values or ()], dtype=np.bool_)
+        place = self._place(offsets if values is None else _hashes(values))
+        low, high = self._edges
+        return np.asarray((place >= low) & (place < high))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +196,10 @@ class ValueSplit:
 
 
 Split = FractionSplit | RangeSplit | ValueSplit
+
+
+def _hashes(values: Sequence[object]) -> Int64Array:
+    return np.array([_hash(value) for value in values], dtype=np.int64)
 
 
 def _hash(value: object) -> int:

@@ -1,7 +1,8 @@
 """Parts of a split do not overlap, leave nothing out, and stay where they are."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import lance
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import raylance
 from raylance import FractionSplit, RangeSplit, ValueSplit
+from raylance.audit import reopen
 
 PARTS = {"train": 0.8, "val": 0.15, "test": 0.05}
 
@@ -148,3 +150,30 @@ def test_parts_of_few_groups_that_are_uneven_are_named(
             groups = len({*episodes[kept]})
             assert len(raylance.dataset(uri, split=split)) == 3 * groups
             assert (f"got {groups} of 20" in caplog.text) == (groups != 2)
+
+
+@pytest.mark.parametrize("named", [range(20), [f"robot {each}" for each in range(20)]])
+def test_values_that_are_all_named_make_exact_parts(
+    named: Sequence[int | str], write_dataset: Callable[..., str]
+) -> None:
+    values = [value for value in named for _ in range(3)]
+    uri = write_dataset(pa.table({"id": range(60), "robot": values}))
+    for seed in range(5):
+        found = {part: ids(uri, FractionSplit(PARTS, part, by="robot", seed=seed, values=named)) for part in PARTS}
+        assert {part: len(rows) for part, rows in found.items()} == {"train": 48, "val": 9, "test": 3}
+        assert sorted(row for rows in found.values() for row in rows) == list(range(60))
+    split = FractionSplit(PARTS, "val", by="robot", values=named)
+    assert split.keep(np.arange(60), values).tolist() == np.isin(np.arange(60), ids(uri, split)).tolist()
+    with raylance.dataset(uri, split=FractionSplit(PARTS, "val", by="robot", values=named[::-1])).loader() as loader:
+        again = reopen(loader.state_dict())
+        assert again.loader().state_dict() == raylance.dataset(uri, split=split).loader().state_dict()
+    with pytest.raises(raylance.DatasetError, match=str(named[19])):
+        ids(uri, FractionSplit(PARTS, "val", by="robot", values=named[:19]))
+
+
+@pytest.mark.parametrize(
+    "more", [{"values": [1]}, *({"by": "id", "values": values} for values in ("ab", [1, 1], [None]))]
+)
+def test_lists_of_values_that_are_none(more: dict[str, Any]) -> None:
+    with pytest.raises(raylance.ConfigError, match="values="):
+        FractionSplit(PARTS, "val", **more)
