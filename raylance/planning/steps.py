@@ -331,15 +331,15 @@ class CostSteps(PicklesFields, Steps):
 
     def within(self, epoch: int, position: int, chunk_positions: int) -> int:
         """See `Steps.within`."""
-        _, starts, at = self._find(epoch, position)
-        end = starts[0] + ((position - starts[0]) // chunk_positions + 1) * chunk_positions
+        _, starts, at = self._find(epoch, position)  # a step that was cut by a resume belongs where it began
+        end = starts[0] + ((starts[at] - starts[0]) // chunk_positions + 1) * chunk_positions
         return min(bisect.bisect_left(starts, end), len(starts) - 1) - at
 
     def first_within(self, epoch: int, position: int, chunk_positions: int) -> int:
         """See `Steps.first_within`."""
-        _, starts, _ = self._find(epoch, position)
-        begin = starts[0] + (position - starts[0]) // chunk_positions * chunk_positions
-        return min(position, starts[min(bisect.bisect_left(starts, begin), len(starts) - 1)])
+        _, starts, at = self._find(epoch, position)
+        begin = starts[0] + (starts[at] - starts[0]) // chunk_positions * chunk_positions
+        return starts[bisect.bisect_left(starts, begin)]
 
     def line(self, epoch: int, position: int, dp_rank: int, dp_size: int) -> int:
         """See `Steps.line`."""

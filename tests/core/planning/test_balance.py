@@ -66,6 +66,21 @@ def test_the_rows_of_an_item_are_those_of_its_chunk(
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(lines)), "lines do not ascend"
 
 
+@pytest.mark.promise("P1", "P3")
+@pytest.mark.parametrize("chunk_positions", [11, 23])
+def test_a_pass_may_begin_anywhere_in_a_step(chunk_positions: int) -> None:
+    """As if a run went on with another budget: the step that is cut may have begun before the chunk of its rest."""
+    order = resolve(WindowShuffle(shard_rows=32, window_shards=1, lanes=2), 135)
+    made = make_plan(order, Budget(cost=264), 4, "pad", Balance(equal_rows=False))
+    plan = dataclasses.replace(made, chunk_positions=chunk_positions)
+    whole = [sorted(plan.select(1, np.arange(at, at + plan.step_size(1, at)))) for at in plan.starts(1, 0, 99)]
+    for position in range(plan.epoch_rows):
+        steps = [sorted(rows) for rows in global_batches(plan, 1, position, item_rows=5)]
+        first = plan.select(1, np.arange(position, position + plan.step_size(1, position)))
+        later = plan.steps(1, position) - 1
+        assert steps == [sorted(first), *whole[plan.steps(1) - later : plan.steps(1)]]
+
+
 @given(
     costs=costs_of_rows, dp_size=st.integers(1, 9), by=st.sampled_from(["cost", "squared"]), equal_rows=st.booleans()
 )
