@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import uuid
 import weakref
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,13 +23,12 @@ from raylance.environment.connection import ray_session
 from raylance.observe.observations import Observer
 from raylance.planning.plan import Plan, WorkItem
 from raylance.planning.planned_rows import PlannedRows
+from raylance.read_spec import ReadSpec
 from raylance.runtime import notes
 from raylance.runtime.feeder import Feeder
 from raylance.runtime.runtime import Runtime
+from raylance.runtime.threads import ThreadRuntime  # not later: a notebook that imports raylance again has two
 from raylance.settings import Options
-
-if TYPE_CHECKING:
-    from raylance.read_spec import ReadSpec  # loads Lance
 
 
 class Session:
@@ -43,7 +41,7 @@ class Session:
 
     def __init__(
         self,
-        read_spec: "ReadSpec",
+        read_spec: ReadSpec,
         options: Options,
         world_size: int = 1,
         *,
@@ -168,9 +166,7 @@ class Session:
     def _make_runtime(self) -> Runtime:
         wanted = self._options.runtime
         if wanted == "threads" or (wanted == "auto" and not ray_session()):
-            here = importlib.import_module("raylance.runtime.threads")  # loads Lance
-            made: Runtime = here.ThreadRuntime(self._read_spec, self._options)
-            return made
+            return ThreadRuntime(self._read_spec, self._options)
         cluster = importlib.import_module("raylance.runtime.ray.runtime")  # loads Ray
         runtime: Runtime = cluster.RayRuntime(self._read_spec, self._options, self._world_size)
         return runtime
