@@ -56,7 +56,7 @@ SELF = "train_images.py"
 HIDDEN = ("command", "stopped_by", "storage_options")  # arguments that neither workers nor trackers get
 WARM_UP = 0.05  # the fraction of a run in which the learning rate rises
 TRACK_EVERY = 20  # steps; a GPU is waited for then
-OPTIONS = {  # of this job, by the arguments of raylance that its messages name
+OPTIONS = {  # the job's own option for each argument that raylance's messages name
     "filter": "train-filter or --val-filter",
     "global_batch_size": "global-batch-size",
     "num_decoders": "num-decoders",

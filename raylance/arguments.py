@@ -1,6 +1,7 @@
 """Checks of arguments that many calls share, and hints on argument names of other libraries."""
 
 import difflib
+import math
 import numbers
 import operator
 import os
@@ -106,6 +107,12 @@ def check_word(what: str, value: Any, allowed: Sequence[str]) -> None:
 def is_between(value: Any, least: float, most: float) -> bool:
     """Whether a value is a number in a closed range; False for NaN, and for what is not a number."""
     return isinstance(value, numbers.Real) and least <= float(value) <= most
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a value is a finite number above 0; False for a bool, for NaN, and for what is not a number."""
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return bool(is_number and 0 < value < math.inf)
 
 
 def is_pair(value: Any) -> bool:

@@ -1,16 +1,13 @@
 """Opens datasets of robots that are stored in LeRobot's Lance layout."""
 
 import dataclasses
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-import numpy as np
-
 from raylance.api.dataset import Dataset
 from raylance.api.opening import dataset
-from raylance.arguments import check_word, listed
+from raylance.arguments import check_word, is_positive, listed
 from raylance.decode.decoder import Decoder
 from raylance.decode.depth_images import DepthImage, Unit
 from raylance.decode.frames import FrameCrop
@@ -191,8 +188,7 @@ def _check_arguments(
         raise ConfigError(f"crops={crops!r}: give a list of raylance.FrameCrop.")
     check_word("depth_unit", depth_unit, get_args(Unit))
     check_word("at_ends", at_ends, get_args(Ends))
-    is_number = isinstance(tolerance_s, int | float | np.number) and not isinstance(tolerance_s, bool)
-    if not (is_number and 0 < tolerance_s < math.inf):
+    if not is_positive(tolerance_s):
         raise ConfigError(f"tolerance_s={tolerance_s!r}: must be a positive number.")
     check_filter(filter)
 

@@ -21,7 +21,7 @@ from jobs.common import RefusedError, exists, locate, open_filesystem, reason, s
 
 FRAMES, VIDEOS, META = "frames.lance", "videos.lance", "meta"
 BATCH_ROWS = 1024
-OLDER = "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30"  # of the package lerobot
+OLDER = "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30"  # in the package lerobot
 
 
 class Recorded(NamedTuple):

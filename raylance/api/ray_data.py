@@ -175,7 +175,7 @@ class _Fragments(Datasink[list[str]]):
         try:
             made: Any = write_fragments(reader, self._uri, self._schema, storage_options=self._options, **limits)
         except OSError:
-            for error in failures:  # of which Lance makes its own
+            for error in failures:  # Lance raises an error of its own in place of these
                 raise error from None
             raise
         return [json.dumps(fragment.to_json()) for fragment in made]

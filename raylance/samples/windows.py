@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from raylance.arguments import check_integer, check_word
+from raylance.arguments import check_integer, check_word, is_positive
 from raylance.errors import ConfigError
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.table import FindingTable, Found, Located
@@ -82,8 +82,7 @@ class Windows:
             raise ConfigError(f"Windows(): {both[0]!r} is in offsets= and in seconds=. Name it in one of them.")
         numbers: dict[str, Any] = {"tolerance_s": self.tolerance_s} | ({} if self.fps is None else {"fps": self.fps})
         for name, value in numbers.items():
-            is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-            if not (is_number and 0 < value < math.inf):
+            if not is_positive(value):
                 raise ConfigError(f"Windows({name}={value!r}): must be a positive number.")
         if self.timestamp is not None and not (isinstance(self.timestamp, str) and self.timestamp):
             raise ConfigError(f"Windows(timestamp={self.timestamp!r}): give the name of a column.")

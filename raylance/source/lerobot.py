@@ -233,7 +233,7 @@ def pin_table(
     returns None.
 
     Raises:
-        DatasetError: If it cannot be opened, or has not the version.
+        DatasetError: If it cannot be opened, or does not have this version.
     """
     try:
         source = pin(f"{root}/{name}", version, storage_options)

@@ -2,11 +2,31 @@
 
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
 import raylance
 from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler
 from tests.helpers.scripts import FORKED
 
 STYLES = ["iterable", "map"]
+
+
+def numbered_texts() -> pa.Table:
+    """1,003 rows, numbered by their offset."""
+    numbers = np.arange(1003)
+    return pa.table({"id": numbers, "text": [f"row {i}" for i in numbers]})
+
+
+def open_dataset(uri: str, **options: Any) -> raylance.Dataset:
+    return raylance.dataset(uri, **({"columns": ["id"], "remainder": "ragged"} | options))
+
+
+def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is left in mid-pass is waited for: 5 s, unless torch is told otherwise."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
 
 
 def make(

@@ -14,6 +14,20 @@ from raylance.api.dataset import spec_of
 from raylance.source.reader import OpenedRows, RowReader
 from raylance.source.rows import TableRows
 
+SLOW_ROWS = 720
+SMALL = {"max_window_bytes": 90_000, "max_inflight_bytes": 40_000}  # many chunks, and little on its way
+
+
+def texts() -> pa.Table:
+    """Rows of which `SMALL` makes many chunks."""
+    rows = np.arange(SLOW_ROWS)
+    return pa.table({"id": rows, "text": ["x" * 400] * SLOW_ROWS, "class": rows % 5, "weight": 1.0 + rows % 3})
+
+
+def ids_of(batch: dict[str, Any]) -> list[int]:
+    found: list[int] = batch["id"].tolist()
+    return found
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRows(TableRows):

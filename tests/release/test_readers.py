@@ -6,30 +6,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import ray
 
 import raylance
 from tests.helpers.cluster import helpers_of
-from tests.helpers.slow_reading import slow_loader
-
-ROWS = 720
-
-SMALL = {"max_window_bytes": 90_000, "max_inflight_bytes": 40_000}  # many chunks, and little on its way
+from tests.helpers.slow_reading import SMALL, ids_of, slow_loader, texts
 
 
 @pytest.fixture(scope="module")
 def uri(write_dataset: Callable[..., str]) -> str:
-    rows = np.arange(ROWS)
-    columns = {"id": rows, "text": ["x" * 400] * ROWS, "class": rows % 5, "weight": 1.0 + rows % 3}
-    return write_dataset(pa.table(columns))
-
-
-def ids_of(batch: dict[str, Any]) -> list[int]:
-    found: list[int] = batch["id"].tolist()
-    return found
+    return write_dataset(texts())
 
 
 def test_one_of_two_readers_that_dies_costs_no_row(ray_session: None, uri: str) -> None:

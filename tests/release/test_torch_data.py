@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 import torch.distributed
@@ -17,23 +15,17 @@ from jupyter_client.manager import start_new_kernel
 import raylance
 from raylance.torch_data import IterableDataset, Loader, find_place
 from tests.helpers.cluster import free_ports
-from tests.helpers.data_loaders import STYLES, make
+from tests.helpers.data_loaders import STYLES, make, numbered_texts, open_dataset, shorten_waits
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that is left in mid-pass is waited for: 5 s, unless torch is told otherwise."""
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    shorten_waits(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def uri(write_dataset: Callable[..., str]) -> str:
-    numbers = np.arange(1003)
-    return write_dataset(pa.table({"id": numbers, "text": [f"row {i}" for i in numbers]}), max_rows_per_file=150)
-
-
-def open_dataset(uri: str, **options: Any) -> raylance.Dataset:
-    return raylance.dataset(uri, **({"columns": ["id"], "remainder": "ragged"} | options))
+    return write_dataset(numbered_texts(), max_rows_per_file=150)
 
 
 def planned(handle: raylance.Dataset, epoch: int, size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:

@@ -23,7 +23,7 @@ _LARGE_ROW_BYTES = 16 << 10
 # Measured there, too: rows of 3 kB took three times as long in shards of 128 KiB as in those of 4 MiB, and 1.6 times as
 # long in those of 1 MiB.
 _SHORT_BYTES = 1 << 20
-_LEAST_SHARDS = 8  # of a lane: fewer cannot be much larger, because the dataset is small
+_LEAST_SHARDS = 8  # a lane with fewer shards cannot have much larger ones, because the dataset is small
 
 
 def _evidence(run: RunFigures) -> str:

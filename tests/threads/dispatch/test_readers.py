@@ -7,15 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
 import raylance
 from raylance.dispatch.messages import Alive, Gather, GiveUpPlacing, Load, Lost, Place
 from raylance.dispatch.scaling import Scaler
 from tests.helpers.dispatch import FAULT, Driver, of_kind, open_pool
-from tests.helpers.slow_reading import slow_loader
+from tests.helpers.slow_reading import SLOW_ROWS, SMALL, ids_of, slow_loader, texts
 
 
 def driver_of(readers: int, decoders: int = 1, **options: Any) -> Driver:
@@ -90,16 +88,9 @@ def test_readers_come_only_where_it_is_reading_that_is_waited_for() -> None:
     assert grows(Scaler(1, 4, 1, "reader"), is_read=False) == 1
 
 
-ROWS = 720
-
-SMALL = {"max_window_bytes": 90_000, "max_inflight_bytes": 40_000}  # many chunks, and little on its way
-
-
 @pytest.fixture(scope="module")
 def uri(write_dataset: Callable[..., str]) -> str:
-    rows = np.arange(ROWS)
-    columns = {"id": rows, "text": ["x" * 400] * ROWS, "class": rows % 5, "weight": 1.0 + rows % 3}
-    return write_dataset(pa.table(columns))
+    return write_dataset(texts())
 
 
 def test_readers_come_while_the_trainer_waits_for_reading(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,15 +108,10 @@ def test_readers_come_while_the_trainer_waits_for_reading(uri: str, monkeypatch:
                 seen.append(ids_of(batch))
             if epoch < 2:
                 assert seen == wanted[epoch]
-            assert sorted(itertools.chain(*seen)) == list(range(ROWS))
+            assert sorted(itertools.chain(*seen)) == list(range(SLOW_ROWS))
     assert counts[1] == 1
     assert counts == sorted(counts), "none goes while the trainer waits"
     assert counts[-1] == 3
-
-
-def ids_of(batch: dict[str, Any]) -> list[int]:
-    found: list[int] = batch["id"].tolist()
-    return found
 
 
 def double(batch: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +134,7 @@ def deliver(dataset: Any, world_size: int = 1, **options: Any) -> list[Any]:
 def test_the_same_batches_whatever_the_readers(uri: str, order: Any) -> None:
     dataset = raylance.dataset(uri, columns=["id", "text"], order=order, transform=double, remainder="pad")
     alone = deliver(dataset, num_decoders=1)
-    assert len(alone) == 2 * (ROWS // 24)
+    assert len(alone) == 2 * (SLOW_ROWS // 24)
     for readers, decoders in ((2, 2), (3, 0), ("auto", "auto")):
         assert deliver(dataset, num_readers=readers, num_decoders=decoders) == alone
     assert deliver(dataset, 3, num_readers=2) == deliver(dataset, 3)

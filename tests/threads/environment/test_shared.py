@@ -2,34 +2,16 @@
 
 import pickle
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
 import raylance
-
-ROWS = 400_000  # of which each table has more than a reference is worth
+from tests.helpers.large_values import LARGE, first_ids, large_table
 
 
 @pytest.fixture(scope="module")
 def uri(write_dataset: Callable[..., str]) -> str:
-    rows = np.arange(ROWS)
-    columns = {"id": rows, "label": rows % 7, "weight": 1.0 + rows % 3}
-    return write_dataset(pa.table(columns))
-
-
-LARGE: dict[str, Callable[[], dict[str, Any]]] = {
-    "selection": lambda: {"filter": "id % 2 = 1"},
-    "weights of a column": lambda: {"order": raylance.Weighted(weights="weight")},
-    "weights of an array": lambda: {"order": raylance.Weighted(weights=1.0 + np.arange(ROWS) % 3)},
-    "class members": lambda: {"order": raylance.ClassBalanced(column="label")},
-}
-
-
-def first_ids(loader: raylance.RankLoader) -> list[int]:
-    return next(iter(loader.batches(global_batch_size=64)))["id"].tolist()
+    return write_dataset(large_table())
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -20,24 +20,18 @@ from torch.utils.data import DataLoader
 
 import raylance
 from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler, find_place
-from tests.helpers.data_loaders import STYLES, make
+from tests.helpers.data_loaders import STYLES, make, numbered_texts, open_dataset, shorten_waits
 from tests.helpers.scripts import FORKED, log_to, run_script
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that is left in mid-pass is waited for: 5 s, unless torch is told otherwise."""
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    shorten_waits(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def uri(write_dataset: Callable[..., str]) -> str:
-    numbers = np.arange(1003)
-    return write_dataset(pa.table({"id": numbers, "text": [f"row {i}" for i in numbers]}), max_rows_per_file=150)
-
-
-def open_dataset(uri: str, **options: Any) -> raylance.Dataset:
-    return raylance.dataset(uri, **({"columns": ["id"], "remainder": "ragged"} | options))
+    return write_dataset(numbered_texts(), max_rows_per_file=150)
 
 
 def make_loader(*arguments: Any, **options: Any) -> Loader:
