@@ -1,3 +1,3 @@
 """The version of raylance, which pyproject.toml reads from here."""
 
-__version__ = "0.11.0"
+__version__ = "0.12.0"

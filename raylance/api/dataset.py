@@ -27,7 +27,7 @@ from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import make_plan
-from raylance.planning.shard_context import PlacedBy, ShardContext, arrange_replicas, take_function
+from raylance.planning.shard_context import PlacedBy, ShardContext, arrange_replicas
 from raylance.planning.steps import check_size
 from raylance.planning.summary import PlanSummary, summarise
 from raylance.read_spec import DatasetSpec
@@ -311,11 +311,10 @@ class Dataset:
                     f"loader(world_size={world_size!r}) without rank=: every process would be rank 0, and the rows of "
                     "the others would never come. Say which rank this is."
                 )
-        function = take_function(options)
         checked = make_options("loader()", options, ("rank", "world_size", "ranks_per_replica"))
         rank = check_integer("rank", 0 if rank is None else rank, 0)
         context = ShardContext(rank=rank, world_size=size, placed_by=placed_by)
-        pairs = arrange_replicas(ranks_per_replica, size, function)
+        pairs = arrange_replicas(ranks_per_replica, size)
         context = dataclasses.replace(context, data_parallel=pairs[context.rank])
         return self._known(RankLoader(self._spec, checked, context))
 

@@ -8,7 +8,7 @@ from raylance.api.dataset import Dataset
 from raylance.api.whole_loader import WholeLoader
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
-from raylance.planning.shard_context import Assignment, arrange_replicas, take_function
+from raylance.planning.shard_context import Assignment, arrange_replicas
 from raylance.runtime.ray.num_decoders import options_of_ranks
 from raylance.settings import make_options, takes_options
 
@@ -56,7 +56,6 @@ class DataConfig(ray.train.DataConfig):
         super().__init__(datasets_to_split=datasets_to_split)
         self._split = datasets_to_split
         self._ranks_per_replica = check_integer("ranks_per_replica", ranks_per_replica, 1)
-        self._function = take_function(options)
         self._options = make_options("DataConfig()", options, ["datasets_to_split", "ranks_per_replica"])
 
     def configure(
@@ -72,7 +71,7 @@ class DataConfig(ray.train.DataConfig):
         Raises:
             ConfigError: If `ranks_per_replica` does not divide the world size.
         """
-        pairs = arrange_replicas(self._ranks_per_replica, world_size, self._function)
+        pairs = arrange_replicas(self._ranks_per_replica, world_size)
         made = {name: data() if isinstance(data, Dataset) else data for name, data in datasets.items()}
         ours = {name: data for name, data in made.items() if isinstance(data, WholeLoader)}
         theirs: dict[str, Any] = {name: data for name, data in made.items() if name not in ours}

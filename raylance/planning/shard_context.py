@@ -4,9 +4,8 @@ import contextlib
 import dataclasses
 import operator
 import os
-import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from raylance.arguments import check_integer
@@ -108,42 +107,13 @@ class ShardContext:
         return f"rank {self.rank} of {self.world_size}{peers}"
 
 
-def take_function(arguments: dict[str, Any]) -> Callable[[int, int], Any] | None:
-    """Removes `data_parallel`, an argument of raylance 0.10, and returns it with a warning; None if it is missing.
-    Raises ConfigError if `data_parallel` is not a function.
-    """
-    function = arguments.pop("data_parallel", None)
-    if function is None:
-        return None
-    if not callable(function):
-        raise ConfigError(f"data_parallel is {function!r}, not a function. Call reshard() on each rank instead.")
-    warnings.warn(
-        "data_parallel will be gone in raylance 0.12: call loader.reshard(dp_rank, dp_size) on each rank; torch_data "
-        "takes dist_info=(dp_rank, dp_size)",
-        FutureWarning,
-        stacklevel=3,
-    )
-    found: Callable[[int, int], Any] = function
-    return found
-
-
-def arrange_replicas(
-    ranks_per_replica: int, world_size: int, function: Callable[[int, int], Any] | None = None
-) -> list[RankAndSize | None]:
+def arrange_replicas(ranks_per_replica: int, world_size: int) -> list[RankAndSize | None]:
     """Returns the data-parallel rank and size of each rank, or None for each if every rank gets rows of its own. Groups
     of `ranks_per_replica` contiguous ranks are peers: the ranks of one replica of the model under tensor, pipeline or
-    context parallelism. If there is a `function`, from `take_function`, it gives rank and size instead. Raises
-    ConfigError if `ranks_per_replica` is not a positive integer, does not divide the world size, or is not 1 although
-    there is a `function`; if the `function` fails, or returns pairs that `check_pairs` refuses.
+    context parallelism. Raises ConfigError if `ranks_per_replica` is not a positive integer, or does not divide the
+    world size.
     """
     peers = check_integer("ranks_per_replica", ranks_per_replica, 1)
-    if function is not None:
-        if peers != 1:
-            raise ConfigError(
-                f"ranks_per_replica={peers} and data_parallel, {function!r}, both say which ranks get the same rows. "
-                "Give one of them."
-            )
-        return list(check_pairs([_call(function, rank, world_size) for rank in range(world_size)], "data_parallel"))
     if world_size % peers:
         raise ConfigError(
             f"ranks_per_replica={peers} does not divide the world size, {world_size}: {world_size % peers} of the "
@@ -151,17 +121,6 @@ def arrange_replicas(
             "not divide: give a fixed num_workers=, or call reshard() on each rank, which arranges any size."
         )
     return [None if peers == 1 else (rank // peers, world_size // peers) for rank in range(world_size)]
-
-
-def _call(function: Callable[[int, int], Any], rank: int, world_size: int) -> Any:
-    try:
-        return function(rank, world_size)
-    except Exception as error:
-        name = getattr(function, "__qualname__", repr(function))
-        raise ConfigError(
-            f"data_parallel, {name}, failed for rank {rank} of {world_size} ({type(error).__name__}: {error}). No rank "
-            "knows which rows it gets, so nothing was started. Call reshard() on each rank instead."
-        ) from error
 
 
 def check_pairs(given: Sequence[Any], source: str) -> list[RankAndSize]:

@@ -22,7 +22,7 @@ from raylance.errors import ConfigError, RaylanceError
 from raylance.integrations.torch_data.handed_out import StepsRecord
 from raylance.integrations.torch_data.sending import errors_travel, pack
 from raylance.planning.plan import Plan, no_step_left
-from raylance.planning.shard_context import RankAndSize, ShardContext, arrange_replicas, take_function
+from raylance.planning.shard_context import RankAndSize, ShardContext, arrange_replicas
 from raylance.planning.state import State
 from raylance.planning.steps import Remainder
 from raylance.settings import Options
@@ -85,18 +85,16 @@ class Steps(Positioned):
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
             max_window_bytes: Most bytes of raw rows that a process holds; see `raylance.Options`. It does not change
                 batches.
-            **unknown: Refused with an error that suggests a known argument. Only `data_parallel`, of raylance 0.10, is
-                still taken, with a warning.
+            **unknown: Refused with an error that suggests a known argument.
         """
-        self._function = take_function(unknown)
         refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, Steps.__init__.__kwdefaults__ or ())
         check_batch_size(global_batch_size, batch_size, 1)
         self._ranks_per_replica = check_integer("ranks_per_replica", ranks_per_replica, 1)
         if isinstance(dist_info, Mesh) or dist_info is NO_GROUP:
-            if self._ranks_per_replica > 1 or self._function is not None:
+            if self._ranks_per_replica > 1:
                 raise ConfigError(
-                    f"dist_info={dist_info!r} gives the data-parallel rank already, and ranks_per_replica= or "
-                    "data_parallel would divide it again: some rows would come twice. Give one of them."
+                    f"dist_info={dist_info!r} gives the data-parallel rank already, and ranks_per_replica= would "
+                    "divide it again: some rows would come twice. Give one of them."
                 )
             dist_info = data_parallel_of(dist_info)  # worker processes do not have the mesh
         if isinstance(dist_info, tuple):
@@ -190,7 +188,7 @@ class Steps(Positioned):
         if torch.utils.data.get_worker_info() is not None and self._start[3]:
             return int(self._start[2]), int(self._start[3])
         rank, world_size = find_place(self._dist_info)
-        return arrange_replicas(self._ranks_per_replica, world_size, self._function)[rank] or (rank, world_size)
+        return arrange_replicas(self._ranks_per_replica, world_size)[rank] or (rank, world_size)
 
     def make_record(self, record: bool | str, name: str | None, **workers: Any) -> StepsRecord | None:
         """Makes the record of a `Loader`, by `record` and `name` of `Options`; None if `record` is False."""
