@@ -170,9 +170,13 @@ class ChunkOrder:
         return found if found is not None and plan.chunk_size(found, dp_rank) else None
 
     def _rest(self, chunk: Chunk, position: int, low: int = 0) -> Chunk:
-        """Returns the part of a chunk from row `low` of the step at a position on."""
+        """Returns the part of a chunk from row `low` of the step at a position on; steps before the chunk, if there are
+        any, have no row of the rank.
+        """
         plan, _ = self.planned
         steps = chunk.steps - plan.steps_between(chunk.epoch, chunk.position, position)
+        if position < chunk.position:
+            steps = chunk.steps + plan.steps_between(chunk.epoch, position, chunk.position)
         return dataclasses.replace(chunk, position=position, steps=steps, low=low)
 
     def _before(self, chunk: Chunk, end: Chunk) -> Chunk:

@@ -377,7 +377,8 @@ class Watch:
         if item.epoch > self._epoch + 1:
             raise Broken("early", f"{item} is read, and the consumer takes steps of epoch {self._epoch}")
         is_first = item.epoch == self._epoch and item.position in range(self._position, self._early_end)
-        if not self._is_wanted and not is_first and len(self._flying) + len(self._ready) >= self._most_early:
+        is_early = not self._is_wanted and not is_first and item.rows > 0
+        if is_early and len(self._flying) + len(self._ready) >= self._most_early:
             raise Broken("early", f"{item} is read, and nobody has asked for the pass yet")
         # An item of several steps may be split, and its steps may be read again one by one.
         if not self._is_wanted and item.epoch == self._epoch:

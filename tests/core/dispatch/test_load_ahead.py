@@ -2,6 +2,8 @@
 
 import itertools
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,10 +17,15 @@ from raylance.planning.plan import Chunk
 from raylance.planning.steps import REMAINDERS, Remainder
 from tests.helpers.orders import cases, resolve
 from tests.helpers.plans import make_plan
+from tests.simulation.schedule import make_plan as simulated_plan
 
 
 def account_of(window_bytes: int) -> Account:
     return Account(raw_bytes=1, decoded_bytes=0, inflight_bytes=1 << 20, window_bytes=window_bytes)
+
+
+def chunk_order(window_bytes: int) -> ChunkOrder:
+    return ChunkOrder(account_of(window_bytes), loads_next_epoch=True)
 
 
 def check_that_none_is_missing(order: ChunkOrder) -> None:
@@ -46,7 +53,7 @@ def test_chunks_follow_one_another_whatever_was_left_taken_or_halved(
 ) -> None:
     plan = make_plan(order, min(batch, order.epoch_rows), world, remainder)
     rank = data.draw(st.integers(0, world - 1))
-    chunks = ChunkOrder(account_of(window_bytes), loads_next_epoch=True)
+    chunks = chunk_order(window_bytes)
     for _ in range(6):
         near = data.draw(st.sampled_from([held.chunk for held in chunks.held] or [Chunk(epoch=0, position=0, steps=1)]))
         step = near.position // plan.global_batch_size + data.draw(st.integers(-4, 4))
@@ -68,6 +75,23 @@ def test_chunks_follow_one_another_whatever_was_left_taken_or_halved(
         of_pass = [held for held in chunks.held if held.chunk.epoch == epoch]
         for held in data.draw(st.lists(st.sampled_from(of_pass), unique_by=id)) if of_pass else ():
             chunks.held.remove(held)  # it was used, maybe before the chunk of another reader that comes first
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_pass_gets_the_rows_from_its_step_on_although_a_chunk_that_is_held_begins_later(rank: int) -> None:
+    """Steps of a cost may have no row of a rank, so that the chunk with the first row may begin many steps later."""
+    plan = simulated_plan(4, 24, 1, 2, "pad", 1000)
+    steps = list(plan.starts(0, 0, plan.steps(0)))
+    for before, position in itertools.combinations(steps, 2):
+        chunks = chunk_order(2)
+        chunks.begin(plan, rank, 0, before)
+        _ = list(itertools.islice(chunks.chunks(0, before), 3)), list(itertools.islice(chunks.all(), 3))
+        while chunks.held and chunks.held[0].first + chunks.held[0].rows <= plan.line(0, position, rank):
+            chunks.held.popleft()  # it was used
+        chunks.begin(plan, rank, 0, position)
+        found = [plan.chunk_rows(chunk, rank).tolist() for chunk in chunks.chunks(0, position)]
+        wanted = [plan.positions(0, at, *plan.rank_slice(0, at, rank)) for at in steps if at >= position]
+        assert list(itertools.chain(*found)) == plan.select(0, np.concatenate(wanted)).tolist()
 
 
 def test_a_chunk_whose_loads_fail_is_loaded_after_pauses_and_at_last_its_items_are_read_by_themselves() -> None:
