@@ -76,10 +76,12 @@ class Image(Decoder):
             the cost of one decode.
         follows: The image that `like` names; set when the dataset is opened.
         max_pixels: Maximum number of pixels, width times height, of an encoded image; None for no limit. An image with
-            more pixels is a bad row, and none of its pixels are decoded. A limit above Pillow's also sets
-            `PIL.Image.MAX_IMAGE_PIXELS` in the processes that decode. The limit does not apply to `decode_fn`.
+            more pixels is a bad row, and none of its pixels are decoded. Where this process decodes (by threads, by
+            `take`), a limit above Pillow's also needs a larger `PIL.Image.MAX_IMAGE_PIXELS`, except for JPEGs. The
+            limit does not apply to `decode_fn`.
         truncated: Whether an image whose end is missing is a bad row, "refuse", or its missing pixels are grey or
-            black, "accept". `PIL.ImageFile.LOAD_TRUNCATED_IMAGES` has no effect, because it acts in one process only.
+            black, "accept". `PIL.ImageFile.LOAD_TRUNCATED_IMAGES` does not take its place, because it acts in one
+            process only: where it is set, and "accept" is not, images that Pillow decodes are refused.
         setup: A picklable function without arguments that each process calls once before it decodes, such as
             `pillow_heif.register_heif_opener`. Without it, only formats that Pillow itself reads can be decoded, even
             if a plug-in is registered in this process.

@@ -1,10 +1,9 @@
 """Decodes images to the RGB pixels of a box, the same in every process, and resizes them.
 
 simplejpeg calls libjpeg-turbo with Pillow's settings, so its pixels of JPEGs are equal to Pillow's. Pillow decodes what
-simplejpeg refuses: CMYK, damaged images of which a part can be decoded, other formats. Neither metadata nor a setting
-of Pillow that belongs to one process decides whether an image can be decoded. Torch's antialiased uint8 kernel resizes
-with Pillow's filter in a fraction of Pillow's time. Under 1 % of the resized pixels differ from Pillow's, by one grey
-level at most.
+simplejpeg refuses: CMYK, damaged images of which a part can be decoded, other formats. Metadata do not decide whether
+an image can be decoded. Torch's antialiased uint8 kernel resizes with Pillow's filter in a fraction of Pillow's time.
+Under 1 % of the resized pixels differ from Pillow's, by one grey level at most.
 """
 
 import contextlib
@@ -12,7 +11,6 @@ import dataclasses
 import importlib.metadata
 import io
 import re
-import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +23,8 @@ import PIL.Image
 import PIL.ImageFile
 import pyarrow as pa
 import simplejpeg
+
+from raylance.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +50,8 @@ _JPEG2000_SIZE, _JPEG2000_BITS = b"\xff\x4f\xff\x51", 42  # start of the code; b
 _KEEP_PALETTE = PIL.GifImagePlugin.LoadingStrategy.RGB_AFTER_FIRST  # only the first frame is decoded
 _TIFF = "TIFF"  # Pillow turns TIFFs itself when it loads them; images of other formats stay as they are stored
 _JPEG = b"\xff\xd8\xff"
+_JPEG_END = b"\xff\xd9"
+_JPEGS = "JPEG", "MPO"  # Pillow's names
 _WEBP = re.compile(rb"RIFF....WEBP", re.DOTALL)
 _COLOURS = ("YCbCr", "RGB", "Gray")  # colour spaces of JPEGs; Pillow converts CMYK
 _BLOCK_PIXELS = 4 << 20  # most that Pillow holds in one block, which Arrow can import
@@ -99,9 +101,9 @@ class PixelDecoder:
             if (parts := self._by_turbo(data, cut, reduce_to)) is not None:
                 return parts
             self.fallbacks += 1
-        with accepting(self._rules.truncated):
-            image = _open(data, self._rules)
-            whole = self._turned(_rgb(image), image)
+        image = _open(data, self._rules)
+        image = _load(image, data, self._rules)
+        whole = self._turned(_rgb(image), image)
         return [part_of(whole, box) for box in cut(*whole.shape[:2])]
 
     def decode_grey(self, encoded: bytes | memoryview, cut: Cuts) -> list[Pixels]:
@@ -112,20 +114,19 @@ class PixelDecoder:
         Raises the errors of `decode_parts`; and ValueError if grey has more than 8 bits, because scaling would change
         the classes of a mask. Pillow itself scales grey with alpha to 8 bits.
         """
-        with accepting(self._rules.truncated):
-            image = _open(encoded, self._rules)
-            white = _white(image)
-            image.load()
-            if image.mode[0] in "IF":
-                raise ValueError(f"has more than 8 bits a pixel (mode {image.mode}), which uint8 cannot hold")
-            one = image.getchannel(0) if image.mode in ("LA", "PA") else image
-            grey = np.asarray(one if one.mode in ("L", "P") else one.convert("L"))
-            white = 1 if image.mode == "1" else white
-            if white < 255:  # Pillow has scaled it
-                grey = ((np.arange(256) * white + 127) // 255).astype(np.uint8)[grey]
-            if image.format == "JPEG2000" and image.mode in ("L", "LA"):
-                grey = grey >> _shifted_bits(bytes(encoded))
-            whole = self._turned(grey[..., None], image)
+        image = _open(encoded, self._rules)
+        white = _white(image)
+        image = _load(image, encoded, self._rules)
+        if image.mode[0] in "IF":
+            raise ValueError(f"has more than 8 bits a pixel (mode {image.mode}), which uint8 cannot hold")
+        one = image.getchannel(0) if image.mode in ("LA", "PA") else image
+        grey = np.asarray(one if one.mode in ("L", "P") else one.convert("L"))
+        white = 1 if image.mode == "1" else white
+        if white < 255:  # Pillow has scaled it
+            grey = ((np.arange(256) * white + 127) // 255).astype(np.uint8)[grey]
+        if image.format == "JPEG2000" and image.mode in ("L", "LA"):
+            grey = grey >> _shifted_bits(bytes(encoded))
+        whole = self._turned(grey[..., None], image)
         return [part_of(whole, box) for box in cut(*whole.shape[:2])]
 
     def _turned(self, stored: Pixels, image: PIL.Image.Image) -> Pixels:
@@ -144,8 +145,7 @@ class PixelDecoder:
         try:
             orientation: int | None = 1
             if _may_be_turned(data):
-                with accepting(self._rules.truncated):
-                    orientation = _orientation(_open(data, self._rules))
+                orientation = _orientation(_open(data, self._rules))
             is_turned = (orientation or 1) > 4  # by a quarter, so that rows of stored pixels are displayed as columns
             shown_high, shown_wide = (wide, high) if is_turned else (high, wide)
             boxes = cut(shown_high, shown_wide)
@@ -195,11 +195,10 @@ def decode_depth(encoded: bytes | memoryview) -> npt.NDArray[np.float32]:
 
     Raises ValueError if it has other pixels, and the errors of `PixelDecoder.decode_parts`.
     """
-    with accepting("refuse"):
-        image = _open(encoded, Rules())
-        if image.mode not in _DEEP:
-            raise ValueError(f"has pixels of mode {image.mode!r}; those of depth have {' or '.join(_DEEP)}")
-        return np.asarray(image, dtype=np.float32)
+    image = _open(encoded, Rules())
+    if image.mode not in _DEEP:
+        raise ValueError(f"has pixels of mode {image.mode!r}; those of depth have {' or '.join(_DEEP)}")
+    return np.asarray(_load(image, encoded, Rules()), dtype=np.float32)
 
 
 def jpeg_size(data: memoryview) -> tuple[int, int] | None:
@@ -301,93 +300,58 @@ def shown(stored: Pixels, orientation: int) -> Pixels:
     return pixels[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
 
-class _Switch(threading.local):
-    """Takes the place of a setting of Pillow that belongs to the process: `PIL.ImageFile.LOAD_TRUNCATED_IMAGES`, or
-    `PIL.GifImagePlugin.LOADING_STRATEGY`. While a thread decodes here, it has the value of its decoder; else the
-    process's.
+def set_up_process() -> None:
+    """Sets Pillow in a process that only decodes, so that what the environment has set changes no pixel there. In a
+    process of the user's, nothing is set: there, images that its settings would decode otherwise are refused.
     """
-
-    of_thread: Any = None
-
-    def __init__(self, module: Any, name: str) -> None:  # in each thread
-        self._module, self._name = module, name
-
-    def install(self) -> None:
-        """Takes the place, at first and after the process has set it."""
-        if (found := getattr(self._module, self._name)) is not self:
-            _of_process[self._name] = found
-            setattr(self._module, self._name, self)
-
-    @property
-    def of_process(self) -> Any:
-        """The value that the process set."""
-        return _of_process[self._name]
-
-    def _value(self) -> Any:
-        return self.of_process if self.of_thread is None else self.of_thread
-
-    def __bool__(self) -> bool:
-        return bool(self._value())
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self._value() == other)
-
-    def __hash__(self) -> int:
-        return hash(self._value())
+    PIL.Image.MAX_IMAGE_PIXELS = None
+    PIL.ImageFile.LOAD_TRUNCATED_IMAGES = False
+    PIL.GifImagePlugin.LOADING_STRATEGY = _KEEP_PALETTE
+    warnings.filterwarnings("ignore", module=r"PIL\b")
 
 
-class _Decoding(threading.local):
-    """Matches each warning in a thread that decodes, as a pattern in `warnings.filters`."""
-
-    now = False
-
-    def match(self, _text: str, /) -> bool:
-        """See `re.Pattern.match`."""
-        return self.now
-
-
-_of_process: dict[str, Any] = {}
-_decoding = _Decoding()
-_NO_ERROR = ("ignore", _decoding, Warning, None, 0)
-_truncated = _Switch(PIL.ImageFile, "LOAD_TRUNCATED_IMAGES")
-_palettes = _Switch(PIL.GifImagePlugin, "LOADING_STRATEGY")
-
-
-@contextlib.contextmanager
-def accepting(truncated: Truncated) -> Iterator[None]:
-    """Lets Pillow accept or refuse truncated images in this thread, and keep the palette of a GIF. Its warnings are not
-    errors, also if the process turns warnings into errors: an image would be good in helpers, and bad in threads.
+def _load(image: PIL.Image.Image, encoded: bytes | memoryview, rules: Rules) -> PIL.Image.Image:
+    """Decodes the pixels of an image that was opened; returns it, or another one of the same bytes. Raises ConfigError
+    if a setting of Pillow in this process would change its pixels.
     """
-    for switch in (_truncated, _palettes):
-        switch.install()
-    filters: list[Any] = warnings.filters  # type: ignore[assignment]
-    if filters[:1] != [_NO_ERROR] and any(action == "error" for action, *_ in tuple(filters)):
-        filters[:] = [_NO_ERROR, *(each for each in filters if each != _NO_ERROR)]
-    before = _truncated.of_thread, _palettes.of_thread, _decoding.now
-    _truncated.of_thread, _palettes.of_thread, _decoding.now = truncated == "accept", _KEEP_PALETTE, True
+    if image.format == "GIF" and PIL.GifImagePlugin.LOADING_STRATEGY is PIL.GifImagePlugin.LoadingStrategy.RGB_ALWAYS:
+        raise ConfigError(
+            "is a GIF, whose palette PIL.GifImagePlugin.LOADING_STRATEGY of this process turns into colours. Leave it "
+            "at RGB_AFTER_FIRST."
+        )
+    if rules.truncated == "refuse" and PIL.ImageFile.LOAD_TRUNCATED_IMAGES:
+        raise ConfigError(
+            "cannot be checked for its end, because this process has set PIL.ImageFile.LOAD_TRUNCATED_IMAGES, which "
+            'acts in one process only. To accept truncated images, pass Image(…, truncated="accept"); else leave it '
+            "False."
+        )
     try:
-        yield
-    except OSError as error:
-        if not _truncated.of_process or truncated == "accept" or "truncated" not in str(error):
+        image.load()
+    except (OSError, SyntaxError):  # Pillow's own switch to accept it belongs to the process
+        if rules.truncated == "refuse":
             raise
-        raise OSError(
-            f"{error}. PIL.ImageFile.LOAD_TRUNCATED_IMAGES has no effect, because it acts in one process only: pass "
-            'Image(…, truncated="accept")'
-        ) from error
-    finally:
-        _truncated.of_thread, _palettes.of_thread, _decoding.now = before
+        if image.format in _JPEGS:
+            image = _open(bytes(encoded) + _JPEG_END, rules)
+        elif getattr(image, "_im", None) is not None:
+            image.tile = []  # type: ignore[attr-defined]  # it is decoded as far as it goes
+        image.load()
+    return image
 
 
 def _open(encoded: bytes | memoryview, rules: Rules) -> PIL.Image.Image:
     """Opens an image without decoding its pixels; raises the errors of `decode_parts`."""
-    max_pixels, allowed = rules.max_pixels, PIL.Image.MAX_IMAGE_PIXELS  # Pillow checks its limit in many places
-    if allowed is not None and (max_pixels is None or 2 * allowed < max_pixels):
-        PIL.Image.MAX_IMAGE_PIXELS = max_pixels
+    max_pixels = rules.max_pixels
     data, info = _split_png(memoryview(encoded)) if bytes(encoded[: len(_PNG)]) == _PNG else (encoded, {})
     try:
         image = PIL.Image.open(io.BytesIO(data), formats=None if rules.plugins else _own_formats())
-    except PIL.Image.DecompressionBombError as error:  # more than Pillow allows, which is at least `max_pixels`
-        raise _too_many(str(error).rstrip("."), max_pixels) from None
+    except PIL.Image.DecompressionBombError as error:
+        allowed = 2 * (PIL.Image.MAX_IMAGE_PIXELS or 0)
+        if max_pixels is not None and max_pixels <= allowed:
+            raise _too_many(str(error).rstrip("."), max_pixels) from None
+        raise ConfigError(
+            f"is not opened: {str(error).rstrip('.')}. PIL.Image.MAX_IMAGE_PIXELS of this process allows {allowed}, "
+            f"Image(…, max_pixels={max_pixels}) more. Raise PIL.Image.MAX_IMAGE_PIXELS, or set it to None."
+        ) from None
     except PIL.UnidentifiedImageError:
         if rules.plugins:
             raise
@@ -453,8 +417,9 @@ def _too_many(what: str, max_pixels: int | None) -> Exception:
 
 
 def _rgb(image: PIL.Image.Image) -> Pixels:
-    """Decodes to uint8 (H, W, 3), or (H, W, 4) with padding, perhaps read-only: as stored, but a TIFF as displayed."""
-    image.load()
+    """Returns loaded pixels, uint8 (H, W, 3), or (H, W, 4) with padding, perhaps read-only: as stored, but a TIFF as
+    displayed.
+    """
     high, wide = image.height, image.width
     if image.mode in ("I", "F") and image.format != "PPM":  # Pillow gives the 16 bits of PPM as 32 bits
         deep = np.asarray(image)
@@ -506,13 +471,12 @@ def shown_size(encoded: bytes | memoryview, rules: Rules) -> tuple[int, int, int
     """Returns an image's displayed width and height, and its orientation, 1 to 8, without decoding its pixels. Raises
     DecompressionBombError as `PixelDecoder.decode_parts`.
     """
-    with accepting(rules.truncated):
-        image: Any = _open(encoded, rules)
-        orientation = _orientation(image) or 1
-        # Pillow gives the displayed size of a TIFF with the tag, but the stored size of a TIFF that XMP turns.
-        is_displayed = image.format == _TIFF and image.tag_v2.get(_ORIENTATION) == orientation
-        is_stored_turned = orientation > 4 and not is_displayed
-        return (*((image.height, image.width) if is_stored_turned else image.size), orientation)
+    image: Any = _open(encoded, rules)
+    orientation = _orientation(image) or 1
+    # Pillow gives the displayed size of a TIFF with the tag, but the stored size of a TIFF that XMP turns.
+    is_displayed = image.format == _TIFF and image.tag_v2.get(_ORIENTATION) == orientation
+    is_stored_turned = orientation > 4 and not is_displayed
+    return (*((image.height, image.width) if is_stored_turned else image.size), orientation)
 
 
 def _scale_of_32_bits(grey: npt.NDArray[Any]) -> tuple[float, float]:

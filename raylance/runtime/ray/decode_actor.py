@@ -5,6 +5,7 @@ import ray
 
 from raylance.decode.decoding import Decoding
 from raylance.decode.open_decoding import OpenDecoding
+from raylance.decode.pixels import set_up_process
 from raylance.observe import Receipt
 from raylance.runtime.ray.actors import Actor
 from raylance.runtime.ray.faults import errors_travel
@@ -17,6 +18,7 @@ class DecodeActor(Actor):
         import torch  # noqa: F401 - most decoders need it; it loads while the first rows are read
 
         super().__init__()
+        set_up_process()
         self._decodings: dict[str, OpenDecoding] = {}
 
     def forget(self, key: str) -> None:

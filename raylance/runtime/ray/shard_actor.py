@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 import ray
 
+from raylance.decode.pixels import set_up_process
 from raylance.dispatch.messages import Gather, Load, Loaded
 from raylance.memory.malloc import keep_freed_memory
 from raylance.observe import Receipt
@@ -25,6 +26,8 @@ class ShardActor(Actor):
     def __init__(self, read_spec: ReadSpec, options: Options, by_block: Mapping[str, int]) -> None:
         super().__init__()
         keep_freed_memory()
+        if read_spec.in_helpers is not None:  # it decodes if there are no decoders
+            set_up_process()
         self._work, self._by_block = ReadWork(read_spec, options, by_block=by_block), by_block
         self._planned: dict[str, PlannedRows] = {}
 

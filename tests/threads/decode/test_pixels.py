@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import subprocess
+import sys
 import tracemalloc
 import warnings
 import zlib
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 
 import raylance
 from raylance.decode.images import Image, ImageCrop
-from raylance.decode.pixels import CODEC, MAX_PIXELS, PixelDecoder, Pixels
+from raylance.decode.pixels import CODEC, PixelDecoder, Pixels
 from tests.helpers.images import (
     KINDS,
     TO_PILLOW,
@@ -118,17 +119,23 @@ def test_an_image_of_too_many_pixels_is_refused_by_its_header(kind: str, mode: A
         assert not pixels[0].any()
 
 
-def test_the_limit_of_pixels_is_the_setting_and_not_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [make(picture(61, 47)) for make in LIMITED.values()]
-    many = dataclasses.replace(Image("image", size=8), max_pixels=4 * MAX_PIXELS)
-    for limit, image in ((None, Image("image", size=8)), (1000, Image("image", size=8)), (1000, many)):
+def test_a_limit_of_pixels_that_this_process_has_set_is_an_error_that_names_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is set in the user's process: what its Pillow refuses and helpers would decode is refused by name."""
+    files = {kind: make(picture(61, 47)) for kind, make in LIMITED.items()}
+    image = Image("image", size=8)
+    for limit in (None, 61 * 47):
         monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", limit)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert decode(files, image)[1].all()
-            with pytest.raises(raylance.BadRowError, match="max_pixels=1000"):
-                decode(files[:1], dataclasses.replace(image, max_pixels=1000))
-    assert PIL.Image.MAX_IMAGE_PIXELS == 4 * MAX_PIXELS
+        assert decode([*files.values()], image)[1].all()
+        with pytest.raises(raylance.BadRowError, match="max_pixels=1000"):
+            decode([files["PNG"]], dataclasses.replace(image, max_pixels=1000))
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
+    for unlimited in (image, dataclasses.replace(image, max_pixels=None)):
+        with pytest.raises(raylance.ConfigError, match=r"MAX_IMAGE_PIXELS.* 2000,.*max_pixels="):
+            decode([files["PNG"]], unlimited)
+        assert decode([jpeg(picture(61, 47))], unlimited)[1].all(), "Pillow has no part in it"
+    assert PIL.Image.MAX_IMAGE_PIXELS == 1000
 
 
 def test_the_least_limit_of_a_row_decides(write_dataset: Callable[..., str]) -> None:
@@ -374,7 +381,7 @@ def test_an_orientation_that_cannot_be_read_is_counted(write_dataset: Callable[.
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "TIFF", "CMYK"])
 @pytest.mark.parametrize("of_process", [False, True])
-def test_truncated_images_follow_the_setting_and_not_the_process(
+def test_truncated_images_follow_the_setting_and_a_process_that_contradicts_it_is_named(
     monkeypatch: pytest.MonkeyPatch, kind: str, of_process: bool
 ) -> None:
     data = TO_PILLOW["CMYK"](picture(61, 47)) if kind == "CMYK" else encode(picture(61, 47), kind)
@@ -382,26 +389,39 @@ def test_truncated_images_follow_the_setting_and_not_the_process(
     monkeypatch.setattr(PIL.ImageFile, "LOAD_TRUNCATED_IMAGES", of_process)
     for mode in ("RGB", "L"):
         image = Image("image", size=8, mode=mode)  # type: ignore[arg-type]
-        with pytest.raises(raylance.BadRowError, match='truncated="accept"' if of_process else "truncated"):
+        wanted = raylance.ConfigError if of_process else raylance.BadRowError
+        with pytest.raises(wanted, match='LOAD_TRUNCATED_IMAGES.*truncated="accept"' if of_process else "truncated"):
             decode([data], image)
-        assert decode([data], dataclasses.replace(image, truncated="accept"))[0].any()
-    assert bool(PIL.ImageFile.LOAD_TRUNCATED_IMAGES) == of_process, "for the code of others, it is what it was"
+        accepted = decode([data], dataclasses.replace(image, truncated="accept"))[0]
+        assert accepted.any()
+        monkeypatch.setattr(PIL.ImageFile, "LOAD_TRUNCATED_IMAGES", not of_process)
+        np.testing.assert_array_equal(decode([data], dataclasses.replace(image, truncated="accept"))[0], accepted)
+        monkeypatch.setattr(PIL.ImageFile, "LOAD_TRUNCATED_IMAGES", of_process)
     with pytest.raises(raylance.ConfigError, match="truncated='yes'"):
         Image("image", truncated="yes")  # type: ignore[arg-type]
 
 
-def test_the_colours_of_a_gif_do_not_follow_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow has a switch that turns its palette into colours: class numbers became their brightness."""
+def test_a_gif_is_not_decoded_where_the_process_turns_its_palette_into_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Class numbers would become their brightness."""
     numbers = np.arange(13 * 7, dtype=np.uint8).reshape(7, 13) % 5
     image = PIL.Image.fromarray(numbers)
     image.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255, 255, 255, 255])
-    data, always = encode(image, "GIF"), PIL.GifImagePlugin.LoadingStrategy.RGB_ALWAYS
-    monkeypatch.setattr(PIL.GifImagePlugin, "LOADING_STRATEGY", always)
-    assert PIL.Image.open(io.BytesIO(data)).mode == "RGB"
-    out = decode([data], Image("image", size=(7, 13), mode="L"))[0]
-    np.testing.assert_array_equal(out[0, ..., 0], numbers)
-    assert always == PIL.GifImagePlugin.LOADING_STRATEGY, "for the code of others, it is what it was"
-    assert PIL.Image.open(io.BytesIO(data)).mode == "RGB"
+    data, mask = encode(image, "GIF"), Image("image", size=(7, 13), mode="L")
+    np.testing.assert_array_equal(decode([data], mask)[0][0, ..., 0], numbers)
+    monkeypatch.setattr(PIL.GifImagePlugin, "LOADING_STRATEGY", PIL.GifImagePlugin.LoadingStrategy.RGB_ALWAYS)
+    with pytest.raises(raylance.ConfigError, match="LOADING_STRATEGY.*RGB_AFTER_FIRST"):
+        decode([data], mask)
+
+
+def test_a_process_that_only_decodes_is_set_up_whatever_its_environment_says() -> None:
+    script = (
+        "import warnings, PIL.Image, PIL.ImageFile, raylance.decode.pixels as pixels\n"
+        "PIL.ImageFile.LOAD_TRUNCATED_IMAGES, PIL.Image.MAX_IMAGE_PIXELS = True, 10\n"
+        "pixels.set_up_process()\n"
+        "assert not PIL.ImageFile.LOAD_TRUNCATED_IMAGES and PIL.Image.MAX_IMAGE_PIXELS is None\n"
+        "warnings.warn_explicit('of Pillow', UserWarning, 'Image.py', 1, module='PIL.Image')\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
 
 
 LARGE = (1400, 1200)  # more pixels than are converted at once
