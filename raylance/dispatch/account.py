@@ -98,9 +98,9 @@ class Account:
         """Returns the rows of how many of these samples to load together; see `fitting_rows`."""
         return fitting_rows(rows, self._loaded_bytes * self._rows_each, self.window_bytes)
 
-    def is_small(self, rows: int) -> bool:
-        """Whether samples may be read by themselves, beside the chunks that a reader holds."""
-        return rows * self._loaded_bytes * self._rows_each < self.window_bytes / 8
+    def intend(self, samples: int) -> None:
+        """Records how many samples a chunk should have, though it may be cut smaller; see `learn_rows`."""
+        self._most_samples = max(float(samples), self._most_samples)
 
     def pace(self) -> Pace:
         """Returns the pace at which to load a chunk."""

@@ -7,9 +7,51 @@ from collections import deque
 from collections.abc import Iterator
 
 from raylance.dispatch.account import Account
+from raylance.dispatch.messages import Fault
 from raylance.dispatch.states import ChunkState
 from raylance.planning.pace import Pace
-from raylance.planning.plan import Chunk, Plan
+from raylance.planning.plan import Chunk, Plan, WorkItem
+
+# A pass whose first chunk was not loaded ahead begins with a chunk of one step. Each further one has so many times its
+# rows, up to this share of what a reader holds; the rest is loaded together. Rows that are loaded in few at once cost
+# up to twenty times those that are loaded together, which matters less if they are decoded.
+_DECODED = 2.0, 0.5
+_PLAIN = 8.0, 1 / 32
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class Loading:
+    """How much of a chunk its reader has loaded, and what it was asked for.
+
+    Attributes:
+        pace: How many rows to ask for next.
+        stored_rows: Number of the chunk's different rows; until the reader has said it, of its rows.
+        asked_rows: Number of stored rows that were asked for.
+        rows: Number of stored rows that are loaded.
+        nbytes: Their bytes.
+        needs_bytes: Bytes of the next row, if it did not fit; else 0.
+        calls: Unanswered loads, with the bytes that each may add.
+        paced: Rows and bytes from which `pace` follows.
+    """
+
+    pace: Pace
+    stored_rows: int
+    asked_rows: int = 0
+    rows: int = 0
+    nbytes: int = 0
+    needs_bytes: int = 0
+    calls: dict[int, float] = dataclasses.field(default_factory=dict)
+    paced: tuple[int, int] = (0, 0)
+
+    @property
+    def expected_bytes(self) -> float:
+        """Bytes that are loaded, or may be when the unanswered loads are done."""
+        return self.nbytes + sum(self.calls.values())
+
+    @property
+    def left_rows(self) -> int:
+        """Number of stored rows that were not asked for."""
+        return self.stored_rows - self.asked_rows
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -18,67 +60,59 @@ class HeldChunk:
 
     Attributes:
         number: Names the chunk for its reader; a new one for each attempt to load it.
-        first: Line of its first row, see `Plan.line`.
-        rows: Number of its rows.
-        stored_rows: Number of its different rows; until the reader has said it, `rows`.
-        asked_rows: Number of stored rows that were asked for.
-        loaded_rows: Number of stored rows that are loaded, and their bytes.
-        calls: Unanswered loads, with the bytes that each may add.
+        first: Line of the first row that items take from it, see `Plan.line`.
+        rows: Number of rows that items take from it.
+        loading: What is loaded of it.
         gathers: Unanswered calls that gather items from the chunk.
         unfetched: Answered ones whose results still need the chunk; see `ChunkTable`.
         taken_rows: Number of its rows up to the last one that was gathered in this pass, or is before it.
-        given_rows: Number of its loaded rows up to the last one that was given away; see `ChunkTable`.
-        paced: Rows and bytes from which `pace` follows.
-        needs_bytes: Bytes of the next row, if it did not fit; else 0.
-        is_cold: Whether it was in use before any of it was asked for.
+        faults: Number of machine faults of its loads; `not_before` is when it may be loaded again.
+        error: Why its rows cannot be loaded, in the state FAILED.
     """
 
     number: int
     chunk: Chunk
     first: int
     rows: int
-    pace: Pace
-    stored_rows: int
+    loading: Loading
     state: ChunkState = ChunkState.PLANNED
     reader: int | None = None
-    asked_rows: int = 0
-    loaded_rows: int = 0
-    nbytes: int = 0
-    calls: dict[int, float] = dataclasses.field(default_factory=dict)
     gathers: set[int] = dataclasses.field(default_factory=set)
     unfetched: set[int] = dataclasses.field(default_factory=set)
-    paced: tuple[int, int] = (0, 0)
     taken_rows: int = 0
-    given_rows: int = 0
-    needs_bytes: int = 0
     faults: int = 0
     not_before: float = 0.0
-    is_cold: bool = False
+    error: BaseException | Fault | None = None
 
     @property
-    def expected_bytes(self) -> float:
-        """Bytes that are loaded, or may be when the unanswered loads are done."""
-        return self.nbytes + sum(self.calls.values())
+    def end(self) -> int:
+        """Line after its last row."""
+        return self.first + self.rows
 
-    def is_before(self, other: "HeldChunk") -> bool:
-        """Whether the rows of the chunk are delivered before those of another one."""
-        return (self.chunk.epoch, self.first) < (other.chunk.epoch, other.first)
+    def ends_after(self, other: "HeldChunk") -> bool:
+        """Whether some rows of the chunk are delivered after the first one of another chunk, or with it."""
+        return (self.chunk.epoch, self.end) > (other.chunk.epoch, other.first)
 
     def has(self, epoch: int, line: int) -> bool:
-        """Whether a line belongs to the chunk."""
-        return self.chunk.epoch == epoch and self.first <= line < self.first + self.rows
+        """Whether items take a line from the chunk."""
+        return self.chunk.epoch == epoch and self.first <= line < self.end
 
 
 class ChunkOrder:
     """Consecutive chunks without a gap, from the one in use to the last one that is loaded ahead; also of later epochs.
 
+    The first chunks of a pass that nothing was loaded for are small, so that its first batch comes early, and each is
+    larger than the one before it.
+
     Attributes:
         held: The chunks.
     """
 
-    def __init__(self, account: Account, *, loads_next_epoch: bool) -> None:
-        """Begins with no chunk; `account` says how many rows one may have. For `loads_next_epoch`, see `ChunkTable`."""
-        self._account, self._loads_next_epoch = account, loads_next_epoch
+    def __init__(self, account: Account, *, decodes: bool, gives_away: bool, loads_next_epoch: bool) -> None:
+        """Begins with no chunk; `account` says how many rows one may have. For the rest, see `ChunkTable`."""
+        self._account, self._gives_away, self._loads_next_epoch = account, gives_away, loads_next_epoch
+        self._growth, self._early_share = _DECODED if decodes else _PLAIN
+        self._small_rows = 0.0  # most rows of the next chunk of a pass; 0 once its chunks are large
         self._of: tuple[Plan, int] | None = None  # the plan, and the data-parallel rank
         self.held: deque[HeldChunk] = deque()
         self._last: Chunk | None = None  # the last one that this pass has held or added: others follow it
@@ -102,42 +136,83 @@ class ChunkOrder:
         while self.held and not (is_same and self._is_needed(self.held[0], plan, epoch, position, line)):
             dropped.append(self.held.popleft())
         self._of, self._last = (plan, dp_rank), None
+        low, high = plan.rank_slice(epoch, position, dp_rank)
+        self._small_rows = 0.0 if self.held else max(1.0, float(high - low))
         if not self.held:
             return dropped
-        first = self.held[0]
-        if not first.has(epoch, line):
+        for held in [*self.held]:
+            before = max(0, line - held.first) if held is self.held[0] else 0
+            if self._gives_away and held.taken_rows > before:
+                self._read_again(held, before, held.taken_rows)
+                if not held.rows or held.state is not ChunkState.LOADED:
+                    dropped.append(held)  # for its reader, it has the rows before them, too
+                    if held.rows:
+                        self.replace(held)
+                    else:
+                        self.held.remove(held)
+            else:
+                held.taken_rows = before
+        if not self.held[0].has(epoch, line):
             chunk = plan.chunk_at(epoch, position)
             if chunk is not None and plan.chunk_size(chunk, dp_rank):
-                self.held.appendleft(self._make(self._before(chunk, first.chunk)))
-        elif first.first + first.given_rows - line > first.rows // 2:  # else few rows are read by themselves
-            dropped.append(self.held.popleft())
-            self.held.appendleft(self._make(self._rest(first.chunk, position)))
+                self.held.appendleft(self._make(self._before(chunk, self.held[0].chunk)))
         self._fill_gaps()
         self._last = self.held[-1].chunk
-        for held in self.held:
-            held.taken_rows = max(0, line - held.first) if held is self.held[0] else 0
         return dropped
+
+    def _read_again(self, held: HeldChunk, low: int, high: int) -> None:
+        """Adds chunks of rows [low, high) of a chunk, which the consumer may have changed, and leaves it those after
+        them. For its reader, it still has all.
+        """
+        plan, dp_rank = self.planned
+        rest: Chunk | None = held.chunk
+        while rest is not None and high:
+            head = plan.head(rest, dp_rank, low or high)
+            rows, after = plan.chunk_size(head, dp_rank), plan.next_chunk(head)
+            if not low:
+                self.held.insert(self.held.index(held), self._make(head))
+            low, high = max(0, low - rows), high - rows
+            held.first, held.rows = held.first + rows, held.rows - rows
+            rest = None if after is None or not held.rows else self._rest(held.chunk, after.position, after.low)
+        held.taken_rows = 0
+        if rest is not None:
+            held.chunk = rest
 
     def _is_needed(self, held: HeldChunk, plan: Plan, epoch: int, position: int, line: int) -> bool:
         """Whether a pass from a position on needs a chunk: if it has the first row of the pass, or begins soon after
         it, because the items before it were gathered in a pass that did not take them.
         """
         is_on_track = held.chunk.epoch == epoch and plan.leads_to(epoch, held.chunk.position, position)
-        return is_on_track and line < held.first + held.rows and held.first - line <= held.rows // 2
+        return is_on_track and line < held.end and held.first - line <= held.rows // 2
 
     def _fill_gaps(self) -> None:
         """Adds the chunks that lie between others: they were used in a pass that was left before it had taken them."""
+        plan, dp_rank = self.planned
         at = 0
         while at + 1 < len(self.held):
-            after, found = self._likely_after(self.held[at].chunk), self.held[at + 1].chunk
+            after, found = self._likely_after(self.held[at].chunk), self.held[at + 1]
             at += 1
-            if after is not None and (after.epoch, after.position, after.low) != (
-                found.epoch,
-                found.position,
-                found.low,
-            ):
-                gap = self._before(after, found) if after.epoch == found.epoch else after
+            if after is not None and not found.has(after.epoch, plan.first_line(after, dp_rank)):
+                gap = self._before(after, found.chunk) if after.epoch == found.chunk.epoch else after
                 self.held.insert(at, self._make(gap))
+
+    def together(self, item: WorkItem, line: int) -> int:
+        """Returns how many of an item's first rows, which begin at a line, one chunk has. Makes the chunk of an item
+        whose rows none has: chunks are dropped when all their rows were gathered, and an item may be gathered again.
+        """
+        plan, _ = self.planned
+        found = next((each for each in self.held if each.has(item.epoch, line)), None)
+        if found is not None:
+            return min(item.rows, found.end - line)
+        at = sum((each.chunk.epoch, each.first) < (item.epoch, line) for each in self.held)
+        if at < len(self.held) and self.held[at].chunk.epoch == item.epoch:
+            rows = self.held[at].first - line
+            if rows < item.rows:
+                return rows
+        high = None if plan.ends_step(item) else item.high
+        chunk = Chunk(epoch=item.epoch, position=item.position, steps=item.steps, low=item.low, high=high)
+        self.held.insert(at, self._make(chunk))
+        return item.rows
 
     def chunks(self, epoch: int, position: int, *, spans_epochs: bool = False) -> Iterator[Chunk]:
         """Yields the chunks of the pass, or what is left of them; with `spans_epochs`, also those of all later epochs.
@@ -188,7 +263,13 @@ class ChunkOrder:
     def _add(self, chunk: Chunk) -> Chunk:
         """Adds a chunk at the end, or as much of it as a reader should hold together; returns what was added."""
         plan, dp_rank = self.planned
-        added = plan.head(chunk, dp_rank, self._account.chunk_rows(plan.chunk_size(chunk, dp_rank)))
+        rows = self._account.chunk_rows(plan.chunk_size(chunk, dp_rank))
+        self._account.intend(rows)
+        if 0 < self._small_rows < self._early_share * rows:
+            rows, self._small_rows = int(self._small_rows), self._small_rows * self._growth
+        else:
+            self._small_rows = 0.0
+        added = plan.head(chunk, dp_rank, rows)
         self.held.append(self._make(added))
         self._last = added
         return added
@@ -196,8 +277,11 @@ class ChunkOrder:
     def _make(self, chunk: Chunk) -> HeldChunk:
         plan, dp_rank = self.planned
         rows, first = plan.chunk_size(chunk, dp_rank), plan.first_line(chunk, dp_rank)
-        pace = self._account.pace()
-        return HeldChunk(number=self.number(), chunk=chunk, first=first, rows=rows, stored_rows=rows, pace=pace)
+        return HeldChunk(number=self.number(), chunk=chunk, first=first, rows=rows, loading=self.nothing(rows))
+
+    def nothing(self, rows: int) -> Loading:
+        """Returns how much is loaded of a chunk of so many rows, at first."""
+        return Loading(pace=self._account.pace(), stored_rows=rows)
 
     def all(self) -> Iterator[HeldChunk]:
         """Yields the chunks; adds those that are likely to follow."""
@@ -219,6 +303,18 @@ class ChunkOrder:
                     self._add(chunk)
         return self._last is not None
 
+    def replace(self, held: HeldChunk) -> HeldChunk:
+        """Replaces a chunk by one of the same rows, of which nothing is loaded."""
+        again = self._make(held.chunk)
+        again.reader, again.taken_rows, again.faults, again.error = (
+            held.reader,
+            held.taken_rows,
+            held.faults,
+            held.error,
+        )
+        self.held[self.held.index(held)] = again
+        return again
+
     def halve(self, held: HeldChunk) -> None:
         """Replaces a chunk of several rows by two."""
         plan, dp_rank = self.planned
@@ -231,6 +327,7 @@ class ChunkOrder:
             part = None if chunk is None else self._make(chunk)
             taken = 0 if part is None else held.first + held.taken_rows - part.first
             if part is not None and taken < part.rows:
-                part.reader, part.is_cold, part.taken_rows = held.reader, held.is_cold, max(0, taken)
+                part.reader, part.taken_rows = held.reader, max(0, taken)
+                part.faults, part.not_before, part.error = held.faults, held.not_before, held.error
                 self.held.insert(at, part)
                 at += 1

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from raylance.dispatch.account import Account
+from raylance.dispatch.chunk_order import HeldChunk
 from raylance.dispatch.helper_pool import HelperPool
 from raylance.dispatch.in_flight import InFlight, InFlightItem
 from raylance.dispatch.load_ahead import MAX_FAULTS, PAUSES_S, ChunkTable
@@ -18,6 +19,7 @@ from raylance.dispatch.messages import (
     Alive,
     Awaited,
     Begin,
+    ChunkLost,
     Close,
     Complete,
     Decode,
@@ -42,7 +44,7 @@ from raylance.dispatch.messages import (
     Wanted,
 )
 from raylance.dispatch.scaling import Scaler
-from raylance.dispatch.states import ItemState
+from raylance.dispatch.states import ChunkState, ItemState
 from raylance.dispatch.suspects import Advice, Suspects
 from raylance.errors import HelperError
 from raylance.observe import Receipt
@@ -145,6 +147,9 @@ class Dispatcher:
                 self._out += self._pool.not_placed(helper, fault, permanent, self._now)
             case Lost(helper, fault):
                 self._lost(helper, fault)
+            case ChunkLost(number, fault):
+                self._out.append(FaultSeen(f"a part of a reader's memory is loaded again ({fault.what})"))
+                self._chunks.chunk_lost(number, fault, self._now)
 
     def _take_of_consumer(self, event: Begin | Wanted | Awaited | Taken) -> None:
         match event:
@@ -180,7 +185,7 @@ class Dispatcher:
             case Failed(_, error) if self._chunks.knows(call):
                 self._chunks.failed(call, error)
             case Faulted() if self._chunks.knows(call):
-                self._chunks.faulted(call, self._now)
+                self._chunks.faulted(call, event.fault, self._now)
             case Done() | Fetched() | Failed() | Faulted() if entry is not None:
                 entry.call = None
                 self._answered_item(entry, event)
@@ -374,7 +379,7 @@ class Dispatcher:
 
     def _replace(self, entry: InFlightItem, parts: int, allowed_bytes: float) -> None:
         self._again(entry)
-        self._inflight.replace(entry, parts, allowed_bytes)
+        self._inflight.cut(entry, parts, allowed_bytes)
 
     # Decisions.
 
@@ -401,11 +406,12 @@ class Dispatcher:
             self._give_up(self._pool.failure)
             return
         self._inflight.take_on(len(self._pool.running("decoder")) if self._is_wanted else None)
+        self._cut_to_chunks()
         if loads:
             self._load()
         self._gather()
         self._send_decodes()
-        self._out += self._chunks.take_commands()  # items that are read by themselves come first: they are awaited
+        self._out += self._chunks.take_commands()  # items come first: they are awaited
         head = self._inflight.head
         if head is None:
             if self._inflight.is_over and self._inflight.error is not None:
@@ -424,30 +430,66 @@ class Dispatcher:
         self._out.append(output)
 
     def _load(self) -> None:
-        readers = self._pool.running("reader")
-        self._chunks.load(readers, lambda reader: self._pool.send(reader, self._now, loads=True), self._now)
+        readers, responsive = self._pool.running("reader"), self._pool.running("reader", responsive=True)
+        self._chunks.load(readers, lambda reader: self._pool.send(reader, self._now, loads=True), self._now, responsive)
+
+    def _cut_to_chunks(self) -> None:
+        """Cuts items that wait so that the rows of each come from one chunk: chunks may have been halved since. Items
+        that wait for others to be decoded leave these the room of their chunks.
+        """
+        waiting = [entry.item for entry in self._inflight.entries if self._has_to_wait(entry)]
+        if waiting:
+            others = [entry.item for entry in self._inflight.entries if _may_be_decoded(entry)]
+            self._chunks.set_aside(waiting, others)
+        at = 0
+        while at < len(self._inflight.entries):
+            entry = self._inflight.entries[at]
+            at += 1
+            if entry.state is ItemState.WAITING and entry.item.rows and not self._has_to_wait(entry):
+                rows = self._chunks.together(entry.item)
+                if rows < entry.item.rows:
+                    self._inflight.cut_at(entry, rows)
+                    at -= 1  # the first part is looked at again
 
     def _gather(self) -> None:
-        head = self._inflight.head
-        holds = head is not None and self._has_to_wait(head)  # its chunk, which may take the room of those after it
-        for entry in self._inflight.entries:
+        for entry in [*self._inflight.entries]:
             if entry.state is not ItemState.WAITING or entry.not_before > self._now or self._has_to_wait(entry):
                 continue
             if not self._inflight.has_room(entry):
                 return
-            readers = self._pool.running("reader", responsive=entry.is_hit)
-            place = self._chunks.place_of(entry.item, readers, at_once=holds)
-            if place is None:
-                continue
-            entry.change(ItemState.GATHERING)
-            entry.not_before = 0.0
-            entry.decodes_there = self._decodes and self._pool.reader_decodes(self._now)
-            call = self._await(entry, self._pool.send(place.reader, self._now))
-            self._chunks.gathers(call, place)
-            allowed, given_up = max(1, int(entry.allowed_bytes)), entry.suspicion.given_up
-            self._out.append(
-                Gather(call, place.reader, entry.item, place.number, entry.decodes_there, allowed, given_up)
-            )
+            held = self._chunks.place_of(entry.item) if entry.item.rows else None
+            if held is not None and held.state is ChunkState.FAILED and entry.item.steps > 1:
+                self._split(entry)  # steps before the failing one must still be delivered
+                self._gather()
+                return
+            if held is not None and held.state is ChunkState.FAILED:
+                self._fail_as(entry, held)
+            elif held is not None or not entry.item.rows:
+                self._gather_from(held, entry)
+
+    def _fail_as(self, entry: InFlightItem, held: HeldChunk) -> None:
+        """Takes the error of a chunk, which cannot be loaded, for that of an item."""
+        if isinstance(held.error, Fault):
+            self._fail(entry, held.error, f"was lost {held.faults} times ({held.error.what})")
+        elif held.error is not None:
+            self._fail_with(entry, held.error)
+
+    def _gather_from(self, held: HeldChunk | None, entry: InFlightItem) -> None:
+        """Has an item gathered from a loaded chunk; an item without rows by any reader."""
+        readers = self._pool.running("reader", responsive=entry.is_hit)
+        reader = held.reader if held is not None else next(iter(readers), None)
+        if reader is None or reader not in readers:
+            return
+        entry.change(ItemState.GATHERING)
+        entry.not_before = 0.0
+        entry.decodes_there = self._decodes and self._pool.reader_decodes(self._now)
+        call = self._await(entry, self._pool.send(reader, self._now))
+        number = None
+        if held is not None:
+            held.gathers.add(call)
+            number = held.number
+        allowed, given_up = max(1, int(entry.allowed_bytes)), entry.suspicion.given_up
+        self._out.append(Gather(call, reader, entry.item, number, entry.decodes_there, allowed, given_up))
 
     def _has_to_wait(self, entry: InFlightItem) -> bool:
         return entry.suspicion.waits and self._has_others()
@@ -469,6 +511,8 @@ class Dispatcher:
                 call = self._await(entry, self._pool.send(decoder, self._now))
                 self._out.append(Decode(call, decoder, entry.gathered, entry.item.epoch, entry.suspicion.given_up))
         if gathers_again:
+            self._cut_to_chunks()
+            self._load()
             self._gather()
 
     def _await(self, entry: InFlightItem, call: int) -> int:

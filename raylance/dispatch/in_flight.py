@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from raylance.dispatch.account import Account
 from raylance.dispatch.states import ItemState, change
@@ -157,12 +157,19 @@ class InFlight:
         reserved_bytes = self._account.reserved_bytes(item.rows) + extra
         return InFlightItem(item=item, reserved_bytes=reserved_bytes, allowed_bytes=estimate + extra)
 
-    def replace(self, entry: InFlightItem, parts: int, allowed_bytes: float) -> None:
-        """Replaces an item by its parts, which are read again."""
+    def cut(self, entry: InFlightItem, parts: int, allowed_bytes: float) -> None:
+        """Replaces an item by up to so many parts, which are gathered again."""
+        self._replace(entry, self._plan.cut(entry.item, parts), allowed_bytes)
+
+    def cut_at(self, entry: InFlightItem, rows: int) -> None:
+        """Replaces an item by parts, one of which ends after so many of its rows."""
+        self._replace(entry, self._plan.cut_at(entry.item, rows), entry.allowed_bytes)
+
+    def _replace(self, entry: InFlightItem, items: Sequence[WorkItem], allowed_bytes: float) -> None:
         at = self.entries.index(entry)
         del self.entries[at]
         entry.change(ItemState.GONE)
-        for item in reversed(self._plan.cut(entry.item, parts)):
+        for item in reversed(items):
             smaller = self._reserve(item, allowed_bytes * item.rows / max(1, entry.item.rows))
             smaller.faults, smaller.not_before = entry.faults, entry.not_before
             smaller.suspicion = entry.suspicion.of_part()

@@ -1,9 +1,7 @@
 """What readers load next, and where the rows of an item are: which reader loads a chunk, in which blocks, and when."""
 
-import dataclasses
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from raylance.dispatch.account import Account
@@ -16,22 +14,9 @@ MAX_FAULTS = 3  # machine faults of one chunk or item; a fourth is not a coincid
 PAUSES_S = (0.2, 1.0, 5.0)  # before work is repeated, if no helper died: a full object store takes time to drain
 _LOADS = 3  # calls at a reader: two that are done and one that waits, so that nothing waits for an answer
 _HELD = 2  # chunks of a reader: the one in use and the next one
-_ALONE = 2  # items at once that a reader reads by themselves
 # If decoders need the cores, the next chunk is loaded in step with the use of the chunk before it, so that loading does
 # not take the cores just when a chunk ends: this share at once, and the rest at a multiple of the speed of its use.
 _FIRST_SHARE, _FASTER = 0.125, 2.0
-# If a chunk was not loaded ahead, its first items, up to this share of its rows, are read by themselves while it is
-# loaded: half if items are decoded, because the decoders need that time anyway; else few, because reading items by
-# themselves takes cores from the load: up to twenty times those of rows that are read together.
-_HALF, _FEW = 0.5, 1 / 32
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ItemPlace:
-    """Where the rows of an item come from: the loaded chunk `number` of a reader; None to read them by themselves."""
-
-    reader: int
-    number: int | None
 
 
 class ChunkTable:
@@ -53,17 +38,16 @@ class ChunkTable:
         Args:
             account: Bytes of rows, and the limit of what a reader holds.
             decodes: Whether items are decoded, so that loading should leave cores to the decoders.
-            gives_away: Whether the consumer may change gathered rows in the reader's own memory. Then a row can be
-                gathered only once from a loaded chunk.
+            gives_away: Whether the consumer may change gathered rows in the reader's own memory. Then a later pass
+                loads them again.
             until_fetched: Whether the memory of a chunk is kept until the items that were gathered from it are fetched.
             loads_next_epoch: Whether the next pass is likely over the next epoch, whose first chunk is loaded ahead.
         """
-        self._account, self._gives_away, self._until_fetched = account, gives_away, until_fetched
-        self._first_share, self._early_share = (_FIRST_SHARE, _HALF) if decodes else (1.0, _FEW)
-        self._order = ChunkOrder(account, loads_next_epoch=loads_next_epoch)
+        self._account, self._until_fetched = account, until_fetched
+        self._first_share = _FIRST_SHARE if decodes else 1.0
+        self._order = ChunkOrder(account, decodes=decodes, gives_away=gives_away, loads_next_epoch=loads_next_epoch)
         self._by_call: dict[int, HeldChunk] = {}
-        self._alone: dict[int, int] = {}  # readers of items that are being read by themselves, by call
-        self._used: list[HeldChunk] = []  # all their rows were gathered, and not all were fetched
+        self._used: list[HeldChunk] = []  # no item will be gathered from them; calls that are not done need them
         self._commands: list[Output] = []  # that were not taken
         self._drops: list[Drop] = []  # the same; a load takes them along, because each call through Ray costs time
 
@@ -80,23 +64,33 @@ class ChunkTable:
         """
         for held in self._order.begin(plan, dp_rank, epoch, position):
             self._let_go(held)
+        for held in self._order.held:
+            held.faults, held.error = 0, None
+            if held.state is ChunkState.FAILED:
+                self._begin_again(held)
         return self._order.chunks(epoch, position, spans_epochs=spans_epochs)
 
     # What to load.
 
-    def load(self, readers: Sequence[int], send: Callable[[int], int], now: float) -> None:
-        """Gives the running `readers` the loads that they can begin; `send` returns the number of a reader's call."""
+    def load(
+        self, readers: Sequence[int], send: Callable[[int], int], now: float, responsive: Sequence[int] | None = None
+    ) -> None:
+        """Gives the running `readers` the loads that they can begin; `send` returns the number of a reader's call. A
+        chunk that a fault has hit is loaded by the `responsive` ones only (None: all are): helpers seldom die alone.
+        """
         if not readers:
             return
         self._assign(readers)
         for reader in readers:
             mine = [each for each in self._order.held if each.reader == reader]
             for held, before in zip(mine[:_HELD], [None, *mine], strict=False):
-                while self._is_ready(held, now) and sum(len(each.calls) for each in mine) < _LOADS:
+                if held.faults and responsive is not None and reader not in responsive:
+                    continue
+                while self._is_ready(held, now) and sum(len(each.loading.calls) for each in mine) < _LOADS:
                     if before is None:
                         self._make_room(held, mine)
                     holding = (*mine, *(each for each in self._used if each.reader == reader))
-                    block = self._next_block(held, before, sum(each.expected_bytes for each in holding))
+                    block = self._next_block(held, before, sum(each.loading.expected_bytes for each in holding))
                     if block is None:
                         break
                     self._send(held, reader, *block, send)
@@ -106,18 +100,17 @@ class ChunkTable:
         if held.state not in (ChunkState.PLANNED, ChunkState.LOADING) or held.not_before > now:
             return False
         # Unless all rows have one size, that of the next ones is known when these are here.
-        return not held.calls or (self._account.is_even and held.asked_rows < held.stored_rows)
+        return not held.loading.calls or (self._account.is_even and held.loading.left_rows > 0)
 
     def _make_room(self, used: HeldChunk, mine: Sequence[HeldChunk]) -> None:
-        """Drops what a reader has loaded of later chunks, if the chunk in use needs the room: it came from a reader
-        that is gone.
-        """
-        left_bytes = (used.stored_rows - used.asked_rows) * used.pace.row_bytes
-        wanted = max(min(used.pace.target_bytes, left_bytes), used.pace.row_bytes, used.needs_bytes)
-        unfetched = [each for each in self._used if each.reader == used.reader and used.is_before(each)]
-        for other in (*reversed(mine[1:]), *unfetched):
-            room = self._account.window_bytes - sum(each.expected_bytes for each in (*mine, *unfetched))
-            if room >= wanted or not other.expected_bytes or other.gathers:
+        """Drops what a reader holds of rows that come later, if the chunk in use needs the room."""
+        loading, pace = used.loading, used.loading.pace
+        left_bytes = loading.left_rows * pace.row_bytes
+        wanted = max(min(pace.target_bytes, left_bytes), pace.row_bytes, loading.needs_bytes)
+        unfetched = [each for each in self._used if each.reader == used.reader]
+        for other in (*reversed(mine[1:]), *(each for each in unfetched if each.ends_after(used))):
+            room = self._account.window_bytes - sum(each.loading.expected_bytes for each in (*mine, *unfetched))
+            if room >= wanted or not other.loading.expected_bytes or other.gathers:
                 continue
             if other in unfetched:
                 unfetched.remove(other)
@@ -144,28 +137,28 @@ class ChunkTable:
         """Returns the number of rows of a ready chunk's next block, and the bytes that it may have; None if it has to
         wait. `before` is the chunk that the reader uses before this one, if any; the reader holds `expected_bytes`.
         """
-        room, left = self._account.window_bytes - expected_bytes, held.stored_rows - held.asked_rows
-        rows, fitting = min(left, held.pace.next_rows()), max(0, int(room / held.pace.row_bytes))
+        loading, is_even = held.loading, self._account.is_even
+        room, pace = self._account.window_bytes - expected_bytes, loading.pace
+        rows, fitting = min(loading.left_rows, pace.next_rows()), max(0, int(room / pace.row_bytes))
         if before is None:
-            if not fitting and expected_bytes == held.nbytes:
+            if not fitting and expected_bytes == loading.nbytes:
                 fitting, room = 1, max(1.0, room)  # it has all room that there is
             return (min(rows, fitting), room) if fitting else None
-        is_even = self._account.is_even
         share = self._first_share + _FASTER * before.taken_rows / max(1, before.rows)
-        is_asked = is_even and before.asked_rows >= before.stored_rows
+        is_asked = is_even and not before.loading.left_rows
         is_loading = before.state in (ChunkState.PLANNED, ChunkState.LOADING) and not is_asked
-        if is_loading or held.asked_rows >= share * held.stored_rows:
+        if is_loading or loading.asked_rows >= share * loading.stored_rows:
             return None
         rows = min(rows, fitting) if is_even and fitting > rows // 2 else rows
-        return (rows, room) if rows <= fitting and room >= held.needs_bytes else None
+        return (rows, room) if rows <= fitting and room >= loading.needs_bytes else None
 
     def _send(self, held: HeldChunk, reader: int, rows: int, allowed: float, send: Callable[[int], int]) -> None:
         if held.state is ChunkState.PLANNED:
             held.state = change(held.state, ChunkState.LOADING)
-            held.is_cold = held.is_cold or held is self._order.held[0]
-        call, first = send(reader), held.asked_rows
-        held.calls[call] = rows * held.pace.row_bytes if self._account.is_even else allowed
-        held.asked_rows += rows
+        loading = held.loading
+        call, first = send(reader), loading.asked_rows
+        loading.calls[call] = rows * loading.pace.row_bytes if self._account.is_even else allowed
+        loading.asked_rows += rows
         self._by_call[call] = held
         _, dp_rank = self._order.planned
         drops = tuple(drop.number for drop in self._drops if drop.helper == reader)
@@ -179,33 +172,29 @@ class ChunkTable:
         held = self._by_call.pop(event.call, None)
         if held is None:
             return
-        held.calls.pop(event.call, None)
+        account, loading = self._account, held.loading
+        loading.calls.pop(event.call, None)
         if held.state is not ChunkState.LOADING:
             return
-        account = self._account
-        if not held.loaded_rows:
+        if not loading.rows:
             account.learn_rows(held.rows, event.stored_rows)
         # An answer may overtake another one, and the rows of a load may come before those of an earlier load.
-        held.loaded_rows, held.nbytes = max(held.loaded_rows, event.rows), max(held.nbytes, event.nbytes)
-        held.stored_rows = event.stored_rows
-        if not held.calls:
-            rows, nbytes = held.loaded_rows - held.paced[0], held.nbytes - held.paced[1]
+        loading.rows, loading.nbytes = max(loading.rows, event.rows), max(loading.nbytes, event.nbytes)
+        loading.stored_rows = event.stored_rows
+        if not loading.calls:
+            rows, nbytes = loading.rows - loading.paced[0], loading.nbytes - loading.paced[1]
             if rows:
                 self._learn_whether_even(event.is_even, nbytes / rows)
-                held.pace.record(rows, nbytes)
-            held.asked_rows, held.paced = held.loaded_rows, (held.loaded_rows, held.nbytes)
-            held.needs_bytes = event.needs_bytes
-        if held.loaded_rows == held.stored_rows:
-            if held.calls:
+                loading.pace.record(rows, nbytes)
+            loading.asked_rows, loading.paced = loading.rows, (loading.rows, loading.nbytes)
+            loading.needs_bytes = event.needs_bytes
+        if loading.rows == loading.stored_rows:
+            if loading.calls:
                 return  # a read that was repeated may still copy rows to places of its load, until this is answered
-            account.learn_chunk(held.stored_rows, held.nbytes)
+            account.learn_chunk(loading.stored_rows, loading.nbytes)
             held.state = change(held.state, ChunkState.LOADED)
-        elif held.nbytes + held.needs_bytes > account.window_bytes and held.rows == 1:
-            self._free(held)
-            held.state = change(held.state, ChunkState.FAILED)  # its item is read by itself, and refused
-        elif held.nbytes + held.needs_bytes > account.window_bytes:
-            self._order.halve(held)
-            self._let_go(held)
+        elif loading.nbytes + loading.needs_bytes > account.window_bytes and held.rows > 1:
+            self._halve(held)  # a sample that does not fit by itself is an error of its load
 
     def _learn_whether_even(self, is_even: bool, row_bytes: float) -> None:
         """Learns whether all rows have one size. Once it is known, chunks are loaded in large blocks, the first one
@@ -215,34 +204,59 @@ class ChunkTable:
         if is_even and not was_even:
             self._account.learn_even(row_bytes)
             for held in self._order.held:
-                held.pace = self._account.pace()
+                held.loading.pace = self._account.pace()
 
     def failed(self, call: int, error: BaseException) -> None:
-        """Records that a load has failed because of its rows. The error may concern few of them, so the items of the
-        chunk are read by themselves until one of them succeeds.
+        """Records that a load has failed because of its rows. The error may concern few of them, so the chunk is
+        halved, down to the row that causes it.
         """
         held = self._by_call.pop(call, None)
-        if held is not None and held.state is ChunkState.LOADING:
-            self._free(held)
-            held.state = change(held.state, ChunkState.FAILED)
-            self._reset(held)
-            line = f"rows could not be read together ({error!r}). Their items are read by themselves."
+        if held is None or held.state is not ChunkState.LOADING:
+            return
+        if held.rows > 1 and held.error is None:
+            line = f"rows could not be read together ({error!r}). They are read in halves, to find the row that fails."
             self._commands.append(Log(logging.WARNING, line))
+        held.error = error
+        self._halve_or_fail(held, can_halve=held.rows > 1)
 
-    def faulted(self, call: int, now: float) -> None:
+    def faulted(self, call: int, fault: Fault, now: float) -> None:
         """Records that a load has failed by a machine fault: it is done again, after a pause."""
         held = self._by_call.pop(call, None)
         if held is not None and held.state is ChunkState.LOADING:
             self._free(held)
             self._begin_again(held)
-            self._blame(held)
-            held.not_before = now + PAUSES_S[min(held.faults, MAX_FAULTS) - 1]
+            self._pause(held, fault, now)
 
-    def _blame(self, held: HeldChunk) -> None:
-        """Counts a machine fault against a chunk; after too many, its items are read by themselves."""
+    def chunk_lost(self, number: int, fault: Fault, now: float) -> None:
+        """Records that what a reader has sent of a chunk is gone. The reader lives, and may be gathering from it."""
+        for held in [each for each in self._order.held if each.number == number]:
+            again = self._order.replace(held)
+            self._release(held)
+            self._pause(again, fault, now)
+
+    def _pause(self, held: HeldChunk, fault: Fault, now: float) -> None:
+        """Has a chunk loaded again, after a pause."""
+        held.not_before = now + PAUSES_S[min(held.faults + 1, MAX_FAULTS) - 1]
+        self._blame(held, fault)
+
+    def _blame(self, held: HeldChunk, fault: Fault) -> None:
+        """Counts a machine fault against a chunk; after too many, it is halved, down to about the rows of an item."""
         held.faults += 1
         if held.faults > MAX_FAULTS:
+            held.error = fault
+            self._halve_or_fail(held, can_halve=held.rows > self._account.item_rows())
+
+    def _halve_or_fail(self, held: HeldChunk, *, can_halve: bool) -> None:
+        if can_halve:
+            self._halve(held)
+        else:
+            self._free(held)
             held.state = change(held.state, ChunkState.FAILED)
+            self._reset(held)
+
+    def _halve(self, held: HeldChunk) -> None:
+        self._order.halve(held)
+        self._let_go(held)
 
     def lost(self, reader: int, calls: Sequence[int], fault: Fault, *, is_at_load: bool) -> None:
         """Records that a reader is gone, and what it held. `calls` are those that it has not answered; `is_at_load`
@@ -255,10 +269,9 @@ class ChunkTable:
                 if held.state is not ChunkState.FAILED:
                     self._begin_again(held)
         if at_work is not None and at_work.state is ChunkState.PLANNED and is_at_load and not fault.is_of_others:
-            self._blame(at_work)
+            self._blame(at_work, fault)
         for call in calls:
             self._by_call.pop(call, None)
-            self._alone.pop(call, None)
         self._used = [held for held in self._used if held.reader != reader]
 
     def _begin_again(self, held: HeldChunk) -> None:
@@ -268,74 +281,49 @@ class ChunkTable:
         self._reset(held)
 
     def _forget_loads(self, held: HeldChunk) -> None:
-        for call in held.calls:
+        for call in held.loading.calls:
             self._by_call.pop(call, None)
 
     def _reset(self, held: HeldChunk) -> None:
         self._forget_loads(held)
-        held.number, held.calls, held.gathers, held.unfetched = self._order.number(), {}, set(), set()
-        held.pace = self._account.pace()
-        held.asked_rows = held.loaded_rows = held.nbytes = held.needs_bytes = held.given_rows = 0
-        held.stored_rows, held.paced = held.rows, (0, 0)
+        held.number, held.loading = self._order.number(), self._order.nothing(held.rows)
+        held.gathers, held.unfetched = set(), set()
 
     # Items.
 
-    def place_of(self, item: WorkItem, readers: Sequence[int], *, at_once: bool = False) -> ItemPlace | None:
-        """Returns where the rows of an item come from; None if they have to wait for their chunk, or for a reader that
-        is able to take the item. `readers` are those that are able. With `at_once`, the item does not wait for its
-        chunk, because no chunk before it will be dropped.
+    def together(self, item: WorkItem) -> int:
+        """Returns how many of an item's first rows come from one chunk: an item is gathered from one chunk only. If no
+        chunk has them, they get one of their own.
         """
-        if not readers:
-            return None
-        held = self._find(item) if item.rows else None
-        if held is None:
-            return ItemPlace(readers[0], None)
-        if held.reader is None and held.state is not ChunkState.FAILED and not at_once:
-            return None
-        reader = readers[0] if held.reader is None else held.reader
-        if reader not in readers:
-            return None
-        at = self._line(item) - held.first
-        if held.state is ChunkState.LOADED and at >= held.given_rows:
-            return ItemPlace(reader, held.number)
-        if held.state in (ChunkState.LOADED, ChunkState.FAILED):
-            return ItemPlace(reader, None)
-        is_early = held.is_cold and at < self._early_share * held.rows and self._account.is_small(item.rows)
-        is_free = Counter(self._alone.values())[reader] < _ALONE
-        return ItemPlace(reader, None) if at_once or (is_early and is_free) else None
+        return self._order.together(item, self._line(item))
+
+    def set_aside(self, waiting: Sequence[WorkItem], others: Sequence[WorkItem]) -> None:
+        """Releases the chunks of items that wait for others, unless some of these are gathered from them, too."""
+        for held in [each for each in self._order.held if any(self._shares(each, item) for item in waiting)]:
+            if not any(self._shares(held, item) for item in others):
+                self._order.held.remove(held)
+                self._release(held)
+
+    def _shares(self, held: HeldChunk, item: WorkItem) -> bool:
+        """Whether a chunk has rows of an item."""
+        line = self._line(item)
+        return held.chunk.epoch == item.epoch and line < held.end and held.first < line + item.rows
+
+    def place_of(self, item: WorkItem) -> HeldChunk | None:
+        """Returns the chunk of an item, if it is loaded or cannot be; None if the item has to wait for it."""
+        line = self._line(item)
+        held = next((each for each in self._order.held if each.has(item.epoch, line)), None)
+        return held if held is not None and held.state in (ChunkState.LOADED, ChunkState.FAILED) else None
 
     def _line(self, item: WorkItem) -> int:
         plan, _ = self._order.planned
         return plan.item_line(item)
 
-    def _find(self, item: WorkItem) -> HeldChunk | None:
-        """Returns the chunk that has all rows of an item, if any: chunks that were used are gone, and a chunk may have
-        been halved in the middle of an item.
-        """
-        line = self._line(item)
-        return next(
-            (
-                each
-                for each in self._order.held
-                if each.has(item.epoch, line) and each.has(item.epoch, line + item.rows - 1)
-            ),
-            None,
-        )
-
-    def gathers(self, call: int, place: ItemPlace) -> None:
-        """Records that a reader gathers an item from a place."""
-        if place.number is None:
-            self._alone[call] = place.reader
-        for held in self._order.held:
-            if held.number == place.number:
-                held.gathers.add(call)
-
     def answered(self, call: int, *, has_result: bool = False) -> None:
         """Records that a call is answered, by whatever; `has_result` says that an item was gathered, whose rows will be
         fetched.
         """
-        self._alone.pop(call, None)
-        for held in [each for each in self._order.held if call in each.gathers]:
+        for held in [each for each in (*self._order.held, *self._used) if call in each.gathers]:
             held.gathers.remove(call)
             if has_result and self._until_fetched:
                 held.unfetched.add(call)
@@ -343,32 +331,29 @@ class ChunkTable:
 
     def forgotten(self, calls: Sequence[int]) -> None:
         """Records that the results of calls are not needed any more."""
-        for held in (*self._order.held, *self._used):
+        for held in [*self._order.held, *self._used]:
             held.unfetched.difference_update(calls)
-        for held in [each for each in self._used if not each.unfetched]:
-            self._used.remove(held)
-            self._let_go(held)
+            if held in self._used:
+                self._drop_if_used(held)
 
     def gathered(self, item: WorkItem) -> None:
         """Records that an item was gathered. A chunk whose rows were all gathered is dropped."""
-        line = self._line(item)
-        end = line + item.rows
-        for held in list(self._order.held):
-            if held.chunk.epoch == item.epoch and held.first < end and line < held.first + held.rows:
-                held.taken_rows = max(held.taken_rows, min(held.rows, end - held.first))
-                if self._gives_away and held.state is ChunkState.LOADED:
-                    held.given_rows = max(held.given_rows, held.taken_rows)
-                self._drop_if_used(held)
-                if held.state is ChunkState.FAILED:  # an item was read by itself: all may be read together now
-                    self._begin_again(held)
+        end = self._line(item) + item.rows
+        for held in [each for each in self._order.held if self._shares(each, item)]:
+            held.taken_rows = max(held.taken_rows, min(held.rows, end - held.first))
+            self._drop_if_used(held)
 
     def _drop_if_used(self, held: HeldChunk) -> None:
-        if held.taken_rows == held.rows and not held.gathers:
-            self._drop(held)
+        if held in self._used:
+            self._used.remove(held)
+            self._release(held)
+        elif held.taken_rows == held.rows and not held.gathers:
+            self._order.held.remove(held)
+            self._release(held)
 
-    def _drop(self, held: HeldChunk) -> None:
-        self._order.held.remove(held)
-        if held.unfetched:
+    def _release(self, held: HeldChunk) -> None:
+        """Drops a chunk from which no item will be gathered any more, when no call needs it."""
+        if held.gathers or held.unfetched:
             self._used.append(held)
         else:
             self._let_go(held)
@@ -381,7 +366,7 @@ class ChunkTable:
     def _free(self, held: HeldChunk) -> None:
         if held.reader is not None and held.state in (ChunkState.LOADING, ChunkState.LOADED):
             # Running loads of the chunk should end at once, so that others begin.
-            (self._commands if held.calls else self._drops).append(Drop(held.reader, held.number))
+            (self._commands if held.loading.calls else self._drops).append(Drop(held.reader, held.number))
 
     # Queries.
 

@@ -82,7 +82,7 @@ class Drop:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gather:
     """Put the rows of an item together in the order of delivery: from the chunk `number`, all of whose rows are loaded;
-    None to read them by themselves. If `decodes`, also decode them in the same helper. If the raw rows have more bytes
+    None if it has no rows. If `decodes`, also decode them in the same helper. If the raw rows have more bytes
     than `allowed_bytes`, the result has no rows, and the receipt in `Done` has the number of bytes. `given_up`: see
     `Decode`.
     """
@@ -284,6 +284,14 @@ class Faulted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ChunkLost:
+    """What a living reader has sent of a chunk is gone, so that the chunk has to be loaded again."""
+
+    number: int
+    fault: Fault
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Lost:
     """A helper is gone, and with it all its unanswered calls."""
 
@@ -296,4 +304,5 @@ class Wake:
     """Ends a wait of the feeder; never reaches the dispatcher."""
 
 
-Event = Begin | Wanted | Awaited | Taken | Close | Alive | NotPlaced | Loaded | Done | Fetched | Failed | Faulted | Lost
+Answer = Loaded | Done | Fetched | Failed | Faulted
+Event = Begin | Wanted | Awaited | Taken | Close | Alive | NotPlaced | Answer | ChunkLost | Lost

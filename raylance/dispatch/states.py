@@ -26,7 +26,7 @@ class ChunkState(Enum):
     PLANNED = auto()  # nothing of it was asked for
     LOADING = auto()  # some rows were asked for, or all
     LOADED = auto()
-    FAILED = auto()  # it is not loaded: its items are read by themselves
+    FAILED = auto()  # its rows cannot be loaded: the pass ends at their item
     DROPPED = auto()
 
 
@@ -54,7 +54,7 @@ CHANGES: Mapping[Enum, frozenset[Enum]] = {
     # PLANNED again: its reader was lost, a load has failed by a machine fault, or its room was needed.
     _CHUNK.LOADING: frozenset({_CHUNK.LOADED, _CHUNK.FAILED, _CHUNK.PLANNED, _CHUNK.DROPPED}),
     _CHUNK.LOADED: frozenset({_CHUNK.PLANNED, _CHUNK.DROPPED}),
-    # PLANNED again: one of its items could be read.
+    # PLANNED again: by another pass.
     _CHUNK.FAILED: frozenset({_CHUNK.PLANNED, _CHUNK.DROPPED}),
     _CHUNK.DROPPED: frozenset(),
     _HELPER.WANTED: frozenset({_HELPER.STARTING, _HELPER.GONE}),

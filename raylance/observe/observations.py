@@ -20,7 +20,7 @@ class Receipt:
     nbytes: int = 0  # bytes of the table that the helper made
     read_bytes: int = 0  # bytes that the call read from storage
     storage_s: float = 0.0  # time in which the helper read since the last receipt; reads at once count once
-    read_s: float = 0.0  # time until the rows were gathered; with storage if they were read by themselves
+    read_s: float = 0.0  # time until the rows were gathered from the chunk
     decode_s: float = 0.0  # by the wall clock of the call, not summed over its threads
     decode_cpu_s: float = 0.0  # CPU seconds of the thread that decodes, in `decode_s`; of its process if several do
     transform_s: float = 0.0  # part of `decode_s` in the user's transform

@@ -59,6 +59,11 @@ class ChunkMemory:
         self._early: dict[int, Placed] = {}  # rows that came before those in front of them
 
     @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self._places)
+
+    @property
     def stored_rows(self) -> int:
         """Number of different rows, which are what is read."""
         return len(self._stored)

@@ -14,7 +14,6 @@ from raylance.dispatch.messages import Gather, Load, Loaded
 from raylance.errors import DatasetError, HelperError
 from raylance.memory.lending import Lender
 from raylance.observe import Receipt, clock
-from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
@@ -81,19 +80,21 @@ class ReadWork:
         receipt = Receipt()
         needs_bytes, columns = 0, pa.table({})
         if chunk is not None and load.first < chunk.stored_rows:  # a chunk may have fewer rows than were asked for
-            block = self._read(chunk, load.chunk.epoch, load.first, load.rows, load.allowed_bytes, receipt)
+            block = self._read(chunk, load, receipt)
             needs_bytes, columns = block.needs_bytes, pa.concat_tables(block.block) if block.block else columns
+            if needs_bytes and chunk.samples == 1 and chunk.nbytes + needs_bytes > self._limit:
+                anchor = self._selection.offsets(planned.of_chunk(load.chunk, load.dp_rank))
+                raise self._too_large(chunk, int(anchor[0]), needs_bytes)
         return self._loaded(load, receipt, chunk, needs_bytes), columns
 
-    def _read(
-        self, chunk: ChunkMemory, epoch: int, first: int, rows: int, allowed_bytes: float, receipt: Receipt
-    ) -> ChunkLoad:
+    def _read(self, chunk: ChunkMemory, load: Load, receipt: Receipt) -> ChunkLoad:
         """Reads stored rows of a chunk into its memory."""
-        block, unneeded = chunk.load(first, allowed_bytes), chunk.unneeded(first, rows, self._source.costly)
+        block = chunk.load(load.first, load.allowed_bytes)
+        unneeded = chunk.unneeded(load.first, load.rows, self._source.costly)
         self._busy.begin()
         try:
-            reader = self._reader_of(epoch).skipping(unneeded)
-            reader.read_pieces(chunk.stored(first, rows), block.prepare, block.add, block.is_wanted)
+            reader = self._reader_of(load.chunk.epoch).skipping(unneeded)
+            reader.read_pieces(chunk.stored(load.first, load.rows), block.prepare, block.add, block.is_wanted)
         finally:
             block.end()
             receipt.storage_s = self._busy.end()
@@ -158,8 +159,6 @@ class ReadWork:
         receipt = Receipt()
         if not item.rows:
             table = self._empty_table(item.epoch)
-        elif command.number is None:
-            table = self._read_alone(planned, item, command.allowed_bytes, receipt)
         else:
             table = self._from_chunk(planned, item, command.number, command.allowed_bytes, receipt)
         receipt.read_s = clock.now() - begin
@@ -186,10 +185,10 @@ class ReadWork:
         return (plain, decoded), receipt
 
     def _from_chunk(
-        self, planned: PlannedRows, item: WorkItem, number: int, allowed_bytes: int, receipt: Receipt
+        self, planned: PlannedRows, item: WorkItem, number: int | None, allowed_bytes: int, receipt: Receipt
     ) -> pa.Table:
         with self._lock:
-            found = self._chunks.get(number)
+            found = None if number is None else self._chunks.get(number)
         if found is None:
             raise HelperError(
                 f"chunk {number} of an item is not loaded. This is a defect of raylance: please report it."
@@ -208,24 +207,14 @@ class ReadWork:
         receipt.nbytes = receipt.raw_bytes = nbytes
         return table
 
-    def _read_alone(self, planned: PlannedRows, item: WorkItem, allowed_bytes: int, receipt: Receipt) -> pa.Table:
-        """Reads the rows of an item by themselves."""
-        anchors = self._selection.offsets(planned.of_item(item))
-        chunk = ChunkMemory(anchors, self._samples, self._limit, self._items.lend)
-        most_bytes = min(self._limit, allowed_bytes)
-        needs_bytes = self._read(chunk, item.epoch, 0, chunk.stored_rows, most_bytes, receipt).needs_bytes
+    def _too_large(self, chunk: ChunkMemory, anchor: int, needs_bytes: int) -> DatasetError:
+        """Returns the error of a sample that does not fit, or of its row that does not. Some of its rows are loaded;
+        the next one has `needs_bytes`.
+        """
+        what, offset, nbytes = "sample", anchor, chunk.nbytes + needs_bytes
         if needs_bytes > self._limit:
-            raise self._too_large("row", chunk.stored(chunk.loaded_rows, 1), needs_bytes)
-        if needs_bytes:
-            rows = max(item.rows, chunk.stored_rows)
-            receipt.too_large_bytes = (chunk.nbytes + needs_bytes) * rows // (chunk.loaded_rows + 1)
-            if item.rows == 1 and allowed_bytes >= self._limit:  # a sample has several rows
-                raise self._too_large("sample", anchors, receipt.too_large_bytes)
-            return self._empty_table(item.epoch)
-        return self._checked(chunk, chunk.gather(0, item.rows, self._items.lend, own=False), allowed_bytes, receipt)
-
-    def _too_large(self, what: str, offsets: Int64Array, nbytes: int) -> DatasetError:
-        _, offset = split_offsets(int(offsets[0]))
+            what, offset, nbytes = "row", int(chunk.stored(chunk.loaded_rows, 1)[0]), needs_bytes
+        _, offset = split_offsets(offset)
         return DatasetError(
             f"the {what} at offset {offset} of {self._source.uri!r}, version {self._source.version}, has {nbytes:,} "
             f"bytes by itself, max_window_bytes allows {self._limit:,}; the epoch stops here, because the memory of a "

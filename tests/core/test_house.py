@@ -100,6 +100,53 @@ def test_jobs_use_public_names_and_no_trick(path: Path) -> None:
         assert trick not in text, "a job can be imported, and what it sends is pickled as anybody's code is"
 
 
+THREADS = {  # who may own threads, and what for; nobody else has any, so that a dispatcher's decision is all there is
+    "runtime/feeder.py": "makes batches of what arrives, while the trainer trains",
+    "runtime/notes.py": "takes what the garbage collector must not wait for",
+    "runtime/threads.py": "is the runtime of threads: readers and decoders",
+    "work/read_work.py": "decodes in a reader that has no decoders beside it",
+    "source/reads.py": "reads pieces of one call of a reader side by side",
+    "source/limits.py": "is the pool, and gives a call of Lance a deadline",
+    "source/costs.py": "computes costs of all rows before a run, for which no reader exists",
+    "planning/steps.py": "sorts costs of all rows before a run",
+    "observe/recording.py": "writes samples and spans, which must not hold up a batch",
+    "testing/decoders.py": "checks that a decoder may run in several threads",
+    "reports/watching.py": "is the page of a running run, in a process of its own",
+    "reports/reading.py": "reads the files of ranks side by side, in a process of its own",
+    "integrations/torch_data/sending.py": "ends a worker whose parent is gone",
+    # To go: they schedule inside of a reader what a dispatcher should.
+    "source/packed.py": "packs documents",
+    "source/video_reader.py": "decodes frames",
+}
+CODECS = {"PIL", "av", "simplejpeg", "nvidia", "torch", "torchcodec"}
+DECODES = {
+    "source/lerobot.py",  # torch's random numbers, as LeRobot draws them
+    "source/video_file.py", "source/videos.py",  # to go: pixels are made in decode/
+}  # fmt: skip
+
+
+def test_only_who_is_named_has_threads() -> None:
+    owners = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                if name in {"Thread", "ThreadPoolExecutor", "Calls"}:
+                    owners.add(path.relative_to(PACKAGE).as_posix())
+    assert owners == set(THREADS)
+
+
+def test_only_decode_knows_codecs() -> None:
+    found = set()
+    for path in (PACKAGE / "source").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            if CODECS & {name.split(".")[0] for name in names}:
+                found.add(path.relative_to(PACKAGE).as_posix())
+    assert found == DECODES
+
+
 def test_top_level_holds_nothing_else() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from raylance.dispatch.account import Account
 from raylance.dispatch.load_ahead import ChunkTable
 from raylance.dispatch.messages import Drop, Fault, Gather, Load
+from raylance.dispatch.states import ChunkState
 from raylance.errors import DatasetError
 from raylance.memory.lending import fresh_memory
 from raylance.observe import Receipt
@@ -53,7 +54,6 @@ class Reading:
         self._blocks: dict[tuple[int, int], list[Block]] = {}  # by reader, and number of the chunk
         self.readers = list(range(len(sources)))
         self.receipts: list[Receipt] = []
-        self.alone = 0  # items that were read by themselves
         self._calls = itertools.count()
         self._waiting: deque[Load] = deque()
 
@@ -91,25 +91,34 @@ class Reading:
     def gather(self, item: WorkItem, allowed_bytes: int = 1 << 40, loads: int = 1 << 40) -> pa.Table:
         """Gathers an item, after up to so many loads if it need not wait for more."""
         self.load(loads)
-        while (place := self.table.place_of(item, self.readers)) is None:
+        if not item.rows:
+            none = Gather(next(self._calls), 0, item, None, False, allowed_bytes)
+            return self.work[0].gather(self.planned, none)[0][0]
+        while True:
+            rows = self.table.together(item)
+            if rows < item.rows:
+                return pa.concat_tables(
+                    self.gather(part, allowed_bytes, loads) for part in self.plan.cut_at(item, rows)
+                )
+            held = self.table.place_of(item)
+            if held is not None:
+                break
             assert self.load(1), f"{item} waits for ever"
+        if held.error is not None and held.state is ChunkState.FAILED:
+            raise held.error  # type: ignore[misc]
+        assert held.reader is not None
         call = next(self._calls)
-        self.table.gathers(call, place)
-        self.alone += place.number is None
+        held.gathers.add(call)
         try:
-            (table, *_), receipt = self.work[place.reader].gather(
-                self.planned, Gather(call, place.reader, item, place.number, False, allowed_bytes)
+            (table, *_), receipt = self.work[held.reader].gather(
+                self.planned, Gather(call, held.reader, item, held.number, False, allowed_bytes)
             )
             self.receipts.append(receipt)
             if not receipt.too_large_bytes:
                 self.table.gathered(item)
         finally:
             self.table.answered(call)
-        if receipt.too_large_bytes and allowed_bytes == 1 << 40:  # it was read by itself, and has no room as a whole
-            return pa.concat_tables(self.gather(part) for part in self.plan.cut(item, 2))
-        if place.number is None:
-            return table
-        return BlockRows(self._blocks[place.reader, place.number]).fill_in(table, fresh_memory)
+        return BlockRows(self._blocks[held.reader, held.number]).fill_in(table, fresh_memory)
 
     def lose(self, reader: int) -> None:
         """A reader is gone, and comes back with nothing."""

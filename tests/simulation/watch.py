@@ -25,6 +25,7 @@ from typing import Any
 from raylance.dispatch.load_ahead import MAX_FAULTS
 from raylance.dispatch.messages import (
     Alive,
+    ChunkLost,
     Command,
     Complete,
     Decode,
@@ -159,6 +160,8 @@ class Watch:
             case Loaded(call) | Failed(call) | Faulted(call) if call in self._load_calls:
                 load = self._load_calls.pop(call)
                 self._helpers[load.helper].loads.pop(call, None)
+                if type(event) is Faulted:
+                    self._hit_chunk(load, self.world.causes[call])
                 if type(event) is Loaded and event.rows == event.stored_rows > 0:
                     self._loaded.add(load.number)
             case Done(call) | Fetched(call) | Failed(call) | Faulted(call):
@@ -181,6 +184,9 @@ class Watch:
                 helper = self._helpers[number]
                 if not helper.ended_by:
                     helper.is_running, helper.is_pinged = True, False
+            case ChunkLost(number):
+                self._hit_chunk(self._chunks[number], self.world.causes[number, "chunk"])
+                self._recover("a chunk that a living reader has sent")
             case NotPlaced(number) | Lost(number):
                 helper = self._helpers[number]
                 if type(event) is NotPlaced and not helper.ended_by:
@@ -190,7 +196,7 @@ class Watch:
             case Taken(epoch, position):
                 self._ready = [(after, charge) for after, charge in self._ready if after > (epoch, position)]
                 if self._planned.plan.is_over(epoch, position):
-                    self._most_early = 2 * (self.scenario.decoders + 2)
+                    self._most_early = 2 * (self.scenario.decoders + 2) + 1  # an item may be cut where chunks meet
                     self._turn(epoch + 1, 0)
 
     def _gone(self, number: int, by: str, *, may_be_rows: bool = False) -> None:
@@ -199,6 +205,9 @@ class Watch:
             return
         helper.ended_by = by
         self._gone_count += 1
+        for call in helper.loads if helper.is_running else ():
+            if call in self._load_calls:
+                self._hit_chunk(self._load_calls[call], self.world.helpers[number].cause)
         if helper.is_running and helper.calls:  # it was working on the first that it had not answered, if on any
             self.hit(next(iter(helper.calls)), self.world.helpers[number].cause)
             seen = self._calls.get(next(iter(helper.calls)))
@@ -224,6 +233,18 @@ class Watch:
         if seen is not None and not seen.is_forgotten:
             for key in self._keys(seen.item):
                 self._hits.setdefault(key, set()).add(cause)
+
+    def _hit_chunk(self, load: Load, cause: int) -> None:
+        for key in self._chunk_keys(load):
+            self._hits.setdefault(key, set()).add(cause)
+
+    def _chunk_keys(self, load: Load) -> list[_Key]:
+        plan, chunk, found = self._planned.plan, load.chunk, list[_Key]()
+        for number, at in enumerate(plan.starts(chunk.epoch, chunk.position, chunk.steps)):
+            low, high = plan.rank_slice(chunk.epoch, at, load.dp_rank)
+            end = high - low if chunk.high is None or number < chunk.steps - 1 else chunk.high
+            found += [(chunk.epoch, at, row) for row in range(0 if number else chunk.low, end)]
+        return found
 
     def _keys(self, item: WorkItem) -> list[_Key]:
         plan, found = self._planned.plan, list[_Key]()
@@ -360,14 +381,19 @@ class Watch:
 
     def _check_load(self, command: Load) -> None:
         first = self._chunks.setdefault(command.number, command)
-        if (first.helper, first.chunk) != (command.helper, command.chunk) or command.number in self._dropped:
+        # What a chunk is said to be may have lost its first rows, which the consumer has changed.
+        is_same = first.chunk == command.chunk or self.scenario.gives_away
+        if first.helper != command.helper or not is_same or command.number in self._dropped:
             raise Broken("turns", f"{command}, and {first} came before")
+        if any(row in self._hits for row in self._chunk_keys(command)):
+            self._recover("load again after a fault")
         if command.first and command.chunk.epoch > self._epoch:
             self._recover("the next epoch loaded ahead")
 
     def _check_turn(self, number: int, command: Gather) -> None:
         if command.number is None:
-            self._recover("read by themselves")
+            if command.item.rows:
+                raise Broken("source", f"{command} of no chunk")
         elif self._chunks[command.number].helper != number or command.number in self._dropped:
             raise Broken("turns", f"{command}, and its chunk is not there")
         elif command.number not in self._loaded:
@@ -445,7 +471,7 @@ class Watch:
     def _check_cause(self, error: BaseException, now: float) -> None:
         row = getattr(error, "row", None)
         if row is not None:
-            if row not in self._planned.step(*self._next[:2], self._rank):
+            if not {row, -1 - row} & {*self._planned.step(*self._next[:2], self._rank)}:  # padding has negative numbers
                 raise Broken("cause", f"row {row} fails, in another step than {self._next}")
             self._recover("ended by a row")
         elif isinstance(error, PlacementError):

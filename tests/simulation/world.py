@@ -12,6 +12,7 @@ from typing import Any
 
 from raylance.dispatch.messages import (
     Alive,
+    ChunkLost,
     Command,
     Decode,
     Dismiss,
@@ -72,6 +73,7 @@ class Result:
 class Chunk:
     """A chunk in a reader's memory."""
 
+    number: int
     rows: list[int]  # in the order of delivery
     stored: list[int]  # the different ones in storage order
     first: int
@@ -150,6 +152,7 @@ class World(Runtime):
         self.planned: PlannedRun | None = None
         self._plans: dict[int, PlannedRun | None] = {}  # by the call of a load, or of one that gathers
         self.deadline: float | None = None  # to the last bit, which the seconds until then do not give back
+        self.causes: dict[Any, int] = {}  # faults of loads by call, and of chunks by number
         self.faults = self.deaths = 0  # drawn; and, counted downwards, by fatal rows
         self._threshold = int((1 - scenario.rate) * (1 << BITS)) if scenario.faults else 1 << BITS
         for kind in sorted(scenario.faults & {"idle dies", "idle hangs", "node dies"}):
@@ -320,13 +323,15 @@ class World(Runtime):
         fault = self._fault(bits, ("dies", "hangs", "faulted", "twice", "late", "slow", "node"))
         for number in command.drops:
             self._drop(Drop(helper.number, number))
-        self._finish_later(helper, fault, wait_s, bits, self._finish_load, helper, command, fault)
+        self._finish_later(helper, fault, wait_s, bits, self._finish_load, helper, command, fault, self.faults)
 
-    def _finish_load(self, helper: Helper, command: Load, fault: str) -> None:
+    def _finish_load(self, helper: Helper, command: Load, fault: str, cause: int) -> None:
         if helper.state != "up":
             return
         helper.loading -= 1
         transit_s = _TRANSIT_S[self.draws.bits() % 4] + (10.0 if fault == "late" else 0.0)
+        if fault == "faulted":
+            self.causes[command.call] = cause
         event = Faulted(command.call, Fault(what="fault")) if fault == "faulted" else self._loaded(helper, command)
         self.later(transit_s, self.post, event)
         if fault == "twice":
@@ -340,7 +345,7 @@ class World(Runtime):
             return Loaded(command.call, Receipt(), 0, 0, 0, 0, False)
         rows = planned.of_chunk(command.chunk, command.dp_rank)
         first = planned.plan.first_line(command.chunk, command.dp_rank)
-        chunk = helper.chunks.setdefault(command.number, Chunk(rows, sorted(self._stored(rows)), first))
+        chunk = helper.chunks.setdefault(command.number, Chunk(command.number, rows, sorted(self._stored(rows)), first))
         wanted, left = chunk.stored[command.first : command.first + command.rows], command.allowed_bytes
         for bad in (row for row in wanted if row in self.scenario.bad_rows and not self.scenario.decodes):
             self.counts["rows that fail"] += 1
@@ -539,6 +544,11 @@ class World(Runtime):
             return
         results = [self.table[call] for call in calls]
         gone = [result.lost_by for result in results if result is not None and result.lost_by is not None]
+        chunk = results[0].chunk if results[0] is not None else None
+        if fault and chunk is not None and self.scenario.fetches_from_chunks and cause % 2:
+            self.counts["what a living reader has sent is gone"] += 1
+            self.causes[chunk.number, "chunk"] = cause
+            self.post(ChunkLost(chunk.number, Fault(what=f"fault {cause}")))
         if fault or gone:
             self.post(self._faulted(command.call, gone[0] if gone else cause))
             return

@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raylance.dispatch.messages import (
     Alive,
+    ChunkLost,
     Command,
     Decode,
     Done,
@@ -65,10 +66,14 @@ _LOOK_S = 1.0  # seconds between checks that the Ray session exists, because Ray
 class _Blocks:
     """What the loads of a chunk have sent and will send; see `columns_by_block`."""
 
-    def __init__(self, helper: "_Helper") -> None:
-        self.helper = helper
+    def __init__(self, helper: "_Helper", number: int) -> None:
+        self._helper, self._number = helper, number
         self.loads: list[tuple[int, Future[pa.Table]]] = []  # with the number of the first row of each
         self._rows: BlockRows | None = None
+
+    def lost(self, error: BaseException) -> "ChunkLost | Lost":
+        """Returns the event that reports that an answer did not come."""
+        return self._helper.lost(error) if is_helper_gone(error) else ChunkLost(self._number, fault_of(error))
 
     @property
     def futures(self) -> "list[Future[pa.Table]]":
@@ -247,7 +252,9 @@ class RayRuntime(Runtime):
             helper.blocks.pop(number, None)
         if self._by_block:
             loaded, block = load.options(num_returns=2).remote(*arguments)
-            helper.blocks.setdefault(command.number, _Blocks(helper)).loads.append((command.first, block.future()))
+            helper.blocks.setdefault(command.number, _Blocks(helper, command.number)).loads.append(
+                (command.first, block.future())
+            )
         else:
             loaded = load.remote(*arguments)
         self._watch(loaded.future(), _on_answered, helper, command.call, "load", self._plan[0])
@@ -298,7 +305,7 @@ class RayRuntime(Runtime):
         if blocks is not None:
             for future in blocks.futures:
                 if (error := future.exception()) is not None:
-                    self.post(blocks.helper.lost(error))  # a part of its memory is: the chunk must be loaded again
+                    self.post(blocks.lost(error))
                     return _failure(call, error)
             plain = blocks.rows().fill_in(plain, self._lender.lend)
         return Fetched(call, plain, *(others or [None]))

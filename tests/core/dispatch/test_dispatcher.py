@@ -479,10 +479,10 @@ def test_smaller_pieces_may_have_their_share_of_what_is_known() -> None:
     inflight.take_on(decoders=1)
     whole, following = inflight.entries[0], inflight.entries[1]
     whole.faults, whole.not_before = 2, 7.0
-    inflight.replace(whole, 2, 8_000_000)
+    inflight.cut(whole, 2, 8_000_000)
     half = inflight.entries[1]
-    inflight.replace(half, 2, half.allowed_bytes)
-    inflight.replace(inflight.entries[1], 1, 9_000_000)
+    inflight.cut(half, 2, half.allowed_bytes)
+    inflight.cut(inflight.entries[1], 1, 9_000_000)
     pieces = list(itertools.takewhile(lambda piece: piece is not following, inflight.entries))
     assert [(piece.item.position, piece.item.rows) for piece in pieces] == [(0, 2), (2, 1), (3, 1)]
     allowed = [4_000_000, 9_000_000, 2_000_000]  # what it may have, it counts for

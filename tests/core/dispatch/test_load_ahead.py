@@ -15,6 +15,7 @@ from raylance.orders.order import Resolved
 from raylance.orders.shuffles import Sequential
 from raylance.planning.plan import Chunk
 from raylance.planning.steps import REMAINDERS, Remainder
+from tests.helpers.dispatch import FAULT
 from tests.helpers.orders import cases, resolve
 from tests.helpers.plans import make_plan
 from tests.simulation.schedule import make_plan as simulated_plan
@@ -24,8 +25,9 @@ def account_of(window_bytes: int) -> Account:
     return Account(raw_bytes=1, decoded_bytes=0, inflight_bytes=1 << 20, window_bytes=window_bytes)
 
 
-def chunk_order(window_bytes: int) -> ChunkOrder:
-    return ChunkOrder(account_of(window_bytes), loads_next_epoch=True)
+def chunk_order(window_bytes: int, *, decodes: bool = False, gives_away: bool = False) -> ChunkOrder:
+    account = account_of(window_bytes)
+    return ChunkOrder(account, decodes=decodes, gives_away=gives_away, loads_next_epoch=True)
 
 
 def check_that_none_is_missing(order: ChunkOrder) -> None:
@@ -46,14 +48,23 @@ def check_that_none_is_missing(order: ChunkOrder) -> None:
     world=st.integers(1, 4),
     remainder=st.sampled_from(REMAINDERS),
     window_bytes=st.integers(4, 300),
+    decodes=st.booleans(),
+    gives_away=st.booleans(),
     data=st.data(),
 )
 def test_chunks_follow_one_another_whatever_was_left_taken_or_halved(
-    order: Resolved, batch: int, world: int, remainder: Remainder, window_bytes: int, data: st.DataObject
+    order: Resolved,
+    batch: int,
+    world: int,
+    remainder: Remainder,
+    window_bytes: int,
+    decodes: bool,
+    gives_away: bool,
+    data: st.DataObject,
 ) -> None:
     plan = make_plan(order, min(batch, order.epoch_rows), world, remainder)
     rank = data.draw(st.integers(0, world - 1))
-    chunks = chunk_order(window_bytes)
+    chunks = chunk_order(window_bytes, decodes=decodes, gives_away=gives_away)
     for _ in range(6):
         near = data.draw(st.sampled_from([held.chunk for held in chunks.held] or [Chunk(epoch=0, position=0, steps=1)]))
         step = near.position // plan.global_batch_size + data.draw(st.integers(-4, 4))
@@ -66,11 +77,11 @@ def test_chunks_follow_one_another_whatever_was_left_taken_or_halved(
             line = plan.first_line(chunk, rank)
             assert not plan.chunk_size(chunk, rank) or any(each.has(epoch, line) for each in chunks.held)
         for held in list(itertools.islice(chunks.all(), data.draw(st.integers(0, 5)))):
-            what = data.draw(st.sampled_from(["halved", "given away", ""]))
+            what = data.draw(st.sampled_from(["halved", "gathered", ""]))
             if what == "halved" and held.rows > 1:
                 chunks.halve(held)
-            elif what == "given away":
-                held.given_rows = data.draw(st.integers(0, held.rows))
+            elif what == "gathered":
+                held.taken_rows = data.draw(st.integers(0, held.rows))
             check_that_none_is_missing(chunks)
         of_pass = [held for held in chunks.held if held.chunk.epoch == epoch]
         for held in data.draw(st.lists(st.sampled_from(of_pass), unique_by=id)) if of_pass else ():
@@ -94,18 +105,42 @@ def test_a_pass_gets_the_rows_from_its_step_on_although_a_chunk_that_is_held_beg
         assert list(itertools.chain(*found)) == plan.select(0, np.concatenate(wanted)).tolist()
 
 
-def test_a_chunk_whose_loads_fail_is_loaded_after_pauses_and_at_last_its_items_are_read_by_themselves() -> None:
+def test_a_chunk_whose_loads_meet_faults_is_loaded_after_pauses_and_at_last_fails() -> None:
     plan = make_plan(resolve(Sequential(), 8), 4, 1, "drop")
     table, calls, now = ChunkTable(account_of(1 << 20), decodes=False, gives_away=False), itertools.count(), 0.0
-    items = plan.items(0, 0, 0, 4, chunks=table.begin(plan, 0, 0, 0))
-    (_, item), pauses = items, []  # the first one would not wait for its chunk
-    while (place := table.place_of(item, [0])) is None:
+    item, pauses = next(plan.items(0, 0, 0, 4, chunks=table.begin(plan, 0, 0, 0))), []
+    while (held := table.place_of(item)) is None:
         table.load([0], lambda _: next(calls), now)
         loads = [each for each in table.take_commands() if isinstance(each, Load) and each.chunk.epoch == 0]
         assert len(loads) == 1
-        table.faulted(loads[0].call, now)
+        table.faulted(loads[0].call, FAULT, now)
         pauses.append(table.deadline(now) - now)
         now += pauses[-1]
-    assert place.number is None, "by itself"
+    assert (held.error, held.faults) == (FAULT, 4)
     assert pauses[:3] == [0.2, 1.0, 5.0]
     assert len(pauses) == 4
+
+
+@given(
+    order=cases(),
+    batch=st.integers(1, 20),
+    world=st.integers(1, 3),
+    remainder=st.sampled_from(REMAINDERS),
+    item_rows=st.integers(1, 60),
+    data=st.data(),
+)
+def test_an_item_is_cut_after_any_of_its_rows(
+    order: Resolved, batch: int, world: int, remainder: Remainder, item_rows: int, data: st.DataObject
+) -> None:
+    plan = make_plan(order, min(batch, order.epoch_rows), world, remainder)
+    items = list(itertools.islice(plan.items(data.draw(st.integers(0, world - 1)), 0, 0, item_rows), 8))
+    for item in items:
+        if item.rows > 1:
+            rows = data.draw(st.integers(1, item.rows - 1))
+            parts = plan.cut_at(item, rows)
+            ends = list(itertools.accumulate(part.rows for part in parts))
+            assert rows in ends
+            assert len(parts) <= 4
+            assert sum(part.steps for part in parts) in (item.steps, item.steps + 1), "one step is cut at most"
+            positions = np.concatenate([plan.item_positions(part) for part in parts])
+            assert positions.tolist() == plan.item_positions(item).tolist()

@@ -212,7 +212,7 @@ def check_verdict(verdict: Verdict, limit: str, watch: Watch) -> None:
     had = ROWS / steady_s  # it also works in other time than that
     alone = ROWS / slept["decoding"] if slept["decoding"] else np.inf
     assert verdict.rates["decoding"] == pytest.approx(max(alone, had), rel=1e-12)
-    # A row that is read by itself is read again ahead of time, and two reads may go on at once.
+    # Two reads may run at once.
     one = watch.rows_read / watch.read_s if watch.read_s else np.inf
     assert max(one, had) * (1 - 1e-12) <= verdict.rates["reading"] <= max(2 * one, had) * (1 + 1e-12)
 

@@ -1,6 +1,6 @@
 """The runtime of threads, by commands and events alone."""
 
-from raylance.dispatch.messages import Alive, Done, Fetch, Fetched, Forget, Gather, Place, Wake
+from raylance.dispatch.messages import Alive, Done, Fetch, Fetched, Forget, Gather, Load, Loaded, Place, Wake
 from raylance.orders.shuffles import Sequential
 from raylance.planning.planned_rows import PlannedRows
 from raylance.runtime.threads import ThreadRuntime
@@ -17,12 +17,13 @@ def test_what_was_fetched_and_is_forgotten_is_kept_nowhere() -> None:
     runtime = ThreadRuntime(Spec(InMemory(table_of([1] * 8))), Options())  # type: ignore[arg-type]
     runtime.begin(PlannedRows(plan), "plan")
     item = next(iter(plan.items(0, 0, 0, 4)))
-    commands = Place(0, "reader"), Gather(1, 0, item, None, False, 1 << 20), Fetch(2, 1, None), Fetch(3, 1, None)
-    for command, event in zip(commands[:2], (Alive, Done), strict=True):
+    load = Load(0, 0, 7, 0, item.chunk, 0, 8, 1 << 20)
+    commands = Place(0, "reader"), load, Gather(1, 0, item, 7, False, 1 << 20)
+    for command, event in zip(commands, (Alive, Loaded, Done), strict=True):
         runtime.do(command)
         assert isinstance(runtime.next_event(30.0), event)
-    runtime.do(commands[2])
-    runtime.do(commands[3])
+    runtime.do(Fetch(2, 1, None))
+    runtime.do(Fetch(3, 1, None))
     runtime.do(Forget((1, 2)))
     assert isinstance(runtime.next_event(30.0), Wake)
     fetched = runtime.next_event(30.0)

@@ -1,5 +1,6 @@
 """What readers promise: the rows of the plan in their order, however cut, lost and loaded, within the limit."""
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -107,7 +108,6 @@ def test_each_row_is_loaded_once_and_readers_share_the_work(readers: int) -> Non
     reads = [source.reads for source in sources]
     assert 3 * 512 <= sum(reads) <= 3 * 512 + 2 * readers * 64, "and what is loaded of the epoch that does not come"
     assert max(reads) - min(reads) <= 3 * 64
-    assert reading.alone == 0
 
 
 def test_the_next_chunk_is_loaded_as_one_is_used_if_decoders_need_the_cores() -> None:
@@ -124,14 +124,21 @@ def test_the_next_chunk_is_loaded_as_one_is_used_if_decoders_need_the_cores() ->
     assert reads[12] >= 4000, "and all of it long before it is asked for"
 
 
-def test_first_items_are_read_by_themselves_while_their_chunk_is_loaded() -> None:
-    reading = Reading(window_plan(1024, 64), [InMemory(table_of([10] * 1024), 22)], 40_000, decodes=True)
+@pytest.mark.parametrize("decodes", [True, False])
+def test_the_first_chunk_of_a_pass_is_small_and_later_ones_grow(decodes: bool) -> None:
+    """So that the first batch comes early. No row is read twice for it; and what is loaded ahead is loaded whole."""
+    rows, source = 2048 * 8, InMemory(table_of([1000] * 2048 * 8), 1012)
+    reading = Reading(window_plan(rows, 2048 * 2), [source], 2 * rows * 1012, decodes=decodes)
     first, *_ = items = list(reading.begin(0, 0, 0, 16))
     reading.gather(first, loads=0)
-    assert reading.alone == 1
-    reading.load()
-    reading.gather(items[1])
-    assert reading.alone == 1
+    assert source.reads <= rows // 16
+    for item in items[1:]:
+        reading.gather(item)
+    sizes = [len(list(of_chunk)) for _, of_chunk in itertools.groupby(items, lambda item: item.chunk)]
+    assert sizes[0] == min(sizes)
+    assert sizes[: len(sizes) // 2] == sorted(sizes[: len(sizes) // 2])
+    assert len({item.chunk for item in reading.begin(0, 1, 0, 16)}) == 1
+    assert source.reads <= 2 * rows
 
 
 def test_a_row_that_exceeds_the_limit_is_refused_by_name_and_what_lies_before_it_comes() -> None:
@@ -160,7 +167,7 @@ def test_an_error_of_reading_is_not_kept() -> None:
         for item in items[1:]:
             reading.gather(item)
     source.fails = 0
-    for item in items[1:]:
+    for item in reading.begin(0, 0, items[1].position, 4):
         rows = plan.select(0, plan.item_positions(item))
         assert reading.gather(item)["_rowoffset"].to_pylist() == (2 * rows).tolist()
 
