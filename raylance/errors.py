@@ -35,7 +35,12 @@ class ConfigError(RaylanceError, ValueError):
 class DatasetError(RaylanceError):
     """Raised if a dataset, version, tag, column or row is missing or cannot be used, or if a filter is wrong or selects
     no row.
+
+    Attributes:
+        is_of_storage: Whether the storage has failed, whichever rows were to be read.
     """
+
+    is_of_storage = False
 
 
 class StateError(RaylanceError):

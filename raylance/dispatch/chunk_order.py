@@ -68,6 +68,7 @@ class HeldChunk:
         taken_rows: Number of its rows up to the last one that was gathered in this pass, or is before it.
         faults: Number of machine faults of its loads; `not_before` is when it may be loaded again.
         error: Why its rows cannot be loaded, in the state FAILED.
+        is_last_try: Whether it is loaded again although it has failed, see `ChunkTable.try_again`.
     """
 
     number: int
@@ -83,6 +84,7 @@ class HeldChunk:
     faults: int = 0
     not_before: float = 0.0
     error: BaseException | Fault | None = None
+    is_last_try: bool = False
 
     @property
     def end(self) -> int:

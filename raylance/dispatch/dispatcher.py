@@ -458,12 +458,15 @@ class Dispatcher:
             if not self._inflight.has_room(entry):
                 return
             held = self._chunks.place_of(entry.item) if entry.item.rows else None
-            if held is not None and held.state is ChunkState.FAILED and entry.item.steps > 1:
-                self._split(entry)  # steps before the failing one must still be delivered
-                self._gather()
-                return
             if held is not None and held.state is ChunkState.FAILED:
-                self._fail_as(entry, held)
+                if self._chunks.try_again(held):
+                    self._load()
+                elif entry.item.steps == 1:
+                    self._fail_as(entry, held)
+                else:
+                    self._split(entry)  # steps before the failing one must still be delivered
+                    self._gather()
+                    return
             elif held is not None or not entry.item.rows:
                 self._gather_from(held, entry)
 

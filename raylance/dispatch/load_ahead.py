@@ -65,7 +65,7 @@ class ChunkTable:
         for held in self._order.begin(plan, dp_rank, epoch, position):
             self._let_go(held)
         for held in self._order.held:
-            held.faults, held.error = 0, None
+            held.faults, held.error, held.is_last_try = 0, None, False
             if held.state is ChunkState.FAILED:
                 self._begin_again(held)
         return self._order.chunks(epoch, position, spans_epochs=spans_epochs)
@@ -207,17 +207,18 @@ class ChunkTable:
                 held.loading.pace = self._account.pace()
 
     def failed(self, call: int, error: BaseException) -> None:
-        """Records that a load has failed because of its rows. The error may concern few of them, so the chunk is
-        halved, down to the row that causes it.
+        """Records that a load has failed. Unless the storage is the cause, the error may concern few rows, so the chunk
+        is halved, down to the row.
         """
         held = self._by_call.pop(call, None)
         if held is None or held.state is not ChunkState.LOADING:
             return
-        if held.rows > 1 and held.error is None:
+        can_halve = held.rows > 1 and not getattr(error, "is_of_storage", False)
+        if can_halve and held.error is None:
             line = f"rows could not be read together ({error!r}). They are read in halves, to find the row that fails."
             self._commands.append(Log(logging.WARNING, line))
         held.error = error
-        self._halve_or_fail(held, can_halve=held.rows > 1)
+        self._halve_or_fail(held, can_halve=can_halve)
 
     def faulted(self, call: int, fault: Fault, now: float) -> None:
         """Records that a load has failed by a machine fault: it is done again, after a pause."""
@@ -296,6 +297,16 @@ class ChunkTable:
         chunk has them, they get one of their own.
         """
         return self._order.together(item, self._line(item))
+
+    def try_again(self, held: HeldChunk) -> bool:
+        """Loads a failed chunk once more now that an item waits for it; returns whether it was not tried so before. It
+        may have failed long ago, when it was loaded ahead, and a storage may be back since.
+        """
+        if held.is_last_try or isinstance(held.error, Fault):
+            return False
+        held.is_last_try = True
+        self._begin_again(held)
+        return True
 
     def set_aside(self, waiting: Sequence[WorkItem], others: Sequence[WorkItem]) -> None:
         """Releases the chunks of items that wait for others, unless some of these are gathered from them, too."""

@@ -54,7 +54,7 @@ CHANGES: Mapping[Enum, frozenset[Enum]] = {
     # PLANNED again: its reader was lost, a load has failed by a machine fault, or its room was needed.
     _CHUNK.LOADING: frozenset({_CHUNK.LOADED, _CHUNK.FAILED, _CHUNK.PLANNED, _CHUNK.DROPPED}),
     _CHUNK.LOADED: frozenset({_CHUNK.PLANNED, _CHUNK.DROPPED}),
-    # PLANNED again: by another pass.
+    # PLANNED again: an item waits for it, or another pass begins.
     _CHUNK.FAILED: frozenset({_CHUNK.PLANNED, _CHUNK.DROPPED}),
     _CHUNK.DROPPED: frozenset(),
     _HELPER.WANTED: frozenset({_HELPER.STARTING, _HELPER.GONE}),

@@ -100,10 +100,14 @@ class Reads:
                 self._dataset = None  # the next call opens it again
             failure = failure_of(error)
             what = f"{name(begun)} of {self.pinned.uri!r}, version {self.pinned.version}, cannot be read"
+            cause: Exception = error
             if failure is Failure.PASSING or (self._missing and failure is Failure.MISSING):
-                raise DatasetError(f"{what} ({readable_text(error)}; {outage}). {self._give_up(outage)}") from error
-            cause = self._why_missing(error) if failure is Failure.MISSING else error
-            raise DatasetError(f"{what} ({readable_text(cause)}). The epoch stops here.") from cause
+                raised = DatasetError(f"{what} ({readable_text(error)}; {outage}). {self._give_up(outage)}")
+            else:
+                cause = self._why_missing(error) if failure is Failure.MISSING else error
+                raised = DatasetError(f"{what} ({readable_text(cause)}). The epoch stops here.")
+            raised.is_of_storage = failure is not None
+            raise raised from cause
 
     def close(self) -> None:
         """Lets calls in other threads raise their next failure, and try nothing again: nobody waits for them."""
