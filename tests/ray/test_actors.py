@@ -64,9 +64,9 @@ def test_a_killed_helper_costs_no_row(images_uri: str, undisturbed: list[dict[st
             reader, decoders = actors_of(loader)
             if step == 3:
                 kill_process(decoders[0])
-            elif step == 9:
+            elif step == 7:
                 kill_process(reader)
-            elif step == 15:
+            elif step == 11:  # early enough that it would have to gather more
                 ray.kill(reader)
         assert_same(batches, undisturbed)
         assert loader.stats()["helpers_replaced"] == 3
