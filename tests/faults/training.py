@@ -135,7 +135,7 @@ def train_fn(config: dict[str, Any]) -> None:
                     state = loader.state_dict()
                     saved = {"at": [state["epoch"], state["position"]]}
                 if setting.asks and raylance.report_if_preempted({"step": step}, loader, saved):
-                    log("preempted", epoch=epoch)
+                    log("preempted", epoch=epoch, step=step)
                 elif due:
                     log("report", epoch=epoch)
                     raylance.report({"step": step}, loader, state=saved)
