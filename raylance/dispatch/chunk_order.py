@@ -114,7 +114,8 @@ class ChunkOrder:
         """Begins with no chunk; `account` says how many rows one may have. For the rest, see `ChunkTable`."""
         self._account, self._gives_away, self._loads_next_epoch = account, gives_away, loads_next_epoch
         self._growth, self._early_share = _DECODED if decodes else _PLAIN
-        self._small_rows = 0.0  # most rows of the next chunk of a pass; 0 once its chunks are large
+        # Most rows of the next chunk of a pass, 0 once its chunks are large; and rows of its first step.
+        self._small_rows, self._step_rows = 0.0, 1
         self._of: tuple[Plan, int] | None = None  # the plan, and the data-parallel rank
         self.held: deque[HeldChunk] = deque()
         self._last: Chunk | None = None  # the last one that this pass has held or added: others follow it
@@ -139,7 +140,8 @@ class ChunkOrder:
             dropped.append(self.held.popleft())
         self._of, self._last = (plan, dp_rank), None
         low, high = plan.rank_slice(epoch, position, dp_rank)
-        self._small_rows = 0.0 if self.held else max(1.0, float(high - low))
+        self._step_rows = max(1, high - low)
+        self._small_rows = 0.0 if self.held else float(self._step_rows)
         if not self.held:
             return dropped
         for held in [*self.held]:
@@ -267,10 +269,11 @@ class ChunkOrder:
         plan, dp_rank = self.planned
         rows = self._account.chunk_rows(plan.chunk_size(chunk, dp_rank))
         self._account.intend(rows)
-        if 0 < self._small_rows < self._early_share * rows:
-            rows, self._small_rows = int(self._small_rows), self._small_rows * self._growth
-        else:
-            self._small_rows = 0.0
+        small, most = self._small_rows, self._early_share * rows
+        self._small_rows = small * self._growth if small < most else 0.0
+        # The last small chunk may grow by less, but is at least twice the one before it.
+        if 0 < small < most or (small > self._step_rows and most >= 2 * small / self._growth):
+            rows = int(min(small, most))
         added = plan.head(chunk, dp_rank, rows)
         self.held.append(self._make(added))
         self._last = added
