@@ -158,11 +158,11 @@ class InFlight:
         return InFlightItem(item=item, reserved_bytes=reserved_bytes, allowed_bytes=estimate + extra)
 
     def cut(self, entry: InFlightItem, parts: int, allowed_bytes: float) -> None:
-        """Replaces an item by up to so many parts, which are gathered again."""
+        """Replaces an item by up to `parts` parts, which are gathered again."""
         self._replace(entry, self._plan.cut(entry.item, parts), allowed_bytes)
 
     def cut_at(self, entry: InFlightItem, rows: int) -> None:
-        """Replaces an item by parts, one of which ends after so many of its rows."""
+        """Replaces an item by parts, one of which ends after its first `rows` rows."""
         self._replace(entry, self._plan.cut_at(entry.item, rows), entry.allowed_bytes)
 
     def _replace(self, entry: InFlightItem, items: Sequence[WorkItem], allowed_bytes: float) -> None:

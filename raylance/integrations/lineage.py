@@ -49,12 +49,12 @@ def wandb_artifact(data: Dataset | RankLoader, name: str | None = None) -> Any:
         name: The name in W&B; None for the end of the URI.
 
     Raises:
-        ConfigError: If `data` is neither, `name` is no text, or wandb is not installed.
+        ConfigError: If `data` is neither, `name` is not a string or is empty, or wandb is not installed.
         wandb.Error: If W&B needs another package for the URI, as `wandb[gcp]` for `gs://`.
     """
     facts = _facts_of(data)
     if not (name is None or (isinstance(name, str) and name)):
-        raise ConfigError(f"wandb_artifact(name={name!r}): give a text, or None for the end of the URI.")
+        raise ConfigError(f"wandb_artifact(name={name!r}): give a string, or None for the end of the URI.")
     try:
         import wandb
     except ImportError as error:

@@ -75,7 +75,7 @@ class FractionSplit:
         if isinstance(values, str | bytes) or not isinstance(values, Collection):
             raise ConfigError(f"FractionSplit(values={values!r}): give a list of all values of {self.by!r}.")
         if other := [value for value in values if not isinstance(value, int | np.integer | str | bytes)]:
-            raise ConfigError(f"FractionSplit(values=…): {other[0]!r} is no integer, string or bytes.")
+            raise ConfigError(f"FractionSplit(values=…): {other[0]!r} is not an integer, a string or bytes.")
         if len(values) != len({*values}):
             raise ConfigError(f"FractionSplit(values=…): {len(values) - len({*values})} come twice; name each once.")
         plain = (value.item() if isinstance(value, np.generic) else value for value in values)

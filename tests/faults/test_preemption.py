@@ -12,7 +12,7 @@ from tests.faults.schedule import NODES, Fault, Schedule
 
 @pytest.mark.promise("P6")
 def test_a_node_that_is_taken_away_with_a_notice_costs_no_step_before_it(tmp_path: Path, s3_port: int) -> None:
-    """There is no other checkpoint in the epoch: without that of the notice, all its steps would be done again."""
+    """The epoch has only the checkpoint at the notice. Without it, all steps of the epoch would be done again."""
     data, folder = tmp_path / "data", tmp_path / "run"
     data.mkdir()
     folder.mkdir()

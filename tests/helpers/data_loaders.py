@@ -25,7 +25,7 @@ def open_dataset(uri: str, **options: Any) -> raylance.Dataset:
 
 
 def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that is left in mid-pass is waited for: 5 s, unless torch is told otherwise."""
+    """Shortens the 5 s for which torch waits for a worker that is left in mid-pass."""
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 import raylance
 
-ROWS = 400_000  # of which each table has more than a reference is worth
+ROWS = 400_000  # enough for each table to be sent as a reference
 
 LARGE: dict[str, Callable[[], dict[str, Any]]] = {
     "selection": lambda: {"filter": "id % 2 = 1"},
