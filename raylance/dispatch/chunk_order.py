@@ -12,9 +12,9 @@ from raylance.dispatch.states import ChunkState
 from raylance.planning.pace import Pace
 from raylance.planning.plan import Chunk, Plan, WorkItem
 
-# A pass whose first chunk was not loaded ahead begins with a chunk of one step. Each further one has so many times its
-# rows, up to this share of what a reader holds; the rest is loaded together. Rows that are loaded in few at once cost
-# up to twenty times those that are loaded together, which matters less if they are decoded.
+# A pass whose first chunk was not loaded ahead begins with a chunk of one step. The first number is the factor by which
+# each further chunk is larger, the second one the largest share of a whole chunk that these have; the rest is loaded
+# together. A row costs up to twenty times as much if few are loaded at once, which matters less if rows are decoded.
 _DECODED = 2.0, 0.5
 _PLAIN = 8.0, 1 / 32
 
@@ -200,12 +200,16 @@ class ChunkOrder:
                 gap = self._before(after, found.chunk) if after.epoch == found.chunk.epoch else after
                 self.held.insert(at, self._make(gap))
 
+    def find(self, epoch: int, line: int) -> HeldChunk | None:
+        """Returns the chunk from which items take a line; None if none has it."""
+        return next((each for each in self.held if each.has(epoch, line)), None)
+
     def together(self, item: WorkItem, line: int) -> int:
         """Returns how many of an item's first rows, which begin at a line, one chunk has. Makes the chunk of an item
         whose rows none has: chunks are dropped when all their rows were gathered, and an item may be gathered again.
         """
         plan, _ = self.planned
-        found = next((each for each in self.held if each.has(item.epoch, line)), None)
+        found = self.find(item.epoch, line)
         if found is not None:
             return min(item.rows, found.end - line)
         at = sum((each.chunk.epoch, each.first) < (item.epoch, line) for each in self.held)
@@ -226,8 +230,7 @@ class ChunkOrder:
         chunk = plan.chunk_at(epoch, position)
         while chunk is not None:
             if plan.chunk_size(chunk, dp_rank):
-                line = plan.first_line(chunk, dp_rank)
-                held = next((each for each in self.held if each.has(chunk.epoch, line)), None)
+                held = self.find(chunk.epoch, plan.first_line(chunk, dp_rank))
                 chunk = self._add(chunk) if held is None else self._rest(held.chunk, chunk.position, chunk.low)
             yield chunk
             after = plan.next_chunk(chunk)
@@ -285,7 +288,7 @@ class ChunkOrder:
         return HeldChunk(number=self.number(), chunk=chunk, first=first, rows=rows, loading=self.nothing(rows))
 
     def nothing(self, rows: int) -> Loading:
-        """Returns how much is loaded of a chunk of so many rows, at first."""
+        """Returns the `Loading` of a chunk with this number of rows, of which nothing is loaded."""
         return Loading(pace=self._account.pace(), stored_rows=rows)
 
     def all(self) -> Iterator[HeldChunk]:
@@ -310,29 +313,25 @@ class ChunkOrder:
 
     def replace(self, held: HeldChunk) -> HeldChunk:
         """Replaces a chunk by one of the same rows, of which nothing is loaded."""
-        again = self._make(held.chunk)
-        again.reader, again.taken_rows, again.faults, again.error = (
-            held.reader,
-            held.taken_rows,
-            held.faults,
-            held.error,
-        )
+        again = self._in_place_of(held, held.chunk)
         self.held[self.held.index(held)] = again
         return again
 
     def halve(self, held: HeldChunk) -> None:
-        """Replaces a chunk of several rows by two."""
+        """Replaces a chunk of several rows by two; leaves out one whose rows were all gathered."""
         plan, dp_rank = self.planned
         at = self.held.index(held)
         self.held.remove(held)
         head = plan.head(held.chunk, dp_rank, held.rows // 2)
         after = plan.next_chunk(head)
-        rest = after and self._rest(held.chunk, after.position, after.low)
-        for chunk in (head, rest):
-            part = None if chunk is None else self._make(chunk)
-            taken = 0 if part is None else held.first + held.taken_rows - part.first
-            if part is not None and taken < part.rows:
-                part.reader, part.taken_rows = held.reader, max(0, taken)
-                part.faults, part.not_before, part.error = held.faults, held.not_before, held.error
+        halves = [head] if after is None else [head, self._rest(held.chunk, after.position, after.low)]
+        for part in reversed([self._in_place_of(held, chunk) for chunk in halves]):
+            if part.taken_rows < part.rows:
                 self.held.insert(at, part)
-                at += 1
+
+    def _in_place_of(self, held: HeldChunk, chunk: Chunk) -> HeldChunk:
+        """Makes a chunk of some of the rows of one that is held, with what is known of these."""
+        made = self._make(chunk)
+        made.reader, made.faults, made.not_before, made.error = held.reader, held.faults, held.not_before, held.error
+        made.taken_rows = max(0, held.first + held.taken_rows - made.first)
+        return made

@@ -17,6 +17,7 @@ from raylance.dispatch.in_flight import InFlight, InFlightItem
 from raylance.dispatch.load_ahead import MAX_FAULTS, PAUSES_S, ChunkTable
 from raylance.dispatch.messages import (
     Alive,
+    Answer,
     Awaited,
     Begin,
     ChunkLost,
@@ -174,7 +175,7 @@ class Dispatcher:
         self._out += self._pool.due(self._now)  # before `late`: a helper that was not requested yet is not late
         self._out += self._pool.late(self._now)
 
-    def _answered(self, event: Loaded | Done | Fetched | Failed | Faulted) -> None:
+    def _answered(self, event: Answer) -> None:
         is_owed, call = self._pool.answered(event.call, self._now), event.call
         entry = self._by_call.pop(call, None)
         match event:

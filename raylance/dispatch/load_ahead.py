@@ -322,8 +322,7 @@ class ChunkTable:
 
     def place_of(self, item: WorkItem) -> HeldChunk | None:
         """Returns the chunk of an item, if it is loaded or cannot be; None if the item has to wait for it."""
-        line = self._line(item)
-        held = next((each for each in self._order.held if each.has(item.epoch, line)), None)
+        held = self._order.find(item.epoch, self._line(item))
         return held if held is not None and held.state in (ChunkState.LOADED, ChunkState.FAILED) else None
 
     def _line(self, item: WorkItem) -> int:

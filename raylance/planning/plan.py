@@ -324,17 +324,14 @@ class Plan(PicklesFields):
         if item.steps == 1:
             middle = item.low + rows
             return [dataclasses.replace(item, high=middle), dataclasses.replace(item, low=middle)]
-        found, at, left = [], item.position, item.steps
-        while left:
-            size = self.rank_rows(item.epoch, at, 1, item.dp_rank)
-            steps, high = 1, size
-            if rows >= size or not rows:  # whole steps, before the cut or after it
-                steps = self._fitting(item.epoch, at, left, item.dp_rank, rows) if rows else left
-                size = high = self.rank_rows(item.epoch, at, steps, item.dp_rank)
-            part = dataclasses.replace(item, position=at, steps=steps, low=0, high=high)
-            found += [part] if rows >= size or not rows else self.cut_at(part, rows)
-            rows, left, at = max(0, rows - size), left - steps, self.after(item.epoch, at, steps)
-        return found
+        steps = self._fitting(item.epoch, item.position, item.steps, item.dp_rank, rows)
+        size = self.rank_rows(item.epoch, item.position, steps, item.dp_rank)
+        after = self.after(item.epoch, item.position, steps)
+        head = dataclasses.replace(item, steps=steps, high=size)
+        rest = dataclasses.replace(item, position=after, steps=item.steps - steps, high=item.rows - size)
+        if size > rows:  # the first step alone has more
+            return [*self.cut_at(head, rows), rest]
+        return [head, rest] if size == rows else [head, *self.cut_at(rest, rows - size)]
 
     def chunk_at(self, epoch: int, position: int, low: int = 0) -> Chunk | None:
         """Returns the chunk that begins with the step at a position, or with its row `low`; None at the epoch's end."""

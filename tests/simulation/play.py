@@ -495,9 +495,7 @@ class Rank:
     def _check_error(self, feeder: Feeder, error: Exception) -> None:
         """An error comes after the last good batch."""
         epoch, position = self.place
-        rows = {*self.planned.step(epoch, position, self._number)}
-        # The number of padding is negative; a reader that loads it knows only the row.
-        is_elsewhere = isinstance(error, RowError) and not {error.row, -1 - error.row} & rows
+        is_elsewhere = isinstance(error, RowError) and not self.planned.has(epoch, position, self._number, error.row)
         if feeder._finished or is_elsewhere:
             raise Broken("order", f"{error!r} comes at {self.place}, before the batches that were made")
 

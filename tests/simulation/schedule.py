@@ -7,7 +7,7 @@ simpler by zeroing and shortening it.
 import dataclasses
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -174,14 +174,21 @@ class PlannedRun:
             self._steps[epoch, position, rank] = rows
         return self._steps[epoch, position, rank]
 
+    def has(self, epoch: int, position: int, rank: int, row: int) -> bool:
+        """Whether a rank's slice of a step has a row, maybe as padding."""
+        return not {row, -1 - row}.isdisjoint(self.step(epoch, position, rank))
+
     def of_chunk(self, chunk: Chunk, rank: int) -> list[int]:
         """Rows of a rank's chunk in the order of delivery, padding as the rows that it repeats."""
-        found = list[int]()
-        for number, at in enumerate(self.plan.starts(chunk.epoch, chunk.position, chunk.steps)):
-            step = self.step(chunk.epoch, at, rank)
-            end = chunk.high if number == chunk.steps - 1 else None
-            found += step[chunk.low if number == 0 else 0 : end]
+        found = [self.step(chunk.epoch, at, rank)[number] for at, number in self.places(chunk, rank)]
         return [row if row >= 0 else -1 - row for row in found]
+
+    def places(self, chunk: Chunk, rank: int) -> Iterator[tuple[int, int]]:
+        """Of each row of a rank's chunk, in the order of delivery: the position of its step, and its number there."""
+        for number, at in enumerate(self.plan.starts(chunk.epoch, chunk.position, chunk.steps)):
+            end = chunk.high if number == chunk.steps - 1 else None
+            rows = range(len(self.step(chunk.epoch, at, rank)))[chunk.low if number == 0 else 0 : end]
+            yield from ((at, row) for row in rows)
 
     def rows(self, item: WorkItem) -> list[int]:
         """Rows of an item."""

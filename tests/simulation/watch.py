@@ -161,7 +161,7 @@ class Watch:
                 load = self._load_calls.pop(call)
                 self._helpers[load.helper].loads.pop(call, None)
                 if type(event) is Faulted:
-                    self._hit_chunk(load, self.world.causes[call])
+                    self._hit_rows(self._chunk_keys(load), self.world.causes[call])
                 if type(event) is Loaded and event.rows == event.stored_rows > 0:
                     self._loaded.add(load.number)
             case Done(call) | Fetched(call) | Failed(call) | Faulted(call):
@@ -185,7 +185,7 @@ class Watch:
                 if not helper.ended_by:
                     helper.is_running, helper.is_pinged = True, False
             case ChunkLost(number):
-                self._hit_chunk(self._chunks[number], self.world.causes[number, "chunk"])
+                self._hit_rows(self._chunk_keys(self._chunks[number]), self.world.causes[number, "chunk"])
                 self._recover("a chunk that a living reader has sent")
             case NotPlaced(number) | Lost(number):
                 helper = self._helpers[number]
@@ -207,7 +207,7 @@ class Watch:
         self._gone_count += 1
         for call in helper.loads if helper.is_running else ():
             if call in self._load_calls:
-                self._hit_chunk(self._load_calls[call], self.world.helpers[number].cause)
+                self._hit_rows(self._chunk_keys(self._load_calls[call]), self.world.helpers[number].cause)
         if helper.is_running and helper.calls:  # it was working on the first that it had not answered, if on any
             self.hit(next(iter(helper.calls)), self.world.helpers[number].cause)
             seen = self._calls.get(next(iter(helper.calls)))
@@ -231,20 +231,14 @@ class Watch:
         """A fault hits the rows of a call: this is the truth, whatever the dispatcher thinks."""
         seen = self._calls.get(call)
         if seen is not None and not seen.is_forgotten:
-            for key in self._keys(seen.item):
-                self._hits.setdefault(key, set()).add(cause)
+            self._hit_rows(self._keys(seen.item), cause)
 
-    def _hit_chunk(self, load: Load, cause: int) -> None:
-        for key in self._chunk_keys(load):
+    def _hit_rows(self, keys: list[_Key], cause: int) -> None:
+        for key in keys:
             self._hits.setdefault(key, set()).add(cause)
 
     def _chunk_keys(self, load: Load) -> list[_Key]:
-        plan, chunk, found = self._planned.plan, load.chunk, list[_Key]()
-        for number, at in enumerate(plan.starts(chunk.epoch, chunk.position, chunk.steps)):
-            low, high = plan.rank_slice(chunk.epoch, at, load.dp_rank)
-            end = high - low if chunk.high is None or number < chunk.steps - 1 else chunk.high
-            found += [(chunk.epoch, at, row) for row in range(0 if number else chunk.low, end)]
-        return found
+        return [(load.chunk.epoch, *place) for place in self._planned.places(load.chunk, load.dp_rank)]
 
     def _keys(self, item: WorkItem) -> list[_Key]:
         plan, found = self._planned.plan, list[_Key]()
@@ -381,7 +375,7 @@ class Watch:
 
     def _check_load(self, command: Load) -> None:
         first = self._chunks.setdefault(command.number, command)
-        # What a chunk is said to be may have lost its first rows, which the consumer has changed.
+        # A later load may name fewer rows: the consumer may have changed the first ones.
         is_same = first.chunk == command.chunk or self.scenario.gives_away
         if first.helper != command.helper or not is_same or command.number in self._dropped:
             raise Broken("turns", f"{command}, and {first} came before")
@@ -471,7 +465,7 @@ class Watch:
     def _check_cause(self, error: BaseException, now: float) -> None:
         row = getattr(error, "row", None)
         if row is not None:
-            if not {row, -1 - row} & {*self._planned.step(*self._next[:2], self._rank)}:  # padding has negative numbers
+            if not self._planned.has(*self._next[:2], self._rank, row):
                 raise Broken("cause", f"row {row} fails, in another step than {self._next}")
             self._recover("ended by a row")
         elif isinstance(error, PlacementError):
