@@ -436,12 +436,13 @@ class Dispatcher:
 
     def _cut_to_chunks(self) -> None:
         """Cuts items that wait so that the rows of each come from one chunk: chunks may have been halved since. Items
-        that wait for others to be decoded leave these the room of their chunks.
+        that wait for others to be decoded, or have failed, leave these the room of their chunks.
         """
-        waiting = [entry.item for entry in self._inflight.entries if self._has_to_wait(entry)]
-        if waiting:
-            others = [entry.item for entry in self._inflight.entries if _may_be_decoded(entry)]
-            self._chunks.set_aside(waiting, others)
+        entries = self._inflight.entries
+        if any(self._has_to_wait(entry) for entry in entries):
+            able = [entry for entry in entries if _may_be_decoded(entry)]
+            others = [entry.item for entry in entries if entry.item.rows and entry not in able]
+            self._chunks.set_aside(others, [entry.item for entry in able])
         at = 0
         while at < len(self._inflight.entries):
             entry = self._inflight.entries[at]

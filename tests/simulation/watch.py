@@ -115,6 +115,7 @@ class Watch:
         self._gone_count = 0
         self._dismissed: set[int] = set()
         self._chunks: dict[int, Load] = {}  # by number: the first load of it
+        self._plan_of: dict[int, PlannedRun] = {}  # by number of a chunk
         self._loaded: set[int] = set()  # numbers of chunks that are said to be loaded
         self._dropped: set[int] = set()
         self._load_calls: dict[int, Load] = {}  # that are not answered
@@ -238,6 +239,8 @@ class Watch:
             self._hits.setdefault(key, set()).add(cause)
 
     def _chunk_keys(self, load: Load) -> list[_Key]:
+        if self._plan_of[load.number] is not self._planned:  # a load of another share, which nobody needs
+            return []
         return [(load.chunk.epoch, *place) for place in self._planned.places(load.chunk, load.dp_rank)]
 
     def _keys(self, item: WorkItem) -> list[_Key]:
@@ -264,6 +267,7 @@ class Watch:
                 self._helpers[number].is_pinged = True
             case Load(call, number):
                 self._check_runs(number, command)
+                self._plan_of[command.number] = self._planned
                 self._dropped.update(command.drops)
                 self._check_load(command)
                 self._load_calls[call] = command

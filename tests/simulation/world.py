@@ -256,11 +256,12 @@ class World(Runtime):
         if self.scenario.fetches_from_chunks and chunk is not None:
             is_needed = any(each is not None and each.chunk is chunk for each in self.table.values())
             self.counts["dropped before its items were fetched"] += is_needed
-            # Chunks come in order unless one has changed its reader, or turned out to be larger than expected.
+            # Chunks come in order unless one has changed its reader, or turned out to be larger than expected, or its
+            # rows are gathered again, one by one, because one is bad.
             is_in_order = (
                 not (self.faults or self.deaths or self.scenario.scales)
                 and self.scenario.varies == 1.0
-                and not self.scenario.reach
+                and not (self.scenario.reach or self.scenario.bad_rows)
             )
             if is_needed and is_in_order:
                 raise Broken("source", f"{command}, and an item of it is not fetched")

@@ -30,6 +30,12 @@ def test_nothing_is_lost(seeds: range) -> None:
         assert counts[kind], kind  # or the block shows less than it says
 
 
+@pytest.mark.parametrize("seed", [78_286, 87_441])
+def test_schedules_that_once_ended_in_a_deadlock(seed: int) -> None:
+    """A row waits for others to be decoded, and the chunk of a row that has failed has the room that they need."""
+    assert play(Draws(seed))["ended by a fatal row"]
+
+
 def test_a_harmless_schedule_is_harmless() -> None:
     counts = play(Draws())
     assert counts["rows"] == 4
