@@ -29,6 +29,11 @@ FAILURE = "_failure:"
 between reader and decoder.
 """
 
+UNNEEDED = "_unneeded:"
+"""Prefix, with the name of an encoded column, of the column that says which rows of a block no sample needs in it,
+bool; used only between reader and decoder.
+"""
+
 TRANSFORM = "transform()"
 """Used instead of a column name in the notes on a row on which the transform fails."""
 

@@ -134,7 +134,7 @@ def how_read(source: RowSource, plan: Plan) -> str:
     how, (reads, at_once) = reader.choose(offsets), reader.count_reads(offsets)
     words = {"range": "stretches of stored rows", "take": "single rows, many in one read"}[how]
     share = f"{len(offsets) / stored:.0%} of the {stored:,} rows stored from its first to its last"
-    size = len(offsets) * max(1.0, source.likely_row_bytes - source.added.frame_bytes) / reads / 2**20
+    size = len(offsets) * max(1.0, source.likely_row_bytes - source.made_bytes) / reads / 2**20
     each = "" if samples is None else f", {len(offsets) / len(anchors):.2f} of them a sample"
     return (
         f"{how}: {words}; the first window needs {share}{each}, in {counted(reads, 'read')} of {size:,.1f} MiB, "

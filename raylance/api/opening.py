@@ -271,16 +271,20 @@ def _try_rows(
     # Measuring stored bytes costs a read for each fragment, and is not needed if all rows have the same size.
     fields = [find_field(opened.schema, name) for name in names]
     varies = not all(field is not None and is_dense(field.type) for field in fields)
+    shared = decoding.of_blocks if decoding else None
+    made_bytes = added.frame_bytes + (sum(shared.value_bytes.values()) if shared else 0)
     table = table_rows(
         source,
         selection,
         names,
-        row_bytes=max(1.0, rows.nbytes / rows.num_rows) + added.frame_bytes,
+        row_bytes=max(1.0, rows.nbytes / rows.num_rows) + made_bytes,
+        made_bytes=made_bytes,
         read=mode,
         samples=samples,
         added=added,
         sample_bytes=None if samples is None else probe.nbytes / probe.num_rows,
-        stored_bytes=stored_row_bytes(opened, names) + added.frame_bytes if varies else 0.0,
+        stored_bytes=stored_row_bytes(opened, names) + made_bytes if varies else 0.0,
+        shared_rows=_shared_rows(samples.get(), shared, probe) if samples is not None and shared else 0,
     )
     return ReadSpec(
         source=table,
@@ -290,6 +294,16 @@ def _try_rows(
         list_lengths=list_lengths(made, ragged=decoding.ragged if decoding else ()),
         list_dtypes=list_dtypes(made.schema),
         encoded=encoded,
+    )
+
+
+def _shared_rows(samples: SampleTable, shared: Decoding, probe: pa.Table) -> int:
+    """Returns the stored rows from the first to the last one of a sample whose values samples share; the most of a few
+    samples, because those at the end of an episode have fewer.
+    """
+    rows = samples.rows(probe[ROW_OFFSET].to_numpy())
+    return max(
+        int((rows[each.column].max(axis=1) - rows[each.column].min(axis=1)).max()) + 1 for each in shared.decoders
     )
 
 

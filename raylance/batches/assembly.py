@@ -245,10 +245,14 @@ class Assembly:
         """Returns the columns in the order of delivery, and which rows could not be decoded, bool (n,)."""
         carries = self._read_spec.carries if self._completion is None else plain.drop_columns([ROW_OFFSET]).column_names
         if decoded is None:
-            columns, good = plain.select(carries).columns, np.ones(len(offsets), dtype=np.bool_)
+            columns = plain.select(carries).columns
         else:
             found = {name: part[name] for part in (plain, decoded) for name in part.column_names}
-            columns, good = [found[name] for name in carries], found[VALID].to_numpy()
+            columns = [found[name] for name in carries]
+        good = np.ones(len(offsets), dtype=np.bool_)
+        for part in (plain, decoded):
+            if part is not None and VALID in part.column_names:
+                good &= part[VALID].to_numpy()
         components, own = split_offsets(offsets)
         valid = good & real if self._plan.remainder == "pad" else good
         added = {COMPONENT: components, ROW_OFFSET: own, VALID: valid}

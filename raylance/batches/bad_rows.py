@@ -20,7 +20,7 @@ class MaskedRows:
     """Counts the masked rows of one rank, over all its passes."""
 
     def __init__(self, read_spec: "ReadSpec") -> None:
-        decoding = read_spec.decoding
+        decoding, self._source = read_spec.decoding, read_spec.source
         self._most = decoding.max_bad_rows if decoding else None
         self._datasets = decoding.datasets if decoding else ()
         self._rows = self._masked = 0
@@ -37,9 +37,8 @@ class MaskedRows:
         self._rows += rows
         self._masked += len(masked)
         if len(masked) and len(self._first) < _NAMED:
-            unknown = "a column", "for a reason that was not kept"
             for offset in masked.tolist()[:_NAMED]:
-                self._first.setdefault(offset, reason_of(offset) or unknown)
+                self._first.setdefault(offset, self._reason(offset, reason_of))
         if isinstance(self._most, float):
             if self._rows >= _LEAST_ROWS and self._masked > self._most * self._rows:
                 raise self._too_many(f"{self._masked:,} of {self._rows:,} rows")
@@ -47,6 +46,13 @@ class MaskedRows:
             self._different.update(masked.tolist())
             if len(self._different) > self._most:
                 raise self._too_many(f"{len(self._different):,} different rows")
+
+    def _reason(self, offset: int, reason_of: Callable[[int], tuple[str, str] | None]) -> tuple[str, str]:
+        """Returns the column and the reason of a masked sample, which may be those of another one of its rows."""
+        samples = self._source.load_samples()
+        others = [] if samples is None else samples.stored(np.array([offset])).tolist()
+        known = (found for row in [offset, *others] if (found := reason_of(row)) is not None)
+        return next(known, ("a column", "for a reason that was not kept"))
 
     def _too_many(self, found: str) -> BadRowError:
         named = [

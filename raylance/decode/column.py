@@ -31,7 +31,7 @@ class OpenColumn(abc.ABC):
         self._decoders, self._like = decoders, like
         # Whether all follow another decoder. Then known bad rows are skipped: the column that is followed may be bad.
         self.follows = all(decoder.like is not None for decoder in decoders)
-        self._column, self._class = decoders[0].column, type(decoders[0]).__name__
+        self.column, self._class = decoders[0].column, type(decoders[0]).__name__
         self._memory = [np.empty((0, *decoder.shape), decoder.dtype) for decoder in decoders]
         self._local = threading.local()
 
@@ -63,7 +63,7 @@ class OpenColumn(abc.ABC):
         except Exception as error:
             lacks = f" open() must return an object with {self.method}." if isinstance(error, AttributeError) else ""
             raise ConfigError(
-                f"{self._class}({self._column!r}) cannot be opened ({describe_exception(error)}).{lacks}"
+                f"{self._class}({self.column!r}) cannot be opened ({describe_exception(error)}).{lacks}"
             ) from error
 
     def _lend(self, count: int, own_memory: bool) -> list[Array]:
@@ -79,11 +79,11 @@ class OpenColumn(abc.ABC):
         try:
             work()
         except ConfigError as error:  # a good row that does not fit the settings
-            raise ConfigError(f"column {self._column!r} of {rows.describe([row])} {error}") from error
+            raise ConfigError(f"column {self.column!r} of {rows.describe([row])} {error}") from error
         except (ImportError, MemoryError) as error:
-            raise error_of_no_row(f"{self._class}({self._column!r}) cannot decode", error) from error
+            raise error_of_no_row(f"{self._class}({self.column!r}) cannot decode", error) from error
         except Exception as error:  # a codec may raise anything for damaged bytes
-            rows.add_bad(row, self._column, error)
+            rows.add_bad(row, self.column, error)
             return False
         return True
 
@@ -97,7 +97,7 @@ class OpenColumn(abc.ABC):
         """Calls `decode` with each value's number, the opened object of the thread, and the bytes; `clear` with the
         number of each bad row. If rows have several values, in windows, those of a row follow one another.
         """
-        encoded = read_only(rows.table[self._column])
+        encoded = read_only(rows.table[self.column])
         others = None if self._like is None else read_only(rows.table[self._like])
         each = len(encoded) // max(1, rows.table.num_rows)  # values of a row
         skips = self.follows or rows.skips_bad
@@ -138,7 +138,7 @@ class RowColumn(OpenColumn):
 
     def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
         """See `OpenColumn.decode`."""
-        window = window_of(rows.table.schema.field(self._column).type)
+        window = window_of(rows.table.schema.field(self.column).type)
         each = window or 1  # values of a row, which all get the same draws
         outs = self._lend(rows.table.num_rows * each, own_memory)
         draws = [rows.draws(decoder) for decoder in self._decoders]
@@ -190,7 +190,7 @@ class BatchColumn(OpenColumn):
         def make(count: int) -> Array:
             return np.empty((count, *out.shape[1:]), out.dtype)
 
-        self.decode_together(rows, lambda: read_only(rows.table[self._column]), out, make)
+        self.decode_together(rows, lambda: read_only(rows.table[self.column]), out, make)
         return {decoder.output_name: to_arrow(out)}
 
     def decode_together(
@@ -229,7 +229,7 @@ class BatchColumn(OpenColumn):
             encoded = lend()
             if not (failed := {row for row in given if not attempt(row)}):
                 raise HelperError(
-                    f"{self._class}({self._column!r}) fails on {rows.describe(given)} together "
+                    f"{self._class}({self.column!r}) fails on {rows.describe(given)} together "
                     f"({describe_exception(together)}), and on none of these {len(given)} rows by itself; the epoch "
                     "stops here. It gets any number of rows at once: what it does to a row must not depend on the "
                     "others."

@@ -2,16 +2,20 @@
 
 import dataclasses
 import math
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from raylance.columns import DRAW, FAILURE, ROW_OFFSET, TRANSFORM, dataset_of, describe_rows, split_offsets
-from raylance.decode.decoder import Decoder, Draws, RaggedDecoder, is_on_device, is_users
+from raylance.decode.decoder import BatchDecoder, Decoder, Draws, RaggedDecoder, is_on_device, is_users
 from raylance.decode.transforms import Transform, describe_exception
 from raylance.errors import BadRowError, HelperError
+from raylance.observe import Receipt, clock
 from raylance.orders.permutation import UInt64Array, derive_key, mix64, subkeys, uniform
 
 BadRows = list[tuple[int, str, str]]  # offset as `join_offsets` joins it, column, reason
@@ -66,6 +70,35 @@ class Decoding:
         return dataclasses.replace(self, decoders=decoders) if is_needed else None
 
     @property
+    def of_blocks(self) -> "Decoding | None":
+        """The decoders of columns whose values several samples share, so that each value is decoded once for a chunk of
+        samples; None if there are none. They read columns of several rows a sample, a value at a time, and none is
+        random, which would differ between samples. A transform gets whole samples.
+        """
+        followed = {decoder.like for decoder in self.decoders}
+        alone = [
+            decoder.column
+            for decoder in self.decoders
+            if decoder.like is not None
+            or decoder.output_name in followed
+            or decoder.is_random
+            or isinstance(decoder, RaggedDecoder | BatchDecoder)
+        ]
+        shared = self.windows.keys() - alone if self.transform is None else ()
+        decoders = tuple(decoder for decoder in self.decoders if decoder.column in shared)
+        return dataclasses.replace(self, decoders=decoders, marks=()) if decoders else None
+
+    @property
+    def of_items(self) -> "Decoding | None":
+        """The decoders that decode samples one by one in helpers, and the transform; None if there are neither."""
+        whole, shared = self.in_helpers, self.of_blocks
+        if whole is None or shared is None:
+            return whole
+        return dataclasses.replace(
+            whole, decoders=tuple(decoder for decoder in whole.decoders if decoder not in shared.decoders)
+        ).in_helpers
+
+    @property
     def on_device(self) -> "Decoding | None":
         """The decoders that run on the trainer's device; None if there are none."""
         decoders = tuple(decoder for decoder in self.decoders if is_on_device(decoder))
@@ -77,19 +110,44 @@ class Decoding:
         return [decoder.output_name for decoder in self.decoders if isinstance(decoder, RaggedDecoder)]
 
     @property
+    def value_bytes(self) -> dict[str, int]:
+        """Bytes of one value of each decoded column, 0 for ragged ones."""
+        sizes = {each.output_name: math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in self.decoders}
+        return sizes | dict.fromkeys(self.ragged, 0)
+
+    @property
     def row_bytes(self) -> float:
         """Mean bytes of the decoded columns of one row."""
-        fixed = [decoder for decoder in self.decoders if not isinstance(decoder, RaggedDecoder)]
-        sizes = (
-            math.prod(decoder.shape) * np.dtype(decoder.dtype).itemsize * self.windows.get(decoder.column, 1)
-            for decoder in fixed
-        )
-        return sum(sizes) + self.ragged_bytes
+        sizes = self.value_bytes
+        made = (sizes[each.output_name] * self.windows.get(each.column, 1) for each in self.decoders)
+        return sum(made) + self.ragged_bytes
 
     def delivered(self, columns: Sequence[str]) -> list[str]:
         """Returns the names of `columns` after decoding, in order; decoded columns replace their encoded column."""
         made = {name: [each.output_name for each in self.decoders if each.column == name] for name in self.columns}
         return [name for column in columns for name in made.get(column, [column])]
+
+
+class DecodeClock:
+    """Measures one decoding call, from its begin on."""
+
+    def __init__(self, executor: Executor | None) -> None:
+        # Helpers' threads run at once: only in a helper that decodes in several threads is it the whole process.
+        self._cpu_s = time.thread_time if executor is None else time.process_time
+        self._begin, self._cpu_begin = clock.now(), self._cpu_s()
+
+    def receipt(self, done: Iterable["DecodedRows"], **others: Any) -> Receipt:
+        """Returns the receipt of the call, which has decoded these rows; `others` are further fields."""
+        rows = list(done)
+        counts = sum((each.counts for each in rows), np.zeros(2, dtype=np.int64))
+        return Receipt(
+            decode_s=clock.now() - self._begin,
+            decode_cpu_s=self._cpu_s() - self._cpu_begin,
+            fallback_rows=int(counts[0]),
+            unturned_rows=int(counts[1]),
+            bad_rows=tuple(bad for each in rows for bad in each.named_bad_rows)[:_BAD_ROWS],
+            **others,
+        )
 
 
 class DecodedRows:
@@ -100,7 +158,7 @@ class DecodedRows:
         self.valid = np.ones(table.num_rows, dtype=np.bool_)  # whether each row is good so far
         self.bad_rows = BadRows()  # in the order in which they were found
         self.counts = np.zeros(2, dtype=np.int64)  # rows left to a slow method, and images that could not be turned
-        self.skips_bad = False  # whether all decoders skip the rows that are already known to be bad
+        self.skips_bad = False  # whether all decoders skip the rows that are already known to be bad, or not needed
 
     @property
     def named_bad_rows(self) -> tuple[tuple[int, str, str], ...]:

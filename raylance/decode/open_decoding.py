@@ -1,7 +1,6 @@
 """The steps between reading and collating: decoding of columns, and the user's transform."""
 
 import contextlib
-import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from raylance.columns import DRAW, ROW_OFFSET, TRANSFORM, VALID
 from raylance.decode.arrays import blank_row, is_bytes
 from raylance.decode.column import BatchColumn, OpenColumn, RaggedColumn, RowColumn
 from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder, check_decoder_output, is_on_device, is_users
-from raylance.decode.decoding import DecodedRows, Decoding
+from raylance.decode.decoding import DecodeClock, DecodedRows, Decoding
 from raylance.decode.transforms import Transformer, TransformError, describe_exception, error_of_no_row, place_of
 from raylance.errors import NULL, BadRowError, ConfigError, DatasetError, HelperError, filter_of_nulls
 from raylance.memory.arrow import own_memory, take_rows
@@ -53,12 +52,8 @@ class OpenDecoding:
             HelperError: If the transform or a batch decoder fails on rows together, but on none alone.
         """
         if executor is None and table.num_rows:
-            for column in self._columns:  # before the clock starts: loading a model is not decoding
-                with contextlib.suppress(ConfigError):  # decoding raises this error again, and names the row
-                    _ = column.opened
-        # Helpers' threads run at once: only in a helper that decodes in several threads is it the whole process.
-        cpu_s = time.thread_time if executor is None else time.process_time
-        begin, cpu_begin, rows = clock.now(), cpu_s(), DecodedRows(self._decoding, table, epoch)
+            open_here(self._columns)
+        watch, rows = DecodeClock(executor), DecodedRows(self._decoding, table, epoch)
         rows.add_failures()
         if given_up:
             rows.give_up(given_up)
@@ -72,15 +67,7 @@ class OpenDecoding:
             transform_end = clock.now()
         hidden = [name for name in (ROW_OFFSET, DRAW) if name in made.column_names]
         done = made.drop_columns(hidden).append_column(VALID, pa.array(rows.valid))
-        return done, Receipt(
-            nbytes=done.nbytes,
-            decode_s=clock.now() - begin,
-            decode_cpu_s=cpu_s() - cpu_begin,
-            transform_s=transform_end - transform_begin,
-            fallback_rows=int(rows.counts[0]),
-            unturned_rows=int(rows.counts[1]),
-            bad_rows=rows.named_bad_rows,
-        )
+        return done, watch.receipt([rows], nbytes=done.nbytes, transform_s=transform_end - transform_begin)
 
     def _decode(self, rows: DecodedRows, executor: Executor | None = None, *, own_memory: bool = True) -> pa.Table:
         """Decodes columns, and notes bad rows in `rows`. A transform may change the result in place, but not
@@ -152,6 +139,13 @@ class OpenDecoding:
 
     def _call(self, table: pa.Table, rows: DecodedRows) -> pa.Table:
         return self._transformer(table, rows.keys("transform"))
+
+
+def open_here(columns: Sequence[OpenColumn]) -> None:
+    """Opens decoders for this thread before the clock starts: loading a model is not decoding."""
+    for column in columns:
+        with contextlib.suppress(ConfigError):  # decoding raises this error again, and names the row
+            _ = column.opened
 
 
 def open_columns(decoders: Sequence[Decoder], device: "torch.device | None" = None) -> list[OpenColumn]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from raylance.dispatch.account import Account
 from raylance.dispatch.messages import Fault
 from raylance.dispatch.states import ChunkState
+from raylance.dispatch.suspects import Suspicion
 from raylance.planning.pace import Pace
 from raylance.planning.plan import Chunk, Plan, WorkItem
 
@@ -17,6 +18,49 @@ from raylance.planning.plan import Chunk, Plan, WorkItem
 # together. A row costs up to twenty times as much if few are loaded at once, which matters less if rows are decoded.
 _DECODED = 2.0, 0.5
 _PLAIN = 8.0, 1 / 32
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class Block:
+    """Rows of one load that wait for a decoder, or are being decoded.
+
+    Attributes:
+        held: The chunk.
+        source: The load that has brought them.
+        first: Number of the first stored row of that load in the chunk.
+        low: Number of the first row of the block in that load, and `high` that of the row after the last.
+        call: The call that decodes them, if one is unanswered.
+        suspicion: What is known against its rows.
+    """
+
+    held: "HeldChunk"
+    source: int
+    first: int
+    low: int
+    high: int
+    call: int | None = None
+    suspicion: Suspicion = dataclasses.field(default_factory=Suspicion)
+
+    @property
+    def rows(self) -> int:
+        """Number of its rows."""
+        return self.high - self.low
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its chunk still needs it."""
+        return any(block is self for block in self.held.loading.blocks)
+
+    def cut(self, parts: int) -> None:
+        """Replaces it by up to `parts` parts."""
+        bounds = [self.low + self.rows * part // parts for part in range(parts + 1)]
+        made = [
+            dataclasses.replace(self, low=low, high=high, suspicion=self.suspicion.of_part())
+            for low, high in itertools.pairwise(bounds)
+            if low < high
+        ]
+        at = next(number for number, block in enumerate(self.held.loading.blocks) if block is self)
+        self.held.loading.blocks[at : at + 1] = made
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -30,8 +74,9 @@ class Loading:
         rows: Number of stored rows that are loaded.
         nbytes: Their bytes.
         needs_bytes: Bytes of the next row, if it did not fit; else 0.
-        calls: Unanswered loads, with the bytes that each may add.
+        calls: Unanswered loads, each with the number of its first row, and the bytes that it may add.
         paced: Rows and bytes from which `pace` follows.
+        blocks: What is loaded and has to be decoded by block, until that is done.
     """
 
     pace: Pace
@@ -40,13 +85,19 @@ class Loading:
     rows: int = 0
     nbytes: int = 0
     needs_bytes: int = 0
-    calls: dict[int, float] = dataclasses.field(default_factory=dict)
+    calls: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)
     paced: tuple[int, int] = (0, 0)
+    blocks: list[Block] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows are loaded; they may have to be decoded by block."""
+        return self.rows == self.stored_rows
 
     @property
     def expected_bytes(self) -> float:
         """Bytes that are loaded, or may be when the unanswered loads are done."""
-        return self.nbytes + sum(self.calls.values())
+        return self.nbytes + sum(nbytes for _, nbytes in self.calls.values())
 
     @property
     def left_rows(self) -> int:
@@ -69,6 +120,7 @@ class HeldChunk:
         faults: Number of machine faults of its loads; `not_before` is when it may be loaded again.
         error: Why its rows cannot be loaded, in the state FAILED.
         is_last_try: Whether it is loaded again although it has failed, see `ChunkTable.try_again`.
+        suspicion: What is known against its rows from blocks that were lost with it.
     """
 
     number: int
@@ -85,6 +137,7 @@ class HeldChunk:
     not_before: float = 0.0
     error: BaseException | Fault | None = None
     is_last_try: bool = False
+    suspicion: Suspicion = dataclasses.field(default_factory=Suspicion)
 
     @property
     def end(self) -> int:
@@ -333,5 +386,6 @@ class ChunkOrder:
         """Makes a chunk of some of the rows of one that is held, with what is known of these."""
         made = self._make(chunk)
         made.reader, made.faults, made.not_before, made.error = held.reader, held.faults, held.not_before, held.error
+        made.suspicion = held.suspicion if made.rows == held.rows else held.suspicion.of_part()
         made.taken_rows = max(0, held.first + held.taken_rows - made.first)
         return made

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from raylance.dispatch.account import Account
+from raylance.dispatch.block_work import BlockWork
 from raylance.dispatch.chunk_order import HeldChunk
 from raylance.dispatch.helper_pool import HelperPool
 from raylance.dispatch.in_flight import InFlight, InFlightItem
@@ -61,6 +62,7 @@ class Kept:
     chunks: ChunkTable
     account: Account
     suspects: Suspects
+    blocks: BlockWork
 
 
 class Dispatcher:
@@ -94,6 +96,7 @@ class Dispatcher:
         `first_rows`, see `Plan.items`. `describe` returns a text that names the rows of an item, for error messages.
         """
         self._pool, self._chunks, self._account, self._suspects = kept.pool, kept.chunks, kept.account, kept.suspects
+        self._blocks = kept.blocks
         self._out: list[Output] = []
         start, rows = (dp_rank, epoch, position), self._account.item_rows
         chunks = self._chunks.begin(plan, *start, spans_epochs=spans_epochs)
@@ -177,6 +180,13 @@ class Dispatcher:
 
     def _answered(self, event: Answer) -> None:
         is_owed, call = self._pool.answered(event.call, self._now), event.call
+        if isinstance(event, Done | Failed | Faulted):
+            of_block = self._blocks.answered(event, self._now)
+            if of_block is not None:
+                self._out += of_block
+                if isinstance(event, Done):
+                    self._decoded()
+                return
         entry = self._by_call.pop(call, None)
         match event:
             case Loaded(_, receipt):
@@ -221,10 +231,8 @@ class Dispatcher:
             self._replace(entry, parts, receipt.too_large_bytes)
             return
         entry.receipts.append(receipt)
-        if is_decoded and entry.item.rows and not self._suspects.has_decoded:
-            self._suspects.has_decoded = True
-            for other in self._inflight.entries:
-                other.suspicion.waits = False
+        if is_decoded and entry.item.rows:
+            self._decoded()
         if entry.state is ItemState.GATHERING:
             self._chunks.gathered(entry.item)
             entry.gathered, entry.replaced = call, self._pool.replaced
@@ -235,6 +243,12 @@ class Dispatcher:
             entry.change(ItemState.DONE)
         if entry.state is ItemState.DONE:
             self._account.learn(entry.item, entry.receipts)
+
+    def _decoded(self) -> None:
+        """Records that a helper has decoded rows, which items have waited for."""
+        self._suspects.has_decoded = True
+        for other in self._inflight.entries:
+            other.suspicion.waits = False
 
     def _faulted(self, entry: InFlightItem, call: int, fault: Fault) -> None:
         self._forget((call,))
@@ -257,6 +271,7 @@ class Dispatcher:
         line = f"a helper is replaced, its work is done again ({fault.what})"
         self._out.append(FaultSeen(line, replaces_helper=True))
         calls = list(found.work.sent)
+        of_block = self._blocks.lost(helper, calls, fault)
         self._chunks.lost(helper, [*calls, *found.loads.sent], fault, is_at_load=not calls)
         entries = [(call, self._by_call.pop(call)) for call in calls if call in self._by_call]
         decoded = {call for call, entry in entries if entry.state is ItemState.DECODING or entry.decodes_there}
@@ -271,6 +286,9 @@ class Dispatcher:
                 self._search(entry, fault)
             elif self._blame(entry, fault):
                 self._split(entry)
+        why = self._blocks.search(of_block, fault) if of_block is not None else ""
+        if why and (head := self._inflight.head) is not None:
+            self._end_now(self._error_of(head, fault, why))
 
     def _search(self, entry: InFlightItem, fault: Fault) -> None:
         """Searches an item for a row that ends its decoder's process, see `Suspects`."""
@@ -366,12 +384,15 @@ class Dispatcher:
 
     def _fail(self, entry: InFlightItem, fault: Fault, why: str) -> None:
         """Gives an item an error, which ends the pass after the items before it."""
+        self._fail_with(entry, self._error_of(entry, fault, why))
+
+    def _error_of(self, entry: InFlightItem, fault: Fault, why: str) -> HelperError:
         error = HelperError(
             f"the work on the same {entry.item.rows} rows, {self._describe(entry.item)}, {why}. The epoch stops here. "
             f"{fault.advice} The runtime says: {fault.error or fault.what}"
         )
         error.__cause__ = fault.error
-        self._fail_with(entry, error)
+        return error
 
     def _split(self, entry: InFlightItem) -> None:
         """Replaces an item by its single steps, so that a fault affects the rows of one step only."""
@@ -396,9 +417,11 @@ class Dispatcher:
         if not self._is_over:
             self._advance(loads=loads)
         is_awaited = self._is_wanted and self._is_awaited
-        self._out.append(_status(self._pool, self._inflight, is_awaited=is_awaited))
         head = self._inflight.head
-        is_read = head is not None and head.state in _READ and not head.decodes_there
+        is_decoding = head is not None and head.state is ItemState.WAITING and self._chunks.is_decoding(head.item)
+        cause = _cause(self._pool, self._inflight, is_decoding=is_decoding) if is_awaited else None
+        self._out.append(_status(self._pool, self._inflight, cause))
+        is_read = head is not None and head.state in _READ and not head.decodes_there and not is_decoding
         for scaler in self._scalers if self._is_wanted else ():
             scaler.look(self._pool, self._now, is_awaited=is_awaited, is_read=is_read)
 
@@ -412,6 +435,7 @@ class Dispatcher:
             self._load()
         self._gather()
         self._send_decodes()
+        self._out += self._blocks.send(self._now)
         self._out += self._chunks.take_commands()  # items come first: they are awaited
         head = self._inflight.head
         if head is None:
@@ -534,27 +558,28 @@ def _may_be_decoded(entry: InFlightItem) -> bool:
     return entry.item.rows > 0 and not entry.suspicion.waits and entry.state is not ItemState.FAILED
 
 
-def _status(pool: HelperPool, inflight: InFlight, *, is_awaited: bool) -> Status:
-    readers, decoders = len(pool.running("reader")), len(pool.running("decoder"))
+def _status(pool: HelperPool, inflight: InFlight, cause: Cause | None) -> Status:
     return Status(
-        readers=readers,
+        readers=len(pool.running("reader")),
         readers_wanted=pool.wanted["reader"],
-        decoders=decoders,
+        decoders=len(pool.running("decoder")),
         decoders_wanted=pool.wanted["decoder"],
         decoders_busy=pool.decoders_busy,
         inflight_items=len(inflight.entries),
         inflight_bytes=int(inflight.used_bytes),
-        cause=_cause(inflight, readers, decoders) if is_awaited else None,
+        cause=cause,
     )
 
 
-def _cause(inflight: InFlight, readers: int, decoders: int) -> Cause:
-    """Returns the cause of the trainer's wait for the next item to deliver, by the number of running helpers."""
+def _cause(pool: HelperPool, inflight: InFlight, *, is_decoding: bool) -> Cause:
+    """Returns the cause of the trainer's wait for the next item to deliver; `is_decoding` says that the item waits for
+    blocks to be decoded.
+    """
     head = inflight.head
-    if not readers:
+    if not pool.running("reader"):
         return "start"
     if inflight.has_ready or head is None or head.state in (ItemState.DONE, ItemState.FETCHING, ItemState.FAILED):
         return "finish"
-    if head.state in (ItemState.GATHERED, ItemState.DECODING):
-        return "decode" if decoders else "start"
+    if is_decoding or head.state in (ItemState.GATHERED, ItemState.DECODING):
+        return "decode" if pool.running("decoder") else "start" if pool.wanted["decoder"] else "there"
     return "there" if head.decodes_there else "read"

@@ -132,10 +132,12 @@ class HelperPool:
             starts = len(self.running("decoder")) < self._count("decoder")
             new = [number for number in idle if not self._helpers[number].has_worked]
             return next(iter(new if starts else new + idle), None)
-        able = [
-            number for number in self.running("decoder", responsive) if len(self._helpers[number].work.sent) < _QUEUED
-        ]
+        able = [number for number in self.running("decoder", responsive) if self.has_room(number)]
         return min(able, key=lambda number: len(self._helpers[number].work.sent), default=None)
+
+    def has_room(self, helper: int) -> bool:
+        """Whether a running helper has few calls, so that one more does not wait for long."""
+        return len(self._helpers[helper].work.sent) < _QUEUED
 
     def running(self, kind: Kind, responsive: bool = False) -> list[int]:
         """Returns the numbers of a kind's running helpers; `responsive` leaves out those that owe a ping's answer."""

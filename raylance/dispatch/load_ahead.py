@@ -5,9 +5,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from raylance.dispatch.account import Account
-from raylance.dispatch.chunk_order import ChunkOrder, HeldChunk
-from raylance.dispatch.messages import Drop, Fault, Load, Loaded, Log, Output
+from raylance.dispatch.chunk_order import Block, ChunkOrder, HeldChunk
+from raylance.dispatch.messages import Drop, Fault, Forget, Load, Loaded, Log, Output
 from raylance.dispatch.states import ChunkState, change
+from raylance.dispatch.suspects import Suspicion
 from raylance.planning.plan import Chunk, Plan, WorkItem
 
 MAX_FAULTS = 3  # machine faults of one chunk or item; a fourth is not a coincidence
@@ -30,6 +31,7 @@ class ChunkTable:
         *,
         decodes: bool,
         gives_away: bool,
+        decodes_blocks: bool = False,
         until_fetched: bool = False,
         loads_next_epoch: bool = True,
     ) -> None:
@@ -40,10 +42,11 @@ class ChunkTable:
             decodes: Whether items are decoded, so that loading should leave cores to the decoders.
             gives_away: Whether the consumer may change gathered rows in the reader's own memory. Then a later pass
                 loads them again.
+            decodes_blocks: Whether what is loaded is decoded by block, before items are gathered.
             until_fetched: Whether the memory of a chunk is kept until the items that were gathered from it are fetched.
             loads_next_epoch: Whether the next pass is likely over the next epoch, whose first chunk is loaded ahead.
         """
-        self._account, self._until_fetched = account, until_fetched
+        self._account, self._until_fetched, self._decodes_blocks = account, until_fetched, decodes_blocks
         self._first_share = _FIRST_SHARE if decodes else 1.0
         self._order = ChunkOrder(account, decodes=decodes, gives_away=gives_away, loads_next_epoch=loads_next_epoch)
         self._by_call: dict[int, HeldChunk] = {}
@@ -97,7 +100,8 @@ class ChunkTable:
 
     def _is_ready(self, held: HeldChunk, now: float) -> bool:
         """Whether the next rows of a chunk may be asked for, as far as only this chunk matters."""
-        if held.state not in (ChunkState.PLANNED, ChunkState.LOADING) or held.not_before > now:
+        is_open = held.state is ChunkState.PLANNED or (held.state is ChunkState.LOADING and not held.loading.is_whole)
+        if not is_open or held.not_before > now:
             return False
         # Unless all rows have one size, that of the next ones is known when these are here.
         return not held.loading.calls or (self._account.is_even and held.loading.left_rows > 0)
@@ -146,8 +150,8 @@ class ChunkTable:
             return (min(rows, fitting), room) if fitting else None
         share = self._first_share + _FASTER * before.taken_rows / max(1, before.rows)
         is_asked = is_even and not before.loading.left_rows
-        is_loading = before.state in (ChunkState.PLANNED, ChunkState.LOADING) and not is_asked
-        if is_loading or loading.asked_rows >= share * loading.stored_rows:
+        is_loading = before.state in (ChunkState.PLANNED, ChunkState.LOADING) and not before.loading.is_whole
+        if (is_loading and not is_asked) or loading.asked_rows >= share * loading.stored_rows:
             return None
         rows = min(rows, fitting) if is_even and fitting > rows // 2 else rows
         return (rows, room) if rows <= fitting and room >= loading.needs_bytes else None
@@ -157,7 +161,7 @@ class ChunkTable:
             held.state = change(held.state, ChunkState.LOADING)
         loading = held.loading
         call, first = send(reader), loading.asked_rows
-        loading.calls[call] = rows * loading.pace.row_bytes if self._account.is_even else allowed
+        loading.calls[call] = first, (rows * loading.pace.row_bytes if self._account.is_even else allowed)
         loading.asked_rows += rows
         self._by_call[call] = held
         _, dp_rank = self._order.planned
@@ -173,7 +177,7 @@ class ChunkTable:
         if held is None:
             return
         account, loading = self._account, held.loading
-        loading.calls.pop(event.call, None)
+        first, _ = loading.calls.pop(event.call, (0, 0.0))
         if held.state is not ChunkState.LOADING:
             return
         if not loading.rows:
@@ -181,6 +185,10 @@ class ChunkTable:
         # An answer may overtake another one, and the rows of a load may come before those of an earlier load.
         loading.rows, loading.nbytes = max(loading.rows, event.rows), max(loading.nbytes, event.nbytes)
         loading.stored_rows = event.stored_rows
+        if self._decodes_blocks and event.added:
+            loading.blocks.append(Block(held=held, source=event.call, first=first, low=0, high=event.added))
+        elif self._decodes_blocks:
+            self._commands.append(Forget((event.call,)))
         if not loading.calls:
             rows, nbytes = loading.rows - loading.paced[0], loading.nbytes - loading.paced[1]
             if rows:
@@ -188,13 +196,18 @@ class ChunkTable:
                 loading.pace.record(rows, nbytes)
             loading.asked_rows, loading.paced = loading.rows, (loading.rows, loading.nbytes)
             loading.needs_bytes = event.needs_bytes
-        if loading.rows == loading.stored_rows:
-            if loading.calls:
-                return  # a read that was repeated may still copy rows to places of its load, until this is answered
-            account.learn_chunk(loading.stored_rows, loading.nbytes)
-            held.state = change(held.state, ChunkState.LOADED)
+        if loading.is_whole:
+            self._settle(held)
         elif loading.nbytes + loading.needs_bytes > account.window_bytes and held.rows > 1:
             self._halve(held)  # a sample that does not fit by itself is an error of its load
+
+    def _settle(self, held: HeldChunk) -> None:
+        """Notes that a chunk can be used, if all of it is loaded and decoded."""
+        loading = held.loading
+        # A read that was repeated may still copy rows to places of its load, until this is answered.
+        if loading.is_whole and not loading.calls and not loading.blocks:
+            self._account.learn_chunk(loading.stored_rows, loading.nbytes)
+            held.state = change(held.state, ChunkState.LOADED)
 
     def _learn_whether_even(self, is_even: bool, row_bytes: float) -> None:
         """Learns whether all rows have one size. Once it is known, chunks are loaded in large blocks, the first one
@@ -213,6 +226,9 @@ class ChunkTable:
         held = self._by_call.pop(call, None)
         if held is None or held.state is not ChunkState.LOADING:
             return
+        self._rows_failed(held, error)
+
+    def _rows_failed(self, held: HeldChunk, error: BaseException) -> None:
         can_halve = held.rows > 1 and not getattr(error, "is_of_storage", False)
         if can_halve and held.error is None:
             line = f"rows could not be read together ({error!r}). They are read in halves, to find the row that fails."
@@ -234,6 +250,53 @@ class ChunkTable:
             again = self._order.replace(held)
             self._release(held)
             self._pause(again, fault, now)
+
+    # Blocks.
+
+    def blocks(self) -> list[Block]:
+        """Returns the blocks that are not decoded, in the order of delivery."""
+        return [block for held in self._order.held for block in held.loading.blocks]
+
+    def is_decoding(self, item: WorkItem) -> bool:
+        """Whether an item waits only for blocks to be decoded."""
+        held = self._order.find(item.epoch, self._line(item))
+        return held is not None and held.state is ChunkState.LOADING and held.loading.is_whole
+
+    def block_done(self, block: Block) -> None:
+        """Records that a block is decoded."""
+        blocks = block.held.loading.blocks
+        blocks[:] = [other for other in blocks if other is not block]
+        if not any(other.source == block.source for other in blocks):
+            self._commands.append(Forget((block.source,)))
+        self._settle(block.held)
+
+    def block_failed(self, block: Block, error: BaseException) -> None:
+        """Records that a row of a block is bad, or the decoder is wrong: see `failed`."""
+        self._rows_failed(block.held, error)
+
+    def block_lost(self, block: Block, fault: Fault, now: float) -> None:
+        """Records that what was loaded of a block, or decoded, is gone: its chunk is loaded again, after a pause."""
+        held = block.held
+        if not self.hit(held, held.suspicion, fault):
+            again = self._order.replace(held)
+            self._release(held)
+            again.not_before = now + PAUSES_S[held.suspicion.faults - 1]
+
+    def hit(self, held: HeldChunk, known: Suspicion, fault: Fault) -> bool:
+        """Counts a machine fault that has hit a block of a chunk. After too many, halves the chunk, down to one sample,
+        which fails; returns whether there were too many.
+        """
+        known.faults += 1
+        if known.faults > MAX_FAULTS:
+            held.error = fault
+            if held.rows == 1:
+                held.faults = known.faults
+            self._halve_or_fail(held, can_halve=held.rows > 1)
+        return known.faults > MAX_FAULTS
+
+    def halve(self, held: HeldChunk) -> None:
+        """Replaces a chunk by two halves."""
+        self._halve(held)
 
     def _pause(self, held: HeldChunk, fault: Fault, now: float) -> None:
         """Has a chunk loaded again, after a pause."""
@@ -282,8 +345,12 @@ class ChunkTable:
         self._reset(held)
 
     def _forget_loads(self, held: HeldChunk) -> None:
-        for call in held.loading.calls:
+        loading = held.loading
+        for call in loading.calls:
             self._by_call.pop(call, None)
+        if self._decodes_blocks and (sources := {*loading.calls, *(block.source for block in loading.blocks)}):
+            self._commands.append(Forget(tuple(sorted(sources))))
+        loading.blocks = []
 
     def _reset(self, held: HeldChunk) -> None:
         self._forget_loads(held)

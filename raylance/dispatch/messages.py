@@ -110,6 +110,24 @@ class Decode:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class DecodeBlock:
+    """Decode rows [low, high) of those that the load `source` has added to a chunk of a reader, from its stored row
+    number `first` on. The result stays with the chunk `number`: items that are gathered from it have these rows. For
+    `given_up`, see `Decode`. Answered by `Done`.
+    """
+
+    call: int
+    helper: int
+    reader: int
+    number: int
+    source: int
+    first: int
+    low: int
+    high: int
+    given_up: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Fetch:
     """Bring the results of a gathering call and, if there was one, of a decode to this process; see `Fetched`."""
 
@@ -125,7 +143,7 @@ class Forget:
     calls: tuple[int, ...]
 
 
-Command = Place | Dismiss | Ping | Load | Drop | Gather | Decode | Fetch | Forget
+Command = Place | Dismiss | Ping | Load | Drop | Gather | Decode | DecodeBlock | Fetch | Forget
 
 
 # Outputs about the pass, for the feeder.
@@ -231,7 +249,7 @@ class NotPlaced:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Done:
-    """A gathering call or a decode is done; its result has not been fetched."""
+    """A gathering call or a decode, also of a block, is done; its result has not been fetched."""
 
     call: int
     receipt: Receipt
@@ -247,6 +265,7 @@ class Loaded:
         nbytes: Bytes of all rows that are loaded, also of those that lie behind rows that are still being loaded.
         needs_bytes: Bytes of the first row that did not fit; 0 if all did.
         is_even: Whether all rows have the same size.
+        added: Number of rows that this load has added.
     """
 
     call: int
@@ -256,6 +275,7 @@ class Loaded:
     nbytes: int
     needs_bytes: int
     is_even: bool
+    added: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

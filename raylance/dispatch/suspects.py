@@ -26,11 +26,13 @@ class Suspicion:
         deaths: Number of helpers whose process ended by itself while it decoded these rows.
         given_up: Why the item's only row is not decoded any more; else "".
         waits: Whether it waits until another row was decoded.
+        faults: Number of machine faults that have hit it, if it is a block, or blocks of it, if it is a chunk.
     """
 
     deaths: int = 0
     given_up: str = ""
     waits: bool = False
+    faults: int = 0
 
     def of_part(self) -> "Suspicion":
         """Returns what is known against a part of the item: which of its rows is the cause is not known."""

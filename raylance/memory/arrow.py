@@ -212,6 +212,30 @@ def dense_array(kind: pa.DataType, rows: int, data: pa.Buffer) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, data])
 
 
+def with_nulls(array: pa.Array, valid: npt.NDArray[np.bool_]) -> pa.Array:
+    """Returns values of one size without nulls, but null where `valid`, bool (n,), is False; copies no value."""
+    if valid.all():
+        return array
+    if isinstance(array.type, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(array.type, with_nulls(array.storage, valid))
+    before = np.zeros(array.offset, dtype=np.bool_)
+    bits = pa.py_buffer(np.packbits(np.concatenate([before, valid]), bitorder="little"))
+    if pa.types.is_fixed_size_list(array.type):
+        return pa.Array.from_buffers(array.type, len(array), [bits], offset=array.offset, children=[array.values])
+    return pa.Array.from_buffers(array.type, len(array), [bits, array.buffers()[1]], offset=array.offset)
+
+
+def without_nulls(array: pa.Array) -> pa.Array:
+    """Returns values of one size, those that are null as what lies in the memory in their place; copies no value."""
+    if isinstance(array.type, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(array.type, without_nulls(array.storage))
+    if pa.types.is_fixed_size_list(array.type):
+        values, size = array.values, array.type.list_size
+        values = values.slice(array.offset * size, len(array) * size)
+        return pa.FixedSizeListArray.from_arrays(values, type=array.type)
+    return pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], offset=array.offset)
+
+
 def layout_of(kind: pa.DataType) -> tuple[np.dtype[Any], int] | None:
     """Returns how values of any length are laid out: the dtype of their offsets; and the bytes of an element, 0 for
     bytes and strings. None for other types.

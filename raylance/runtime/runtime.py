@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from raylance.dispatch.messages import (
     Command,
     Decode,
+    DecodeBlock,
     Dismiss,
     Drop,
     Event,
@@ -60,7 +61,8 @@ class Runtime(abc.ABC):
         end = weakref.finalize(self, notes.leave, _end_all, self._helpers)
         end.atexit = False  # running feeders must close first; at exit, Ray itself ends the actors of the process
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._results: dict[int, Any] = {}  # results of gathering calls and decodes, or of a fetch, by call
+        # By call: the results of gathering, a decode, or a fetch; of a load, what is to be decoded by block.
+        self._results: dict[int, Any] = {}
         self.has_failed = False
 
     @property
@@ -132,7 +134,7 @@ class Runtime(abc.ABC):
                 self._drop(command)
             case Gather():
                 self._gather(command)
-            case Decode():
+            case Decode() | DecodeBlock():
                 self._decode(command)
             case Fetch():
                 self._fetch(command)
@@ -171,7 +173,7 @@ class Runtime(abc.ABC):
     def _gather(self, command: Gather) -> None: ...
 
     @abc.abstractmethod
-    def _decode(self, command: Decode) -> None: ...
+    def _decode(self, command: Decode | DecodeBlock) -> None: ...
 
     @abc.abstractmethod
     def _fetch(self, command: Fetch) -> None: ...

@@ -13,6 +13,7 @@ from raylance.batches.conversion import BatchSpec
 from raylance.columns import dataset_names, describe_rows
 from raylance.decode.on_device import DeviceDecoding
 from raylance.dispatch.account import Account
+from raylance.dispatch.block_work import BlockWork
 from raylance.dispatch.dispatcher import Dispatcher, Kept
 from raylance.dispatch.helper_pool import HelperPool
 from raylance.dispatch.load_ahead import ChunkTable
@@ -187,28 +188,31 @@ class Session:
             placement_timeout_s=options.placement_timeout_s,
             work_timeout_s=options.work_timeout_s,
         )
+        of_items, of_blocks = (decoding.of_items, decoding.of_blocks) if decoding else (None, None)
         account = Account(
             loaded_bytes=self._read_spec.source.likely_row_bytes,
-            raw_bytes=self._read_spec.source.sample_bytes,
-            decoded_bytes=decoding.row_bytes if decoding else 0,
+            raw_bytes=self._read_spec.source.sample_bytes + (of_blocks.row_bytes if of_blocks else 0),
+            decoded_bytes=of_items.row_bytes if of_items else 0,
             inflight_bytes=options.max_inflight_bytes,
             window_bytes=options.max_window_bytes,
         )
         chunks = ChunkTable(
             account,
             decodes=decoding is not None,
+            decodes_blocks=of_blocks is not None,
             gives_away=runtime.gives_away,
             until_fetched=runtime.fetches_from_chunks,
             loads_next_epoch=self._loads_next_epoch,
         )
-        return Kept(pool, chunks, account, Suspects())
+        suspects = Suspects()
+        return Kept(pool, chunks, account, suspects, BlockWork(pool, chunks, suspects))
 
     def _make_scaler(self, kind: Kind, least: int, most: int, first: int) -> Scaler:
         return Scaler(least, most, first, kind)
 
     def _make_dispatcher(self, kept: Kept, wanted: "_Pass") -> Dispatcher:
         plan, dp_rank, epoch, position = wanted.plan, wanted.dp_rank, wanted.epoch, wanted.position
-        source = self._read_spec.source
+        source, decoding = self._read_spec.source, self._read_spec.in_helpers
         decoders = max(1, kept.pool.wanted["decoder"], self._options.decoder_range[1])
         low, high = plan.rank_slice(epoch, position, dp_rank)
         # The pass may begin at a last step of few rows; steps of later epochs are like the epoch's first step.
@@ -226,7 +230,7 @@ class Session:
             epoch=epoch,
             position=position,
             kept=kept,
-            decodes=self._read_spec.in_helpers is not None,
+            decodes=decoding is not None and decoding.of_items is not None,
             prefetch_batches=wanted.prefetch_batches,
             first_rows=-(-(high - low) // decoders),  # the first step is divided among all decoders
             spans_epochs=self._spans_epochs,

@@ -15,14 +15,42 @@ from typing import Any
 
 import pyarrow as pa
 
-from raylance.decode.open_decoding import OpenDecoding
-from raylance.dispatch.messages import Alive, Decode, Done, Drop, Event, Failed, Fetch, Gather, Kind, Load
+from raylance.decode.block_decoding import HelperDecoding
+from raylance.dispatch.messages import (
+    Alive,
+    Decode,
+    DecodeBlock,
+    Done,
+    Drop,
+    Event,
+    Failed,
+    Fetch,
+    Gather,
+    Kind,
+    Load,
+    Loaded,
+)
 from raylance.observe import Receipt
 from raylance.read_spec import ReadSpec
 from raylance.runtime.runtime import Arrived, Runtime
 from raylance.settings import MAX_AUTO_DECODERS, Options
 from raylance.source.limits import Calls
+from raylance.work.blocks import Block, BlockColumns, BlockRows
 from raylance.work.read_work import ReadWork
+
+
+class _Blocks:
+    """The decoded blocks of one chunk."""
+
+    def __init__(self) -> None:
+        self.tables: dict[int, pa.Table] = {}  # by the number of the first row
+        self._rows: BlockRows | None = None
+
+    def rows(self, columns: BlockColumns) -> BlockRows:
+        """Returns the rows; only after all blocks were decoded."""
+        if self._rows is None:
+            self._rows = BlockRows([Block(*each) for each in self.tables.items()], columns.decoded)
+        return self._rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,6 +58,7 @@ class _Reader:
     work: ReadWork
     thread: Calls
     loads: Calls  # beside the other calls, as `Load` allows it
+    blocks: dict[int, _Blocks] = dataclasses.field(default_factory=dict)  # by number of the chunk
 
     def end(self, *, is_dead: bool) -> None:
         self.work.close()
@@ -37,7 +66,7 @@ class _Reader:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Decoder:
-    work: OpenDecoding
+    work: HelperDecoding
     thread: Calls
 
     def end(self, *, is_dead: bool) -> None: ...
@@ -52,6 +81,7 @@ class ThreadRuntime(Runtime):
     def __init__(self, read_spec: ReadSpec, options: Options) -> None:
         super().__init__(read_spec, options)
         self._lock, self._decoding = threading.RLock(), read_spec.in_helpers
+        self._by_block = BlockColumns.of(read_spec, sends=False)  # in one process, nothing is sent
 
     def count_decoders(self) -> tuple[int, int, int]:
         """See `Runtime.count_decoders`."""
@@ -68,10 +98,10 @@ class ThreadRuntime(Runtime):
     def _place(self, number: int, kind: Kind) -> None:
         thread = Calls(1, f"raylance-{kind}-{number}")
         if kind == "reader":
-            work, loads = ReadWork(self._read_spec, self._options, own_memory=True), Calls(2, f"raylance-load-{number}")
-            self._helpers[number] = _Reader(work, thread, loads)
+            work = ReadWork(self._read_spec, self._options, own_memory=True, by_block=self._by_block)
+            self._helpers[number] = _Reader(work, thread, Calls(2, f"raylance-load-{number}"))
         elif self._decoding is not None:
-            self._helpers[number] = _Decoder(OpenDecoding(self._decoding), thread)
+            self._helpers[number] = _Decoder(HelperDecoding(self._decoding), thread)
         self.post(Alive(number))
 
     def _ping(self, number: int) -> None:
@@ -79,23 +109,63 @@ class ThreadRuntime(Runtime):
 
     def _load(self, command: Load) -> None:
         reader, (_, planned) = self._helpers[command.helper], self._plan  # next pass may have another plan
-        reader.loads.submit(_answer, self._inbox, command.call, lambda: reader.work.load(planned, command)[0])
+        call, results, lock = command.call, self._results, self._lock
+        for number in command.drops:
+            reader.blocks.pop(number, None)
+        if self._by_block.decoded:
+            results[call] = None
+            reader.blocks.setdefault(command.number, _Blocks())
+
+        def load() -> Event:
+            loaded: Loaded
+            loaded, tables = reader.work.load(planned, command)
+            _keep(results, lock, call, tables)
+            return loaded
+
+        reader.loads.submit(_answer, self._inbox, call, load)
 
     def _drop(self, command: Drop) -> None:
         self._helpers[command.helper].work.drop(command.number)
+        self._helpers[command.helper].blocks.pop(command.number, None)
 
     def _gather(self, command: Gather) -> None:
-        reader, (_, planned) = self._helpers[command.helper], self._plan
-        self._submit(command, lambda: reader.work.gather(planned, command))
+        reader, (_, planned), columns = self._helpers[command.helper], self._plan, self._by_block
+        blocks = None if command.number is None else reader.blocks.get(command.number)
 
-    def _decode(self, command: Decode) -> None:
+        def gather() -> tuple[tuple[pa.Table, ...], Receipt]:
+            (plain, *others), receipt = reader.work.gather(planned, command)
+            if blocks is not None and not receipt.too_large_bytes:
+                plain = blocks.rows(columns).fill_in(plain, reader.work.lend)
+            return (plain, *others), receipt
+
+        self._submit(command, gather)
+
+    def _decode(self, command: Decode | DecodeBlock) -> None:
+        if isinstance(command, DecodeBlock):
+            self._decode_block(command)
+            return
         decoder, (_, encoded) = self._helpers[command.helper], self._results[command.source]
 
         def decode() -> tuple[tuple[pa.Table, ...], Receipt]:
-            table, receipt = decoder.work.apply(encoded, command.epoch, own_memory=True, given_up=command.given_up)
+            table, receipt = decoder.work.decode(encoded, command.epoch, own_memory=True, given_up=command.given_up)
             return (table,), receipt
 
         self._submit(command, decode)
+
+    def _decode_block(self, command: DecodeBlock) -> None:
+        helper, (encoded,) = self._helpers[command.helper], self._results[command.source]
+        held, number = self._helpers[command.reader].blocks, command.number
+        blocks = held[number]
+
+        def decode() -> Event:
+            receipt = Receipt()
+            if held.get(number) is blocks:  # else the chunk was dropped
+                part = encoded.slice(command.low, command.high - command.low)
+                table, receipt = helper.work.decode_block(part, own_memory=True, given_up=command.given_up)
+                blocks.tables[command.first + command.low] = table
+            return Done(command.call, receipt)
+
+        helper.thread.submit(_answer, self._inbox, command.call, decode)
 
     def _submit(self, command: Gather | Decode, work: Callable[[], tuple[tuple[pa.Table, ...], Receipt]]) -> None:
         call, results, lock = command.call, self._results, self._lock  # `run` must not hold `self`
@@ -105,9 +175,7 @@ class ThreadRuntime(Runtime):
             receipt = Receipt()
             if call in results:  # else `Forget` came first
                 tables, receipt = work()
-                with lock:
-                    if call in results:
-                        results[call] = tables
+                _keep(results, lock, call, tables)
             return Done(call, receipt)
 
         self._helpers[command.helper].thread.submit(_answer, self._inbox, call, run)
@@ -122,6 +190,13 @@ class ThreadRuntime(Runtime):
     def _forget(self, calls: Iterable[int]) -> None:
         with self._lock:
             super()._forget(calls)
+
+
+def _keep(results: dict[int, Any], lock: threading.RLock, call: int, made: Any) -> None:
+    """Keeps the result of a call, unless it was forgotten."""
+    with lock:
+        if call in results:
+            results[call] = made
 
 
 def _answer(inbox: "queue.SimpleQueue[Any]", call: int, work: Callable[[], Event]) -> None:

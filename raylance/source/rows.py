@@ -21,6 +21,10 @@ from raylance.source.version import Source
 from raylance.source.video_reader import add_columns
 from raylance.source.videos import NOTHING_ADDED, AddedColumns
 
+# A run of samples that share decoded values is this multiple of a sample's stored rows: then the values beside the run,
+# which other runs decode again, are a quarter of its own.
+_RUN_SAMPLES = 4
+
 
 class Selected(HasOffsets, Protocol):
     """The selected rows, which an epoch delivers; `offsets` are those that a reader takes."""
@@ -57,7 +61,9 @@ class RowSource(abc.ABC):
     identity: Any  # hash of the version's files
     windows: Any  # the `repr` of what makes samples of several rows, or of parts of rows; None if rows are samples
     columns: Sequence[str]  # to read
-    row_bytes: float  # as it is read, the mean of a few rows; "auto" sizes of orders follow from it
+    # As it is held, the mean of a few rows; "auto" sizes of orders follow from it. If samples share values that are
+    # decoded once, with its part of the rows beside a run that belong to samples of the run.
+    row_bytes: float
     likely_row_bytes: float  # the best estimate, for the size of the first reads
     measure: str  # how `likely_row_bytes` was measured, in words
     sample_bytes: float  # the best estimate for a sample, which may have several rows; for the size of the first items
@@ -124,6 +130,8 @@ class TableRows(RowSource):
     read: ReadMode
     samples: Shared[SampleTable] | None = None
     added: AddedColumns = NOTHING_ADDED
+    made_bytes: float = 0.0  # of a row: what is not read, but made of what is read
+    shared_rows: int = 0  # stored rows from the first to the last one of a sample, whose values samples share
 
     def load_selection(self) -> Selection:
         """See `RowSource.load_selection`."""
@@ -132,7 +140,8 @@ class TableRows(RowSource):
     @property
     def run_rows(self) -> int:
         """See `RowSource.run_rows`."""
-        return max((each.run_rows for each in self.added.videos), default=1)
+        runs = [each.run_rows for each in self.added.videos]
+        return max(1, _RUN_SAMPLES * self.shared_rows, *runs)
 
     @property
     def costly(self) -> tuple[str, ...]:
@@ -172,7 +181,7 @@ class TableRows(RowSource):
         return Reader(
             pinned=self.pinned,
             columns=self.columns,
-            row_bytes=max(1.0, self.row_bytes - self.added.frame_bytes),
+            row_bytes=max(1.0, self.row_bytes / _held_rows(self.shared_rows) - self.made_bytes),
             mode=self.read,
             retry_s=OPENING_S if retry_s is None else retry_s,
             missing=retry_s is not None,
@@ -195,9 +204,11 @@ def table_rows(
     samples: Shared[SampleTable] | None = None,
     sample_bytes: float | None = None,
     added: AddedColumns = NOTHING_ADDED,
+    made_bytes: float = 0.0,
+    shared_rows: int = 0,
 ) -> TableRows:
-    """Makes the `TableRows` of a dataset. `stored_bytes` is the mean size of all rows as stored, 0 if unknown;
-    `sample_bytes` that of a sample of several rows.
+    """Makes the `TableRows` of a dataset. `row_bytes` and `stored_bytes` are the mean sizes of few rows, and of all as
+    stored, 0 if unknown; `sample_bytes` is that of a sample of several rows. For the rest, see `TableRows`.
     """
     return TableRows(
         uri=pinned.uri,
@@ -206,7 +217,7 @@ def table_rows(
         identity=pinned.identity,
         windows=None if samples is None else str(samples.get()),
         columns=columns,
-        row_bytes=row_bytes,
+        row_bytes=row_bytes * _held_rows(shared_rows),
         likely_row_bytes=max(row_bytes, stored_bytes),
         measure="the mean of all as they are stored" if stored_bytes > row_bytes else "the mean of a few rows",
         sample_bytes=max(row_bytes, stored_bytes) if sample_bytes is None else sample_bytes,
@@ -215,4 +226,11 @@ def table_rows(
         read=read,
         samples=samples,
         added=added,
+        made_bytes=made_bytes,
+        shared_rows=shared_rows,
     )
+
+
+def _held_rows(shared_rows: int) -> float:
+    """Returns how many stored rows are held for each sample of a run."""
+    return 1 + 1 / _RUN_SAMPLES if shared_rows > 1 else 1.0

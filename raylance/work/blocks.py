@@ -1,29 +1,82 @@
-"""Wide columns of windows, whose rows a reader sends once for each load, so that the trainer makes samples of them."""
+"""Columns of windows that come in blocks: each stored row once for a chunk, so that samples are made of them last."""
 
+import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from raylance.memory.arrow import copy_values, dense_array, one_array, raw_bytes, take_rows, width_of
+from raylance.columns import VALID
+from raylance.memory.arrow import (
+    copy_values,
+    dense_array,
+    one_array,
+    raw_bytes,
+    take_rows,
+    width_of,
+    without_nulls,
+)
 from raylance.memory.lending import Bytes, Lend
-from raylance.orders.permutation import Int64Array
+from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.read_spec import ReadSpec
 
 _WIDE_BYTES = 1 << 10  # least bytes of a value; the index that an item has instead takes 8
 
 
-def columns_by_block(read_spec: ReadSpec) -> dict[str, int]:
-    """Returns the columns that readers may send by block, with the bytes that a sample has of each: columns of several
-    rows a sample whose values are wide, have one size, and are neither decoded nor transformed in helpers. Neighbouring
-    samples share rows, so blocks have fewer bytes than samples.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BlockColumns:
+    """The columns of which readers give samples only the numbers of their rows. The rows come in blocks.
+
+    Attributes:
+        sent: Columns that are sent by block as they are stored.
+        decoded: Encoded columns, each with the names of the columns that decoders make of it.
+        sample_bytes: Bytes of a sample that are not in its row of numbers.
+        row_bytes: Bytes of a stored row that decoding adds.
     """
-    samples, decoding = read_spec.source.load_samples(), read_spec.in_helpers
-    if samples is None or read_spec.schema is None or (decoding is not None and decoding.transform is not None):
+
+    sent: Sequence[str] = ()
+    decoded: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
+    sample_bytes: int = 0
+    row_bytes: int = 0
+
+    @classmethod
+    def of(cls, read_spec: ReadSpec, *, sends: bool) -> "BlockColumns":
+        """Returns the columns of a loader. With `sends`, also those that are worth sending by block: of several rows a
+        sample, with wide values of one size, and neither decoded nor transformed in helpers. Neighbouring samples share
+        rows, so blocks have fewer bytes than samples.
+        """
+        samples = read_spec.source.load_samples()
+        if samples is None:
+            return cls()
+        sizes = _wide_columns(read_spec, samples.columns) if sends else {}
+        shared, made = read_spec.decoding and read_spec.decoding.of_blocks, dict[str, list[str]]()
+        row_bytes, sample_bytes = 0, sum(sizes.values())
+        for decoder in shared.decoders if shared else ():
+            nbytes = shared.value_bytes[decoder.output_name] if shared else 0
+            made.setdefault(decoder.column, []).append(decoder.output_name)
+            row_bytes, sample_bytes = row_bytes + nbytes, sample_bytes + nbytes * samples.columns[decoder.column]
+        return cls(sent=tuple(sizes), decoded=made, sample_bytes=sample_bytes, row_bytes=row_bytes)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns, as they are stored."""
+        return [*self.sent, *self.decoded]
+
+    @property
+    def tables(self) -> int:
+        """Number of the tables that a load gives of its rows: one of `sent`, if any, and one of `decoded`, if any."""
+        return bool(self.sent) + bool(self.decoded)
+
+
+def _wide_columns(read_spec: ReadSpec, counts: Mapping[str, int]) -> dict[str, int]:
+    """Returns the columns that are worth sending by block, with the bytes that a sample has of each."""
+    decoding = read_spec.in_helpers
+    if read_spec.schema is None or (decoding is not None and decoding.transform is not None):
         return {}
-    decoded, counts = decoding.columns if decoding is not None else [], samples.columns
+    decoded = [decoder.column for decoder in decoding.decoders] if decoding is not None else []
     return {
         field.name: nbytes
         for field in read_spec.schema
@@ -43,18 +96,31 @@ class Block(NamedTuple):
 class BlockRows:
     """The rows of a chunk that have come in blocks; blocks may overlap."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        rows = max((block.first + block.table.num_rows for block in blocks), default=0)
-        self._pieces: list[pa.RecordBatch] = []
+    def __init__(self, blocks: Iterable[Block], made: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+        """Takes all blocks of a chunk, and `BlockColumns.decoded` if they were decoded."""
+        whole = list(blocks)
+        rows = max((block.first + block.table.num_rows for block in whole), default=0)
+        self._made, self._pieces = made, list[dict[str, pa.Array]]()
         self._raws: dict[str, list[Bytes | None]] = {}  # by column: the bytes of its pieces
         self._piece_of, self._row_of = np.full(rows, -1), np.empty(rows, dtype=np.int64)  # by number of the stored row
-        for block in blocks:
+        self._bad: dict[str, BoolArray] = {}  # of decoded columns: which stored rows are
+        for block in whole:
             at = block.first
             for piece in block.table.to_batches():
                 end = at + piece.num_rows
                 self._piece_of[at:end], self._row_of[at:end] = len(self._pieces), np.arange(end - at)
-                self._pieces.append(piece)
+                self._pieces.append({name: piece[name] for name in piece.schema.names})
+                if made:
+                    self._take_nulls(at, self._pieces[-1])
                 at = end
+
+    def _take_nulls(self, at: int, piece: dict[str, pa.Array]) -> None:
+        """Notes which decoded values are null, and replaces them by the zeros that lie in their place."""
+        for name, values in piece.items():
+            if values.null_count:
+                bad = self._bad.setdefault(name, np.zeros(len(self._piece_of), dtype=np.bool_))
+                bad[at : at + len(values)] = ~values.is_valid().to_numpy(zero_copy_only=False)
+                piece[name] = without_nulls(values)
 
     def fill_in(self, items: pa.Table, lend: Lend) -> pa.Table:
         """Replaces numbers of stored rows by these rows, in the columns that blocks have.
@@ -63,33 +129,57 @@ class BlockRows:
             items: In each such column, lists of k numbers.
             lend: Gives the memory of the values.
 
+        Returns:
+            The items. If blocks were decoded, with the decoded columns, and with `_valid`, False if a value of the
+            sample is bad; such a sample has zeros in the column of that value.
+
         Raises:
             IndexError: If a row has not come.
         """
-        for name in self._pieces[0].schema.names if self._pieces else ():
-            lists = items[name].combine_chunks()
-            numbers = lists.flatten().to_numpy()
+        valid = np.ones(items.num_rows, dtype=np.bool_)
+        for column in self._made or (self._pieces[0] if self._pieces else ()):
+            lists = items[column].combine_chunks()
+            numbers, count = lists.flatten().to_numpy(), lists.type.list_size
             pieces, rows = self._piece_of[numbers], self._row_of[numbers]
             if (pieces < 0).any():
-                raise IndexError(f"stored row {numbers[pieces < 0][0]} of the column {name!r} has not come")
-            values = self._take(name, pieces, rows, lend)
-            made = pa.FixedSizeListArray.from_arrays(values, lists.type.list_size)
-            items = items.set_column(items.column_names.index(name), name, made)
-        return items
+                raise IndexError(f"stored row {numbers[pieces < 0][0]} of the column {column!r} has not come")
+            if not self._made:
+                values = pa.FixedSizeListArray.from_arrays(self._take(column, pieces, rows, lend), count)
+                items = items.set_column(items.column_names.index(column), column, values)
+                continue
+            items = items.drop_columns([column])
+            for name in self._made[column]:
+                data, kind = self._take_bytes(name, pieces, rows, lend), self._pieces[0][name].type
+                if name in self._bad and (bad := self._bad[name][numbers].reshape(-1, count).any(axis=1)).any():
+                    data.reshape(len(bad), -1)[bad] = 0
+                    valid &= ~bad
+                items = items.append_column(name, dense_array(_of_several(kind, count), len(lists), pa.py_buffer(data)))
+        return items.append_column(VALID, pa.array(valid)) if self._made else items
 
     def _take(self, name: str, pieces: Int64Array, rows: Int64Array, lend: Lend) -> pa.Array:
-        if name not in self._raws:
-            self._raws[name] = [raw_bytes(piece[name]) for piece in self._pieces]
-        kind, sources = self._pieces[0].schema.field(name).type, [raw for raw in self._raws[name] if raw is not None]
-        if len(sources) < len(self._pieces):  # a value is null
+        kind = self._pieces[0][name].type
+        if any(piece[name].null_count for piece in self._pieces):
             columns = [piece[name] for piece in self._pieces]
             starts = np.cumsum([0, *map(len, columns)])
             taken = take_rows(pa.table([pa.chunked_array(columns)], [name]), starts[pieces] + rows)
             return one_array(taken.column(0))
-        width = width_of(kind)
+        return dense_array(kind, len(rows), pa.py_buffer(self._take_bytes(name, pieces, rows, lend)))
+
+    def _take_bytes(self, name: str, pieces: Int64Array, rows: Int64Array, lend: Lend) -> Bytes:
+        """Copies the values of a column without nulls."""
+        if name not in self._raws:
+            self._raws[name] = [raw_bytes(piece[name]) for piece in self._pieces]
+        width, sources = width_of(self._pieces[0][name].type), [raw for raw in self._raws[name] if raw is not None]
         data = lend(len(rows) * width)[: len(rows) * width]
         cuts = [0, *(np.flatnonzero(np.diff(pieces)) + 1).tolist(), len(rows)]
         for begin, end in itertools.pairwise(cuts):
             if begin < end:
                 copy_values(sources[pieces[begin]], width, rows[begin:end], data[begin * width : end * width])
-        return dense_array(kind, len(rows), pa.py_buffer(data))
+        return data
+
+
+def _of_several(kind: pa.DataType, count: int) -> pa.DataType:
+    """Returns the type of `count` decoded values, as decoders make it that decode samples."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return pa.fixed_shape_tensor(kind.value_type, (count, *kind.shape))
+    return pa.fixed_shape_tensor(kind, (count,)) if pa.types.is_primitive(kind) else pa.list_(kind, count)

@@ -2,17 +2,18 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
+from raylance.columns import ROW_OFFSET
 from raylance.memory.arrow import own_memory, slice_runs, take_rows
 from raylance.memory.lending import Lend
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.table import Located, SampleTable, unneeded_rows
 from raylance.source.sampling import gather_samples
+from raylance.work.blocks import BlockColumns
 from raylance.work.row_memory import Placed, RowMemory
 
 
@@ -30,14 +31,14 @@ class ChunkMemory:
         samples: SampleTable | None,
         most_bytes: int,
         lend: Lend,
-        by_block: Mapping[str, int] = MappingProxyType({}),
+        by_block: BlockColumns | None = None,
     ) -> None:
         """Takes the row offsets of the samples' anchors in the order of delivery, at least one; and the table of
-        samples, None if each sample is its anchor. Columns in `by_block`, see `columns_by_block`, are not held: samples
-        have the numbers of their rows instead. `RowMemory` explains the other arguments.
+        samples, None if each sample is its anchor. The columns `by_block` are not held: samples have the numbers of
+        their rows instead. `RowMemory` explains the other arguments.
         """
         self._samples, self.nbytes, self.is_dropped = samples, 0, False
-        self.by_block = by_block
+        self.by_block = by_block or BlockColumns()
         self._located: Located | None = None
         self._places: Int64Array = np.empty(len(anchors), dtype=np.int64)
         self._is_repeated, lines = False, None
@@ -124,7 +125,9 @@ class ChunkMemory:
         """
         if self._samples is not None and self._located is not None:
             located = self._located.part(slice(low, high))
-            return gather_samples(self._memory.stored(), self._stored, located, self._samples, lend, [*self.by_block])
+            return gather_samples(
+                self._memory.stored(), self._stored, located, self._samples, lend, self.by_block.names
+            )
         by_line, table = self._memory.by_line(low, high), self._memory.stored()
         if table.num_columns:
             table = self._take(table, self._places[low:high], lend, own or self._is_repeated)
@@ -146,7 +149,7 @@ class ChunkMemory:
         """Returns the bytes of some samples, with the rows whose numbers they have."""
         if self._samples is None:
             return self._memory.size_of(table)
-        return int(table.nbytes) + int(table.num_rows) * sum(self.by_block.values())
+        return int(table.nbytes) + int(table.num_rows) * self.by_block.sample_bytes
 
 
 class ChunkLoad:
@@ -156,12 +159,14 @@ class ChunkLoad:
         read_bytes: Bytes of the rows that were read.
         block: The columns of the added rows that the chunk does not hold, in tables of some of the rows.
         needs_bytes: Bytes of the first row that did not fit; 0 if all rows did.
+        added: Number of rows that were added.
     """
 
     def __init__(self, chunk: ChunkMemory, memory: RowMemory, first: int, allowed_bytes: float) -> None:
         self._chunk, self._memory, self._first, self._left = chunk, memory, first, allowed_bytes
+        self._made_bytes = chunk.by_block.row_bytes  # that decoding will add to each row
         self._gate = _Gate()
-        self._added = self.read_bytes = self.needs_bytes = 0
+        self.added = self.read_bytes = self.needs_bytes = 0
         self.block: list[pa.Table] = []
 
     def is_wanted(self) -> bool:
@@ -174,21 +179,24 @@ class ChunkLoad:
             if not is_open:
                 return 0, Placed(None, frozenset(), 0)  # nobody takes them
             placed = self._memory.place(self._first + number, table, places)
-            size_of = self._memory.size_of
-            return size_of(table, places) if placed.table is None else size_of(placed.table), placed
+            return self._size_of(table, places) if placed.table is None else self._size_of(placed.table), placed
+
+    def _size_of(self, table: pa.Table, places: Int64Array | None = None) -> int:
+        rows = table.num_rows if places is None else len(places)
+        return self._memory.size_of(table, places) + rows * self._made_bytes
 
     def add(self, made: tuple[int, Placed]) -> bool:
         """Adds the next rows, as many as fit; returns whether more may come."""
         nbytes, placed = made
-        self.read_bytes += nbytes
+        self.read_bytes += nbytes - placed.rows * self._made_bytes
         if nbytes > self._left:
             nbytes, placed = self._fitting(nbytes, placed)
-        if placed.rows and placed.table is not None and (apart := [*self._chunk.by_block]):
-            self.block.append(placed.table.select(apart))
+        if placed.rows and placed.table is not None and (apart := self._chunk.by_block.names):
+            self.block.append(placed.table.select([*apart, ROW_OFFSET]))
             placed = placed._replace(table=placed.table.drop_columns(apart))
         if placed.rows:
-            self._chunk.add(self._first + self._added, placed, nbytes)
-        self._added += placed.rows
+            self._chunk.add(self._first + self.added, placed, nbytes)
+        self.added += placed.rows
         self._left -= nbytes
         return self.is_wanted() and not self.needs_bytes
 
@@ -200,23 +208,23 @@ class ChunkLoad:
             rows = int(self._left // row_bytes)
             self.needs_bytes = row_bytes
             return rows * row_bytes, placed._replace(rows=rows)
-        rows = _fitting_rows(table, self._left)
+        rows = _fitting_rows(table, self._left, self._made_bytes)
         if rows < placed.rows:
-            self.needs_bytes = self._memory.size_of(table.slice(rows, 1))
+            self.needs_bytes = self._size_of(table.slice(rows, 1))
         table = table.slice(0, rows)
-        return self._memory.size_of(table), placed._replace(table=table, rows=rows)
+        return self._size_of(table), placed._replace(table=table, rows=rows)
 
     def end(self) -> None:
         """Lets no late read write to the memory any more."""
         self._gate.close()
 
 
-def _fitting_rows(table: pa.Table, nbytes: float) -> int:
-    """Returns how many of the first rows of a table have up to `nbytes` together."""
+def _fitting_rows(table: pa.Table, nbytes: float, made_bytes: int) -> int:
+    """Returns how many of the first rows of a table, each with `made_bytes` more, have up to `nbytes` together."""
     low, high = 0, table.num_rows
     while low < high:
         middle = (low + high + 1) // 2
-        if table.slice(0, middle).nbytes <= nbytes:
+        if table.slice(0, middle).nbytes + middle * made_bytes <= nbytes:
             low = middle
         else:
             high = middle - 1

@@ -2,18 +2,18 @@
 
 import threading
 from collections import deque
-from collections.abc import Mapping
-from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import DRAW, ROW_OFFSET, split_offsets
-from raylance.decode.open_decoding import OpenDecoding
+from raylance.columns import DRAW, ROW_OFFSET, UNNEEDED, split_offsets
+from raylance.decode.block_decoding import HelperDecoding
 from raylance.dispatch.messages import Gather, Load, Loaded
 from raylance.errors import DatasetError, HelperError
-from raylance.memory.lending import Lender
+from raylance.memory.lending import Bytes, Lender
 from raylance.observe import Receipt, clock
+from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
@@ -21,6 +21,7 @@ from raylance.settings import Options
 from raylance.source.limits import Calls
 from raylance.source.reader import OpenedRows, RowReader
 from raylance.source.sampling import read_samples
+from raylance.work.blocks import BlockColumns
 from raylance.work.chunk_memory import ChunkLoad, ChunkMemory
 
 _DROPPED = 256  # numbers of dropped chunks that are kept, because a load of one of them may still wait
@@ -35,18 +36,20 @@ class ReadWork:
         options: Options,
         *,
         own_memory: bool = False,
-        by_block: Mapping[str, int] = MappingProxyType({}),
+        by_block: BlockColumns | None = None,
     ) -> None:
-        """Does not open the dataset yet. For `by_block`, see `columns_by_block`; those of loaded chunks are not held.
+        """Does not open the dataset yet. The columns `by_block` of loaded chunks are not held: loads return them.
 
         With `own_memory`, the caller keeps results and may write to them; they may be views of a chunk, each of whose
         rows should then be gathered once only. Without it, results may be views of memory that the next call
         overwrites or returns again, so copy results before the next call (sending them through Ray copies them).
         """
-        self._decoding, self._own_memory, self._by_block = read_spec.in_helpers, own_memory, by_block
-        self._opened = OpenDecoding(self._decoding) if self._decoding else None
+        decoding = read_spec.in_helpers
+        self._own_memory, self._by_block = own_memory, by_block or BlockColumns()
+        self._decoding = decoding and decoding.of_items
+        self._opened = HelperDecoding(decoding) if decoding else None
         threads = 1 if options.decode_threads == "auto" else options.decode_threads
-        self._threads = Calls(threads, "raylance-decode") if self._decoding else None
+        self._threads = Calls(threads, "raylance-decode") if decoding else None
         self._source, self._limit, self._read_timeout_s = (
             read_spec.source,
             options.max_window_bytes,
@@ -65,10 +68,11 @@ class ReadWork:
 
     # Loading.
 
-    def load(self, planned: PlannedRows, load: Load) -> tuple[Loaded, pa.Table]:
+    def load(self, planned: PlannedRows, load: Load) -> tuple[Loaded, tuple[pa.Table, ...]]:
         """Loads a block of a chunk; see the message.
 
-        Returns the answer, and the columns of the rows that are sent by block; an empty table if there are none.
+        Returns the answer, and the columns of the rows that come by block: those that are sent, if any, and those to
+        decode, if any, as `BlockDecoding.apply` takes them.
 
         Raises:
             DatasetError: If rows cannot be read.
@@ -77,23 +81,40 @@ class ReadWork:
             self.drop(number)
         with self._opening:
             chunk = self._open(planned, load)
-        receipt = Receipt()
-        needs_bytes, columns = 0, pa.table({})
+        receipt, needs_bytes, added = Receipt(), 0, 0
+        tables: tuple[pa.Table, ...] = (pa.table({}),) * self._by_block.tables
         if chunk is not None and load.first < chunk.stored_rows:  # a chunk may have fewer rows than were asked for
-            block = self._read(chunk, load, receipt)
-            needs_bytes, columns = block.needs_bytes, pa.concat_tables(block.block) if block.block else columns
+            unneeded = chunk.unneeded(load.first, load.rows, [*self._source.costly, *self._by_block.decoded])
+            block = self._read(chunk, load, receipt, unneeded)
+            needs_bytes, added = block.needs_bytes, block.added
+            if block.block:
+                tables = self._split(pa.concat_tables(block.block), unneeded)
             if needs_bytes and chunk.samples == 1 and chunk.nbytes + needs_bytes > self._limit:
                 anchor = self._selection.offsets(planned.of_chunk(load.chunk, load.dp_rank))
                 raise self._too_large(chunk, int(anchor[0]), needs_bytes)
-        return self._loaded(load, receipt, chunk, needs_bytes), columns
+        return self._loaded(load, receipt, chunk, needs_bytes, added), tables
 
-    def _read(self, chunk: ChunkMemory, load: Load, receipt: Receipt) -> ChunkLoad:
-        """Reads stored rows of a chunk into its memory."""
+    def _split(self, block: pa.Table, unneeded: dict[str, Int64Array]) -> tuple[pa.Table, ...]:
+        """Returns the columns of a block that are sent, if any, and those to decode, if any."""
+        columns, tables = self._by_block, list[pa.Table]()
+        if columns.sent:
+            tables.append(block.select(columns.sent))
+        if columns.decoded:
+            encoded = block.select([*columns.decoded, ROW_OFFSET])
+            for name in columns.decoded:
+                if len(others := unneeded.get(name, ())):
+                    flags = np.isin(block[ROW_OFFSET].to_numpy(), others)
+                    encoded = encoded.append_column(f"{UNNEEDED}{name}", pa.array(flags))
+            tables.append(encoded)
+        return tuple(tables)
+
+    def _read(self, chunk: ChunkMemory, load: Load, receipt: Receipt, unneeded: dict[str, Int64Array]) -> ChunkLoad:
+        """Reads stored rows of a chunk into its memory; `unneeded` are those that no sample needs, by column."""
         block = chunk.load(load.first, load.allowed_bytes)
-        unneeded = chunk.unneeded(load.first, load.rows, self._source.costly)
+        costly = {name: unneeded[name] for name in self._source.costly if name in unneeded}
         self._busy.begin()
         try:
-            reader = self._reader_of(load.chunk.epoch).skipping(unneeded)
+            reader = self._reader_of(load.chunk.epoch).skipping(costly)
             reader.read_pieces(chunk.stored(load.first, load.rows), block.prepare, block.add, block.is_wanted)
         finally:
             block.end()
@@ -101,12 +122,12 @@ class ReadWork:
         receipt.read_bytes = block.read_bytes
         return block
 
-    def _loaded(self, load: Load, receipt: Receipt, chunk: ChunkMemory | None, needs_bytes: int) -> Loaded:
+    def _loaded(self, load: Load, receipt: Receipt, chunk: ChunkMemory | None, needs_bytes: int, added: int) -> Loaded:
         self._note_held(receipt)
         rows, stored, nbytes, is_even = 0, 0, 0, False
         if chunk is not None:
             rows, stored, nbytes, is_even = chunk.loaded_rows, chunk.stored_rows, chunk.nbytes, chunk.is_even
-        return Loaded(load.call, receipt, rows, stored, nbytes, needs_bytes, is_even)
+        return Loaded(load.call, receipt, rows, stored, nbytes, needs_bytes, is_even, added)
 
     def _open(self, planned: PlannedRows, load: Load) -> ChunkMemory | None:
         """Returns the memory of a chunk, which its first load makes; None if nobody waits for the chunk any more."""
@@ -175,7 +196,7 @@ class ReadWork:
             encoded = encoded.append_column(DRAW, pa.array(plan.item_positions(item)))
         if not command.decodes:
             return (plain, encoded), receipt
-        decoded, done = self._opened.apply(
+        decoded, done = self._opened.decode(
             encoded, item.epoch, self._threads, own_memory=self._own_memory, given_up=command.given_up
         )
         receipt.decode_s, receipt.bad_rows = done.decode_s, done.bad_rows
@@ -183,6 +204,16 @@ class ReadWork:
         receipt.fallback_rows, receipt.unturned_rows = done.fallback_rows, done.unturned_rows
         receipt.nbytes = plain.nbytes + done.nbytes
         return (plain, decoded), receipt
+
+    def decode_block(self, block: pa.Table, **how: Any) -> tuple[pa.Table, Receipt]:
+        """Decodes rows of a block that a load has returned; see `BlockDecoding.apply`."""
+        if self._opened is None:
+            raise HelperError("nothing is decoded. This is a defect of raylance: please report it.")
+        return self._opened.decode_block(block, self._threads, **how)
+
+    def lend(self, nbytes: int) -> Bytes:
+        """Returns memory for the rows of an item; see `Lender.lend`."""
+        return self._items.lend(nbytes)
 
     def _from_chunk(
         self, planned: PlannedRows, item: WorkItem, number: int | None, allowed_bytes: int, receipt: Receipt

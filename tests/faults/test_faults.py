@@ -174,6 +174,31 @@ def test_a_row_that_ends_its_decoder_is_a_bad_row(
     assert 4 <= times <= stats["helpers_replaced"]
 
 
+@pytest.mark.promise("P6")
+@pytest.mark.parametrize(("decoders", "how"), [(1, "exit"), (2, "signal"), (0, "exit")])
+def test_a_shared_row_that_ends_its_decoder_masks_its_samples(
+    write_dataset: Callable[..., str], tmp_path: Path, decoders: int, how: str
+) -> None:
+    """Rows that several samples share are decoded by block, and searched there."""
+    armed = tmp_path / "armed"
+    cells = pa.array([number.to_bytes(2, "little") for number in range(80)], pa.binary())
+    uri = write_dataset(pa.table({"episode": np.arange(80) // 40, "id": np.arange(80), "number": cells}))
+    handle = raylance.dataset(
+        uri, decode=workloads.Fatal("number", str(armed), 23), order="sequential", on_bad_row="mask",
+        windows=raylance.Windows(episode="episode", offsets={"number": [-1, 0]}), max_bad_rows=None,
+    )  # fmt: skip
+    armed.write_text(how)
+    with handle.loader(num_decoders=decoders) as loader:
+        batches = list(loader.iter_batches(global_batch_size=8))
+        replaced = loader.stats()["helpers_replaced"]
+    rows = {name: np.concatenate([each[name] for each in batches]) for name in ("id", "number", "_valid")}
+    assert rows["id"].tolist() == list(range(80))
+    assert np.flatnonzero(~rows["_valid"]).tolist() == [23, 24]
+    wanted = [[0, 0] if row in (23, 24) else [max(row - 1, row // 40 * 40), row] for row in range(80)]
+    assert rows["number"].tolist() == wanted
+    assert replaced >= 4
+
+
 def test_a_row_of_another_loader_ends_the_decoder_of_both(write_dataset: Callable[..., str], tmp_path: Path) -> None:
     """A good row of the training data was masked for what a row of the validation data did to their decoder."""
     armed = tmp_path / "armed"

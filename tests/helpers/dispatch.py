@@ -3,6 +3,7 @@
 from typing import Any
 
 from raylance.dispatch.account import Account
+from raylance.dispatch.block_work import BlockWork
 from raylance.dispatch.dispatcher import Dispatcher, Kept
 from raylance.dispatch.helper_pool import HelperPool
 from raylance.dispatch.load_ahead import ChunkTable
@@ -46,7 +47,8 @@ def open_pool(running: int = 0, **options: Any) -> HelperPool:
 def make_kept(pool: HelperPool, *, inflight_bytes: int = 1 << 30, window_bytes: int = 1 << 30) -> Kept:
     limits = {"inflight_bytes": inflight_bytes, "window_bytes": window_bytes}
     account = Account(raw_bytes=RAW_BYTES, decoded_bytes=DECODED_BYTES, items=5, **limits)
-    return Kept(pool, ChunkTable(account, decodes=True, gives_away=False), account, Suspects())
+    chunks, suspects = ChunkTable(account, decodes=True, gives_away=False), Suspects()
+    return Kept(pool, chunks, account, suspects, BlockWork(pool, chunks, suspects))
 
 
 def reader_of(pool: HelperPool, *, responsive: bool = False) -> list[int]:
@@ -109,7 +111,7 @@ class Driver:
     def loaded(self, load: Load, rows: int | None = None) -> Loaded:
         """The answer to a load after which so many rows are there."""
         stored, rows = self.plan.chunk_size(load.chunk, 0), load.first + load.rows if rows is None else rows
-        return Loaded(load.call, Receipt(), rows, stored, rows * RAW_BYTES, 0, True)
+        return Loaded(load.call, Receipt(), rows, stored, rows * RAW_BYTES, 0, True, load.rows)
 
     @property
     def is_over(self) -> bool:

@@ -3,8 +3,7 @@
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +18,7 @@ from raylance.observe import Receipt
 from raylance.planning.plan import Plan, WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.settings import Options
-from raylance.work.blocks import Block, BlockRows
+from raylance.work.blocks import Block, BlockColumns, BlockRows
 from raylance.work.read_work import ReadWork
 from tests.helpers.in_memory import InMemory
 
@@ -41,7 +40,7 @@ class Reading:
         *,
         decodes: bool = False,
         gives_away: bool = False,
-        by_block: Mapping[str, int] = MappingProxyType({}),
+        by_block: BlockColumns | None = None,
     ) -> None:
         self.plan, self.planned, self.sources = plan, PlannedRows(plan), sources
         source, options = sources[0], Options(max_window_bytes=limit)
@@ -69,11 +68,12 @@ class Reading:
                 return done
             load = self._waiting.popleft()
             try:
-                loaded, block = self.work[load.helper].load(self.planned, load)
+                loaded, blocks = self.work[load.helper].load(self.planned, load)
             except DatasetError as error:
                 self.table.failed(load.call, error)
             else:
-                self._blocks.setdefault((load.helper, load.number), []).append(Block(load.first, block))
+                for block in blocks:
+                    self._blocks.setdefault((load.helper, load.number), []).append(Block(load.first, block))
                 self.receipts.append(loaded.receipt)
                 self.table.loaded(loaded)
             self._collect()
@@ -118,7 +118,8 @@ class Reading:
                 self.table.gathered(item)
         finally:
             self.table.answered(call)
-        return BlockRows(self._blocks[held.reader, held.number]).fill_in(table, fresh_memory)
+        blocks = self._blocks.get((held.reader, held.number), [])
+        return BlockRows(blocks).fill_in(table, fresh_memory)
 
     def lose(self, reader: int) -> None:
         """A reader is gone, and comes back with nothing."""

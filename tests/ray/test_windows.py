@@ -2,15 +2,42 @@
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import raylance
+from tests.helpers.images import encode
 from tests.helpers.robot_windows import ROWS, WINDOWS, check, expected, frames
 
 
 @pytest.fixture(scope="module")
 def uri(write_dataset: Callable[..., str]) -> str:
     return write_dataset(*[frames().slice(at, 150) for at in range(0, ROWS, 150)])
+
+
+@pytest.mark.parametrize("decoders", [0, 2])
+def test_pictures_that_samples_share(write_dataset: Callable[..., str], ray_session: None, decoders: int) -> None:
+    """Decoders decode each once for a chunk; a damaged one masks the samples that have it, as by threads."""
+    rng = np.random.default_rng(0)
+    files = [encode(rng.integers(0, 255, (24, 32, 3), dtype=np.uint8)) for _ in range(120)]
+    files[50] = b"no picture"
+    table = pa.table({"episode": np.arange(120) // 40, "image": files, "x": rng.random(120)})
+    windows = raylance.Windows(episode="episode", offsets={"image": [-30, *range(-7, 1)], "x": [0, 1]})
+    data = raylance.dataset(
+        write_dataset(table), decode=raylance.Image("image", size=16), windows=windows, order="row",
+        on_bad_row="mask", max_bad_rows=None, remainder="ragged",
+    )  # fmt: skip
+    found, stats = [], []
+    for options in ({"runtime": "ray", "num_decoders": decoders}, {"runtime": "threads"}):
+        with data.loader(**options) as loader:
+            batches = list(loader.iter_batches(global_batch_size=120, with_row_offset=True))
+            stats.append(loader.stats())
+        assert sum(len(batch["_rowoffset"]) for batch in batches) == 120
+        found.append([(name, batch[name].tobytes()) for batch in batches for name in sorted(batch)])
+    assert found[0] == found[1]
+    assert stats[0]["masked_rows"] == stats[1]["masked_rows"] == 8
+    assert 120 <= stats[0]["decoded_rows"] <= 360, "and those of two chunks that are loaded ahead"
 
 
 @pytest.fixture

@@ -242,7 +242,9 @@ class SimulatedSession(Session):
     def __init__(self, rank: "Rank") -> None:
         scenario = rank.scenario
         source = SimpleNamespace(likely_row_bytes=RAW_BYTES, sample_bytes=RAW_BYTES, uri="rows")
-        decoding = SimpleNamespace(row_bytes=DECODED_BYTES, max_bad_rows=None, datasets=())
+        whole = SimpleNamespace(row_bytes=DECODED_BYTES)
+        items, blocks = (None, SimpleNamespace(row_bytes=0)) if scenario.by_block else (whole, None)
+        decoding = SimpleNamespace(max_bad_rows=None, datasets=(), of_items=items, of_blocks=blocks)
         done = decoding if scenario.decodes else None
         read_spec: Any = SimpleNamespace(source=source, decoding=done, in_helpers=done, on_device=None)
         most_readers = scenario.readers + 2 * bool(scenario.readers > 1 and scenario.scales)
@@ -495,7 +497,10 @@ class Rank:
     def _check_error(self, feeder: Feeder, error: Exception) -> None:
         """An error comes after the last good batch."""
         epoch, position = self.place
-        is_elsewhere = isinstance(error, RowError) and not self.planned.has(epoch, position, self._number, error.row)
+        is_elsewhere = isinstance(error, RowError) and not any(
+            self.planned.has(epoch, position, self._number, row)
+            for row in range(error.row - self.scenario.reach, error.row + 1)
+        )
         if feeder._finished or is_elsewhere:
             raise Broken("order", f"{error!r} comes at {self.place}, before the batches that were made")
 

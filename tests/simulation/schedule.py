@@ -97,6 +97,11 @@ class Scenario:
     reach: int = 0  # samples are made of as many rows after their own, too
     fetches_from_chunks: bool = False  # chunks are kept until their items are fetched
     reshards: bool = False  # ranks live on from one leg to the next, with other shares; else new ones resume
+    by_block: bool = False  # chunks are decoded by block, and items are not
+
+    @property
+    def decodes_items(self) -> bool:
+        return self.decodes and not self.by_block
 
 
 def draw_scenario(draws: Draws) -> Scenario:
@@ -154,6 +159,7 @@ def draw_scenario(draws: Draws) -> Scenario:
         reach=reach,
         fetches_from_chunks=rows % 4 == 0 and not gives_away,  # not drawn either
         reshards=rows % 2 == 0,  # nor this
+        by_block=draws.taken[0] % 4 == 3,  # nor this: the low bits decide nothing else
     )
 
 

@@ -41,7 +41,7 @@ class StrictWatch(Watch):
             seen = self._open.get(event.call)
             if seen is not None and self._is_its_own(seen.command):
                 until = float(self._clock_s()) + PAUSES_S[0]
-                self._not_before.update(dict.fromkeys(self._keys(seen.item), until))
+                self._not_before.update(dict.fromkeys(seen.keys, until))
         elif isinstance(event, NotPlaced):
             helper = self._helpers[event.helper]
             if not helper.ended_by:

@@ -29,6 +29,7 @@ from raylance.dispatch.messages import (
     Command,
     Complete,
     Decode,
+    DecodeBlock,
     Deliver,
     Dismiss,
     Done,
@@ -60,7 +61,9 @@ MIN_ALONE = 2  # of them that decoded nothing but the row that is given up
 PAUSE_S = 1.0  # before another helper is placed for one that was refused
 
 
-_Key = tuple[int, int, int]  # epoch, position of the step, row of the rank's slice
+# Epoch, position of the step, row of the rank's slice; of blocks, see `_units`; with 0 before it, of a sample in a
+# chunk whose reader decodes.
+_Key = tuple[int, ...]
 
 
 class Broken(AssertionError):  # noqa: N818 - it is no error of the code that raises it
@@ -76,7 +79,9 @@ class _Seen:
     """A call, as far as was commanded and told."""
 
     command: Any
-    item: WorkItem
+    item: Any  # of a block, None
+    keys: list[_Key]
+    units: list[_Key]  # what is searched for a row that ends its process: the same, or the rows of a block
     charge: float = 0.0
     is_answered: bool = False
     has_result: bool = False
@@ -118,6 +123,7 @@ class Watch:
         self._plan_of: dict[int, PlannedRun] = {}  # by number of a chunk
         self._loaded: set[int] = set()  # numbers of chunks that are said to be loaded
         self._dropped: set[int] = set()
+        self._decoded: set[_Key] = set()
         self._load_calls: dict[int, Load] = {}  # that are not answered
         self._is_exact = scenario.needs_decoder or not scenario.decoders
         self._limit = scenario.limit_bytes * (1 + 1e-9)
@@ -133,9 +139,9 @@ class Watch:
         self._next = (epoch, position, 0)  # step and row of its slice that are to be delivered next
         self._part: list[int] = []
         self._hits.clear()
-        self._blamed.clear()
-        self._deaths.clear()
-        self._alone.clear()
+        for counter in (self._blamed, self._deaths, self._alone):
+            for key in [key for key in counter if len(key) == 3]:  # what is known of blocks outlives passes
+                del counter[key]
         self._flying: dict[int, float] = {}  # charges of reads
         self._opened, self._ready = 0.0, list[tuple[tuple[int, int], float]]()
         self._answers: Any = None
@@ -170,7 +176,10 @@ class Watch:
                 if seen is None or seen.is_answered:
                     return
                 seen.is_answered = True
+                if type(seen.command) is DecodeBlock:
+                    self._decoded_block(seen, event)
                 is_result = type(event) is Done and not event.receipt.too_large_bytes
+                is_result = is_result and type(seen.command) is not DecodeBlock
                 seen.has_result = is_result and not seen.is_forgotten
                 if self._open.pop(call, None) is not None:
                     self._answers = seen
@@ -212,27 +221,41 @@ class Watch:
         if helper.is_running and helper.calls:  # it was working on the first that it had not answered, if on any
             self.hit(next(iter(helper.calls)), self.world.helpers[number].cause)
             seen = self._calls.get(next(iter(helper.calls)))
-            if may_be_rows and seen is not None and (type(seen.command) is Decode or seen.command.decodes):
-                self._deaths.update([] if seen.is_forgotten else self._keys(seen.item))
-                self._alone.update(self._keys(seen.item) if seen.item.rows == 1 and not seen.is_forgotten else [])
+            decodes = seen is not None and (type(seen.command) in (Decode, DecodeBlock) or seen.command.decodes)
+            if may_be_rows and seen is not None and decodes:
+                self._deaths.update([] if seen.is_forgotten else seen.units)
+                self._alone.update(seen.units if len(seen.units) == 1 and not seen.is_forgotten else [])
             else:
                 self._blame(seen)
+        for call in helper.calls:
+            if type(self._calls[call].command) is DecodeBlock:  # nothing of it is kept
+                self._calls[call].is_forgotten = True
 
     def _is_its_own(self, command: Any) -> bool:
         """Whether what failed cannot have gone with a helper that is known to be gone: none went since it was read."""
         read = getattr(command, "source", getattr(command, "gathered", None))
         return read is None or self._calls[read].gone == self._gone_count
 
+    def _decoded_block(self, seen: _Seen, event: Any) -> None:
+        """A block is decoded once, unless it was lost."""
+        if type(event) is not Done or seen.is_forgotten:
+            return
+        units = self._units(seen.command)
+        if again := self._decoded.intersection(units):
+            raise Broken("again", f"{seen.command} decodes {sorted(again)} once more")
+        self._decoded.update(units)
+        self._recover("a block decoded")
+
     def _blame(self, seen: _Seen | None) -> None:
         """Counts a fault that is these rows' own, whatever else has happened: they may not be tried for ever."""
         if seen is not None and not seen.is_forgotten:
-            self._blamed.update(self._keys(seen.item))
+            self._blamed.update(unit for unit in seen.units if len(unit) != 4)  # its samples may not all be hit
 
     def hit(self, call: int, cause: int) -> None:
         """A fault hits the rows of a call: this is the truth, whatever the dispatcher thinks."""
         seen = self._calls.get(call)
         if seen is not None and not seen.is_forgotten:
-            self._hit_rows(self._keys(seen.item), cause)
+            self._hit_rows(seen.keys, cause)
 
     def _hit_rows(self, keys: list[_Key], cause: int) -> None:
         for key in keys:
@@ -242,6 +265,19 @@ class Watch:
         if self._plan_of[load.number] is not self._planned:  # a load of another share, which nobody needs
             return []
         return [(load.chunk.epoch, *place) for place in self._planned.places(load.chunk, load.dp_rank)]
+
+    def _units(self, command: DecodeBlock) -> list[_Key]:
+        """The rows of a block: number of the chunk, and of the stored row."""
+        return [(command.number, row) for row in range(command.first + command.low, command.first + command.high)]
+
+    def _block_keys(self, command: DecodeBlock) -> list[_Key]:
+        """The samples that need rows of a block."""
+        chunk = self.world.helpers[command.reader].chunks.get(command.number)
+        keys = self._chunk_keys(self._chunks[command.number])
+        if chunk is None or not keys:
+            return []
+        wanted = {*chunk.stored[command.first + command.low : command.first + command.high]}
+        return [key for key, row in zip(keys, chunk.rows, strict=True) if wanted & self.world._stored([row])]
 
     def _keys(self, item: WorkItem) -> list[_Key]:
         plan, found = self._planned.plan, list[_Key]()
@@ -284,6 +320,11 @@ class Watch:
                 self._check_runs(number, command)
                 self._see(call, command, self._check_source(source, command).item, number)
                 self._recover("decoded by a decoder")
+            case DecodeBlock(call, number, reader, chunk):
+                self._check_runs(number, command)
+                if self._chunks[chunk].helper != reader or chunk in self._dropped:
+                    raise Broken("source", f"{command}, and its chunk is not there")
+                self._see(call, command, None, number)
             case Fetch(call, gathered, decode):
                 item = self._check_source(gathered, command).item
                 if decode is not None and self._check_source(decode, command).item != item:
@@ -305,29 +346,42 @@ class Watch:
             case GiveUpPlacing():
                 self._check_cause(PlacementError(str(command)), now)
 
-    def _see(self, call: int, command: Any, item: WorkItem, helper: int | None) -> None:
+    def _see(self, call: int, command: Any, item: Any, helper: int | None) -> None:
         if call in self._calls:
             raise Broken("source", f"{command} has the number of another call")
-        if any(row in self._hits for row in self._keys(item)) and type(command) is not Fetch:
+        if item is None:
+            # What a reader has loaded ends with it, so that its chunk is searched, down to one sample.
+            keys, is_there = self._block_keys(command), command.helper == command.reader
+            seen = _Seen(command, item, keys, [(0, *key) for key in keys] if is_there else self._units(command))
+        else:
+            seen = _Seen(command, item, keys := self._keys(item), keys)
+        if any(row in self._hits for row in seen.keys) and type(command) is not Fetch:
             self._recover(f"{type(command).__name__.lower()} again after a fault")
-        worst = max((self._blamed[row] for row in self._keys(item)), default=0)
+        worst = max((self._blamed[row] for row in seen.units), default=0)
         if worst > MAX_FAULTS:
-            raise Broken("cause", f"{item} is tried again, after {worst} faults of its own")
-        if type(command) in (Gather, Decode):
-            self._check_tries(command, item)
-        self._calls[call] = self._open[call] = _Seen(command, item)
+            raise Broken("cause", f"{command} is tried again, after {worst} faults of its own")
+        if type(command) is not Fetch:
+            self._check_tries(seen)
+        self._calls[call] = seen
+        if item is not None:  # chunks outlive passes, and so does the work on blocks
+            self._open[call] = seen
         if helper is not None:
             self._helpers[helper].calls[call] = None
 
-    def _check_tries(self, command: Gather | Decode, item: WorkItem) -> None:
-        deaths = max((self._deaths[row] for row in self._keys(item)), default=0)
-        if not command.given_up:
-            if deaths > MAX_DEATHS:
-                raise Broken("cause", f"{item} is tried again, after {deaths} processes ended")
-            return
-        self._recover("a row given up")
-        if item.rows > 1 or deaths <= MAX_FAULTS or self._alone[next(iter(self._keys(item)))] < MIN_ALONE:
-            raise Broken("cause", f"{item} is given up after {deaths} deaths")
+    def _check_tries(self, seen: _Seen) -> None:
+        command, units = seen.command, seen.units
+        if command.given_up:
+            self._recover("a row given up")
+            if type(command) is DecodeBlock:
+                units = self._units(command)
+                # The only sample of its chunk has ended readers; before, blocks of others in the chunk may have.
+                if len(seen.keys) == 1 and self._alone[0, *seen.keys[0]] >= MIN_ALONE:
+                    return
+            deaths = self._deaths[units[0]]
+            if len(units) > 1 or deaths <= MAX_FAULTS or self._alone[units[0]] < MIN_ALONE:
+                raise Broken("cause", f"{command} is given up after {deaths} deaths")
+        elif (deaths := max(self._deaths[unit] for unit in units)) > MAX_DEATHS and len(units[0]) != 4:
+            raise Broken("cause", f"{command} is tried again, after {deaths} processes ended")
 
     def _check_pool(self, number: int, kind: str, now: float) -> None:
         if self._spent[kind]:
@@ -421,8 +475,8 @@ class Watch:
     def _check_room(self, command: Gather) -> None:
         item, scenario = command.item, self.scenario
         raw = 0 if command.decodes or not item.rows else command.allowed_bytes
-        charge = raw + item.rows * DECODED_BYTES * scenario.decodes
-        if command.decodes and not scenario.decodes:
+        charge = raw + item.rows * DECODED_BYTES * scenario.decodes_items
+        if command.decodes and not scenario.decodes_items:
             raise Broken("order", f"{command} decodes what is not to be decoded")
         used = sum(self._flying.values()) + sum(charge for _, charge in self._ready)
         is_first = (item.epoch, item.position, item.low) == self._next and not self._ready
@@ -442,7 +496,7 @@ class Watch:
         if (item.epoch, item.position, item.low) != self._next or item.dp_rank != self._rank:
             raise Broken("order", f"{item} is delivered, but {self._next} is next")
         made = command.decoded
-        if command.plain.item != item or made.item != item or made.is_decoded != self.scenario.decodes:
+        if command.plain.item != item or made.item != item or made.is_decoded != self.scenario.decodes_items:
             raise Broken("order", f"{item} is delivered with what belongs to another, or is not decoded")
         self._opened += self._flying.pop(fetch.command.gathered, 0.0)
         begin, starts = 0, plan.starts(item.epoch, item.position, item.steps)
@@ -469,7 +523,8 @@ class Watch:
     def _check_cause(self, error: BaseException, now: float) -> None:
         row = getattr(error, "row", None)
         if row is not None:
-            if not self._planned.has(*self._next[:2], self._rank, row):
+            anchors = range(row - self.scenario.reach, row + 1)
+            if not any(self._planned.has(*self._next[:2], self._rank, each) for each in anchors):
                 raise Broken("cause", f"row {row} fails, in another step than {self._next}")
             self._recover("ended by a row")
         elif isinstance(error, PlacementError):

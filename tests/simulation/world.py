@@ -15,6 +15,7 @@ from raylance.dispatch.messages import (
     ChunkLost,
     Command,
     Decode,
+    DecodeBlock,
     Dismiss,
     Done,
     Drop,
@@ -81,6 +82,7 @@ class Chunk:
     nbytes: int = 0
     early: dict[int, list[int]] = dataclasses.field(default_factory=dict)  # loaded before those in front of them
     gathered: set[int] = dataclasses.field(default_factory=set)  # places
+    decoded: set[int] = dataclasses.field(default_factory=set)  # numbers of stored rows, if they are decoded by block
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -153,6 +155,7 @@ class World(Runtime):
         self._plans: dict[int, PlannedRun | None] = {}  # by the call of a load, or of one that gathers
         self.deadline: float | None = None  # to the last bit, which the seconds until then do not give back
         self.causes: dict[Any, int] = {}  # faults of loads by call, and of chunks by number
+        self.sources: dict[int, int] = {}  # rows that loads have brought and that are decoded by block, by call
         self.faults = self.deaths = 0  # drawn; and, counted downwards, by fatal rows
         self._threshold = int((1 - scenario.rate) * (1 << BITS)) if scenario.faults else 1 << BITS
         for kind in sorted(scenario.faults & {"idle dies", "idle hangs", "node dies"}):
@@ -267,7 +270,18 @@ class World(Runtime):
                 raise Broken("source", f"{command}, and an item of it is not fetched")
         helper.dropped.add(command.number)
 
-    def _decode(self, command: Decode) -> None:
+    def _forget(self, calls: Iterable[int]) -> None:
+        calls = tuple(calls)
+        super()._forget(calls)
+        for call in calls:
+            self.sources.pop(call, None)
+
+    def _decode(self, command: Decode | DecodeBlock) -> None:
+        if isinstance(command, DecodeBlock):
+            if command.high > self.sources.get(command.source, 0):
+                raise Broken("source", f"{command} of rows that no load has brought")
+            self._give(command.helper, command.call, command, None)
+            return
         self._give(command.helper, command.call, command, self.table[command.source])
 
     def _ping(self, number: int) -> None:
@@ -275,7 +289,7 @@ class World(Runtime):
 
     def _give(self, number: int, call: int | None, command: Any, source: Result | None) -> None:
         helper = self.helpers[number]
-        if call is not None:
+        if call is not None and type(command) is not DecodeBlock:
             self.table[call] = None
         helper.queue.append((call, command, source))
         if helper.state == "dead":
@@ -343,7 +357,7 @@ class World(Runtime):
         """What a load has done, and how it is answered."""
         planned, needs_bytes = self._plans[command.call], 0
         if command.number in helper.dropped or planned is None:
-            return Loaded(command.call, Receipt(), 0, 0, 0, 0, False)
+            return Loaded(command.call, Receipt(), 0, 0, 0, 0, False, 0)
         rows = planned.of_chunk(command.chunk, command.dp_rank)
         first = planned.plan.first_line(command.chunk, command.dp_rank)
         chunk = helper.chunks.setdefault(command.number, Chunk(command.number, rows, sorted(self._stored(rows)), first))
@@ -360,6 +374,9 @@ class World(Runtime):
             left -= self._raw_bytes(row)
             fitting.append(row)
         chunk.early[command.first] = fitting
+        added = len(fitting)
+        if self.scenario.by_block and self.scenario.decodes and added:
+            self.sources[command.call] = added
         chunk.nbytes += sum(map(self._raw_bytes, fitting))
         while fitting := chunk.early.pop(chunk.loaded, []):
             chunk.loaded += len(fitting)
@@ -367,13 +384,15 @@ class World(Runtime):
         if held > self.scenario.window_bytes:
             raise Broken("bytes", f"a reader holds {held} bytes, of {self.scenario.window_bytes}")
         is_even, receipt = self.scenario.varies == 1.0, Receipt(window_bytes=held)
-        return Loaded(command.call, receipt, chunk.loaded, len(chunk.stored), chunk.nbytes, needs_bytes, is_even)
+        return Loaded(command.call, receipt, chunk.loaded, len(chunk.stored), chunk.nbytes, needs_bytes, is_even, added)
 
     def _places(self, helper: Helper, command: Gather, rows: list[int]) -> tuple[Chunk, frozenset[int]]:
         """Places of an item in its chunk, which must have all of its rows, and must not have given these away."""
         chunk = helper.chunks.get(command.number if command.number is not None else -1)
         if chunk is None or chunk.loaded < len(chunk.stored):
             raise Broken("source", f"{command} of a chunk that is not loaded")
+        if self.scenario.by_block and self.scenario.decodes and len(chunk.decoded) < len(chunk.stored):
+            raise Broken("source", f"{command} of a chunk that is not decoded")
         planned = self._plans[command.call]
         line = (
             planned.plan.line(command.item.epoch, command.item.position, command.item.dp_rank)
@@ -392,13 +411,39 @@ class World(Runtime):
         """Whether a call decodes a row that ends its process."""
         if not self.scenario.fatal_rows or isinstance(command, Ping) or command.given_up:
             return False
-        if type(command) is Decode:
+        if type(command) is DecodeBlock:
+            rows = self._block_rows(command)
+        elif type(command) is Decode:
             rows = [] if source is None or source.lost_by is not None else source.rows
         else:
             rows = self._rows(command) if command.decodes else []
             if self._item_bytes(rows) > command.allowed_bytes:
                 return False  # none of them is decoded
         return any((row if row >= 0 else -1 - row) in self.scenario.fatal_rows for row in rows)
+
+    def _chunk_of(self, command: DecodeBlock) -> Chunk | None:
+        return self.helpers[command.reader].chunks.get(command.number)
+
+    def _block_rows(self, command: DecodeBlock) -> list[int]:
+        """The stored rows of a block; none if its chunk was dropped."""
+        chunk = self._chunk_of(command)
+        return [] if chunk is None else chunk.stored[command.first + command.low : command.first + command.high]
+
+    def _decoded(self, command: DecodeBlock, fault: str, cause: int) -> Event:
+        """What has become of a block."""
+        chunk, rows = self._chunk_of(command), self._block_rows(command)
+        if fault == "faulted":
+            self.causes[command.number, "chunk"] = cause
+            return self._faulted(command.call, cause)
+        if command.given_up and not self.scenario.masks:
+            return Failed(command.call, RowError(rows[0] if rows else 0))
+        if bad := [row for row in rows if row in self.scenario.bad_rows and not command.given_up]:
+            self.counts["rows that fail"] += 1
+            return Failed(command.call, RowError(bad[0]))
+        if chunk is not None:
+            chunk.decoded |= set(range(command.first + command.low, command.first + command.high))
+        self.counts["blocks decoded"] += 1
+        return Done(command.call, Receipt())
 
     def _rows(self, command: Gather) -> list[int]:
         """Rows of an item, by the plan that was there when it was asked for."""
@@ -422,6 +467,8 @@ class World(Runtime):
 
     def _outcome(self, helper: Helper, call: int, command: Any, source: Result | None, fault: str, cause: int) -> Event:
         is_read = type(command) is Gather
+        if type(command) is DecodeBlock:
+            return self._decoded(command, fault, cause)
         if fault == "faulted":
             return self._faulted(call, cause)
         if not is_read and (source is None or source.lost_by is not None):
@@ -451,8 +498,8 @@ class World(Runtime):
             self.table[call] = result
         if fault == "lost later":
             self.later(_TRANSIT_S[self.draws.bits() % 4], self._lose, result, cause)
-        decoded = DECODED_BYTES * len(rows) if decodes and self.scenario.decodes else 0
-        return Done(call, Receipt(raw_bytes=raw, nbytes=decoded if decodes and self.scenario.decodes else raw))
+        decoded = DECODED_BYTES * len(rows) if decodes and self.scenario.decodes_items else 0
+        return Done(call, Receipt(raw_bytes=raw, nbytes=decoded if decodes and self.scenario.decodes_items else raw))
 
     def _stored(self, rows: Iterable[int]) -> set[int]:
         """The stored rows of samples."""

@@ -3,8 +3,8 @@
 import pyarrow as pa
 import ray
 
+from raylance.decode.block_decoding import HelperDecoding
 from raylance.decode.decoding import Decoding
-from raylance.decode.open_decoding import OpenDecoding
 from raylance.decode.pixels import set_up_process
 from raylance.observe import Receipt
 from raylance.runtime.ray.actors import Actor
@@ -19,7 +19,7 @@ class DecodeActor(Actor):
 
         super().__init__()
         set_up_process()
-        self._decodings: dict[str, OpenDecoding] = {}
+        self._decodings: dict[str, HelperDecoding] = {}
 
     def forget(self, key: str) -> None:
         """Drops the decoding of a loader, and the decoding's output memory."""
@@ -31,6 +31,17 @@ class DecodeActor(Actor):
     ) -> tuple[pa.Table, Receipt]:
         """Decodes an item of the loader with this key; `decoding` comes until a call of the loader was done."""
         with errors_travel():
-            if decoding is not None and key not in self._decodings:
-                self._decodings[key] = OpenDecoding(decoding)
-            return self._decodings[key].apply(encoded, epoch, given_up=given_up)
+            return self._opened(key, decoding).decode(encoded, epoch, given_up=given_up)
+
+    @ray.method(num_returns=2)
+    def decode_block(
+        self, key: str, decoding: Decoding | None, encoded: pa.Table, low: int, high: int, given_up: str = ""
+    ) -> tuple[pa.Table, Receipt]:
+        """Decodes rows [low, high) of a block; otherwise as `decode`."""
+        with errors_travel():
+            return self._opened(key, decoding).decode_block(encoded.slice(low, high - low), given_up=given_up)
+
+    def _opened(self, key: str, decoding: Decoding | None) -> HelperDecoding:
+        if decoding is not None and key not in self._decodings:
+            self._decodings[key] = HelperDecoding(decoding)
+        return self._decodings[key]

@@ -27,6 +27,7 @@ from raylance.dispatch.messages import (
     ChunkLost,
     Command,
     Decode,
+    DecodeBlock,
     Done,
     Drop,
     Event,
@@ -47,7 +48,7 @@ from raylance.dispatch.messages import (
 from raylance.environment.connection import in_session, long_call, ray_session
 from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.memory.arrow import own_memory
-from raylance.memory.lending import Lender
+from raylance.memory.lending import Lend, Lender
 from raylance.observe import Receipt
 from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
@@ -57,34 +58,44 @@ from raylance.runtime.ray.num_decoders import auto_decoders, supply
 from raylance.runtime.ray.shard_actor import ShardActor
 from raylance.runtime.runtime import Arrived, Runtime
 from raylance.settings import Options
-from raylance.work.blocks import Block, BlockRows, columns_by_block
+from raylance.work.blocks import Block, BlockColumns, BlockRows
 
 _SMALL = 16  # a column with 16 times fewer bytes than another one is small beside it
 _LOOK_S = 1.0  # seconds between checks that the Ray session exists, because Ray does not report its end
 
 
 class _Blocks:
-    """What the loads of a chunk have sent and will send; see `columns_by_block`."""
+    """What has come and will come of a chunk by block: as it is stored, and decoded. By the number of the first row: a
+    block that is decoded again takes the place of the one that was lost.
+    """
 
-    def __init__(self, helper: "_Helper", number: int) -> None:
-        self._helper, self._number = helper, number
-        self.loads: list[tuple[int, Future[pa.Table]]] = []  # with the number of the first row of each
-        self._rows: BlockRows | None = None
+    def __init__(self, helper: "_Helper", number: int, columns: BlockColumns) -> None:
+        self._helper, self._number, self._columns = helper, number, columns
+        self.sent: dict[int, Future[pa.Table]] = {}
+        self.decoded: dict[int, Future[pa.Table]] = {}
+        self._rows: list[BlockRows] | None = None
 
     def lost(self, error: BaseException) -> "ChunkLost | Lost":
         """Returns the event that reports that an answer did not come."""
-        return self._helper.lost(error) if is_helper_gone(error) else ChunkLost(self._number, fault_of(error))
+        is_readers = is_helper_gone(error) and any(each.exception() is error for each in self.sent.values())
+        return self._helper.lost(error) if is_readers else ChunkLost(self._number, fault_of(error))
 
     @property
     def futures(self) -> "list[Future[pa.Table]]":
-        """The answers of the loads."""
-        return [future for _, future in self.loads]
+        """The answers."""
+        return [*self.sent.values(), *self.decoded.values()]
 
-    def rows(self) -> BlockRows:
-        """Returns the rows; only after all loads have been answered."""
+    def fill_in(self, items: pa.Table, lend: Lend) -> pa.Table:
+        """See `BlockRows.fill_in`; only after all calls have been answered."""
         if self._rows is None:
-            self._rows = BlockRows([Block(first, future.result()) for first, future in self.loads])
-        return self._rows
+            sent, decoded = (
+                [Block(first, future.result()) for first, future in part.items()] for part in (self.sent, self.decoded)
+            )
+            self._rows = [BlockRows(sent)] if sent else []
+            self._rows += [BlockRows(decoded, self._columns.decoded)] if decoded else []
+        for rows in self._rows:
+            items = rows.fill_in(items, lend)
+        return items
 
 
 class _Gathered(NamedTuple):
@@ -143,7 +154,8 @@ class RayRuntime(Runtime):
         if options.runtime == "ray":
             ray.get_runtime_context()
         self._world_size, self._session, self._key = world_size, ray_session(), uuid.uuid4().hex
-        self._decoding, self._by_block = read_spec.in_helpers, columns_by_block(read_spec)
+        self._decoding, self._by_block = read_spec.in_helpers, BlockColumns.of(read_spec, sends=True)
+        self._decodes_items = self._decoding is not None and self._decoding.of_items is not None
         self._lender = Lender(2 * options.max_inflight_bytes)  # the trainer holds some batches, too
         super().__init__(read_spec, options)
 
@@ -157,7 +169,7 @@ class RayRuntime(Runtime):
     @property
     def fetches_from_chunks(self) -> bool:
         """See `Runtime.fetches_from_chunks`."""
-        return len(self._by_block) > 0
+        return self._by_block.tables > 0
 
     @property
     def needs_decoder(self) -> bool:
@@ -176,7 +188,7 @@ class RayRuntime(Runtime):
             HelperError: If the session of the helpers has ended, because their calls would never be answered.
         """
         # Commands that only end helpers or results check the session themselves.
-        is_call = isinstance(command, Place | Ping | Load | Drop | Gather | Decode | Fetch)
+        is_call = isinstance(command, Place | Ping | Load | Drop | Gather | Decode | DecodeBlock | Fetch)
         with in_session(self._session) if is_call else contextlib.nullcontext():
             super().do(command)
 
@@ -250,11 +262,14 @@ class RayRuntime(Runtime):
         arguments, load = (*helper.with_value("load", *self._plan), command), helper.handle.load
         for number in command.drops:
             helper.blocks.pop(number, None)
-        if self._by_block:
-            loaded, block = load.options(num_returns=2).remote(*arguments)
-            helper.blocks.setdefault(command.number, _Blocks(helper, command.number)).loads.append(
-                (command.first, block.future())
-            )
+        columns = self._by_block
+        if columns.tables:
+            loaded, *tables = load.options(num_returns=1 + columns.tables).remote(*arguments)
+            blocks = helper.blocks.setdefault(command.number, _Blocks(helper, command.number, columns))
+            if columns.sent:
+                blocks.sent[command.first] = tables[0].future()
+            if columns.decoded:
+                self._results[command.call] = _Gathered(tables[-1:])
         else:
             loaded = load.remote(*arguments)
         self._watch(loaded.future(), _on_answered, helper, command.call, "load", self._plan[0])
@@ -266,13 +281,16 @@ class RayRuntime(Runtime):
 
     def _gather(self, command: Gather) -> None:
         helper = self._helpers[command.helper]
-        gather = helper.handle.gather.options(num_returns=2 if self._decoding is None else 3)  # each object costs time
+        gather = helper.handle.gather.options(num_returns=3 if self._decodes_items else 2)  # each object costs time
         receipt, *tables = gather.remote(*helper.with_value("gather", *self._plan), command)
         blocks = None if command.number is None else helper.blocks.get(command.number)
         self._results[command.call] = _Gathered(tables, blocks)
         self._watch(receipt.future(), _on_answered, helper, command.call, "gather", self._plan[0])
 
-    def _decode(self, command: Decode) -> None:
+    def _decode(self, command: Decode | DecodeBlock) -> None:
+        if isinstance(command, DecodeBlock):
+            self._decode_block(command)
+            return
         helper, encoded = self._helpers[command.helper], self._results[command.source].refs[1]
         arguments = helper.with_value("decode", self._key, self._decoding)
         decode = helper.handle.decode.remote
@@ -280,6 +298,20 @@ class RayRuntime(Runtime):
         decoded, receipt = helper.actor.call(self._key, send)
         self._results[command.call] = _Gathered([decoded])
         self._watch(receipt, _on_answered, helper, command.call, "decode", self._key)
+
+    def _decode_block(self, command: DecodeBlock) -> None:
+        helper, blocks = self._helpers[command.helper], self._helpers[command.reader].blocks[command.number]
+        what = self._results[command.source].refs[0], command.low, command.high, command.given_up
+        if command.helper == command.reader:
+            decoded, answer = helper.handle.decode_block.remote(*what)
+            receipt, about = answer.future(), ("", "")
+        else:
+            arguments = helper.with_value("decode", self._key, self._decoding)
+            send = functools.partial(helper.handle.decode_block.remote, *arguments, *what)
+            decoded, receipt = helper.actor.call(self._key, send)
+            about = "decode", self._key
+        blocks.decoded[command.first + command.low] = decoded.future()
+        self._watch(receipt, _on_answered, helper, command.call, *about)
 
     def _fetch(self, command: Fetch) -> None:
         refs, blocks = self._results[command.gathered]
@@ -307,7 +339,7 @@ class RayRuntime(Runtime):
                 if (error := future.exception()) is not None:
                     self.post(blocks.lost(error))
                     return _failure(call, error)
-            plain = blocks.rows().fill_in(plain, self._lender.lend)
+            plain = blocks.fill_in(plain, self._lender.lend)
         return Fetched(call, plain, *(others or [None]))
 
     def explain_placing(self, kind: Kind, pending: int, asked: int) -> str:

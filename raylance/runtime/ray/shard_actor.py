@@ -1,7 +1,5 @@
 """The actor that reads for one rank. It does not load torch before it decodes."""
 
-from collections.abc import Mapping
-
 import pyarrow as pa
 import ray
 
@@ -15,6 +13,7 @@ from raylance.read_spec import ReadSpec
 from raylance.runtime.ray.actors import Actor
 from raylance.runtime.ray.faults import errors_travel
 from raylance.settings import Options
+from raylance.work.blocks import BlockColumns
 from raylance.work.read_work import ReadWork
 
 _PLANS = 3  # that are kept: a call of an earlier pass may still wait
@@ -23,12 +22,12 @@ _PLANS = 3  # that are kept: a call of an earlier pass may still wait
 class ShardActor(Actor):
     """Reads for one rank, alone or in turn with the rank's other shard actors; see `ReadWork`."""
 
-    def __init__(self, read_spec: ReadSpec, options: Options, by_block: Mapping[str, int]) -> None:
+    def __init__(self, read_spec: ReadSpec, options: Options, by_block: BlockColumns) -> None:
         super().__init__()
         keep_freed_memory()
         if read_spec.in_helpers is not None:  # it decodes if there are no decoders
             set_up_process()
-        self._work, self._by_block = ReadWork(read_spec, options, by_block=by_block), by_block
+        self._work = ReadWork(read_spec, options, by_block=by_block)
         self._planned: dict[str, PlannedRows] = {}
 
     def _of(self, key: str, plan: Plan | None) -> PlannedRows:
@@ -40,11 +39,17 @@ class ShardActor(Actor):
         return self._planned[key]
 
     @ray.method(concurrency_group="load")
-    def load(self, key: str, plan: Plan | None, load: Load) -> Loaded | tuple[Loaded, pa.Table]:
+    def load(self, key: str, plan: Plan | None, load: Load) -> Loaded | tuple[Loaded | pa.Table, ...]:
         """See `ReadWork.load`; without columns by block, returns the answer alone."""
         with errors_travel():
-            found = self._work.load(self._of(key, plan), load)
-            return found if self._by_block else found[0]
+            loaded, tables = self._work.load(self._of(key, plan), load)
+            return (loaded, *tables) if tables else loaded
+
+    @ray.method(num_returns=2)
+    def decode_block(self, block: pa.Table, low: int, high: int, given_up: str = "") -> tuple[pa.Table, Receipt]:
+        """See `ReadWork.decode_block`; decodes rows [low, high)."""
+        with errors_travel():
+            return self._work.decode_block(block.slice(low, high - low), given_up=given_up)
 
     @ray.method(concurrency_group="drop")  # while loads of the chunk run, which should end
     def drop(self, number: int) -> None:

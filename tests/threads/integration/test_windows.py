@@ -2,8 +2,9 @@
 
 import dataclasses
 import pickle
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import lance
 import numpy as np
@@ -421,6 +422,122 @@ def test_pictures_in_windows_get_one_crop(write_dataset: Callable[..., str]) -> 
     assert sorted(masked) == [23, 25, 26]
     with pytest.raises(raylance.ConfigError, match="'image'"):
         raylance.dataset(uri, decode=raylance.DeviceImage("image", size=8), windows=data_windows("image"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Counted(raylance.Decoder):
+    """Decodes "3" to 3, and lists what it decodes, in any thread."""
+
+    shape = ()
+    dtype = np.int64
+    content = "numbers"
+    decoded: ClassVar[list[bytes]] = []
+
+    def open(self) -> "Counted":
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: Any, out: Any) -> None:
+        self.decoded.append(bytes(encoded))
+        out[...] = int(bytes(encoded))
+
+
+def counted(
+    write_dataset: Callable[..., str], bad: dict[int, bytes | None] | None = None, **arguments: Any
+) -> raylance.Dataset:
+    """Rows of encoded numbers in episodes of 60, and windows of the last eight, and of the one 20 rows before."""
+    texts: list[bytes | None] = [b"%d" % row for row in range(240)]
+    for row, value in (bad or {}).items():
+        texts[row] = value
+    uri = write_dataset(pa.table({"episode": np.arange(240) // 60, "near": texts, "far": texts}))
+    windows = raylance.Windows(episode="episode", offsets={"near": range(-7, 1), "far": [-20, 0]})
+    arguments = {"decode": [Counted("near"), Counted("far")], "windows": windows, "remainder": "ragged"} | arguments
+    return raylance.dataset(uri, **arguments)
+
+
+def of_window(row: int, offset: int) -> int:
+    return max(row + offset, row // 60 * 60)
+
+
+@pytest.mark.parametrize("decoders", [0, 1, 3])
+@pytest.mark.parametrize("order", ["row", "sequential", "window"])
+def test_values_that_samples_share_are_decoded_once_a_chunk(
+    write_dataset: Callable[..., str], order: str, decoders: int
+) -> None:
+    data, seen = counted(write_dataset, order=order), list[int]()
+    Counted.decoded.clear()
+    with data.loader(runtime="threads", num_decoders=decoders) as loader:
+        for _ in range(2):
+            for batch in loader.iter_batches(global_batch_size=240, with_row_offset=True):
+                for row, near, far in zip(batch["_rowoffset"].tolist(), batch["near"], batch["far"], strict=True):
+                    assert near.tolist() == [of_window(row, offset) for offset in range(-7, 1)]
+                    assert far.tolist() == [of_window(row, -20), row]
+                    seen.append(row)
+    assert sorted(seen) == sorted([*range(240)] * 2)
+    counts = Counter(Counted.decoded).values()
+    assert min(counts) >= 2 * 2, "for two columns in two epochs"
+    assert max(counts) <= 2 * 4, "and in two more epochs: a reader holds two chunks"
+
+
+def test_values_that_no_sample_needs_are_not_decoded(write_dataset: Callable[..., str]) -> None:
+    data = counted(write_dataset, filter="_rowoffset = 130", bad={118: b"bad", 131: b"bad"}, order="sequential")
+    Counted.decoded.clear()
+    (batch,) = data.iter_batches(global_batch_size=1)
+    assert batch["near"].tolist() == [[*range(123, 131)]]
+    assert sorted(map(int, Counted.decoded)) == [120, *range(123, 131), 130]
+
+
+@pytest.mark.parametrize("decoders", [0, 2])
+def test_a_bad_value_masks_the_samples_that_have_it(write_dataset: Callable[..., str], decoders: int) -> None:
+    bad = {75: b"bad", 130: None}
+    data = counted(write_dataset, bad, on_bad_row="mask", max_bad_rows=None, order="row")
+    wrong, zeros = set[int](), {"near": set[int](), "far": set[int]()}
+    with data.loader(runtime="threads", num_decoders=decoders) as loader:
+        for batch in loader.iter_batches(global_batch_size=32, with_row_offset=True):
+            rows = batch["_rowoffset"]
+            wrong |= set(rows[~batch["_valid"]].tolist())
+            for name in zeros:
+                zeros[name] |= {row for row, value in zip(rows.tolist(), batch[name], strict=True) if not value.any()}
+        stats = loader.stats()
+    near = {*range(75, 83), *range(130, 138)}
+    far = {*range(60, 240)} & {row for row in range(240) for one in bad if one in (row, of_window(row, -20))}
+    assert wrong == near | far
+    assert stats["masked_rows"] == len(wrong)
+    assert (zeros["near"] - {0}, zeros["far"] - {0, *range(1)}) == (near, far)
+
+
+def test_a_bad_value_is_named(write_dataset: Callable[..., str]) -> None:
+    data = counted(write_dataset, {75: b"bad"}, order="sequential")
+    seen = []
+    with (
+        data.loader(runtime="threads", num_decoders=2) as loader,
+        pytest.raises(raylance.BadRowError, match="row offset 75 "),
+    ):
+        for batch in loader.iter_batches(global_batch_size=5, with_row_offset=True):
+            seen += batch["_rowoffset"].tolist()
+    assert seen == [*range(75)]
+
+
+def test_too_many_bad_values_are_named_by_their_samples(write_dataset: Callable[..., str]) -> None:
+    data = counted(write_dataset, {75: b"bad"}, on_bad_row="mask", max_bad_rows=3, order="sequential")
+    with pytest.raises(raylance.BadRowError, match="row offset 75 .*invalid literal.*row offset 76 .*invalid literal"):
+        list(data.iter_batches(global_batch_size=10))
+
+
+def test_values_that_are_random_are_those_of_each_sample(write_dataset: Callable[..., str]) -> None:
+    """A random crop is drawn for a sample, so that its pictures are decoded for it alone."""
+    rng = np.random.default_rng(0)
+    files = [encode(rng.integers(0, 255, (24, 32, 3), dtype=np.uint8)) for _ in range(60)]
+    uri = write_dataset(pa.table({"episode": np.arange(60) // 30, "image": files, "plain": files}))
+    decoders = [raylance.Image("image", size=8, hflip=0.5), raylance.Image("plain", size=8)]
+    windows = raylance.Windows(episode="episode", offsets={"image": [-1, 0], "plain": [-1, 0]})
+    data = raylance.dataset(uri, decode=decoders, windows=windows, order="row")
+    with data.loader(runtime="threads") as loader:
+        (batch,) = loader.iter_batches(global_batch_size=60)
+    flipped = batch["plain"][..., ::-1, :]
+    turned = [(one == other).all() for one, other in zip(batch["image"], flipped, strict=True)]
+    alike = [(one == other).all() for one, other in zip(batch["image"], batch["plain"], strict=True)]
+    assert sum(turned) + sum(alike) == 60
+    assert 10 < sum(turned) < 50
 
 
 def data_windows(name: str) -> raylance.Windows:

@@ -20,6 +20,7 @@ from raylance.planning.planned_rows import PlannedRows
 from raylance.planning.steps import REMAINDERS, Remainder
 from raylance.samples.windows import Episodes, Windows, WindowTable
 from raylance.settings import Options
+from raylance.work.blocks import BlockColumns
 from raylance.work.read_work import ReadWork
 from tests.helpers.in_memory import InMemory, table_of
 from tests.helpers.orders import cases, resolve
@@ -71,7 +72,7 @@ def test_every_item_has_its_rows_whatever_the_limit(
         step, limit = 1, limit + 2000
         table = table.append_column("row", pa.array(np.arange(order.rows)))
     sources = [InMemory(table, guess, step, samples) for _ in range(readers)]
-    apart = {"row": 8 * len(windows)} if by_block and windows is not None else {}
+    apart = BlockColumns(sent=["row"], sample_bytes=8 * len(windows)) if by_block and windows is not None else None
     reading = Reading(plan, sources, limit, decodes=decodes, by_block=apart)
     jump = data.draw(st.integers(0, max(0, plan.steps(0) - 1))) * batch
     for epoch, position in ((0, 0), (0, jump), (1, 0)):

@@ -1,0 +1,86 @@
+"""Decodes values that several samples share, so that each is decoded once for all of them."""
+
+from concurrent.futures import Executor
+from typing import Any
+
+import pyarrow as pa
+
+from raylance.columns import UNNEEDED
+from raylance.decode.decoding import DecodeClock, DecodedRows, Decoding
+from raylance.decode.open_decoding import OpenDecoding, open_columns, open_here
+from raylance.errors import HelperError
+from raylance.memory.arrow import with_nulls
+from raylance.observe import Receipt
+
+Decoded = tuple[pa.Table, Receipt]
+
+
+class BlockDecoding:
+    """Decodes blocks of stored rows; keeps output memory between calls, and the open decoders of each thread."""
+
+    def __init__(self, decoding: Decoding) -> None:
+        """Takes `Decoding.of_blocks`."""
+        self._decoding, self._columns = decoding, open_columns(decoding.decoders)
+
+    def apply(
+        self, block: pa.Table, executor: Executor | None = None, *, own_memory: bool = False, given_up: str = ""
+    ) -> Decoded:
+        """Decodes stored rows, in the threads of `executor`, or in this one.
+
+        Args:
+            block: The rows: encoded columns, `_rowoffset`, and for some of the columns which rows no sample needs, see
+                `UNNEEDED`.
+            executor: See above.
+            own_memory: If False, the next call overwrites the result, so copy it before (sending it through Ray copies
+                it).
+            given_up: If it gives a reason, the rows count as bad and are not decoded, because an attempt to decode them
+                has ended a process.
+
+        Returns:
+            The decoded columns. A value is null if it is bad, or if no sample needs it.
+
+        Raises:
+            BadRowError: If a row is bad, unless bad rows are masked.
+            ConfigError: If a good row does not fit the settings.
+        """
+        if executor is None and block.num_rows:
+            open_here(self._columns)
+        watch, made, done = DecodeClock(executor), dict[str, pa.Array](), list[DecodedRows]()
+        for column in self._columns:
+            rows = DecodedRows(self._decoding, block, 0)
+            if given_up:
+                rows.give_up(given_up)
+            if (unneeded := f"{UNNEEDED}{column.column}") in block.column_names:
+                rows.skips_bad = True
+                rows.valid &= ~block[unneeded].to_numpy()
+            for name, values in column.decode(rows, executor, own_memory=own_memory).items():
+                made[name] = with_nulls(values, rows.valid)
+            done.append(rows)
+        table = pa.table({name: made[name] for name in self._decoding.names})
+        return table, watch.receipt(done)
+
+
+class HelperDecoding:
+    """What one helper decodes: samples of items, and blocks."""
+
+    def __init__(self, decoding: Decoding) -> None:
+        """Opens what helpers do of a loader's decoding."""
+        items, blocks = decoding.of_items, decoding.of_blocks
+        self._items = None if items is None else OpenDecoding(items)
+        self._blocks = None if blocks is None else BlockDecoding(blocks)
+
+    def decode(self, table: pa.Table, epoch: int, executor: Executor | None = None, **how: Any) -> Decoded:
+        """See `OpenDecoding.apply`."""
+        if self._items is None:
+            raise _nothing_to_decode("item")
+        return self._items.apply(table, epoch, executor, **how)
+
+    def decode_block(self, block: pa.Table, executor: Executor | None = None, **how: Any) -> Decoded:
+        """See `BlockDecoding.apply`."""
+        if self._blocks is None:
+            raise _nothing_to_decode("block")
+        return self._blocks.apply(block, executor, **how)
+
+
+def _nothing_to_decode(what: str) -> HelperError:
+    return HelperError(f"no decoder is for this {what}. This is a defect of raylance: please report it.")
