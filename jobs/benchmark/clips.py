@@ -1,4 +1,6 @@
-"""Clips: samples of eight frames of videos, against decoding each by itself, and against decoding each frame once."""
+"""Clips: samples of eight frames of videos, or of eight pictures, against decoding each by itself, and against decoding
+each frame once.
+"""
 
 import io
 import itertools
@@ -18,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from av.video.reformatter import VideoReformatter
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import raylance
@@ -54,12 +57,62 @@ class Clips:
             windows=raylance.Windows(episode="episode", offsets=dict.fromkeys(names, OFFSETS)),
         )  # fmt: skip
 
-    def files(self) -> list[list[bytes]]:
+    def alone(self) -> Dataset:
+        """Decodes each sample by itself."""
+        return EachAlone(self._files())
+
+    def whole(self) -> Callable[[int], list[np.ndarray]]:
+        """Returns what decodes all frames of an episode, (frames, height, width times 3) for each camera."""
+        files = self._files()
+        return lambda video: [_decode_whole(camera[video]) for camera in files]
+
+    def _files(self) -> list[list[bytes]]:
         """The videos of each camera, in memory."""
         return [
             [bytes(video) for _, video in lance.dataset(uri).read_blobs("video_bytes", indices=range(VIDEOS))]
             for uri in self.videos
         ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pictures(Clips):
+    """The same frames as JPEG files in the rows; `videos` are the names of their columns."""
+
+    side: int
+
+    def open(self) -> raylance.Dataset:
+        """The dataset as raylance opens it."""
+        return raylance.dataset(
+            self.rows, decode=[raylance.Image(name, size=self.side) for name in self.videos], remainder="ragged",
+            windows=raylance.Windows(episode="episode", offsets=dict.fromkeys(self.videos, OFFSETS)), seed=self.seed,
+        )  # fmt: skip
+
+    def alone(self) -> Dataset:
+        """Decodes each sample by itself."""
+        return EachPictureAlone(self)
+
+    def whole(self) -> Callable[[int], list[np.ndarray]]:
+        """Returns what decodes all pictures of an episode."""
+        decode, files = self.decoder(), self.encoded()
+        return lambda video: [decode(camera[video * FRAMES : (video + 1) * FRAMES]) for camera in files]
+
+    def encoded(self) -> list[list[bytes]]:
+        """The files of each camera, in memory."""
+        table = lance.dataset(self.rows).to_table(columns=list(self.videos))
+        return [table[name].to_pylist() for name in self.videos]
+
+    def decoder(self) -> Callable[[list[bytes]], np.ndarray]:
+        """Returns what decodes files as raylance does, in this thread."""
+        setting: Any = raylance.Image(self.videos[0], size=self.side)
+        opened, none = setting.open(), np.zeros(setting.draws)
+
+        def decode(files: list[bytes]) -> np.ndarray:
+            out = np.empty((len(files), self.side, self.side, 3), np.uint8)
+            for file, into in zip(files, out, strict=True):
+                opened.decode_into(memoryview(file), none, into)
+            return out.reshape(len(files), self.side, -1)
+
+        return decode
 
 
 def make_video(seed: int, side: int, keyframe_distance: int) -> bytes:
@@ -94,6 +147,28 @@ def make_clips(setting: Setting, side: int, cameras: int, distance: int) -> Clip
             field = pa.field("video_bytes", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
             _write(videos[-1], pa.table([made], schema=pa.schema([field])))
     return Clips(rows=str(rows), videos=tuple(map(str, videos)), seed=setting.seed, workers=setting.workers)
+
+
+def make_pictures(setting: Setting, side: int, cameras: int) -> Pictures:
+    """The dataset of pictures, made where it is not there."""
+    path, names = setting.path(f"clips-pictures-{side}-{cameras}"), tuple(f"camera_{at}" for at in range(cameras))
+    if not path.exists():
+        print(f"making {path}", file=sys.stderr)
+        at = np.arange(VIDEOS * FRAMES)
+        columns: dict[str, Any] = {"episode": at // FRAMES, "frame": at % FRAMES}
+        for camera, name in enumerate(names):
+            columns[name] = []
+            for video in range(VIDEOS):
+                file = make_video(setting.seed + 100 * camera + video, side, 30)
+                columns[name] += map(_as_jpeg, _decode_whole(file))
+        _write(path, pa.table(columns))
+    return Pictures(rows=str(path), videos=names, seed=setting.seed, workers=setting.workers, side=side)
+
+
+def _as_jpeg(pixels: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels.reshape(len(pixels), -1, 3)).save(out, "JPEG", quality=90)
+    return out.getvalue()
 
 
 def _write(path: Path, table: pa.Table) -> None:
@@ -142,9 +217,24 @@ class EachAlone(Dataset):
         return torch.from_numpy(np.stack([found[number] for number in frames.tolist()])).unflatten(-1, (-1, 3))
 
 
+class EachPictureAlone(Dataset):
+    """Decodes the pictures of each sample."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        self._files, self._decode, self._side = pictures.encoded(), pictures.decoder(), pictures.side
+
+    def __len__(self) -> int:
+        return VIDEOS * FRAMES
+
+    def __getitem__(self, sample: int) -> list[torch.Tensor]:
+        rows = sample // FRAMES * FRAMES + np.clip(sample % FRAMES + OFFSETS, 0, FRAMES - 1)
+        taken = (self._decode([camera[row] for row in rows.tolist()]) for camera in self._files)
+        return [torch.from_numpy(frames).unflatten(-1, (-1, 3)) for frames in taken]
+
+
 def pass_alone(clips: Clips) -> Callable[[int], dict[str, float]]:
     """A pass of `EachAlone` in the workers of a DataLoader, as readers of random access do it."""
-    data = EachAlone(clips.files())
+    data: Any = clips.alone()
 
     def one(number: int) -> dict[str, float]:
         some = np.random.default_rng(number).permutation(len(data))[:_ALONE].tolist()
@@ -161,12 +251,12 @@ def pass_alone(clips: Clips) -> Callable[[int], dict[str, float]]:
 
 def pass_once(clips: Clips) -> Callable[[int], dict[str, float]]:
     """A pass in this thread that decodes each frame once, and copies samples from the decoded frames."""
-    files = clips.files()
+    decode = clips.whole()
 
     def one(number: int) -> dict[str, float]:
         order, begin = np.random.default_rng(number).permutation(FRAMES), time.perf_counter()
         for video in range(VIDEOS):
-            held = [_decode_whole(camera[video]) for camera in files]
+            held = decode(video)
             taken = np.empty((len(OFFSETS), *held[0].shape[1:]), np.uint8)
             for at, frames in itertools.product(order, held):
                 np.take(frames, np.clip(at + OFFSETS, 0, FRAMES - 1), axis=0, out=taken, mode="clip")
@@ -218,8 +308,12 @@ WAYS: dict[str, Callable[[Clips], Callable[[int], dict[str, float]]]] = {
 def measure(setting: Setting) -> dict[str, Any]:
     """Each way makes one pass a round, over each kind."""
     found: dict[str, Any] = {}
-    for side, cameras, distance in KINDS:
-        clips, name = make_clips(setting, side, cameras, distance), f"{cameras} × {side}², keyframes every {distance}"
+    kinds: dict[str, Clips] = {
+        f"{cameras} × {side}², keyframes every {distance}": make_clips(setting, side, cameras, distance)
+        for side, cameras, distance in KINDS
+    }
+    kinds["pictures, 2 × 224²"] = make_pictures(setting, 224, 2)
+    for name, clips in kinds.items():
         passes = {way: make(clips) for way, make in WAYS.items()}
         found[name] = {way: [] for way in WAYS}
         for number, way in in_turns(passes, setting.rounds):
