@@ -47,8 +47,9 @@ class Account:
         self.inflight_bytes, self.window_bytes, self.is_even = inflight_bytes, window_bytes, False
         # At first; and of the rows that were loaded last.
         self._likely_bytes = self._loaded_bytes = max(raw_bytes if loaded_bytes is None else loaded_bytes, 1)
-        self._rows_each = 1.0  # stored rows that a chunk had for each of its samples
-        self._most_samples = 0.0  # samples of the largest chunk so far; smaller ones lower it a little each
+        # Stored rows for each sample of a whole chunk of the plan; and of a part of one, as few samples share less.
+        self._rows_each = self._part_rows_each = 1.0
+        self._most_samples = 0.0  # samples of the largest whole chunk so far; smaller ones lower it a little each
         self._raw_bytes, self._decoded_bytes = raw_bytes, decoded_bytes
         self.set_items(items)
 
@@ -94,13 +95,16 @@ class Account:
 
     # Chunks.
 
-    def chunk_rows(self, rows: int) -> int:
-        """Returns the rows of how many of these samples to load together; see `fitting_rows`."""
-        return fitting_rows(rows, self._loaded_bytes * self._rows_each, self.window_bytes)
-
-    def intend(self, samples: int) -> None:
-        """Records how many samples a chunk should have, though it may be cut smaller; see `learn_rows`."""
-        self._most_samples = max(float(samples), self._most_samples)
+    def chunk_rows(self, samples: int, *, is_part: bool = False) -> int:
+        """Returns how many samples of a chunk of the plan to load together, see `fitting_rows`; of a part of one, if
+        others of its samples are loaded by themselves.
+        """
+        whole = max(samples, int(self._most_samples)) if is_part else samples
+        is_known = not is_part or self._most_samples > 0
+        if is_known and fitting_rows(whole, self._loaded_bytes * self._rows_each, self.window_bytes) == whole:
+            return samples  # a part has no more stored rows than all
+        rows_each = max(self._rows_each, self._part_rows_each)
+        return fitting_rows(samples, self._loaded_bytes * rows_each, self.window_bytes)
 
     def pace(self) -> Pace:
         """Returns the pace at which to load a chunk."""
@@ -110,11 +114,13 @@ class Account:
             return Pace(_EVEN_BLOCK_BYTES, row_bytes, limit_rows=1 << 40, least_bytes=row_bytes)
         return Pace(max(1, min(_BLOCK_BYTES, self.window_bytes // _BLOCKS)), row_bytes, least_bytes=least)
 
-    def learn_rows(self, samples: int, rows: int) -> None:
-        """Learns how many stored rows a chunk has for its samples, which may have many rows each, or share them. Few
-        samples share less than many, so a chunk that is much smaller than others, as the last one of an epoch, says
-        nothing of those.
+    def learn_rows(self, samples: int, rows: int, *, is_part: bool = False) -> None:
+        """Learns how many stored rows a chunk has for its samples, which may have many rows each, or share them. A
+        chunk that is much smaller than others, as the last one of an epoch, says nothing of those.
         """
+        if is_part:
+            self._part_rows_each = max(1.0, rows / samples)
+            return
         self._most_samples = max(samples, self._most_samples * _FADE)
         if samples > self._most_samples / 2:
             self._rows_each = max(1.0, rows / samples)

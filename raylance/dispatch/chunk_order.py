@@ -323,8 +323,7 @@ class ChunkOrder:
     def _add(self, chunk: Chunk) -> Chunk:
         """Adds a chunk at the end, or as much of it as a reader should hold together; returns what was added."""
         plan, dp_rank = self.planned
-        rows = self._account.chunk_rows(plan.chunk_size(chunk, dp_rank))
-        self._account.intend(rows)
+        rows = self._account.chunk_rows(plan.chunk_size(chunk, dp_rank), is_part=not self.is_whole(chunk))
         small, most = self._small_rows, self._early_share * rows
         self._small_rows = small * self._growth if small < most else 0.0
         # The last small chunk may grow by less, but is at least twice the one before it.
@@ -334,6 +333,11 @@ class ChunkOrder:
         self.held.append(self._make(added))
         self._last = added
         return added
+
+    def is_whole(self, chunk: Chunk) -> bool:
+        """Whether a chunk is one of the plan, and no part of it."""
+        plan, _ = self.planned
+        return plan.chunk_at(chunk.epoch, plan.first_of_chunk(chunk.epoch, chunk.position)) == chunk
 
     def _make(self, chunk: Chunk) -> HeldChunk:
         plan, dp_rank = self.planned

@@ -181,7 +181,7 @@ class ChunkTable:
         if held.state is not ChunkState.LOADING:
             return
         if not loading.rows:
-            account.learn_rows(held.rows, event.stored_rows)
+            account.learn_rows(held.rows, event.stored_rows, is_part=not self._order.is_whole(held.chunk))
         # An answer may overtake another one, and the rows of a load may come before those of an earlier load.
         loading.rows, loading.nbytes = max(loading.rows, event.rows), max(loading.nbytes, event.nbytes)
         loading.stored_rows = event.stored_rows
