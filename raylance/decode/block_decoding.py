@@ -66,6 +66,7 @@ class HelperDecoding:
     def __init__(self, decoding: Decoding) -> None:
         """Opens what helpers do of a loader's decoding."""
         items, blocks = decoding.of_items, decoding.of_blocks
+        self.names_by_column = {} if blocks is None else blocks.names_by_column  # of the columns that come by block
         self._items = None if items is None else OpenDecoding(items)
         self._blocks = None if blocks is None else BlockDecoding(blocks)
 

@@ -73,7 +73,7 @@ class Decoding:
     def of_blocks(self) -> "Decoding | None":
         """The decoders of columns whose values several samples share, so that each value is decoded once for a chunk of
         samples; None if there are none. They read columns of several rows a sample, a value at a time, and none is
-        random, which would differ between samples. A transform gets whole samples.
+        random, which would differ between samples.
         """
         followed = {decoder.like for decoder in self.decoders}
         alone = [
@@ -84,9 +84,15 @@ class Decoding:
             or decoder.is_random
             or isinstance(decoder, RaggedDecoder | BatchDecoder)
         ]
-        shared = self.windows.keys() - alone if self.transform is None else ()
+        shared = self.windows.keys() - alone
         decoders = tuple(decoder for decoder in self.decoders if decoder.column in shared)
-        return dataclasses.replace(self, decoders=decoders, marks=()) if decoders else None
+        return dataclasses.replace(self, decoders=decoders, transform=None, blank=None, marks=()) if decoders else None
+
+    @property
+    def names_by_column(self) -> dict[str, list[str]]:
+        """Names of the decoded columns, by the encoded column of which they are made."""
+        columns = dict.fromkeys(decoder.column for decoder in self.decoders)
+        return {name: [each.output_name for each in self.decoders if each.column == name] for name in columns}
 
     @property
     def of_items(self) -> "Decoding | None":
@@ -124,7 +130,7 @@ class Decoding:
 
     def delivered(self, columns: Sequence[str]) -> list[str]:
         """Returns the names of `columns` after decoding, in order; decoded columns replace their encoded column."""
-        made = {name: [each.output_name for each in self.decoders if each.column == name] for name in self.columns}
+        made: dict[str, list[str]] = {name: [] for name in self.columns} | self.names_by_column
         return [name for column in columns for name in made.get(column, [column])]
 
 

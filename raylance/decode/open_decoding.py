@@ -41,7 +41,8 @@ class OpenDecoding:
     ) -> tuple[pa.Table, Receipt]:
         """Decodes and transforms the rows of a table, in the threads of `executor`, or in this one.
 
-        The table has the encoded columns and `_rowoffset`; with a transform, all columns; if rows repeat, also `_draw`.
+        The table has the encoded columns and `_rowoffset`; with a transform, all columns; if rows repeat, also `_draw`;
+        and `_valid` if some rows are bad already, which have zeros.
         The result has `_valid` (bool) in place of `_rowoffset` and `_draw`. Without `own_memory`, the next call
         overwrites the result, so copy it before (sending it through Ray copies it). If `given_up` gives a reason, the
         rows count as bad and are not decoded, because an attempt to decode them has ended a process.
@@ -53,7 +54,12 @@ class OpenDecoding:
         """
         if executor is None and table.num_rows:
             open_here(self._columns)
-        watch, rows = DecodeClock(executor), DecodedRows(self._decoding, table, epoch)
+        watch, is_valid = DecodeClock(executor), None
+        if VALID in table.column_names:
+            is_valid, table = table[VALID].to_numpy(), table.drop_columns([VALID])
+        rows = DecodedRows(self._decoding, table, epoch)
+        if is_valid is not None:
+            rows.valid &= is_valid
         rows.add_failures()
         if given_up:
             rows.give_up(given_up)

@@ -132,11 +132,12 @@ class ThreadRuntime(Runtime):
         reader, (_, planned), columns = self._helpers[command.helper], self._plan, self._by_block
         blocks = None if command.number is None else reader.blocks.get(command.number)
 
+        def fill_in(items: pa.Table) -> pa.Table:
+            return items if blocks is None else blocks.rows(columns).fill_in(items, reader.work.lend)
+
         def gather() -> tuple[tuple[pa.Table, ...], Receipt]:
-            (plain, *others), receipt = reader.work.gather(planned, command)
-            if blocks is not None and not receipt.too_large_bytes:
-                plain = blocks.rows(columns).fill_in(plain, reader.work.lend)
-            return (plain, *others), receipt
+            found: tuple[tuple[pa.Table, ...], Receipt] = reader.work.gather(planned, command, fill_in)
+            return found
 
         self._submit(command, gather)
 

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,9 @@ from raylance.memory.arrow import (
 )
 from raylance.memory.lending import Bytes, Lend
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.read_spec import ReadSpec
+
+if TYPE_CHECKING:
+    from raylance.read_spec import ReadSpec  # loads Lance, which decode actors do without
 
 _WIDE_BYTES = 1 << 10  # least bytes of a value; the index that an item has instead takes 8
 
@@ -35,15 +37,18 @@ class BlockColumns:
         decoded: Encoded columns, each with the names of the columns that decoders make of it.
         sample_bytes: Bytes of a sample that are not in its row of numbers.
         row_bytes: Bytes of a stored row that decoding adds.
+        are_for_helpers: Whether helpers need samples of the decoded columns, for a transform; else the trainer makes
+            them.
     """
 
     sent: Sequence[str] = ()
     decoded: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
     sample_bytes: int = 0
     row_bytes: int = 0
+    are_for_helpers: bool = False
 
     @classmethod
-    def of(cls, read_spec: ReadSpec, *, sends: bool) -> "BlockColumns":
+    def of(cls, read_spec: "ReadSpec", *, sends: bool) -> "BlockColumns":
         """Returns the columns of a loader. With `sends`, also those that are worth sending by block: of several rows a
         sample, with wide values of one size, and neither decoded nor transformed in helpers. Neighbouring samples share
         rows, so blocks have fewer bytes than samples.
@@ -52,13 +57,19 @@ class BlockColumns:
         if samples is None:
             return cls()
         sizes = _wide_columns(read_spec, samples.columns) if sends else {}
-        shared, made = read_spec.decoding and read_spec.decoding.of_blocks, dict[str, list[str]]()
-        row_bytes, sample_bytes = 0, sum(sizes.values())
-        for decoder in shared.decoders if shared else ():
-            nbytes = shared.value_bytes[decoder.output_name] if shared else 0
-            made.setdefault(decoder.column, []).append(decoder.output_name)
-            row_bytes, sample_bytes = row_bytes + nbytes, sample_bytes + nbytes * samples.columns[decoder.column]
-        return cls(sent=tuple(sizes), decoded=made, sample_bytes=sample_bytes, row_bytes=row_bytes)
+        decoding = read_spec.in_helpers
+        shared = None if decoding is None else decoding.of_blocks
+        if decoding is None or shared is None:
+            return cls(sent=tuple(sizes), sample_bytes=sum(sizes.values()))
+        nbytes, counts = shared.value_bytes, samples.columns
+        of_sample = sum(nbytes[each.output_name] * counts[each.column] for each in shared.decoders)
+        return cls(
+            sent=tuple(sizes),
+            decoded=shared.names_by_column,
+            sample_bytes=sum(sizes.values()) + of_sample,
+            row_bytes=sum(nbytes.values()),
+            are_for_helpers=decoding.transform is not None,
+        )
 
     @property
     def names(self) -> list[str]:
@@ -71,7 +82,7 @@ class BlockColumns:
         return bool(self.sent) + bool(self.decoded)
 
 
-def _wide_columns(read_spec: ReadSpec, counts: Mapping[str, int]) -> dict[str, int]:
+def _wide_columns(read_spec: "ReadSpec", counts: Mapping[str, int]) -> dict[str, int]:
     """Returns the columns that are worth sending by block, with the bytes that a sample has of each."""
     decoding = read_spec.in_helpers
     if read_spec.schema is None or (decoding is not None and decoding.transform is not None):
@@ -136,25 +147,27 @@ class BlockRows:
         Raises:
             IndexError: If a row has not come.
         """
-        valid = np.ones(items.num_rows, dtype=np.bool_)
-        for column in self._made or (self._pieces[0] if self._pieces else ()):
-            lists = items[column].combine_chunks()
+        valid, columns = np.ones(items.num_rows, dtype=np.bool_), dict[str, pa.ChunkedArray | pa.Array]()
+        by_number = self._made or (self._pieces[0] if self._pieces else ())
+        for column, values in zip(items.column_names, items.columns, strict=True):
+            if column not in by_number:
+                columns[column] = values
+                continue
+            lists = values.combine_chunks()
             numbers, count = lists.flatten().to_numpy(), lists.type.list_size
             pieces, rows = self._piece_of[numbers], self._row_of[numbers]
             if (pieces < 0).any():
                 raise IndexError(f"stored row {numbers[pieces < 0][0]} of the column {column!r} has not come")
             if not self._made:
-                values = pa.FixedSizeListArray.from_arrays(self._take(column, pieces, rows, lend), count)
-                items = items.set_column(items.column_names.index(column), column, values)
-                continue
-            items = items.drop_columns([column])
-            for name in self._made[column]:
+                taken = self._take(column, pieces, rows, lend)
+                columns[column] = pa.FixedSizeListArray.from_arrays(taken, count)
+            for name in self._made.get(column, ()):
                 data, kind = self._take_bytes(name, pieces, rows, lend), self._pieces[0][name].type
                 if name in self._bad and (bad := self._bad[name][numbers].reshape(-1, count).any(axis=1)).any():
                     data.reshape(len(bad), -1)[bad] = 0
                     valid &= ~bad
-                items = items.append_column(name, dense_array(_of_several(kind, count), len(lists), pa.py_buffer(data)))
-        return items.append_column(VALID, pa.array(valid)) if self._made else items
+                columns[name] = dense_array(_of_several(kind, count), len(lists), pa.py_buffer(data))
+        return pa.table(columns | ({VALID: valid} if self._made else {}))
 
     def _take(self, name: str, pieces: Int64Array, rows: Int64Array, lend: Lend) -> pa.Array:
         kind = self._pieces[0][name].type

@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -165,8 +166,11 @@ class ReadWork:
 
     # Gathering.
 
-    def gather(self, planned: PlannedRows, command: Gather) -> tuple[tuple[pa.Table, ...], Receipt]:
-        """Gathers an item; see the message.
+    def gather(
+        self, planned: PlannedRows, command: Gather, fill_in: Callable[[pa.Table], pa.Table] | None = None
+    ) -> tuple[tuple[pa.Table, ...], Receipt]:
+        """Gathers an item; see the message. `fill_in` gives samples the columns that come by block, before they are
+        decoded; without it, they have the numbers of their rows.
 
         Returns tables in the order of delivery, and the receipt. The first table has the columns that need no decoding,
         and `_rowoffset`. If the loader decodes in helpers, a second one has the decoded columns and `_valid`, or, if a
@@ -182,6 +186,8 @@ class ReadWork:
             table = self._empty_table(item.epoch)
         else:
             table = self._from_chunk(planned, item, command.number, command.allowed_bytes, receipt)
+        if fill_in is not None and table.num_rows:
+            table = fill_in(table)
         receipt.read_s = clock.now() - begin
         self._note_held(receipt)
         if decoding is None or self._opened is None:

@@ -13,7 +13,7 @@ import queue
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -72,8 +72,17 @@ class _Blocks:
     def __init__(self, helper: "_Helper", number: int, columns: BlockColumns) -> None:
         self._helper, self._number, self._columns = helper, number, columns
         self.sent: dict[int, Future[pa.Table]] = {}
-        self.decoded: dict[int, Future[pa.Table]] = {}
+        self.decoded: dict[int, Any] = {}  # references, if helpers need them; else futures, as of `sent`
         self._rows: list[BlockRows] | None = None
+
+    @property
+    def for_helpers(self) -> tuple[Any, ...]:
+        """The arguments by which helpers get the decoded blocks if they need them."""
+        return ([*self.decoded], *self.decoded.values()) if self._columns.are_for_helpers else ()
+
+    def add_decoded(self, first: int, ref: Any) -> None:
+        """Adds a block that will be decoded; `first` is the number of its first row."""
+        self.decoded[first] = ref if self._columns.are_for_helpers else ref.future()
 
     def lost(self, error: BaseException) -> "ChunkLost | Lost":
         """Returns the event that reports that an answer did not come."""
@@ -82,17 +91,19 @@ class _Blocks:
 
     @property
     def futures(self) -> "list[Future[pa.Table]]":
-        """The answers."""
-        return [*self.sent.values(), *self.decoded.values()]
+        """The answers that the trainer needs."""
+        return [*self.sent.values(), *(() if self._columns.are_for_helpers else self.decoded.values())]
 
     def fill_in(self, items: pa.Table, lend: Lend) -> pa.Table:
         """See `BlockRows.fill_in`; only after all calls have been answered."""
         if self._rows is None:
-            sent, decoded = (
-                [Block(first, future.result()) for first, future in part.items()] for part in (self.sent, self.decoded)
-            )
-            self._rows = [BlockRows(sent)] if sent else []
-            self._rows += [BlockRows(decoded, self._columns.decoded)] if decoded else []
+            decoded = {} if self._columns.are_for_helpers else self.decoded
+            parts = [(self.sent, dict[str, Sequence[str]]()), (decoded, self._columns.decoded)]
+            self._rows = [
+                BlockRows([Block(first, future.result()) for first, future in part.items()], made)
+                for part, made in parts
+                if part
+            ]
         for rows in self._rows:
             items = rows.fill_in(items, lend)
         return items
@@ -282,20 +293,27 @@ class RayRuntime(Runtime):
     def _gather(self, command: Gather) -> None:
         helper = self._helpers[command.helper]
         gather = helper.handle.gather.options(num_returns=3 if self._decodes_items else 2)  # each object costs time
-        receipt, *tables = gather.remote(*helper.with_value("gather", *self._plan), command)
         blocks = None if command.number is None else helper.blocks.get(command.number)
+        needed = blocks.for_helpers if blocks is not None and command.decodes else ()
+        receipt, *tables = gather.remote(*helper.with_value("gather", *self._plan), command, *needed)
         self._results[command.call] = _Gathered(tables, blocks)
-        self._watch(receipt.future(), _on_answered, helper, command.call, "gather", self._plan[0])
+        answer = receipt.future()
+        if blocks is not None and needed:
+            answer.add_done_callback(functools.partial(_report_lost, self._inbox, blocks))
+        self._watch(answer, _on_answered, helper, command.call, "gather", self._plan[0])
 
     def _decode(self, command: Decode | DecodeBlock) -> None:
         if isinstance(command, DecodeBlock):
             self._decode_block(command)
             return
-        helper, encoded = self._helpers[command.helper], self._results[command.source].refs[1]
-        arguments = helper.with_value("decode", self._key, self._decoding)
+        helper, gathered = self._helpers[command.helper], self._results[command.source]
+        arguments = *helper.with_value("decode", self._key, self._decoding), command.epoch
+        needed = gathered.blocks.for_helpers if gathered.blocks is not None else ()
         decode = helper.handle.decode.remote
-        send = functools.partial(decode, *arguments, command.epoch, encoded, command.given_up)
+        send = functools.partial(decode, *arguments, gathered.refs[1], command.given_up, *needed)
         decoded, receipt = helper.actor.call(self._key, send)
+        if needed:
+            receipt.add_done_callback(functools.partial(_report_lost, self._inbox, gathered.blocks))
         self._results[command.call] = _Gathered([decoded])
         self._watch(receipt, _on_answered, helper, command.call, "decode", self._key)
 
@@ -310,7 +328,7 @@ class RayRuntime(Runtime):
             send = functools.partial(helper.handle.decode_block.remote, *arguments, *what)
             decoded, receipt = helper.actor.call(self._key, send)
             about = "decode", self._key
-        blocks.decoded[command.first + command.low] = decoded.future()
+        blocks.add_decoded(command.first + command.low, decoded)
         self._watch(receipt, _on_answered, helper, command.call, *about)
 
     def _fetch(self, command: Fetch) -> None:
@@ -375,6 +393,13 @@ def _report(
 ) -> None:
     error = answer.exception()
     inbox.put(to_event(error, None if error is not None else answer.result(), *about))
+
+
+def _report_lost(inbox: queue.SimpleQueue[Any], blocks: _Blocks, answer: "Future[Any]") -> None:
+    """Reports the blocks as lost if a call that had them has failed by a fault of the machines: they may be why."""
+    error = answer.exception()
+    if error is not None and not is_helper_gone(error) and is_machine_fault(error):
+        inbox.put(blocks.lost(error))
 
 
 def _on_arrived(inbox: queue.SimpleQueue[Any], call: int, count: Iterator[int], wanted: int, _: "Future[Any]") -> None:

@@ -1,5 +1,8 @@
 """The actor that reads for one rank. It does not load torch before it decodes."""
 
+import functools
+from collections.abc import Sequence
+
 import pyarrow as pa
 import ray
 
@@ -13,7 +16,7 @@ from raylance.read_spec import ReadSpec
 from raylance.runtime.ray.actors import Actor
 from raylance.runtime.ray.faults import errors_travel
 from raylance.settings import Options
-from raylance.work.blocks import BlockColumns
+from raylance.work.blocks import Block, BlockColumns, BlockRows
 from raylance.work.read_work import ReadWork
 
 _PLANS = 3  # that are kept: a call of an earlier pass may still wait
@@ -27,7 +30,7 @@ class ShardActor(Actor):
         keep_freed_memory()
         if read_spec.in_helpers is not None:  # it decodes if there are no decoders
             set_up_process()
-        self._work = ReadWork(read_spec, options, by_block=by_block)
+        self._work, self._by_block = ReadWork(read_spec, options, by_block=by_block), by_block
         self._planned: dict[str, PlannedRows] = {}
 
     def _of(self, key: str, plan: Plan | None) -> PlannedRows:
@@ -56,8 +59,14 @@ class ShardActor(Actor):
         """See `ReadWork.drop`."""
         self._work.drop(number)
 
-    def gather(self, key: str, plan: Plan | None, command: Gather) -> tuple[Receipt | pa.Table, ...]:
-        """See `ReadWork.gather`; the receipt comes first."""
+    def gather(
+        self, key: str, plan: Plan | None, command: Gather, firsts: Sequence[int] = (), *blocks: pa.Table
+    ) -> tuple[Receipt | pa.Table, ...]:
+        """See `ReadWork.gather`; the receipt comes first. For `blocks`, see `DecodeActor.decode`."""
         with errors_travel():
-            tables, receipt = self._work.gather(self._of(key, plan), command)
+            fill_in = None
+            if blocks:
+                rows = BlockRows(map(Block, firsts, blocks), self._by_block.decoded)
+                fill_in = functools.partial(rows.fill_in, lend=self._work.lend)
+            tables, receipt = self._work.gather(self._of(key, plan), command, fill_in)
             return receipt, *tables

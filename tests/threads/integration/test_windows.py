@@ -523,6 +523,35 @@ def test_too_many_bad_values_are_named_by_their_samples(write_dataset: Callable[
         list(data.iter_batches(global_batch_size=10))
 
 
+def halved(batch: dict[str, Any]) -> dict[str, Any]:
+    batch["near"] //= 2  # in place: no other sample has these values
+    return {"half": batch["near"], "sum": batch["far"].sum(axis=1)}
+
+
+@pytest.mark.parametrize("decoders", [0, 2])
+@pytest.mark.parametrize("bad", [{}, {75: b"bad", 130: None}])
+def test_a_transform_gets_whole_samples(
+    write_dataset: Callable[..., str], decoders: int, bad: dict[int, bytes | None]
+) -> None:
+    data = counted(write_dataset, bad, transform=halved, on_bad_row="mask", max_bad_rows=None, order="row")
+    wrong, seen = set[int](), list[int]()
+    Counted.decoded.clear()
+    with data.loader(runtime="threads", num_decoders=decoders) as loader:
+        for batch in loader.iter_batches(global_batch_size=240, with_row_offset=True):
+            fields = (batch[name].tolist() for name in ("_rowoffset", "_valid", "half", "sum"))
+            for row, is_valid, half, total in zip(*fields, strict=True):
+                seen.append(row)
+                if not is_valid:
+                    wrong.add(row)
+                    continue
+                assert half == [of_window(row, offset) // 2 for offset in range(-7, 1)]
+                assert total == of_window(row, -20) + row
+    assert sorted(seen) == [*range(240)]
+    near = {row for row in range(240) for offset in range(-7, 1) if of_window(row, offset) in bad}
+    assert wrong == near | {row for row in range(240) if of_window(row, -20) in bad}
+    assert max(Counter(Counted.decoded).values()) <= 2 * 3, "once a chunk"
+
+
 def test_values_that_are_random_are_those_of_each_sample(write_dataset: Callable[..., str]) -> None:
     """A random crop is drawn for a sample, so that its pictures are decoded for it alone."""
     rng = np.random.default_rng(0)
