@@ -124,7 +124,7 @@ def draw(seed: int, index: int) -> Schedule:
             faults.append(dataclasses.replace(fault, kind="kill rank", phase="mid-window", delay_s=0.0))
             fault = dataclasses.replace(fault, delay_s=round(rng.uniform(0.2, 9), 2))
         faults.append(fault)
-    return Schedule(
+    made = Schedule(
         name=name,
         workload=workload,
         cluster=cluster,
@@ -136,3 +136,6 @@ def draw(seed: int, index: int) -> Schedule:
         is_remote=cluster == S3 and rng.random() < 0.5,
         faults=tuple(faults),
     )
+    # Drawn last, so that names of earlier schedules mean the same faults.
+    later = rng.choices(("", *workloads.LATER), [len(workloads.NAMES), *[1] * len(workloads.LATER)])[0]
+    return dataclasses.replace(made, workload=later) if later and not is_peers else made

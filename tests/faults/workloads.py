@@ -87,7 +87,9 @@ class Slowly:
 
 
 NAMES = ("images", "ragged", "batch", "fatal", "vectors", "mixture", "peers", "windows", "clips")
+LATER = ("pictures", "packs")  # of which schedules of the names above know nothing
 FATAL = "fatal"
+LENGTH = 64  # tokens of a sequence
 
 
 def write(folder: Path) -> None:
@@ -95,6 +97,8 @@ def write(folder: Path) -> None:
     write_videos(str(folder / "videos.lance"), [encode_video(scene(seed, 100), gop=20) for seed in range(5)])
     for name, rows in (("data", ROWS), ("other", 200)):
         rng = np.random.default_rng(rows)
+        # As many sequences as rows, when those of deleted rows are gone.
+        lengths = np.insert(1 + rng.multinomial(rows * (LENGTH - 1), [1 / rows] * rows), 40, [LENGTH] * DELETED)
         table = pa.table(
             {
                 "id": np.arange(rows + DELETED),
@@ -106,6 +110,7 @@ def write(folder: Path) -> None:
                 ),
                 "sound": pa.array([rng.bytes(int(rng.integers(1, 90))) for _ in range(rows + DELETED)], pa.binary()),
                 "code": pa.array([n.to_bytes(4, "little") + rng.bytes(60) for n in range(rows + DELETED)], pa.binary()),
+                "tokens": [rng.integers(0, 1000, length) for length in lengths.tolist()],
                 "vector": pa.FixedSizeListArray.from_arrays(rng.random((rows + DELETED) * 64, np.float32), 64),
             }
         )
@@ -134,6 +139,12 @@ def opened(name: str, folder: str | os.PathLike[str], armed: str = "", **argumen
         case "windows":
             windows = raylance.Windows(episode="episode", offsets={"vector": range(-2, 3)})
             return raylance.dataset(uri, columns=["id", "vector"], windows=windows, transform=Slowly(), **common)
+        case "pictures":
+            windows = raylance.Windows(episode="episode", offsets={"image": [-20, -1, 0]})
+            decode = raylance.Image("image", size=(16, 16))
+            return raylance.dataset(uri, columns=["id", "image"], decode=decode, windows=windows, **common)
+        case "packs":
+            return raylance.dataset(uri, pack=raylance.Pack("tokens", length=LENGTH, block_rows=50), **common)
         case "clips":
             windows = raylance.Windows(episode="video", offsets={"top": [-2, 0]})
             camera = raylance.Video("top", f"{folder}/videos.lance", video="video", frame="frame")
