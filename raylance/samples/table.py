@@ -91,6 +91,17 @@ class SampleTable(abc.ABC):
         """Returns which of these rows, strictly ascending, may be anchors: bool, (n,)."""
         return np.ones(len(offsets), dtype=np.bool_)
 
+    @property
+    def are_all_anchors(self) -> bool:
+        """Whether it is known that each row may be an anchor, so that `are_anchors` need not be asked."""
+        return False
+
+    def anchor_runs(self, selected: int) -> tuple[Int64Array, Int64Array] | None:
+        """Returns the first offset and the length of each run of anchors, int64, (runs,), if the `selected` rows are
+        all of the dataset and the runs are known; else None.
+        """
+        return None
+
     def stored(self, anchors: Int64Array) -> Int64Array:
         """Returns the offsets of all rows of which samples are made, their anchors included: int64, strictly ascending.
 

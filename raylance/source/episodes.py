@@ -95,10 +95,10 @@ def _find_episodes(source: Source, windows: Windows, opened: lance.LanceDataset 
 
 def select_anchors(source: Source, samples: SampleTable, rows: Selection) -> Selection:
     """Returns the selected rows that are anchors; their fingerprint also depends on the windows."""
-    runs = samples.anchor_runs(rows.rows) if isinstance(samples, WindowTable) else None
+    runs = samples.anchor_runs(rows.rows)
     if runs is not None:
         rows = Selection.from_runs(*runs)
-    elif not (isinstance(samples, WindowTable) and samples.are_all_anchors):
+    elif not samples.are_all_anchors:
         rows = Selection.from_offsets(each[samples.are_anchors(each)] for each in _blocks(rows))
     if not rows.rows:
         raise DatasetError(

@@ -147,6 +147,18 @@ def test_only_decode_knows_codecs() -> None:
     assert found == DECODES
 
 
+KINDS_OF_SAMPLES = "PackTable|PackedRows|PackedSequences|WindowTable"
+ASK_FOR_KINDS = {  # to go: a table says what others need to know
+    "source/tables.py", "source/rows.py", "audit/selected.py", "api/dataset.py", "reports/proving.py",
+}  # fmt: skip
+
+
+def test_nobody_asks_of_which_kind_samples_are() -> None:
+    asks = re.compile(rf"isinstance\([^)]*\b({KINDS_OF_SAMPLES})\b")
+    found = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if asks.search(path.read_text())}
+    assert found == ASK_FOR_KINDS
+
+
 # What readers and decoders keep beside the limits that users set, by module: the words of its row in the guide.
 KEPT = {
     "source/packed.py": "packed documents",
