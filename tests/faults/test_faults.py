@@ -174,6 +174,26 @@ def test_a_row_that_ends_its_decoder_is_a_bad_row(
     assert 4 <= times <= stats["helpers_replaced"]
 
 
+def open_shared_fatal(write_dataset: Callable[..., str], armed: Path, **options: Any) -> raylance.Dataset:
+    cells = pa.array([number.to_bytes(2, "little") for number in range(80)], pa.binary())
+    uri = write_dataset(pa.table({"episode": np.arange(80) // 40, "id": np.arange(80), "number": cells}))
+    windows = raylance.Windows(episode="episode", offsets={"number": [-1, 0]})
+    decode = workloads.Fatal("number", str(armed), 23)
+    return raylance.dataset(uri, decode=decode, windows=windows, order="sequential", **options)
+
+
+def test_a_shared_row_that_ends_its_decoder_is_named(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    armed = tmp_path / "armed"
+    handle = open_shared_fatal(write_dataset, armed)
+    armed.write_text("exit")
+    with handle.loader(num_decoders=2) as loader:
+        seen = list[int]()
+        with pytest.raises(raylance.BadRowError, match="'number' of row offset 23 .*ended the process"):
+            for each in loader.iter_batches(global_batch_size=4):
+                seen += each["id"].tolist()
+    assert seen == [*range(20)]
+
+
 @pytest.mark.promise("P6")
 @pytest.mark.parametrize(("decoders", "how"), [(1, "exit"), (2, "signal"), (0, "exit")])
 def test_a_shared_row_that_ends_its_decoder_masks_its_samples(
@@ -181,12 +201,7 @@ def test_a_shared_row_that_ends_its_decoder_masks_its_samples(
 ) -> None:
     """Rows that several samples share are decoded by block, and searched there."""
     armed = tmp_path / "armed"
-    cells = pa.array([number.to_bytes(2, "little") for number in range(80)], pa.binary())
-    uri = write_dataset(pa.table({"episode": np.arange(80) // 40, "id": np.arange(80), "number": cells}))
-    handle = raylance.dataset(
-        uri, decode=workloads.Fatal("number", str(armed), 23), order="sequential", on_bad_row="mask",
-        windows=raylance.Windows(episode="episode", offsets={"number": [-1, 0]}), max_bad_rows=None,
-    )  # fmt: skip
+    handle = open_shared_fatal(write_dataset, armed, on_bad_row="mask", max_bad_rows=None)
     armed.write_text(how)
     with handle.loader(num_decoders=decoders) as loader:
         batches = list(loader.iter_batches(global_batch_size=8))
