@@ -175,6 +175,7 @@ def dataset(
         max_bad_rows=most,
         transform=transform,
         marks=tuple(each.column for each in derived if isinstance(each, Video)) if masks_bad_rows else (),
+        shares=not made_order.scatters,
     )
     if pack is not None and windows is not None:
         raise ConfigError("pack= makes samples of all tokens, windows= of rows: give one of them.")

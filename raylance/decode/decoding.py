@@ -39,6 +39,7 @@ class Decoding:
     blank: pa.Table | None = None
     marks: tuple[str, ...] = ()  # columns that readers make, in which rows may be bad; see `raylance.columns.FAILURE`
     windows: Mapping[str, int] = dataclasses.field(default_factory=dict)  # values of a sample, by column of decoders
+    shares: bool = False  # whether samples that are loaded together have rows in common, see `of_blocks`
     datasets: tuple[str, ...] = ()  # name of the dataset for errors; in a mixture, by component
     ragged_bytes: float = 0.0  # mean bytes of the ragged columns of one sampled row
 
@@ -84,7 +85,7 @@ class Decoding:
             or decoder.is_random
             or isinstance(decoder, RaggedDecoder | BatchDecoder)
         ]
-        shared = self.windows.keys() - alone
+        shared = self.windows.keys() - alone if self.shares else ()
         decoders = tuple(decoder for decoder in self.decoders if decoder.column in shared)
         return dataclasses.replace(self, decoders=decoders, transform=None, blank=None, marks=()) if decoders else None
 

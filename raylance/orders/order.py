@@ -92,12 +92,15 @@ class Order:
     Attributes:
         name: Name of the order in checkpoints.
         repeats: Whether an epoch may repeat some rows and leave out others.
+        scatters: Whether rows that are stored together lie far apart in an epoch. Then samples of several rows that are
+            loaded together have few rows in common, and what is decoded of a row is not kept for other samples.
         shard_rows: Number of rows of one shard, the unit that checkpoints list as complete. "auto" takes
             rows of up to 4 MiB together.
     """
 
     name: ClassVar[str]
     repeats: ClassVar[bool] = False
+    scatters: ClassVar[bool] = False
     shard_rows: int | str = "auto"
 
     def __post_init__(self) -> None:

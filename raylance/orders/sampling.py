@@ -29,6 +29,7 @@ class _Sampled(Order):
     """The base class of the orders below. `bind` sets the number of draws of an epoch, and the tables' fingerprint."""
 
     repeats: ClassVar[bool] = True
+    scatters: ClassVar[bool] = True
     rows_per_epoch: int | Auto = "auto"
     fingerprint: str = "auto"
 

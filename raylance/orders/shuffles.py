@@ -31,6 +31,7 @@ class RowShuffle(Order):
     """
 
     name: ClassVar[str] = "row"
+    scatters: ClassVar[bool] = True
 
     def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
         """See `Order.rows_of`."""

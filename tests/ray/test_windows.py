@@ -33,7 +33,7 @@ def test_pictures_that_samples_share(
     windows = raylance.Windows(episode="episode", offsets={"image": [-30, *range(-7, 1)], "x": [0, 1]})
     data = raylance.dataset(
         write_dataset(table), decode=raylance.Image("image", size=16), windows=windows, transform=transform,
-        order="row", on_bad_row="mask", max_bad_rows=None, remainder="ragged",
+        order="window", on_bad_row="mask", max_bad_rows=None, remainder="ragged",
     )  # fmt: skip
     found, stats = [], []
     for options in ({"runtime": "ray", "num_decoders": decoders}, {"runtime": "threads"}):
