@@ -231,7 +231,8 @@ class ChunkTable:
     def _rows_failed(self, held: HeldChunk, error: BaseException) -> None:
         can_halve = held.rows > 1 and not getattr(error, "is_of_storage", False)
         if can_halve and held.error is None:
-            line = f"rows could not be read together ({error!r}). They are read in halves, to find the row that fails."
+            what = f"rows could not be read or decoded together ({error!r})"
+            line = f"{what}. They are loaded in halves, to find the one that fails."
             self._commands.append(Log(logging.WARNING, line))
         held.error = error
         self._halve_or_fail(held, can_halve=can_halve)
