@@ -76,6 +76,7 @@ class BadRowError(RaylanceError):
         self.dataset = dataset
         self.file: str | None = None
         self.message = message
+        self.joined_offset: int | None = None  # for raylance's own modules: see `raylance.columns.join_offsets`
 
     def __str__(self) -> str:
         if self.message is not None:

@@ -89,12 +89,14 @@ def mix(
     )
     check_balance(balance, has_costs=has_costs)
     rows = mix_rows({name: spec.source for name, spec in zip(parts, read_specs, strict=True)})
-    decoding = read_specs[0].decoding
+    decoding, names = read_specs[0].decoding, dataset_names(rows.uri)
+    # Samples share values only if the order of each component keeps rows together.
+    has_shared = all(spec.decoding is not None and spec.decoding.shares for spec in read_specs)
     read_spec = ReadSpec(
         source=rows,
         delivers=read_specs[0].delivers,
         schema=schemas[first].remove_metadata(),
-        decoding=decoding and dataclasses.replace(decoding, datasets=dataset_names(rows.uri)),
+        decoding=decoding and dataclasses.replace(decoding, datasets=names, shares=has_shared),
         list_lengths={
             name: length if all(spec.list_lengths.get(name) == length for spec in read_specs) else None
             for name, length in read_specs[0].list_lengths.items()

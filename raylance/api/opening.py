@@ -1,6 +1,7 @@
 """`raylance.dataset()`: checks every argument, opens a version, selects rows, tries a few, and binds the order."""
 
 import dataclasses
+import itertools
 import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
@@ -299,13 +300,16 @@ def _try_rows(
 
 
 def _shared_rows(samples: SampleTable, shared: Decoding, probe: pa.Table) -> int:
-    """Returns the stored rows from the first to the last one of a sample whose values samples share; the most of a few
-    samples, because those at the end of an episode have fewer.
+    """Returns over how many stored rows the values of a sample lie that neighbours share: the most of a few samples,
+    because those at the end of an episode have fewer. Rows that lie further from the others than a sample has rows, as
+    a goal far ahead, do not count.
     """
-    rows = samples.rows(probe[ROW_OFFSET].to_numpy())
-    return max(
-        int((rows[each.column].max(axis=1) - rows[each.column].min(axis=1)).max()) + 1 for each in shared.decoders
-    )
+    longest, rows = 1, samples.rows(probe[ROW_OFFSET].to_numpy())
+    for of_sample in itertools.chain.from_iterable(rows[each.column] for each in shared.decoders):
+        ordered = np.sort(of_sample)
+        cuts = np.flatnonzero(np.diff(ordered) > len(ordered)) + 1
+        longest = max(longest, *(int(run[-1] - run[0]) + 1 for run in np.split(ordered, cuts)))
+    return longest
 
 
 def _encoded_images(rows: pa.Table, delivered: Collection[str]) -> tuple[str, ...]:

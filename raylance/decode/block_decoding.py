@@ -1,11 +1,14 @@
 """Decodes values that several samples share, so that each is decoded once for all of them."""
 
+from collections.abc import Mapping
 from concurrent.futures import Executor
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from raylance.columns import UNNEEDED
+from raylance.columns import ROW_OFFSET, UNNEEDED
 from raylance.decode.decoding import DecodeClock, DecodedRows, Decoding
 from raylance.decode.open_decoding import OpenDecoding, open_columns, open_here
 from raylance.errors import HelperError
@@ -23,7 +26,13 @@ class BlockDecoding:
         self._decoding, self._columns = decoding, open_columns(decoding.decoders)
 
     def apply(
-        self, block: pa.Table, executor: Executor | None = None, *, own_memory: bool = False, given_up: str = ""
+        self,
+        block: pa.Table,
+        executor: Executor | None = None,
+        *,
+        own_memory: bool = False,
+        given_up: str = "",
+        known_bad: Mapping[int, str] = MappingProxyType({}),
     ) -> Decoded:
         """Decodes stored rows, in the threads of `executor`, or in this one.
 
@@ -35,6 +44,7 @@ class BlockDecoding:
                 it).
             given_up: If it gives a reason, the rows count as bad and are not decoded, because an attempt to decode them
                 has ended a process.
+            known_bad: The same for some rows, by their offsets, with the reasons.
 
         Returns:
             The decoded columns. A value is null if it is bad, or if no sample needs it.
@@ -53,6 +63,9 @@ class BlockDecoding:
             if (unneeded := f"{UNNEEDED}{column.column}") in block.column_names:
                 rows.skips_bad = True
                 rows.valid &= ~block[unneeded].to_numpy()
+            for row in np.flatnonzero(rows.valid & np.isin(block[ROW_OFFSET].to_numpy(), [*known_bad])).tolist():
+                rows.skips_bad = True
+                rows.add_bad(row, column.column, HelperError(known_bad[block[ROW_OFFSET][row].as_py()]))
             for name, values in column.decode(rows, executor, own_memory=own_memory).items():
                 made[name] = with_nulls(values, rows.valid)
             done.append(rows)

@@ -84,10 +84,13 @@ class Decoding:
             or decoder.output_name in followed
             or decoder.is_random
             or isinstance(decoder, RaggedDecoder | BatchDecoder)
+            or np.dtype(decoder.dtype) == np.bool_  # Arrow packs them to bits, and samples are copied by bytes
         ]
         shared = self.windows.keys() - alone if self.shares else ()
         decoders = tuple(decoder for decoder in self.decoders if decoder.column in shared)
-        return dataclasses.replace(self, decoders=decoders, transform=None, blank=None, marks=()) if decoders else None
+        if not decoders:
+            return None
+        return dataclasses.replace(self, decoders=decoders, transform=None, blank=None, marks=(), ragged_bytes=0.0)
 
     @property
     def names_by_column(self) -> dict[str, list[str]]:
@@ -215,6 +218,7 @@ class DecodedRows:
         if not self._decoding.mask_bad_rows:
             name, (_, own) = None if column == TRANSFORM else column, split_offsets(offset)
             bad = BadRowError(name, own, reason, dataset_of(offset, self._decoding.datasets))
+            bad.joined_offset = offset
             if name is None or any(is_users(each) for each in self._decoding.decoders if each.column == column):
                 bad.add_note("".join(traceback.format_exception(error)))  # the cause is lost between processes
             raise bad from error

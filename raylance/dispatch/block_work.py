@@ -24,6 +24,7 @@ class BlockWork:
     def __init__(self, pool: HelperPool, chunks: ChunkTable, suspects: Suspects) -> None:
         self._pool, self._chunks, self._suspects = pool, chunks, suspects
         self._by_call: dict[int, Block] = {}
+        self._known_bad: dict[int, str] = {}  # rows that were given up, by their offsets, and why
 
     def send(self, now: float) -> Iterator[Output]:
         """Yields the commands for blocks that helpers can begin."""
@@ -34,20 +35,23 @@ class BlockWork:
         # As for items, a row that needs a fresh decoder comes first.
         for block in sorted(waiting, key=lambda block: not _is_suspect(block)):
             held = block.held
-            if held.reader is None or (block.suspicion.waits and self._has_others(block)):
+            if held.reader not in readers or (block.suspicion.waits and self._has_others(block)):
                 continue
             helper: int | None = held.reader
             if not decodes_there:
                 is_hit = block.suspicion.faults + block.suspicion.deaths > 0
                 helper = self._pool.decoder(responsive=is_hit, fresh=_is_suspect(block))
-            elif held.reader not in readers or not self._pool.has_room(held.reader):
+            elif not self._pool.has_room(held.reader):
                 helper = None
             if helper is not None:
                 block.call = self._pool.send(helper, now)
                 self._by_call[block.call] = block
                 given_up = block.suspicion.given_up or held.suspicion.given_up
                 rows = block.first, block.low, block.high
-                yield DecodeBlock(block.call, helper, held.reader, held.number, block.source, *rows, given_up)
+                known_bad = tuple(self._known_bad.items())
+                yield DecodeBlock(
+                    block.call, helper, held.reader, held.number, block.source, *rows, given_up, known_bad
+                )
 
     def _divide(self, decoders: int) -> None:
         """Divides the block of a chunk that one load has brought whole among all decoders: such chunks are small, and a
@@ -64,13 +68,15 @@ class BlockWork:
         if block is None:
             return None
         block.call = None
+        self._learn(block, event)
         match event:
             case Done(_, receipt):
                 self._suspects.has_decoded = True
                 for other in self._chunks.blocks():
                     other.suspicion.waits = False
-                if block.is_kept:
-                    self._chunks.block_done(block)
+                if not block.is_kept:
+                    return [WorkDone(receipt, 0)]
+                self._chunks.block_done(block)
                 return [WorkDone(receipt, block.rows)]
             case Failed(_, error) if block.is_kept:
                 self._chunks.block_failed(block, error)
@@ -79,6 +85,15 @@ class BlockWork:
                 line = f"a block is loaded and decoded again after a fault of the machines ({fault.what})"
                 return [FaultSeen(line), *self._pool.ping(now)]
         return []
+
+    def _learn(self, block: Block, event: Done | Failed | Faulted) -> None:
+        """Keeps which row was given up: its chunk may be loaded again in parts, and in later epochs."""
+        if not (why := block.suspicion.given_up):
+            return
+        if isinstance(event, Done):
+            self._known_bad |= {offset: why for offset, _, _ in event.receipt.bad_rows}
+        elif isinstance(event, Failed) and (offset := getattr(event.error, "joined_offset", None)) is not None:
+            self._known_bad[offset] = why
 
     def lost(self, helper: int, calls: Sequence[int], fault: Fault) -> "Search | None":
         """Takes the calls that a helper has not answered, which is gone. Returns what to search for a row that may be

@@ -68,7 +68,7 @@ class ChunkTable:
         for held in self._order.begin(plan, dp_rank, epoch, position):
             self._let_go(held)
         for held in self._order.held:
-            held.faults, held.error, held.is_last_try = 0, None, False
+            held.faults, held.error, held.is_last_try, held.suspicion.faults = 0, None, False, 0
             if held.state is ChunkState.FAILED:
                 self._begin_again(held)
         return self._order.chunks(epoch, position, spans_epochs=spans_epochs)

@@ -113,7 +113,8 @@ class Decode:
 class DecodeBlock:
     """Decode rows [low, high) of those that the load `source` has added to a chunk of a reader, from its stored row
     number `first` on. The result stays with the chunk `number`: items that are gathered from it have these rows. For
-    `given_up`, see `Decode`. Answered by `Done`.
+    `given_up`, see `Decode`. The rows with the offsets in `known_bad` are not decoded either, for these reasons.
+    Answered by `Done`.
     """
 
     call: int
@@ -125,6 +126,7 @@ class DecodeBlock:
     low: int
     high: int
     given_up: str = ""
+    known_bad: tuple[tuple[int, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -162,7 +162,8 @@ class ThreadRuntime(Runtime):
             receipt = Receipt()
             if held.get(number) is blocks:  # else the chunk was dropped
                 part = encoded.slice(command.low, command.high - command.low)
-                table, receipt = helper.work.decode_block(part, own_memory=True, given_up=command.given_up)
+                how = {"given_up": command.given_up, "known_bad": dict(command.known_bad)}
+                table, receipt = helper.work.decode_block(part, own_memory=True, **how)
                 blocks.tables[command.first + command.low] = table
             return Done(command.call, receipt)
 

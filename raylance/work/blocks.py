@@ -39,6 +39,7 @@ class BlockColumns:
         row_bytes: Bytes of a stored row that decoding adds.
         are_for_helpers: Whether helpers need samples of the decoded columns, for a transform; else the trainer makes
             them.
+        kinds: Types of the decoded columns, as samples have them.
     """
 
     sent: Sequence[str] = ()
@@ -46,6 +47,7 @@ class BlockColumns:
     sample_bytes: int = 0
     row_bytes: int = 0
     are_for_helpers: bool = False
+    kinds: Mapping[str, pa.DataType] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
     def of(cls, read_spec: "ReadSpec", *, sends: bool) -> "BlockColumns":
@@ -69,7 +71,16 @@ class BlockColumns:
             sample_bytes=sum(sizes.values()) + of_sample,
             row_bytes=sum(nbytes.values()),
             are_for_helpers=decoding.transform is not None,
+            kinds={each.output_name: _of_several(each.arrow_type, counts[each.column]) for each in shared.decoders},
         )
+
+    def fill_in_none(self, items: pa.Table) -> pa.Table:
+        """Returns a table of no sample with decoded columns in place of the encoded ones; see `BlockRows.fill_in`."""
+        fields = list[pa.Field]()
+        for field in items.schema:
+            made = [pa.field(name, self.kinds[name]) for name in self.decoded.get(field.name, ())]
+            fields += made or [field]
+        return pa.schema([*fields, pa.field(VALID, pa.bool_())]).empty_table()
 
     @property
     def names(self) -> list[str]:

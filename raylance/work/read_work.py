@@ -252,15 +252,17 @@ class ReadWork:
         if needs_bytes > self._limit:
             what, offset, nbytes = "row", int(chunk.stored(chunk.loaded_rows, 1)[0]), needs_bytes
         _, offset = split_offsets(offset)
+        as_decoded = ", with what is decoded of it" if self._by_block.row_bytes else ""
         return DatasetError(
             f"the {what} at offset {offset} of {self._source.uri!r}, version {self._source.version}, has {nbytes:,} "
-            f"bytes by itself, max_window_bytes allows {self._limit:,}; the epoch stops here, because the memory of a "
-            "shard actor is bounded. Raise max_window_bytes, or leave the row out with filter=, and out of windows= "
-            "with neighbours='selected'."
+            f"bytes by itself{as_decoded}, max_window_bytes allows {self._limit:,}; the epoch stops here, because the "
+            "memory of a shard actor is bounded. Raise max_window_bytes, or leave the row out with filter=, and out of "
+            "windows= with neighbours='selected'."
         )
 
     def _empty_table(self, epoch: int) -> pa.Table:
-        return read_samples(self._reader_of(epoch), self._samples, np.empty(0, dtype=np.int64))
+        table = read_samples(self._reader_of(epoch), self._samples, np.empty(0, dtype=np.int64))
+        return table if not self._by_block.decoded else self._by_block.fill_in_none(table)
 
     def _is_kept_long(self) -> bool:
         """Whether the caller still holds more memory of earlier chunks than one chunk may use. If so, items are copies

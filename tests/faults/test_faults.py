@@ -191,6 +191,7 @@ def test_a_shared_row_that_ends_its_decoder_is_named(write_dataset: Callable[...
         with pytest.raises(raylance.BadRowError, match="'number' of row offset 23 .*ended the process"):
             for each in loader.iter_batches(global_batch_size=4):
                 seen += each["id"].tolist()
+        assert loader.stats()["helpers_replaced"] < 16, "the row is searched once, not in each half of its chunk"
     assert seen == [*range(20)]
 
 

@@ -48,6 +48,22 @@ def test_pictures_that_samples_share(
         assert 120 <= stats[0]["decoded_rows"] <= 360, "and those of two chunks that are loaded ahead"
 
 
+@pytest.mark.parametrize("decoders", [0, 1])
+def test_a_rank_without_a_row_gets_a_batch_of_the_same_columns(
+    write_dataset: Callable[..., str], ray_session: None, decoders: int
+) -> None:
+    files = [encode(np.full((8, 8, 3), 9 * row, dtype=np.uint8)) for row in range(5)]
+    uri = write_dataset(pa.table({"episode": [0] * 5, "image": files}))
+    windows = raylance.Windows(episode="episode", offsets={"image": [-1, 0]})
+    data = raylance.dataset(
+        uri, decode=raylance.Image("image", size=8), windows=windows, remainder="ragged", empty_batches=True
+    )
+    with data.loader(runtime="ray", num_decoders=decoders, rank=0, world_size=4) as loader:
+        batches = list(loader.iter_batches(global_batch_size=4))
+    assert [batch["image"].shape[1:] for batch in batches] == [(2, 8, 8, 3)] * 2
+    assert sorted(len(batch["image"]) for batch in batches) == [0, 1]
+
+
 @pytest.fixture
 def by_ray(uri: str, ray_session: None) -> Iterator[raylance.RankLoader]:
     with raylance.dataset(uri, windows=WINDOWS, remainder="ragged").loader(runtime="ray") as loader:

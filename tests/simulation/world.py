@@ -53,7 +53,7 @@ class RowError(Exception):
 
     def __init__(self, row: int) -> None:
         super().__init__(row)
-        self.row = row
+        self.row = self.joined_offset = row
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -412,7 +412,8 @@ class World(Runtime):
         if not self.scenario.fatal_rows or isinstance(command, Ping) or command.given_up:
             return False
         if type(command) is DecodeBlock:
-            rows = self._block_rows(command)
+            known = dict(command.known_bad)
+            rows = [row for row in self._block_rows(command) if row not in known]
         elif type(command) is Decode:
             rows = [] if source is None or source.lost_by is not None else source.rows
         else:
@@ -435,15 +436,17 @@ class World(Runtime):
         if fault == "faulted":
             self.causes[command.number, "chunk"] = cause
             return self._faulted(command.call, cause)
-        if command.given_up and not self.scenario.masks:
-            return Failed(command.call, RowError(rows[0] if rows else 0))
+        known = [row for row in rows if row in dict(command.known_bad)]
+        if (command.given_up or known) and not self.scenario.masks:
+            return Failed(command.call, RowError((known or rows or [0])[0]))
         if bad := [row for row in rows if row in self.scenario.bad_rows and not command.given_up]:
             self.counts["rows that fail"] += 1
             return Failed(command.call, RowError(bad[0]))
         if chunk is not None:
             chunk.decoded |= set(range(command.first + command.low, command.first + command.high))
         self.counts["blocks decoded"] += 1
-        return Done(command.call, Receipt())
+        self.counts["rows known to be bad"] += len(known)
+        return Done(command.call, Receipt(bad_rows=tuple((row, "", "") for row in rows if command.given_up)))
 
     def _rows(self, command: Gather) -> list[int]:
         """Rows of an item, by the plan that was there when it was asked for."""

@@ -1,6 +1,7 @@
 """The actor that decodes. It does not load what reads."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import ray
@@ -53,11 +54,11 @@ class DecodeActor(Actor):
 
     @ray.method(num_returns=2)
     def decode_block(
-        self, key: str, decoding: Decoding | None, encoded: pa.Table, low: int, high: int, given_up: str = ""
+        self, key: str, decoding: Decoding | None, encoded: pa.Table, low: int, high: int, **how: Any
     ) -> tuple[pa.Table, Receipt]:
-        """Decodes rows [low, high) of a block; otherwise as `decode`."""
+        """Decodes rows [low, high) of a block, see `BlockDecoding.apply`; otherwise as `decode`."""
         with errors_travel():
-            return self._opened(key, decoding).decode_block(encoded.slice(low, high - low), given_up=given_up)
+            return self._opened(key, decoding).decode_block(encoded.slice(low, high - low), **how)
 
     def _opened(self, key: str, decoding: Decoding | None) -> HelperDecoding:
         if decoding is not None and key not in self._decodings:

@@ -319,16 +319,18 @@ class RayRuntime(Runtime):
 
     def _decode_block(self, command: DecodeBlock) -> None:
         helper, blocks = self._helpers[command.helper], self._helpers[command.reader].blocks[command.number]
-        what = self._results[command.source].refs[0], command.low, command.high, command.given_up
+        what = self._results[command.source].refs[0], command.low, command.high
+        how = {"given_up": command.given_up, "known_bad": dict(command.known_bad)}
         if command.helper == command.reader:
-            decoded, answer = helper.handle.decode_block.remote(*what)
+            decoded, answer = helper.handle.decode_block.remote(*what, **how)
             receipt, about = answer.future(), ("", "")
         else:
             arguments = helper.with_value("decode", self._key, self._decoding)
-            send = functools.partial(helper.handle.decode_block.remote, *arguments, *what)
+            send = functools.partial(helper.handle.decode_block.remote, *arguments, *what, **how)
             decoded, receipt = helper.actor.call(self._key, send)
             about = "decode", self._key
         blocks.add_decoded(command.first + command.low, decoded)
+        receipt.add_done_callback(functools.partial(_take_error, decoded))
         self._watch(receipt, _on_answered, helper, command.call, *about)
 
     def _fetch(self, command: Fetch) -> None:
@@ -393,6 +395,12 @@ def _report(
 ) -> None:
     error = answer.exception()
     inbox.put(to_event(error, None if error is not None else answer.result(), *about))
+
+
+def _take_error(result: Any, answer: "Future[Any]") -> None:
+    """Has Ray know that the error of a call is handled, else it prints it once more when the reference ends."""
+    if answer.exception() is not None:
+        result.future()
 
 
 def _report_lost(inbox: queue.SimpleQueue[Any], blocks: _Blocks, answer: "Future[Any]") -> None:

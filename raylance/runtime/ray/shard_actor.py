@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import ray
@@ -49,10 +50,10 @@ class ShardActor(Actor):
             return (loaded, *tables) if tables else loaded
 
     @ray.method(num_returns=2)
-    def decode_block(self, block: pa.Table, low: int, high: int, given_up: str = "") -> tuple[pa.Table, Receipt]:
+    def decode_block(self, block: pa.Table, low: int, high: int, **how: Any) -> tuple[pa.Table, Receipt]:
         """See `ReadWork.decode_block`; decodes rows [low, high)."""
         with errors_travel():
-            return self._work.decode_block(block.slice(low, high - low), given_up=given_up)
+            return self._work.decode_block(block.slice(low, high - low), **how)
 
     @ray.method(concurrency_group="drop")  # while loads of the chunk run, which should end
     def drop(self, number: int) -> None:

@@ -442,13 +442,13 @@ class Counted(raylance.Decoder):
 
 
 def counted(
-    write_dataset: Callable[..., str], bad: dict[int, bytes | None] | None = None, **arguments: Any
+    write_dataset: Callable[..., str], bad: dict[int, bytes | None] | None = None, rows: int = 240, **arguments: Any
 ) -> raylance.Dataset:
     """Rows of encoded numbers in episodes of 60, and windows of the last eight, and of the one 20 rows before."""
-    texts: list[bytes | None] = [b"%d" % row for row in range(240)]
+    texts: list[bytes | None] = [b"%d" % row for row in range(rows)]
     for row, value in (bad or {}).items():
         texts[row] = value
-    uri = write_dataset(pa.table({"episode": np.arange(240) // 60, "near": texts, "far": texts}))
+    uri = write_dataset(pa.table({"episode": np.arange(rows) // 60, "near": texts, "far": texts}))
     windows = raylance.Windows(episode="episode", offsets={"near": range(-7, 1), "far": [-20, 0]})
     arguments = {"decode": [Counted("near"), Counted("far")], "windows": windows, "remainder": "ragged"} | arguments
     return raylance.dataset(uri, **arguments)
@@ -506,6 +506,52 @@ def test_a_bad_value_masks_the_samples_that_have_it(
     assert wrong == near | far
     assert stats["masked_rows"] == len(wrong)
     assert (zeros["near"] - {0}, zeros["far"] - {0, *range(1)}) == (near, far)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Signs(raylance.Decoder):
+    """Decodes to bools, which Arrow packs to bits, or to other numbers."""
+
+    dtype: str = "bool"
+    name: str | None = None
+    shape = (3,)
+
+    def open(self) -> "Signs":
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: Any, out: Any) -> None:
+        out[...] = int(bytes(encoded)) % 2
+
+
+@pytest.mark.parametrize("transform", [None, dict])
+def test_ranks_without_a_row_get_batches_of_the_same_columns(write_dataset: Callable[..., str], transform: Any) -> None:
+    decoders = [Signs("near", name="signs"), Signs("near", "float16", name="halves"), Counted("far")]
+    data = counted(write_dataset, decode=decoders, rows=10, empty_batches=True, transform=transform)
+    shapes, rows = [], []
+    for rank in range(4):
+        with data.loader(runtime="threads", rank=rank, world_size=4) as loader:
+            batches = list(loader.iter_batches(global_batch_size=8, with_row_offset=True))
+        assert len(batches) == 2
+        shapes += [{name: (each.dtype, each.shape[1:]) for name, each in batch.items()} for batch in batches]
+        for batch in batches:
+            rows += batch["_rowoffset"].tolist()
+            for row, signs, halves in zip(batch["_rowoffset"], batch["signs"], batch["halves"], strict=True):
+                wanted = [[of_window(row, offset) % 2] * 3 for offset in range(-7, 1)]
+                assert signs.tolist() == halves.tolist() == wanted
+    assert sorted(rows) == [*range(10)]
+    assert all(each == shapes[0] for each in shapes)
+    assert shapes[0]["signs"] == (np.bool_, (8, 3))
+
+
+def test_a_row_far_from_the_others_makes_no_long_shards(write_dataset: Callable[..., str]) -> None:
+    """Else a goal far ahead would make the shuffle coarse."""
+    offsets = {"near": range(-7, 1), "far": [0, 50]}
+    windows = raylance.Windows(episode="episode", offsets=offsets)
+    near = dataclasses.replace(windows, offsets={"near": range(-7, 1), "far": [0, 1]})
+    plans = [str(counted(write_dataset, windows=each).plan(global_batch_size=8)) for each in (windows, near)]
+    orders = [plan.splitlines()[0] for plan in plans]
+    assert orders[0] == orders[1]
+    assert "order window (shard_rows=" in orders[0]
 
 
 def test_a_bad_value_is_named(write_dataset: Callable[..., str]) -> None:
