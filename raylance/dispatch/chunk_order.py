@@ -59,6 +59,8 @@ class Block:
             for low, high in itertools.pairwise(bounds)
             if low < high
         ]
+        for part in made:
+            part.suspicion.faults = self.suspicion.faults
         at = next(number for number, block in enumerate(self.held.loading.blocks) if block is self)
         self.held.loading.blocks[at : at + 1] = made
 
@@ -211,7 +213,9 @@ class ChunkOrder:
                 held.taken_rows = before
         if not self.held[0].has(epoch, line):
             chunk = plan.chunk_at(epoch, position)
-            if chunk is not None and plan.chunk_size(chunk, dp_rank):
+            if chunk is not None and not plan.chunk_size(chunk, dp_rank):  # steps of a cost may have no row of the rank
+                chunk = plan.next_chunk_with_rows(chunk, dp_rank)
+            if chunk is not None:
                 self.held.appendleft(self._make(self._before(chunk, self.held[0].chunk)))
         self._fill_gaps()
         self._last = self.held[-1].chunk

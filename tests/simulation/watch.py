@@ -456,7 +456,8 @@ class Watch:
             raise Broken("early", f"{item} is read, and the consumer takes steps of epoch {self._epoch}")
         is_first = item.epoch == self._epoch and item.position in range(self._position, self._early_end)
         is_early = not self._is_wanted and not is_first and item.rows > 0
-        if is_early and len(self._flying) + len(self._ready) >= self._most_early:
+        most = self._most_early + sum(self._deaths.values())  # each of them may have cut an item
+        if is_early and len(self._flying) + len(self._ready) >= most:
             raise Broken("early", f"{item} is read, and nobody has asked for the pass yet")
         # An item of several steps may be split, and its steps may be read again one by one.
         if not self._is_wanted and item.epoch == self._epoch:
@@ -541,7 +542,9 @@ class Watch:
         elif isinstance(error, HelperError):
             hits = self._hits.get(self._next, set())
             # A row after it may have ended more decoders than that, while none decoded another row.
-            is_row = "no other row was decoded" in str(error) and max(self._deaths.values()) > MAX_FAULTS
+            # Of a chunk whose reader decodes, blocks of other samples may have ended readers, too.
+            most = max((deaths + 2 * (len(unit) == 4) for unit, deaths in self._deaths.items()), default=0)
+            is_row = "no other row was decoded" in str(error) and most > MAX_FAULTS
             if len(hits) <= MAX_FAULTS and not is_row:
                 raise Broken("cause", f"{error}, and {self._next} was hit by {sorted(hits)}")
             self._recover("ended by work lost again and again")
