@@ -215,7 +215,7 @@ class ChunkOrder:
             chunk = plan.chunk_at(epoch, position)
             if chunk is not None and not plan.chunk_size(chunk, dp_rank):  # steps of a cost may have no row of the rank
                 chunk = plan.next_chunk_with_rows(chunk, dp_rank)
-            if chunk is not None:
+            if chunk is not None and plan.first_line(chunk, dp_rank) < self.held[0].first:
                 self.held.appendleft(self._make(self._before(chunk, self.held[0].chunk)))
         self._fill_gaps()
         self._last = self.held[-1].chunk

@@ -38,6 +38,7 @@ def test_nothing_is_lost(seeds: range) -> None:
         (87_441, "ended by a fatal row"),
         # A pass is begun again before the chunks that it holds, over steps without a row of the rank.
         (536_307, "passes with helpers of before"),
+        (703_644, "passes with helpers of before"),
     ],
 )
 def test_schedules_that_once_ended_in_a_deadlock(seed: int, what: str) -> None:
