@@ -38,7 +38,7 @@ from raylance.samples.windows import Windows
 from raylance.source.costs import TokensOf, check_costs, share_costs
 from raylance.source.derived import Derived, Made, Renamed
 from raylance.source.episodes import check_windows, share_windows
-from raylance.source.fields import blobs_inside, find_field, is_blob, leaf_names
+from raylance.source.fields import blobs_inside, find_field, is_bytes, leaf_names
 from raylance.source.filters import check_filter
 from raylance.source.namespace import NamespaceTable
 from raylance.source.packed import by_block, pack_sequences
@@ -489,10 +489,9 @@ def _check_columns(
         name = decoder.column
         if name not in names:
             raise ConfigError(f"decode names {name!r}: it must be one of columns={names}.")
-        kind = fields[name].type
-        if not (is_blob(fields[name]) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        if not is_bytes(fields[name]):
             raise DatasetError(
-                f"column {name!r} is {kind}, not binary, so it holds no {decoder.content}; nothing was started. "
+                f"column {name!r} is {fields[name].type}, not binary, so it holds no {decoder.content}; nothing was started. "
                 "Decode a binary column, or leave decode= out."
             )
         if is_on_device(decoder) and name in in_helpers:
@@ -528,8 +527,7 @@ def _check_decoder_of_derived(decoder: Decoder, derived: Derived | None, opened:
     if isinstance(decoder, FrameCrop) and not isinstance(derived, Video):
         raise ConfigError(f"FrameCrop({decoder.column!r}): decode= has no Video of this name. Nothing was started.")
     field = find_field(opened.schema, derived.stored) if isinstance(derived, Renamed) else None
-    is_binary = field is not None and (pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type))
-    if derived is not None and not isinstance(decoder, FrameCrop) and not is_binary:
+    if derived is not None and not isinstance(decoder, FrameCrop) and not (field is not None and is_bytes(field)):
         raise ConfigError(
             f"{type(decoder).__name__}({decoder.column!r}): that is a {type(derived).__name__}, whose values are not "
             f"encoded {decoder.content}. Nothing was started."

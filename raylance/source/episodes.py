@@ -18,7 +18,7 @@ from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.samples.table import IS_PAD, SampleTable
 from raylance.samples.windows import Episodes, Windows, WindowTable
-from raylance.source.fields import find_field
+from raylance.source.fields import find_field, is_bytes
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
 from raylance.source.limits import requests_of
 from raylance.source.provenance import KEY
@@ -148,10 +148,10 @@ def check_windows(
                 f"rows of the window of {name!r} are padding. Nothing was started. Leave it out, or rename it."
             )
         field = find_field(schema, name)
-        if name not in made and field is not None and not _is_dense(field.type):
+        if name not in made and field is not None and not (is_bytes(field) or _is_dense(field.type)):
             raise ConfigError(
-                f"Windows: column {name!r} is {field.type}; windows are of numbers, or of lists of one "
-                "length. Nothing was started. Store it so, or give it no window."
+                f"Windows: column {name!r} is {field.type}; windows are of numbers, of lists of one length, or of "
+                "bytes. Nothing was started. Store it so, or give it no window."
             )
     return windows
 

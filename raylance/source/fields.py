@@ -24,6 +24,11 @@ def is_blob(field: pa.Field) -> bool:
     )
 
 
+def is_bytes(field: pa.Field) -> bool:
+    """Whether the values of a field are bytes, in the row or as a blob."""
+    return is_blob(field) or pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
+
+
 def blobs_inside(field: pa.Field, name: str) -> list[str]:
     """Returns the names of the blobs inside a field that is not a blob itself; `name` is its own name."""
     if is_blob(field):

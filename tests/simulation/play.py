@@ -417,9 +417,8 @@ class Rank:
         changes = self._has_prepared and self.draws.chance(self.scenario.changes)
         prefetch_batches = self.scenario.prefetch_batches + changes
         prepared, (epoch, position) = self.session._prepared, self.place
-        if prepared is None or prepared.wanted == session._Pass(
-            self.planned.plan, self._number, epoch, position, prefetch_batches
-        ):
+        wanted = session._Pass(self.planned.plan, self._number, epoch, position, prefetch_batches)
+        if prepared is None or (prepared.wanted == wanted and self.session._is_usable):
             self._start(prefetch_batches)
         else:
             self.counts["passes given up"] += 1

@@ -203,10 +203,14 @@ def test_pictures_come_from_the_anchor(write_dataset: Callable[..., str]) -> Non
             windows=WINDOWS,
             decode=raylance.Image("image", size=(8, 8), name="state_is_pad"),
         )
-    with pytest.raises(ConfigError, match="'image'"):
-        raylance.dataset(
-            data._spec.read.source.uri, windows=raylance.Windows(episode="episode", offsets={"image": [0]})
-        )
+    encoded = raylance.dataset(
+        data._spec.read.source.uri,
+        columns=["image"],
+        windows=raylance.Windows(episode="episode", offsets={"image": [0, 1]}),
+    )
+    for batch in encoded.iter_batches(batch_size=20, batch_format="pyarrow", with_row_offset=True):
+        offsets = batch["_rowoffset"].to_pylist()
+        assert [value[0].as_py() for value in batch["image"]] == [png(row) for row in offsets]
 
 
 def test_times_are_checked(write_dataset: Callable[..., str]) -> None:

@@ -230,6 +230,17 @@ def test_packed_documents_are_proven_by_their_sequences(
         assert loader.state_dict() | {"dp_size": 2} == state
 
 
+def test_windows_of_pictures_are_proven_without_their_decoder(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    stored = {"episode": np.repeat(np.arange(9), 10), "image": pa.array(make_images(90), pa.binary())}
+    data = raylance.dataset(
+        write_dataset(pa.table(stored)),
+        windows=raylance.Windows(episode="episode", offsets={"image": [-2, 0]}, at_ends="drop"),
+        decode=raylance.Image("image", size=8),
+    )
+    train(data, tmp_path, len(data) // 30, size=30)
+    assert values(raylance.prove_run(tmp_path)) == [("data", 0, 1, "proven", 60)]
+
+
 def test_masked_rows_were_delivered_and_padding_is_no_row(write_dataset: Callable[..., str], tmp_path: Path) -> None:
     images = make_images(90)
     images[17] = b"no picture"
