@@ -24,11 +24,6 @@ COMPONENT = "_component"
 STEP_COST = "_step_cost"
 """Cost of all rows of a step over all ranks: one integer in each micro-batch."""
 
-FAILURE = "_failure:"
-"""Prefix, with the name of a column that readers make, of the column that says why a row has no value in it; used only
-between reader and decoder.
-"""
-
 UNNEEDED = "_unneeded:"
 """Prefix, with the name of an encoded column, of the column that says which rows of a block no sample needs in it,
 bool; used only between reader and decoder.

@@ -128,7 +128,12 @@ def how_read(source: RowSource, plan: Plan) -> str:
         return "nothing: rank 0 has no rows"
     if (samples := source.load_samples()) is not None:
         offsets = framed = samples.stored(anchors)
-        unneeded = unneeded_rows(samples, offsets, samples.locate(offsets, anchors), source.costly[:1])
+        unneeded = unneeded_rows(
+            samples,
+            offsets,
+            samples.locate(offsets, anchors),
+            [each.setting.column for each in source.added.videos][:1],
+        )
         framed = offsets[~next(iter(unneeded.values()))] if unneeded else offsets
     reader, stored = source.open_rows(), int(offsets[-1] + 1 - offsets[0])
     how, (reads, at_once) = reader.choose(offsets), reader.count_reads(offsets)

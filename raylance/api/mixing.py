@@ -204,7 +204,7 @@ def _fields(schema: pa.Schema) -> str:
 
 def _decoding(read_spec: ReadSpec) -> object:
     decoding = read_spec.decoding
-    return None if decoding is None else (decoding.decoders, decoding.marks, decoding.transform)
+    return None if decoding is None else (decoding.decoders, decoding.frames, decoding.transform)
 
 
 def _max_bad_rows(read_spec: ReadSpec) -> object:

@@ -13,15 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raylance.api.dataset import Dataset
+from raylance.api.opening_videos import open_video
 from raylance.arguments import check_flag, check_integer, check_word, listed, refuse_unknown
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
 from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
+from raylance.decode.block_decoding import BlockDecoding
 from raylance.decode.column import window_of
 from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder, is_on_device
-from raylance.decode.decoding import Decoding
+from raylance.decode.decoding import Decoding, VideoFrames
 from raylance.decode.frames import FrameCrop
 from raylance.decode.open_decoding import OpenDecoding, resolve_decoder
 from raylance.decode.pixels import holds_images
+from raylance.decode.sample_reading import read_samples
 from raylance.decode.transforms import Transform
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
@@ -48,14 +51,13 @@ from raylance.source.provenance import STALE, Stale, check_fresh
 from raylance.source.reader import READ_MODES, Reader, ReadMode, RowReader, stored_row_bytes
 from raylance.source.retrying import OPENING_S
 from raylance.source.rows import RowSource, table_rows
-from raylance.source.sampling import read_samples
 from raylance.source.selection import Selection, share_selection
 from raylance.source.splits import Split
 from raylance.source.storage_options import StorageOptions
 from raylance.source.tables import SelectionRows, share_tables
 from raylance.source.version import Source, Version, pin
-from raylance.source.video_reader import add_columns
-from raylance.source.videos import AddedColumns, Video, open_video
+from raylance.source.video_rows import add_columns
+from raylance.source.videos import AddedColumns, Video
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +177,6 @@ def dataset(
         mask_bad_rows=masks_bad_rows,
         max_bad_rows=most,
         transform=transform,
-        marks=tuple(each.column for each in derived if isinstance(each, Video)) if masks_bad_rows else (),
         shares=not made_order.scatters,
     )
     if pack is not None and windows is not None:
@@ -261,20 +262,26 @@ def _try_rows(
 ) -> ReadSpec:
     """Reads and decodes a few samples; returns what follows: sizes, the delivered schema, lengths of lists."""
     stored = Reader(pinned=source, dataset=opened, columns=names, row_bytes=1)
-    reader = add_columns(stored, added, source.uri, retry_s=OPENING_S, missing=False, is_trial=True)
+    reader = add_columns(stored, added, source.uri, retry_s=OPENING_S, missing=False)
+    frames = tuple(VideoFrames(each.setting.column, each.shape, each.dtype) for each in added.videos)
+    asked = dataclasses.replace(asked, frames=frames, datasets=dataset_names(source.uri))
     rows = probe = _probe(stored, selection.get())
     if samples is not None or reader is not stored:
         few = rows[ROW_OFFSET].to_numpy()[: _PROBE_FRAMES if added.videos else None]
-        probe = read_samples(reader, None if samples is None else samples.get(), few)
+        # Frames may be bad, because nobody uses the pixels.
+        tried = dataclasses.replace(asked, mask_bad_rows=True).of_frames
+        blocks = None if tried is None else BlockDecoding(tried)
+        probe, _ = read_samples(reader, None if samples is None else samples.get(), few, blocks)
+        probe = probe.drop_columns([VALID]) if blocks is not None else probe
     delivered = [name for name in probe.column_names if name != ROW_OFFSET]
     as_stored = {*delivered} - {each.column for each in asked.decoders}
     encoded = _encoded_images(rows, as_stored) if asked.transform is None else ()
-    decoding, made = _resolve_decoding(dataclasses.replace(asked, datasets=dataset_names(source.uri)), probe, delivered)
+    decoding, made = _resolve_decoding(asked, probe, delivered)
     # Measuring stored bytes costs a read for each fragment, and is not needed if all rows have the same size.
     fields = [find_field(opened.schema, name) for name in names]
     varies = not all(field is not None and is_dense(field.type) for field in fields)
     shared = decoding.of_blocks if decoding else None
-    made_bytes = added.frame_bytes + (sum(shared.value_bytes.values()) if shared else 0)
+    made_bytes = sum(shared.value_bytes.values()) if shared else 0
     table = table_rows(
         source,
         selection,
@@ -286,7 +293,7 @@ def _try_rows(
         added=added,
         sample_bytes=None if samples is None else probe.nbytes / probe.num_rows,
         stored_bytes=stored_row_bytes(opened, names) + made_bytes if varies else 0.0,
-        shared_rows=_shared_rows(samples.get(), shared, probe) if samples is not None and shared else 0,
+        shared_rows=_shared_rows(samples.get(), shared, probe) if samples and shared and shared.decoders else 0,
     )
     return ReadSpec(
         source=table,
@@ -404,7 +411,7 @@ def _warn_of_unlike_crops(decoders: Sequence[Decoder]) -> None:
 
 def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str]) -> tuple[Decoding | None, pa.Table]:
     """Fills settings that decoders leave open, such as `size`, from a few rows; also returns the rows as delivered."""
-    if not (decoding.decoders or decoding.marks) and decoding.transform is None:
+    if not decoding.made and decoding.transform is None:
         return None, probe.select(names)
     decoders = {each.output_name: _resolve(each, probe) for each in decoding.decoders if each.like is None}
     for each in decoding.decoders:
@@ -416,11 +423,11 @@ def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str])
     windows = {column: width for column, width in widths.items() if width}
     decoding = dataclasses.replace(decoding, decoders=ordered, windows=windows)
     if decoding.ragged:
-        plain = dataclasses.replace(decoding, mask_bad_rows=True, transform=None)
+        plain = dataclasses.replace(decoding, mask_bad_rows=True, transform=None, frames=())
         untransformed, _ = OpenDecoding(plain).apply(probe, 0)
         good = max(1, int(untransformed[VALID].to_numpy().sum()))
         decoding = dataclasses.replace(decoding, ragged_bytes=untransformed.select(decoding.ragged).nbytes / good)
-    made, _ = OpenDecoding(dataclasses.replace(decoding, mask_bad_rows=True)).apply(probe, 0)
+    made, _ = OpenDecoding(dataclasses.replace(decoding, mask_bad_rows=True, frames=())).apply(probe, 0)
     made = made.drop_columns([VALID])
     return (decoding if decoding.transform is None else dataclasses.replace(decoding, blank=blank_row(made))), made
 
@@ -491,8 +498,8 @@ def _check_columns(
             raise ConfigError(f"decode names {name!r}: it must be one of columns={names}.")
         if not is_bytes(fields[name]):
             raise DatasetError(
-                f"column {name!r} is {fields[name].type}, not binary, so it holds no {decoder.content}; nothing was started. "
-                "Decode a binary column, or leave decode= out."
+                f"column {name!r} is {fields[name].type}, not binary, so it holds no {decoder.content}; nothing was "
+                "started. Decode a binary column, or leave decode= out."
             )
         if is_on_device(decoder) and name in in_helpers:
             raise ConfigError(
@@ -563,5 +570,4 @@ def _open_derived(
         makers={each.column: each.open(storage_options) for each in derived if isinstance(each, Made)},
         drops=tuple(name for name in names if name not in given | for_videos),
         video_drops=tuple(name for name in names if name in for_videos - given),
-        masks=bool(asked.marks),
     )

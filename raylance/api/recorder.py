@@ -318,7 +318,7 @@ class Recorder:
             "peers": self.context.peers,
             "rows": self.cursor.delivery_spec.rows,
             "row_bytes": float(source.likely_row_bytes),
-            "decodes": decoding.names if decoding else [],
+            "decodes": [each.output_name for each in decoding.made] if decoding else [],
             "videos": [each.column for _, each in source.derived if isinstance(each, Video)],
             "draft": [getattr(each, "draft", True) for each in images],
             "order": self.cursor.delivery_spec.order.name,

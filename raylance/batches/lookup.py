@@ -7,7 +7,9 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, VALID, dataset_names, split_offsets
+from raylance.decode.block_decoding import BlockDecoding
 from raylance.decode.open_decoding import OpenDecoding
+from raylance.decode.sample_reading import read_samples
 from raylance.errors import BadRowError, DatasetError
 from raylance.memory.arrow import take_rows
 from raylance.orders.permutation import Int64Array
@@ -17,7 +19,6 @@ from raylance.source.limits import within
 from raylance.source.mixed_rows import MixedRows
 from raylance.source.reader import OpenedRows, Reader
 from raylance.source.rows import RowSource, TableRows
-from raylance.source.sampling import read_samples
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,10 @@ class Lookup:
 
     def __init__(self, read_spec: ReadSpec) -> None:
         self._read_spec = read_spec
-        self._decoding = OpenDecoding(read_spec.decoding) if read_spec.decoding else None
+        decoding = read_spec.decoding
+        of_samples, of_frames = (decoding.of_samples, decoding.of_frames) if decoding else (None, None)
+        self._decoding = OpenDecoding(of_samples) if of_samples else None
+        self._blocks = BlockDecoding(of_frames) if of_frames else None
         self._opened: OpenedRows | None = None
         self.bad_rows: tuple[tuple[int, str, str], ...] = ()  # the last read's: offset, column, reason
 
@@ -80,7 +84,11 @@ class Lookup:
         try:
             source.check_asked(stored)
             self._opened = self._opened or source.open_reader()
-            found = read_samples(self._opened.of_epoch(epoch), source.load_samples(), stored, source.costly)
+            reader = self._opened.of_epoch(epoch)
+            found, receipt = read_samples(reader, source.load_samples(), stored, self._blocks)
+        except BadRowError as error:
+            name_file(error, source)
+            raise
         except (IndexError, OverflowError, DatasetError) as error:
             raise DatasetError(
                 f"{source.uri!r}, version {source.version}, cannot give these rows: {readable_text(error)}"
@@ -88,13 +96,15 @@ class Lookup:
         for begin in range(0, max(1, len(offsets)), part_rows):
             part = slice(begin, begin + part_rows)
             table = take_rows(found, places[part])
+            self.bad_rows = receipt.bad_rows
             yield self._decode(table, offsets[part], epoch, None if draws is None else draws[part])
 
     def _decode(self, table: pa.Table, offsets: Int64Array, epoch: int, draws: Int64Array | None) -> pa.Table:
         source = self._read_spec.source
         if source.completion is not None:
             table = source.completion(table)
-        valid = pa.array(np.ones(len(offsets), dtype=np.bool_))
+        is_known = VALID in table.column_names
+        valid = table[VALID] if is_known else pa.array(np.ones(len(offsets), dtype=np.bool_))
         if self._decoding is not None:
             drawn = table if draws is None else table.append_column(DRAW, pa.array(draws))
             try:
@@ -102,7 +112,7 @@ class Lookup:
             except BadRowError as error:
                 name_file(error, source)
                 raise
-            self.bad_rows = receipt.bad_rows
+            self.bad_rows += receipt.bad_rows
             valid = table[VALID]
         components, own = split_offsets(offsets)
         added = {COMPONENT: components, ROW_OFFSET: own, VALID: valid}

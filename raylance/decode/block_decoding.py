@@ -1,6 +1,6 @@
 """Decodes values that several samples share, so that each is decoded once for all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +11,7 @@ import pyarrow as pa
 from raylance.columns import ROW_OFFSET, UNNEEDED
 from raylance.decode.decoding import DecodeClock, DecodedRows, Decoding
 from raylance.decode.open_decoding import OpenDecoding, open_columns, open_here
+from raylance.decode.video_frames import FrameColumn
 from raylance.errors import HelperError
 from raylance.memory.arrow import with_nulls
 from raylance.observe import Receipt
@@ -24,22 +25,32 @@ class BlockDecoding:
     def __init__(self, decoding: Decoding) -> None:
         """Takes `Decoding.of_blocks`."""
         self._decoding, self._columns = decoding, open_columns(decoding.decoders)
+        self._frames = [FrameColumn(each) for each in decoding.frames]
+
+    @property
+    def names_by_column(self) -> Mapping[str, Sequence[str]]:
+        """See `Decoding.names_by_column`."""
+        return self._decoding.names_by_column
 
     def apply(
         self,
         block: pa.Table,
         executor: Executor | None = None,
         *,
+        low: int = 0,
+        high: int | None = None,
         own_memory: bool = False,
         given_up: str = "",
         known_bad: Mapping[int, str] = MappingProxyType({}),
     ) -> Decoded:
-        """Decodes stored rows, in the threads of `executor`, or in this one.
+        """Decodes stored rows [low, high) of a block, in the threads of `executor`, or in this one.
 
         Args:
             block: The rows: encoded columns, `_rowoffset`, and for some of the columns which rows no sample needs, see
                 `UNNEEDED`.
             executor: See above.
+            low: See above.
+            high: See above; None for all rows from `low` on.
             own_memory: If False, the next call overwrites the result, so copy it before (sending it through Ray copies
                 it).
             given_up: If it gives a reason, the rows count as bad and are not decoded, because an attempt to decode them
@@ -52,25 +63,37 @@ class BlockDecoding:
         Raises:
             BadRowError: If a row is bad, unless bad rows are masked.
             ConfigError: If a good row does not fit the settings.
+            MissingBytesError: If the block has less bytes of a video than its frames need.
         """
-        if executor is None and block.num_rows:
+        part = block.slice(low, None if high is None else high - low)
+        if executor is None and part.num_rows:
             open_here(self._columns)
         watch, made, done = DecodeClock(executor), dict[str, pa.Array](), list[DecodedRows]()
         for column in self._columns:
-            rows = DecodedRows(self._decoding, block, 0)
-            if given_up:
-                rows.give_up(given_up)
-            if (unneeded := f"{UNNEEDED}{column.column}") in block.column_names:
-                rows.skips_bad = True
-                rows.valid &= ~block[unneeded].to_numpy()
-            for row in np.flatnonzero(rows.valid & np.isin(block[ROW_OFFSET].to_numpy(), [*known_bad])).tolist():
-                rows.skips_bad = True
-                rows.add_bad(row, column.column, HelperError(known_bad[block[ROW_OFFSET][row].as_py()]))
+            rows = self._rows(part, column.column, given_up, known_bad)
             for name, values in column.decode(rows, executor, own_memory=own_memory).items():
                 made[name] = with_nulls(values, rows.valid)
             done.append(rows)
-        table = pa.table({name: made[name] for name in self._decoding.names})
+        for video in self._frames:
+            rows = self._rows(part, video.column, given_up, known_bad)
+            values = video.decode(rows, executor, block, known_bad)
+            made[video.column] = with_nulls(values, rows.valid)
+            done.append(rows)
+        table = pa.table({each.output_name: made[each.output_name] for each in self._decoding.made})
         return table, watch.receipt(done)
+
+    def _rows(self, part: pa.Table, column: str, given_up: str, known_bad: Mapping[int, str]) -> DecodedRows:
+        """Returns the rows of one column, of which those not to be decoded are not valid."""
+        rows = DecodedRows(self._decoding, part, 0)
+        if given_up:
+            rows.give_up(given_up)
+        if (unneeded := f"{UNNEEDED}{column}") in part.column_names:
+            rows.skips_bad = True
+            rows.valid &= ~part[unneeded].to_numpy()
+        for row in np.flatnonzero(rows.valid & np.isin(part[ROW_OFFSET].to_numpy(), [*known_bad])).tolist():
+            rows.skips_bad = True
+            rows.add_bad(row, column, HelperError(known_bad[part[ROW_OFFSET][row].as_py()]))
+        return rows
 
 
 class HelperDecoding:

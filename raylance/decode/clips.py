@@ -9,10 +9,9 @@ import numpy.typing as npt
 from raylance.arguments import check_flag, check_integer, check_name, check_probability, check_word
 from raylance.decode.crops import cut_frames, whole_size
 from raylance.decode.decoder import Decoder, Draws
+from raylance.decode.open_video import FrameError, OpenVideo, OtherSizeError, codec_name
 from raylance.errors import ConfigError
 from raylance.planning.state import OMIT_DEFAULT
-from raylance.source.video_file import FrameError, OpenVideo, OtherSizeError
-from raylance.source.videos import codec_name
 
 Start = Literal["first", "middle", "random"]
 Short = Literal["refuse", "repeat"]

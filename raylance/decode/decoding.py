@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import DRAW, FAILURE, ROW_OFFSET, TRANSFORM, dataset_of, describe_rows, split_offsets
+from raylance.columns import DRAW, ROW_OFFSET, TRANSFORM, dataset_of, describe_rows, split_offsets
 from raylance.decode.decoder import BatchDecoder, Decoder, Draws, RaggedDecoder, is_on_device, is_users
 from raylance.decode.transforms import Transform, describe_exception
 from raylance.errors import BadRowError, HelperError
@@ -19,6 +19,32 @@ from raylance.observe import Receipt, clock
 from raylance.orders.permutation import UInt64Array, derive_key, mix64, subkeys, uniform
 
 BadRows = list[tuple[int, str, str]]  # offset as `join_offsets` joins it, column, reason
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VideoFrames:
+    """A column of frames of videos, which blocks bring encoded; picklable.
+
+    Attributes:
+        column: Its name, encoded and decoded.
+        shape: Height, width and channels.
+        dtype: The dtype of a pixel.
+    """
+
+    column: str
+    shape: tuple[int, int, int]
+    dtype: "np.dtype[Any]"
+
+    @property
+    def output_name(self) -> str:
+        """The name, as a `Decoder` has it."""
+        return self.column
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """Arrow type of the decoded column."""
+        return pa.fixed_shape_tensor(pa.from_numpy_dtype(self.dtype), self.shape)
+
 
 _BAD_ROWS = 8  # maximum number of bad rows of one table that are named
 _REASON = 200  # maximum length of the reason of each, in characters
@@ -37,7 +63,7 @@ class Decoding:
     # One row of zeros with the schema that the transform returned at the opening, to which each of its results is cast.
     # It replaces rows on which the transform fails. None at the opening, and without a transform.
     blank: pa.Table | None = None
-    marks: tuple[str, ...] = ()  # columns that readers make, in which rows may be bad; see `raylance.columns.FAILURE`
+    frames: tuple[VideoFrames, ...] = ()  # columns of videos, which are always decoded by block
     windows: Mapping[str, int] = dataclasses.field(default_factory=dict)  # values of a sample, by column of decoders
     shares: bool = False  # whether samples that are loaded together have rows in common, see `of_blocks`
     datasets: tuple[str, ...] = ()  # name of the dataset for errors; in a mixture, by component
@@ -45,14 +71,18 @@ class Decoding:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns that decoders read, and of those that say which rows are bad."""
-        failures = [f"{FAILURE}{name}" for name in self.marks]
-        return list(dict.fromkeys([*(decoder.column for decoder in self.decoders), *failures]))
+        """Names of the columns that decoders read."""
+        return list(dict.fromkeys(decoder.column for decoder in self.decoders))
 
     @property
     def names(self) -> list[str]:
         """Names of the decoded columns."""
         return [decoder.output_name for decoder in self.decoders]
+
+    @property
+    def made(self) -> "tuple[Decoder | VideoFrames, ...]":
+        """What makes columns: decoders and videos."""
+        return (*self.decoders, *self.frames)
 
     @property
     def channels_last(self) -> dict[str, int]:
@@ -67,14 +97,14 @@ class Decoding:
     def in_helpers(self) -> "Decoding | None":
         """The decoders that decode actors run, and the transform; None if there are neither."""
         decoders = tuple(decoder for decoder in self.decoders if not is_on_device(decoder))
-        is_needed = decoders or self.marks or self.transform is not None
+        is_needed = decoders or self.frames or self.transform is not None
         return dataclasses.replace(self, decoders=decoders) if is_needed else None
 
     @property
     def of_blocks(self) -> "Decoding | None":
-        """The decoders of columns whose values several samples share, so that each value is decoded once for a chunk of
-        samples; None if there are none. They read columns of several rows a sample, a value at a time, and none is
-        random, which would differ between samples.
+        """The videos, and the decoders of columns whose values several samples share, so that each value is decoded
+        once for a chunk of samples; None if there are none. These decoders read columns of several rows a sample, a
+        value at a time, and none is random, which would differ between samples.
         """
         followed = {decoder.like for decoder in self.decoders}
         alone = [
@@ -86,17 +116,24 @@ class Decoding:
             or isinstance(decoder, RaggedDecoder | BatchDecoder)
             or np.dtype(decoder.dtype) == np.bool_  # Arrow packs them to bits, and samples are copied by bytes
         ]
-        shared = self.windows.keys() - alone if self.shares else ()
+        videos = [each.column for each in self.frames]
+        shared = self.windows.keys() - alone - {*videos} if self.shares else ()
         decoders = tuple(decoder for decoder in self.decoders if decoder.column in shared)
-        if not decoders:
+        if not decoders and not videos:
             return None
-        return dataclasses.replace(self, decoders=decoders, transform=None, blank=None, marks=(), ragged_bytes=0.0)
+        return dataclasses.replace(self, decoders=decoders, transform=None, blank=None, ragged_bytes=0.0)
+
+    @property
+    def of_frames(self) -> "Decoding | None":
+        """The videos alone; None if there are none."""
+        alone = dataclasses.replace(self, decoders=(), transform=None, blank=None, ragged_bytes=0.0)
+        return alone if self.frames else None
 
     @property
     def names_by_column(self) -> dict[str, list[str]]:
         """Names of the decoded columns, by the encoded column of which they are made."""
-        columns = dict.fromkeys(decoder.column for decoder in self.decoders)
-        return {name: [each.output_name for each in self.decoders if each.column == name] for name in columns}
+        columns = dict.fromkeys(each.column for each in self.made)
+        return {name: [each.output_name for each in self.made if each.column == name] for name in columns}
 
     @property
     def of_items(self) -> "Decoding | None":
@@ -104,15 +141,22 @@ class Decoding:
         whole, shared = self.in_helpers, self.of_blocks
         if whole is None or shared is None:
             return whole
-        return dataclasses.replace(
-            whole, decoders=tuple(decoder for decoder in whole.decoders if decoder not in shared.decoders)
-        ).in_helpers
+        others = tuple(decoder for decoder in whole.decoders if decoder not in shared.decoders)
+        return dataclasses.replace(whole, decoders=others, frames=()).in_helpers
+
+    @property
+    def of_samples(self) -> "Decoding | None":
+        """All decoders, those of the device included, and the transform, without the videos; None if there are none."""
+        alone = dataclasses.replace(self, frames=())
+        return alone if alone.decoders or alone.transform is not None else None
 
     @property
     def on_device(self) -> "Decoding | None":
         """The decoders that run on the trainer's device; None if there are none."""
         decoders = tuple(decoder for decoder in self.decoders if is_on_device(decoder))
-        return dataclasses.replace(self, decoders=decoders, transform=None, blank=None, marks=()) if decoders else None
+        if not decoders:
+            return None
+        return dataclasses.replace(self, decoders=decoders, transform=None, blank=None, frames=())
 
     @property
     def ragged(self) -> list[str]:
@@ -122,19 +166,19 @@ class Decoding:
     @property
     def value_bytes(self) -> dict[str, int]:
         """Bytes of one value of each decoded column, 0 for ragged ones."""
-        sizes = {each.output_name: math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in self.decoders}
+        sizes = {each.output_name: math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in self.made}
         return sizes | dict.fromkeys(self.ragged, 0)
 
     @property
     def row_bytes(self) -> float:
-        """Mean bytes of the decoded columns of one row."""
+        """Mean bytes of the decoded columns of one row, without videos."""
         sizes = self.value_bytes
         made = (sizes[each.output_name] * self.windows.get(each.column, 1) for each in self.decoders)
         return sum(made) + self.ragged_bytes
 
     def delivered(self, columns: Sequence[str]) -> list[str]:
         """Returns the names of `columns` after decoding, in order; decoded columns replace their encoded column."""
-        made: dict[str, list[str]] = {name: [] for name in self.columns} | self.names_by_column
+        made = self.names_by_column
         return [name for column in columns for name in made.get(column, [column])]
 
 
@@ -197,20 +241,13 @@ class DecodedRows:
         """Names some of the rows in an error text."""
         return describe_rows(self.table[ROW_OFFSET].to_numpy()[rows], self._decoding.datasets)
 
-    def add_failures(self) -> None:
-        """Notes the rows that are bad in columns that readers make. Raises BadRowError if bad rows are not masked."""
-        for name in self._decoding.marks:
-            found = self.table[f"{FAILURE}{name}"]
-            for row in np.flatnonzero(found.is_valid().to_numpy()).tolist() if found.null_count < len(found) else ():
-                self.add_bad(row, name, ValueError(found[row].as_py()))
-
     def give_up(self, why: str) -> None:
         """Marks all rows as bad, so that no decoder tries them; in the notes by the first column, as none is known to
         fail. Raises BadRowError if bad rows are not masked.
         """
         self.skips_bad = True
         for row in range(self.table.num_rows):
-            self.add_bad(row, next(iter(self._decoding.columns), TRANSFORM), HelperError(why))
+            self.add_bad(row, next(iter(self._decoding.names_by_column), TRANSFORM), HelperError(why))
 
     def add_bad(self, row: int, column: str, error: Exception) -> None:
         """Notes that a row is bad. Raises BadRowError if bad rows are not masked."""

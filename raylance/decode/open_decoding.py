@@ -60,7 +60,6 @@ class OpenDecoding:
         rows = DecodedRows(self._decoding, table, epoch)
         if is_valid is not None:
             rows.valid &= is_valid
-        rows.add_failures()
         if given_up:
             rows.give_up(given_up)
         made = self._decode(rows, executor, own_memory=own_memory)

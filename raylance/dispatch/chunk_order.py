@@ -79,6 +79,7 @@ class Loading:
         calls: Unanswered loads, each with the number of its first row, and the bytes that it may add.
         paced: Rows and bytes from which `pace` follows.
         blocks: What is loaded and has to be decoded by block, until that is done.
+        margin: That of the last load.
     """
 
     pace: Pace
@@ -90,6 +91,7 @@ class Loading:
     calls: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)
     paced: tuple[int, int] = (0, 0)
     blocks: list[Block] = dataclasses.field(default_factory=list)
+    margin: int = 0
 
     @property
     def is_whole(self) -> bool:

@@ -18,6 +18,7 @@ _HELD = 2  # chunks of a reader: the one in use and the next one
 # If decoders need the cores, the next chunk is loaded in step with the use of the chunk before it, so that loading does
 # not take the cores just when a chunk ends: this share at once, and the rest at a multiple of the speed of its use.
 _FIRST_SHARE, _FASTER = 0.125, 2.0
+_MARGINS = 0, 16, 1024, 1 << 40  # see `Load`; with the last one, files are read whole
 
 
 class ChunkTable:
@@ -53,6 +54,7 @@ class ChunkTable:
         self._used: list[HeldChunk] = []  # no item will be gathered from them; calls that are not done need them
         self._commands: list[Output] = []  # that were not taken
         self._drops: list[Drop] = []  # the same; a load takes them along, because each call through Ray costs time
+        self._margin = 0  # of loads, once decoders have lacked bytes
 
     def take_commands(self) -> list[Output]:
         """Returns the commands that follow from the calls so far."""
@@ -163,11 +165,13 @@ class ChunkTable:
         call, first = send(reader), loading.asked_rows
         loading.calls[call] = first, (rows * loading.pace.row_bytes if self._account.is_even else allowed)
         loading.asked_rows += rows
+        loading.margin = self._margin
         self._by_call[call] = held
         _, dp_rank = self._order.planned
         drops = tuple(drop.number for drop in self._drops if drop.helper == reader)
         self._drops = [drop for drop in self._drops if drop.helper != reader]
-        self._commands.append(Load(call, reader, held.number, dp_rank, held.chunk, first, rows, int(allowed), drops))
+        where = call, reader, held.number, dp_rank
+        self._commands.append(Load(*where, held.chunk, first, rows, int(allowed), drops, self._margin))
 
     # Answers.
 
@@ -272,8 +276,16 @@ class ChunkTable:
         self._settle(block.held)
 
     def block_failed(self, block: Block, error: BaseException) -> None:
-        """Records that a row of a block is bad, or the decoder is wrong: see `failed`."""
-        self._rows_failed(block.held, error)
+        """Records that a row of a block is bad, or the decoder is wrong: see `failed`. If the decoder has lacked bytes,
+        the chunk is loaded again, and what is loaded from now on, too, with more.
+        """
+        held = block.held
+        if getattr(error, "needs_bytes", False) and held.loading.margin < _MARGINS[-1]:
+            self._margin = max(self._margin, next(each for each in _MARGINS if each > held.loading.margin))
+            self._order.replace(held)
+            self._release(held)
+        else:
+            self._rows_failed(held, error)
 
     def block_lost(self, block: Block, fault: Fault, now: float) -> None:
         """Records that what was loaded of a block, or decoded, is gone: its chunk is loaded again, after a pause."""

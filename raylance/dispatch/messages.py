@@ -57,7 +57,8 @@ class Load:
     `allowed_bytes`. Answered by `Loaded`.
 
     Each loaded chunk has a `number` of its own. Two loads of one reader may be done at the same time; they begin in
-    order. First of all, the reader frees the memory of the chunks `drops`, as by `Drop`.
+    order. First of all, the reader frees the memory of the chunks `drops`, as by `Drop`. With a `margin`, it reads more
+    of video files than their indices say, see `RowReader.widened`.
     """
 
     call: int
@@ -69,6 +70,7 @@ class Load:
     rows: int
     allowed_bytes: int
     drops: tuple[int, ...] = ()
+    margin: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

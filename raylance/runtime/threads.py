@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from raylance.decode.block_decoding import HelperDecoding
+from raylance.decode.block_rows import Block, BlockRows
 from raylance.dispatch.messages import (
     Alive,
     Decode,
@@ -35,7 +36,7 @@ from raylance.read_spec import ReadSpec
 from raylance.runtime.runtime import Arrived, Runtime
 from raylance.settings import MAX_AUTO_DECODERS, Options
 from raylance.source.limits import Calls
-from raylance.work.blocks import Block, BlockColumns, BlockRows
+from raylance.work.blocks import BlockColumns
 from raylance.work.read_work import ReadWork
 
 
@@ -136,8 +137,8 @@ class ThreadRuntime(Runtime):
             return items if blocks is None else blocks.rows(columns).fill_in(items, reader.work.lend)
 
         def gather() -> tuple[tuple[pa.Table, ...], Receipt]:
-            found: tuple[tuple[pa.Table, ...], Receipt] = reader.work.gather(planned, command, fill_in)
-            return found
+            (plain, *others), receipt = reader.work.gather(planned, command, fill_in)
+            return (fill_in(plain), *others), receipt
 
         self._submit(command, gather)
 
@@ -161,9 +162,14 @@ class ThreadRuntime(Runtime):
         def decode() -> Event:
             receipt = Receipt()
             if held.get(number) is blocks:  # else the chunk was dropped
-                part = encoded.slice(command.low, command.high - command.low)
-                how = {"given_up": command.given_up, "known_bad": dict(command.known_bad)}
-                table, receipt = helper.work.decode_block(part, own_memory=True, **how)
+                table, receipt = helper.work.decode_block(
+                    encoded,
+                    low=command.low,
+                    high=command.high,
+                    own_memory=True,
+                    given_up=command.given_up,
+                    known_bad=dict(command.known_bad),
+                )
                 blocks.tables[command.first + command.low] = table
             return Done(command.call, receipt)
 

@@ -32,12 +32,12 @@ from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.source.derived import Derived, LookedUp, Made
+from raylance.source.encoded_frames import Levels
 from raylance.source.episodes import time_rounding
 from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, readable_text
 from raylance.source.retrying import patiently
 from raylance.source.storage_options import StorageOptions, current, open_dataset
 from raylance.source.version import Source, Version, pin
-from raylance.source.video_file import Levels
 from raylance.source.videos import FrameFinder, NamedFrames, Video, without
 
 FRAMES, VIDEOS = "frames.lance", "videos.lance"

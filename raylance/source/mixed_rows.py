@@ -109,13 +109,8 @@ class _MixReader(RowReader):
         table = pa.concat_tables(tables, promote_options="permissive")
         add(table.set_column(table.column_names.index(ROW_OFFSET), ROW_OFFSET, pa.array(offsets)))
 
-    def skipping(self, unneeded: Mapping[str, Int64Array]) -> "_MixReader":
-        of_each: list[dict[str, Int64Array]] = [{} for _ in self.readers]
-        for name, offsets in unneeded.items():
-            which, own = split_offsets(offsets)
-            for index in np.unique(which).tolist():
-                of_each[index][name] = own[which == index]
-        return _MixReader(tuple(reader.skipping(mine) for reader, mine in zip(self.readers, of_each, strict=True)))
+    def widened(self, margin: int) -> "_MixReader":
+        return _MixReader(tuple(reader.widened(margin) for reader in self.readers))
 
     def close(self) -> None:
         for reader in self.readers:
@@ -132,8 +127,8 @@ class _Completing(RowReader):
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Wanted = always) -> None:
         self.reader.read_into(offsets, lambda table: add(self.completion(table)), is_wanted)
 
-    def skipping(self, unneeded: Mapping[str, Int64Array]) -> "_Completing":
-        return dataclasses.replace(self, reader=self.reader.skipping(unneeded))
+    def widened(self, margin: int) -> "_Completing":
+        return dataclasses.replace(self, reader=self.reader.widened(margin))
 
     def close(self) -> None:
         self.reader.close()
@@ -153,11 +148,6 @@ class MixedRows(RowSource):
     def run_rows(self) -> int:
         """See `RowSource.run_rows`."""
         return max(part.run_rows for part in self.parts)
-
-    @property
-    def costly(self) -> tuple[str, ...]:
-        """See `RowSource.costly`."""
-        return tuple(dict.fromkeys(name for part in self.parts for name in part.costly))
 
     @property
     def derived(self) -> tuple[tuple[str, Derived], ...]:

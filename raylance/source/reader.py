@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeVar
 
 import lance
@@ -116,9 +116,9 @@ class RowReader(abc.ABC):
 
         self.read_into(offsets, keep, is_wanted)
 
-    def skipping(self, unneeded: Mapping[str, Int64Array]) -> "RowReader":
-        """Returns a reader that need not make some columns, see `RowSource.costly`, for the rows with these offsets,
-        ascending, by name of the column. The values there may be any.
+    def widened(self, margin: int) -> "RowReader":
+        """Returns a reader that gives more bytes of video files than their indices say: from `margin` keyframes before,
+        to as many frames after; of a file with fewer frames, all bytes.
         """
         return self
 

@@ -18,7 +18,7 @@ from raylance.source.reader import OpenedRows, Reader, ReadMode
 from raylance.source.retrying import OPENING_S
 from raylance.source.selection import Selection
 from raylance.source.version import Source
-from raylance.source.video_reader import add_columns
+from raylance.source.video_rows import add_columns
 from raylance.source.videos import NOTHING_ADDED, AddedColumns
 
 # A run of samples that share decoded values is this multiple of a sample's stored rows: then the values beside the run,
@@ -76,11 +76,6 @@ class RowSource(abc.ABC):
     def run_rows(self) -> int:
         """Number of rows that cost less if they are read one after the other; see `Facts`."""
         return 1
-
-    @property
-    def costly(self) -> tuple[str, ...]:
-        """Names of columns that readers make at a cost, so that they should make no value that nobody needs."""
-        return ()
 
     @property
     def derived(self) -> tuple[tuple[str, Derived], ...]:
@@ -142,11 +137,6 @@ class TableRows(RowSource):
         """See `RowSource.run_rows`."""
         runs = [each.run_rows for each in self.added.videos]
         return max(1, _RUN_SAMPLES * self.shared_rows, *runs)
-
-    @property
-    def costly(self) -> tuple[str, ...]:
-        """See `RowSource.costly`."""
-        return tuple(each.setting.column for each in self.added.videos)
 
     @property
     def derived(self) -> tuple[tuple[str, Derived], ...]:

@@ -5,26 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import FAILURE
 from raylance.memory.arrow import one_array, take_rows
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.samples.table import IS_PAD, Located, SampleTable, unneeded_rows
-from raylance.source.reader import RowReader
-
-
-def read_samples(
-    reader: RowReader, samples: SampleTable | None, anchors: Int64Array, costly: Sequence[str] = ()
-) -> pa.Table:
-    """Reads samples by the row offsets of their anchors, strictly ascending; see `RowReader.read_into`. With None, each
-    sample is its anchor. For `costly`, see `RowSource`.
-    """
-    if samples is None:
-        return reader.read(anchors)
-    stored = samples.stored(anchors)
-    located = samples.locate(stored, anchors)
-    unneeded = {name: stored[rows] for name, rows in unneeded_rows(samples, stored, located, costly).items()}
-    return gather_samples(reader.skipping(unneeded).read(stored), stored, located, samples)
+from raylance.samples.table import IS_PAD, Located, SampleTable
 
 
 def gather_samples(
@@ -43,36 +27,27 @@ def gather_samples(
         located: The anchors of the samples among these rows.
         samples: Of which rows samples are made.
         lend: Gives the memory of large values.
-        by_index: Columns of several rows that are not in `table`.
+        by_index: Columns that are not in `table`.
 
     Returns:
-        The columns of `table`; those of several rows as lists of one length. Those in `by_index` have lists of the
-        indices of their rows, int64. Then, for each of these, a column that says which of its rows are padding, if the
-        table of samples tells.
+        The columns of `table`; those of several rows as lists of one length. Those in `by_index` have the index of
+        their row, or lists of the indices of their rows, int64. Then, for each of several rows, a column that says
+        which of its rows are padding, if the table of samples tells.
     """
     found, names = samples.find(stored, located), table.column_names
-    windows = {name: at for name in names if (at := found.windows.get(name.removeprefix(FAILURE))) is not None}
+    windows = {name: found.windows[name] for name in names if name in found.windows}
     single = [name for name in names if name not in windows]
     columns = dict(zip(single, take_rows(table.select(single), located.at, lend).columns, strict=True))
     for name, indices in windows.items():
-        if name.startswith(FAILURE):
-            columns[name] = _first_of_each(table[name], indices)
-            continue
         values = one_array(take_rows(table.select([name]), indices.ravel(), lend).column(0))
         columns[name] = pa.FixedSizeListArray.from_arrays(values, indices.shape[1])
-    named = {name: found.windows[name] for name in by_index}
-    numbers = {name: pa.FixedSizeListArray.from_arrays(at.ravel(), at.shape[1]) for name, at in named.items()}
+    named = {name: found.windows.get(name, located.at) for name in by_index}
+    numbers = {
+        name: pa.array(at) if at.ndim == 1 else pa.FixedSizeListArray.from_arrays(at.ravel(), at.shape[1])
+        for name, at in named.items()
+    }
     pads = {f"{name}{IS_PAD}": _flags(found.pads[name]) for name in (*names, *by_index) if name in found.pads}
     return pa.table({name: columns[name] for name in names} | numbers | pads)
-
-
-def _first_of_each(reasons: pa.ChunkedArray, indices: Int64Array) -> pa.Array:
-    """Returns the first text of each row of indices, shape (n, k); null if there is none."""
-    if reasons.null_count == len(reasons):
-        return pa.nulls(len(indices), pa.string())
-    is_bad = reasons.is_valid().to_numpy()[indices]
-    first = indices[np.arange(len(indices)), is_bad.argmax(axis=1)]
-    return reasons.take(pa.array(first)).combine_chunks()
 
 
 def _flags(values: BoolArray) -> pa.Array:

@@ -9,17 +9,13 @@ import lance
 import numpy as np
 
 from raylance.arguments import listed
-from raylance.memory.lending import Bytes
+from raylance.source.encoded_frames import FramePlaces, MissingBytesError, Opener, Ranges, Span, join_spans
 from raylance.source.reads import Reads
 from raylance.source.retrying import Wanted, always
-from raylance.source.video_file import MissingBytesError, OpenVideo, Span, VideoIndex, join_spans
 
 _HEAD_BYTES, _TAIL_BYTES = 64 << 10, 256 << 10  # one of them has the index of most files
-_MORE_BYTES = 256 << 10  # that are read if bytes are missing
 _INDEX_BYTES = 8 << 20  # that are read to open a file if they are all that follow: an index at the end, mostly
 _KEPT_BYTES = 32 << 20  # of the index and the begin of files that no load needs now
-
-Ranges = dict[int, Bytes]  # by their first byte
 
 
 @dataclasses.dataclass(slots=True)
@@ -29,46 +25,38 @@ class VideoFile:
     Attributes:
         size: Its bytes.
         head: The bytes that are needed to open it, and what is read with them.
-        index: Where its frames are, once it could be opened.
+        places: Where its frames are, once it could be opened.
         failure: Why it cannot be opened.
     """
 
     size: int
     head: Ranges = dataclasses.field(default_factory=dict)
-    index: VideoIndex | None = None
+    places: FramePlaces | None = None
     failure: Exception | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory."""
-        index = 0 if self.index is None else self.index.nbytes
-        return index + sum(len(data) for data in self.head.values())
+        places = 0 if self.places is None else self.places.nbytes
+        return places + sum(len(data) for data in self.head.values())
 
     def has(self, span: Span) -> bool:
         """Whether bytes are among those that were read to open the file."""
         return any(begin <= span[0] and span[1] <= begin + len(data) for begin, data in self.head.items())
 
-    def open(self) -> OpenVideo:
-        """Opens it with what was read; see `OpenVideo`. Raises what was raised when it was first opened."""
-        if self.failure is not None:
-            raise self.failure
-        return OpenVideo(self.size, self.head, self.index)
-
     def span_from(self, offset: int) -> Span:
-        """Returns the bytes to read if those from `offset` on are missing."""
-        if self.index is None:
-            known, left = sum(len(data) for data in self.head.values()), self.size - offset
-            # All that is left may be the index; else, each time as many as all before: it may be large.
-            return offset, offset + (left if left <= _INDEX_BYTES else min(left, known))
-        return offset, min(self.size, offset + _MORE_BYTES)
+        """Returns the bytes to read to open the file, if those from `offset` on are missing."""
+        known, left = sum(len(data) for data in self.head.values()), self.size - offset
+        # All that is left may be the index; else, each time as many as all before: it may be large.
+        return offset, offset + (left if left <= _INDEX_BYTES else min(left, known))
 
 
 class VideoFiles:
     """The files in one column of blobs. Several threads may use one object at once."""
 
-    def __init__(self, reads: Reads, blob: str) -> None:
-        """Takes the calls into the dataset, and the column."""
-        self.reads, self._blob = reads, blob
+    def __init__(self, reads: Reads, blob: str, opener: Opener) -> None:
+        """Takes the calls into the dataset, the column, and what finds the frames of a file."""
+        self.reads, self._blob, self._opener = reads, blob, opener
         self._known: OrderedDict[int, VideoFile] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -84,13 +72,13 @@ class VideoFiles:
             self._call(new, lambda dataset: found.update(self._find(dataset, new)), is_wanted)
         opening = {row: found[row] for row in new if row in found and found[row].failure is None}
         while opening:
-            spans = {row: [each] for row, file in opening.items() if (each := _try_opening(file)) is not None}
+            spans = {row: [each] for row, file in opening.items() if (each := self._try_opening(file)) is not None}
             for row, ranges in self.read(spans, is_wanted).items():
                 found[row].head.update(ranges)
             opening = {row: found[row] for row in spans} if is_wanted() else {}
         with self._lock:
             for row, file in found.items():
-                if file.index is not None or file.failure is not None:  # else nobody waited for it any more
+                if file.places is not None or file.failure is not None:  # else nobody waited for it any more
                     self._known[row] = file
                     self._known.move_to_end(row)
             while len(self._known) > len(found) and sum(file.nbytes for file in self._known.values()) > _KEPT_BYTES:
@@ -108,24 +96,6 @@ class VideoFiles:
         if asked:
             self._call(list(spans), lambda dataset: self._read(dataset, asked, found), is_wanted)
         return found
-
-    def shown_size(self, row: int) -> tuple[int, int]:
-        """Returns height and width of a video as its first frame is shown.
-
-        Raises:
-            DatasetError: If the storage fails for too long.
-            Exception: If the video cannot be opened, or the frame not be decoded.
-        """
-        file = self.find([row])[row]
-        spans: list[Span] = []
-        while True:
-            video = file.open()
-            try:
-                return video.shown_size(file.head | self.read({row: spans})[row])
-            except MissingBytesError as error:
-                spans.append(file.span_from(error.offset))
-            finally:
-                video.close()
 
     def _read(self, dataset: lance.LanceDataset, asked: list[tuple[int, int, int]], found: dict[int, Ranges]) -> None:
         read = dataset.read_blob_ranges(self._blob, asked, selector="indices", preserve_order=True)
@@ -158,18 +128,14 @@ class VideoFiles:
 
         self.reads.run(iter([0]), make, lambda _: True, lambda _: f"videos {listed([*map(str, rows)])}", is_wanted)
 
-
-def _try_opening(file: VideoFile) -> Span | None:
-    """Opens a file for its index; returns the bytes that are missing for that."""
-    try:
-        video = file.open()
-    except MissingBytesError as error:
-        return file.span_from(error.offset)
-    except MemoryError:
-        raise
-    except Exception as error:  # PyAV may raise any error for a file that is not a video
-        file.failure = error
+    def _try_opening(self, file: VideoFile) -> Span | None:
+        """Opens a file for its index; returns the bytes that are missing for that."""
+        try:
+            file.places = self._opener(file.size, file.head)
+        except MissingBytesError as error:
+            return file.span_from(error.offset)
+        except MemoryError:
+            raise
+        except Exception as error:  # an opener may raise any error for a file that is not a video
+            file.failure = error
         return None
-    file.index = video.index
-    video.close()
-    return None

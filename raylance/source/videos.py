@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -15,14 +14,9 @@ from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.source.derived import Derived, LookedUp, Maker
-from raylance.source.fields import find_field, is_blob
-from raylance.source.lance_errors import failure_of, readable_text
-from raylance.source.reads import Reads
-from raylance.source.retrying import OPENING_S
+from raylance.source.encoded_frames import Levels, Opener
 from raylance.source.storage_options import StorageOptions
-from raylance.source.version import Source, Version, check_version, pin
-from raylance.source.video_file import Levels
-from raylance.source.video_files import VideoFiles
+from raylance.source.version import Source, Version, check_version
 
 NO_VIDEO = int(np.iinfo(np.int64).min)
 """Stands in place of the row of a video for rows that name no frame."""
@@ -181,11 +175,13 @@ class VideoColumn:
         keyframe_distance: Number of frames from one keyframe to the next, in one of the videos.
         levels: See `Video`.
         resizes: Whether frames of another size are resized; else they are an error.
+        opener: Finds the frames of a file.
     """
 
     setting: Video
     source: Source
     finder: Shared[FrameFinder]
+    opener: Opener
     keyframe_distance: int = 1
     levels: Levels | None = dataclasses.field(default=None, compare=False)
     resizes: bool = True
@@ -224,8 +220,6 @@ class AddedColumns:
         makers: What makes the others, by name.
         drops: Stored columns that batches do not have, and that only the columns in `makers` need.
         video_drops: Stored columns that batches do not have, and that the columns in `videos` need.
-        masks: Whether a row whose frame cannot be decoded has zeros, and the reason in the column `FAILURE` names;
-            else it is an error.
     """
 
     settings: tuple[Derived, ...] = ()
@@ -233,12 +227,6 @@ class AddedColumns:
     makers: Mapping[str, Maker] = dataclasses.field(default_factory=dict)
     drops: tuple[str, ...] = ()
     video_drops: tuple[str, ...] = ()
-    masks: bool = False
-
-    @property
-    def frame_bytes(self) -> int:
-        """Bytes of the frames of a row."""
-        return sum(math.prod(each.shape) * each.dtype.itemsize for each in self.videos)
 
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> "AddedColumns":
         """See `RowSource.map_shared`."""
@@ -251,59 +239,3 @@ class AddedColumns:
 
 
 NOTHING_ADDED = AddedColumns()
-
-
-def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoColumn:
-    """Pins the dataset of a `Video`, and finds the size of its frames.
-
-    Raises:
-        ConfigError: If PyAV is not installed.
-        DatasetError: If the dataset or its column of videos is missing, or its first video cannot be opened.
-    """
-    try:
-        import av  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"Video({setting.column!r}): PyAV is not installed, which decodes videos ({error}). Nothing was started. "
-            "Install it here and wherever rows are read: pip install raylance[video]."
-        ) from error
-    finder = setting.find_frames(storage_options)
-    source = pin(setting.videos, setting.version, storage_options)
-    opened = source.open()
-    field = find_field(opened.schema, setting.blob)
-    if field is None or not is_blob(field):
-        raise DatasetError(
-            f"Video({setting.column!r}): {source.uri!r}, version {source.version}, has no column {setting.blob!r} of "
-            f"blobs; nothing was started. Its columns are {', '.join(opened.schema.names)}. Name the one that has the "
-            "files, blob=…"
-        )
-    size, distance, first = setting.size, 1, finder.get().first_video
-    try:
-        reads = Reads(source, at_once=1, retry_s=OPENING_S, missing=False, dataset=opened)
-        files = VideoFiles(reads, setting.blob)
-        video = files.find([first])[first].open()
-        distance = video.index.keyframe_distance
-        video.close()
-        size = size or files.shown_size(first)
-    except Exception as error:
-        if size is None:
-            raise DatasetError(
-                f"Video({setting.column!r}): video {first} of {source.uri!r} cannot be opened "
-                f"({readable_text(error)}), so the size of frames is not known; nothing was started. Mend it; or, if "
-                "other videos are good, give size=."
-            ) from (error if failure_of(error) else None)
-    return VideoColumn(
-        dataclasses.replace(setting, videos=source.uri, version=source.version, size=size),
-        source,
-        finder,
-        distance,
-        setting.levels,
-        resizes=setting.size is not None,
-    )
-
-
-def codec_name() -> str:
-    """Returns the name of the decoder of videos, with its versions, which decide about pixels."""
-    import av
-
-    return f"PyAV {av.__version__}, libavcodec {'.'.join(map(str, av.library_versions['libavcodec']))}"

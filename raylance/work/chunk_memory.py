@@ -3,12 +3,13 @@
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from raylance.columns import ROW_OFFSET
-from raylance.memory.arrow import own_memory, slice_runs, take_rows
+from raylance.memory.arrow import own_memory, slice_runs, take_rows, wanted_rows
 from raylance.memory.lending import Lend
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.table import Located, SampleTable, unneeded_rows
@@ -77,7 +78,7 @@ class ChunkMemory:
     @property
     def is_even(self) -> bool:
         """Whether all rows have one size; False before the first row."""
-        return self._memory.is_even
+        return self._memory.is_even and not self.by_block.decoded
 
     @property
     def capacity_bytes(self) -> int:
@@ -128,6 +129,13 @@ class ChunkMemory:
             return gather_samples(
                 self._memory.stored(), self._stored, located, self._samples, lend, self.by_block.names
             )
+        table = self._gather_rows(low, high, lend, own=own)
+        for name in self.by_block.names:
+            table = table.append_column(name, pa.array(self._places[low:high]))
+        return table
+
+    def _gather_rows(self, low: int, high: int, lend: Lend, *, own: bool) -> pa.Table:
+        """Returns samples that are rows, without the columns by block."""
         by_line, table = self._memory.by_line(low, high), self._memory.stored()
         if table.num_columns:
             table = self._take(table, self._places[low:high], lend, own or self._is_repeated)
@@ -147,7 +155,7 @@ class ChunkMemory:
 
     def size_of(self, table: pa.Table) -> int:
         """Returns the bytes of some samples, with the rows whose numbers they have."""
-        if self._samples is None:
+        if self._samples is None and not self.by_block.names:
             return self._memory.size_of(table)
         return int(table.nbytes) + int(table.num_rows) * self.by_block.sample_bytes
 
@@ -173,62 +181,63 @@ class ChunkLoad:
         """Whether the chunk was not dropped."""
         return not self._chunk.is_dropped
 
-    def prepare(self, number: int, table: pa.Table, places: Int64Array | None) -> tuple[int, Placed]:
+    def prepare(self, number: int, table: pa.Table, places: Int64Array | None) -> "_Prepared":
         """Copies rows to their lines, see `RowMemory.place`; `number` counts from the first row of the load."""
         with self._gate.enter() as is_open:
             if not is_open:
-                return 0, Placed(None, frozenset(), 0)  # nobody takes them
+                return _Prepared(Placed(None, frozenset(), 0), 0, None)  # nobody takes them
+            apart = None
+            if names := self._chunk.by_block.names:
+                table, places = wanted_rows(table, places), None
+                apart, table = table.select([*names, ROW_OFFSET]), table.drop_columns(names)
             placed = self._memory.place(self._first + number, table, places)
-            return self._size_of(table, places) if placed.table is None else self._size_of(placed.table), placed
+            nbytes = self._memory.size_of(table, places) if placed.table is None else self._memory.size_of(placed.table)
+            return _Prepared(placed, nbytes, apart)
 
-    def _size_of(self, table: pa.Table, places: Int64Array | None = None) -> int:
-        rows = table.num_rows if places is None else len(places)
-        return self._memory.size_of(table, places) + rows * self._made_bytes
-
-    def add(self, made: tuple[int, Placed]) -> bool:
+    def add(self, made: "_Prepared") -> bool:
         """Adds the next rows, as many as fit; returns whether more may come."""
-        nbytes, placed = made
-        self.read_bytes += nbytes - placed.rows * self._made_bytes
-        if nbytes > self._left:
-            nbytes, placed = self._fitting(nbytes, placed)
-        if placed.rows and placed.table is not None and (apart := self._chunk.by_block.names):
-            self.block.append(placed.table.select([*apart, ROW_OFFSET]))
-            placed = placed._replace(table=placed.table.drop_columns(apart))
-        if placed.rows:
+        placed, _, apart = made
+        rows = placed.rows
+        self.read_bytes += self._size_of(made, 0, rows) - rows * self._made_bytes
+        if (nbytes := self._size_of(made, 0, rows)) > self._left:
+            low = 0
+            while low < rows:  # the most rows that fit
+                middle = (low + rows + 1) // 2
+                low, rows = (middle, rows) if self._size_of(made, 0, middle) <= self._left else (low, middle - 1)
+            if rows < placed.rows:
+                self.needs_bytes = self._size_of(made, rows, rows + 1)
+            nbytes, table = self._size_of(made, 0, rows), placed.table
+            placed = placed._replace(rows=rows, table=None if table is None else table.slice(0, rows))
+        if rows and apart is not None:
+            self.block.append(apart.slice(0, rows))
+        if rows:
             self._chunk.add(self._first + self.added, placed, nbytes)
-        self.added += placed.rows
+        self.added += rows
         self._left -= nbytes
         return self.is_wanted() and not self.needs_bytes
 
-    def _fitting(self, nbytes: int, placed: Placed) -> tuple[int, Placed]:
-        """Returns the first rows that fit, with their bytes."""
-        table = placed.table
-        if table is None:  # all rows have one size
-            row_bytes = nbytes // placed.rows
-            rows = int(self._left // row_bytes)
-            self.needs_bytes = row_bytes
-            return rows * row_bytes, placed._replace(rows=rows)
-        rows = _fitting_rows(table, self._left, self._made_bytes)
-        if rows < placed.rows:
-            self.needs_bytes = self._size_of(table.slice(rows, 1))
-        table = table.slice(0, rows)
-        return self._size_of(table), placed._replace(table=table, rows=rows)
+    def _size_of(self, made: "_Prepared", low: int, high: int) -> int:
+        """Returns the bytes of rows [low, high) of those that were prepared together, as decoded."""
+        placed, nbytes, apart = made
+        rows, is_all = high - low, high - low == placed.rows
+        if placed.table is None:  # all rows have one size
+            nbytes = nbytes * rows // max(1, placed.rows)
+        elif not is_all:
+            nbytes = placed.table.slice(low, rows).nbytes
+        others = 0 if apart is None else (apart if is_all else apart.slice(low, rows)).nbytes
+        return nbytes + others + rows * self._made_bytes
 
     def end(self) -> None:
         """Lets no late read write to the memory any more."""
         self._gate.close()
 
 
-def _fitting_rows(table: pa.Table, nbytes: float, made_bytes: int) -> int:
-    """Returns how many of the first rows of a table, each with `made_bytes` more, have up to `nbytes` together."""
-    low, high = 0, table.num_rows
-    while low < high:
-        middle = (low + high + 1) // 2
-        if table.slice(0, middle).nbytes + middle * made_bytes <= nbytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+class _Prepared(NamedTuple):
+    """Rows that `ChunkLoad.prepare` has placed, with the bytes of those columns, and their columns by block, if any."""
+
+    placed: Placed
+    nbytes: int
+    apart: pa.Table | None
 
 
 class _Gate:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from raylance.columns import DRAW, ROW_OFFSET, UNNEEDED, split_offsets
 from raylance.decode.block_decoding import HelperDecoding
+from raylance.decode.sample_reading import read_samples
 from raylance.dispatch.messages import Gather, Load, Loaded
 from raylance.errors import DatasetError, HelperError
 from raylance.memory.lending import Bytes, Lender
@@ -21,7 +22,6 @@ from raylance.read_spec import ReadSpec
 from raylance.settings import Options
 from raylance.source.limits import Calls
 from raylance.source.reader import OpenedRows, RowReader
-from raylance.source.sampling import read_samples
 from raylance.work.blocks import BlockColumns
 from raylance.work.chunk_memory import ChunkLoad, ChunkMemory
 
@@ -85,10 +85,10 @@ class ReadWork:
         receipt, needs_bytes, added = Receipt(), 0, 0
         tables: tuple[pa.Table, ...] = (pa.table({}),) * self._by_block.tables
         if chunk is not None and load.first < chunk.stored_rows:  # a chunk may have fewer rows than were asked for
-            unneeded = chunk.unneeded(load.first, load.rows, [*self._source.costly, *self._by_block.decoded])
-            block = self._read(chunk, load, receipt, unneeded)
+            block = self._read(chunk, load, receipt)
             needs_bytes, added = block.needs_bytes, block.added
             if block.block:
+                unneeded = chunk.unneeded(load.first, load.rows, list(self._by_block.decoded))
                 tables = self._split(pa.concat_tables(block.block), unneeded)
             if needs_bytes and chunk.samples == 1 and chunk.nbytes + needs_bytes > self._limit:
                 anchor = self._selection.offsets(planned.of_chunk(load.chunk, load.dp_rank))
@@ -109,13 +109,12 @@ class ReadWork:
             tables.append(encoded)
         return tuple(tables)
 
-    def _read(self, chunk: ChunkMemory, load: Load, receipt: Receipt, unneeded: dict[str, Int64Array]) -> ChunkLoad:
-        """Reads stored rows of a chunk into its memory; `unneeded` are those that no sample needs, by column."""
+    def _read(self, chunk: ChunkMemory, load: Load, receipt: Receipt) -> ChunkLoad:
+        """Reads stored rows of a chunk into its memory."""
         block = chunk.load(load.first, load.allowed_bytes)
-        costly = {name: unneeded[name] for name in self._source.costly if name in unneeded}
         self._busy.begin()
         try:
-            reader = self._reader_of(load.chunk.epoch).skipping(costly)
+            reader = self._reader_of(load.chunk.epoch).widened(load.margin)
             reader.read_pieces(chunk.stored(load.first, load.rows), block.prepare, block.add, block.is_wanted)
         finally:
             block.end()
@@ -169,8 +168,8 @@ class ReadWork:
     def gather(
         self, planned: PlannedRows, command: Gather, fill_in: Callable[[pa.Table], pa.Table] | None = None
     ) -> tuple[tuple[pa.Table, ...], Receipt]:
-        """Gathers an item; see the message. `fill_in` gives samples the columns that come by block, before they are
-        decoded; without it, they have the numbers of their rows.
+        """Gathers an item; see the message. `fill_in` gives the samples that are to be decoded the columns that come by
+        block; all others have the numbers of their rows.
 
         Returns tables in the order of delivery, and the receipt. The first table has the columns that need no decoding,
         and `_rowoffset`. If the loader decodes in helpers, a second one has the decoded columns and `_valid`, or, if a
@@ -186,16 +185,18 @@ class ReadWork:
             table = self._empty_table(item.epoch)
         else:
             table = self._from_chunk(planned, item, command.number, command.allowed_bytes, receipt)
-        if fill_in is not None and table.num_rows:
-            table = fill_in(table)
-        receipt.read_s = clock.now() - begin
-        self._note_held(receipt)
         if decoding is None or self._opened is None:
+            receipt.read_s = clock.now() - begin
+            self._note_held(receipt)
             return (table,), receipt
         if decoding.transform is None:
             encoded, plain = table.select([*decoding.columns, ROW_OFFSET]), table.drop_columns(decoding.columns)
         else:
             encoded, plain = table, table.select([ROW_OFFSET])
+        if fill_in is not None and encoded.num_rows:
+            encoded = fill_in(encoded)
+        receipt.read_s = clock.now() - begin
+        self._note_held(receipt)
         if receipt.too_large_bytes:
             return (plain, encoded), receipt
         if plan.order.repeats:
@@ -261,7 +262,7 @@ class ReadWork:
         )
 
     def _empty_table(self, epoch: int) -> pa.Table:
-        table = read_samples(self._reader_of(epoch), self._samples, np.empty(0, dtype=np.int64))
+        table, _ = read_samples(self._reader_of(epoch), self._samples, np.empty(0, dtype=np.int64))
         return table if not self._by_block.decoded else self._by_block.fill_in_none(table)
 
     def _is_kept_long(self) -> bool:

@@ -114,15 +114,11 @@ THREADS = {  # who may own threads, and what for; nobody else has any, so that a
     "reports/watching.py": "is the page of a running run, in a process of its own",
     "reports/reading.py": "reads the files of ranks side by side, in a process of its own",
     "integrations/torch_data/sending.py": "ends a worker whose parent is gone",
-    # To go: they schedule inside of a reader what a dispatcher should.
+    # To go: it schedules inside of a reader what a dispatcher should.
     "source/packed.py": "packs documents",
-    "source/video_reader.py": "decodes frames",
 }
 CODECS = {"PIL", "av", "simplejpeg", "nvidia", "torch", "torchcodec"}
-DECODES = {
-    "source/lerobot.py",  # torch's random numbers, as LeRobot draws them
-    "source/video_file.py", "source/videos.py",  # to go: pixels are made in decode/
-}  # fmt: skip
+DECODES = {"source/lerobot.py"}  # torch's random numbers, as LeRobot draws them
 
 
 def test_only_who_is_named_has_threads() -> None:

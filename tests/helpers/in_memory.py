@@ -17,7 +17,7 @@ def table_of(sizes: list[int]) -> pa.Table:
 class InMemory(RowReader):
     """A read specification, a selection and a reader of a table in one: the offset of row r is `step` r."""
 
-    uri, version, costly = "memory", 1, ()
+    uri, version = "memory", 1
 
     def __init__(
         self, table: pa.Table, read_bytes: float = 1.0, step: int = 2, samples: SampleTable | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from raylance.decode.block_rows import Block, BlockRows
 from raylance.dispatch.account import Account
 from raylance.dispatch.load_ahead import ChunkTable
 from raylance.dispatch.messages import Drop, Fault, Gather, Load
@@ -18,7 +19,7 @@ from raylance.observe import Receipt
 from raylance.planning.plan import Plan, WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.settings import Options
-from raylance.work.blocks import Block, BlockColumns, BlockRows
+from raylance.work.blocks import BlockColumns
 from raylance.work.read_work import ReadWork
 from tests.helpers.in_memory import InMemory
 

@@ -7,13 +7,13 @@ import pyarrow as pa
 import ray
 
 from raylance.decode.block_decoding import HelperDecoding
+from raylance.decode.block_rows import Block, BlockRows
 from raylance.decode.decoding import Decoding
 from raylance.decode.pixels import set_up_process
 from raylance.memory.lending import FadingLender
 from raylance.observe import Receipt
 from raylance.runtime.ray.actors import Actor
 from raylance.runtime.ray.faults import errors_travel
-from raylance.work.blocks import Block, BlockRows
 
 
 class DecodeActor(Actor):
@@ -54,11 +54,11 @@ class DecodeActor(Actor):
 
     @ray.method(num_returns=2)
     def decode_block(
-        self, key: str, decoding: Decoding | None, encoded: pa.Table, low: int, high: int, **how: Any
+        self, key: str, decoding: Decoding | None, encoded: pa.Table, **how: Any
     ) -> tuple[pa.Table, Receipt]:
-        """Decodes rows [low, high) of a block, see `BlockDecoding.apply`; otherwise as `decode`."""
+        """Decodes rows of a block, see `BlockDecoding.apply`; otherwise as `decode`."""
         with errors_travel():
-            return self._opened(key, decoding).decode_block(encoded.slice(low, high - low), **how)
+            return self._opened(key, decoding).decode_block(encoded, **how)
 
     def _opened(self, key: str, decoding: Decoding | None) -> HelperDecoding:
         if decoding is not None and key not in self._decodings:

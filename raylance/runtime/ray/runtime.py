@@ -22,6 +22,7 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raylance.decode.block_rows import Block, BlockRows
 from raylance.dispatch.messages import (
     Alive,
     ChunkLost,
@@ -58,7 +59,7 @@ from raylance.runtime.ray.num_decoders import auto_decoders, supply
 from raylance.runtime.ray.shard_actor import ShardActor
 from raylance.runtime.runtime import Arrived, Runtime
 from raylance.settings import Options
-from raylance.work.blocks import Block, BlockColumns, BlockRows
+from raylance.work.blocks import BlockColumns
 
 _SMALL = 16  # a column with 16 times fewer bytes than another one is small beside it
 _LOOK_S = 1.0  # seconds between checks that the Ray session exists, because Ray does not report its end
@@ -72,17 +73,21 @@ class _Blocks:
     def __init__(self, helper: "_Helper", number: int, columns: BlockColumns) -> None:
         self._helper, self._number, self._columns = helper, number, columns
         self.sent: dict[int, Future[pa.Table]] = {}
-        self.decoded: dict[int, Any] = {}  # references, if helpers need them; else futures, as of `sent`
+        self.refs: dict[int, Any] = {}  # of decoded blocks, if helpers need them
+        self.decoded: dict[int, Future[pa.Table]] = {}  # if the trainer needs them
         self._rows: list[BlockRows] | None = None
 
     @property
     def for_helpers(self) -> tuple[Any, ...]:
         """The arguments by which helpers get the decoded blocks if they need them."""
-        return ([*self.decoded], *self.decoded.values()) if self._columns.are_for_helpers else ()
+        return ([*self.refs], *self.refs.values()) if self.refs else ()
 
     def add_decoded(self, first: int, ref: Any) -> None:
         """Adds a block that will be decoded; `first` is the number of its first row."""
-        self.decoded[first] = ref if self._columns.are_for_helpers else ref.future()
+        if self._columns.for_helpers:
+            self.refs[first] = ref
+        if self._columns.for_trainer:
+            self.decoded[first] = ref.future()
 
     def lost(self, error: BaseException) -> "ChunkLost | Lost":
         """Returns the event that reports that an answer did not come."""
@@ -92,13 +97,12 @@ class _Blocks:
     @property
     def futures(self) -> "list[Future[pa.Table]]":
         """The answers that the trainer needs."""
-        return [*self.sent.values(), *(() if self._columns.are_for_helpers else self.decoded.values())]
+        return [*self.sent.values(), *self.decoded.values()]
 
     def fill_in(self, items: pa.Table, lend: Lend) -> pa.Table:
         """See `BlockRows.fill_in`; only after all calls have been answered."""
         if self._rows is None:
-            decoded = {} if self._columns.are_for_helpers else self.decoded
-            parts = [(self.sent, dict[str, Sequence[str]]()), (decoded, self._columns.decoded)]
+            parts = [(self.sent, dict[str, Sequence[str]]()), (self.decoded, self._columns.decoded)]
             self._rows = [
                 BlockRows([Block(first, future.result()) for first, future in part.items()], made)
                 for part, made in parts
@@ -319,14 +323,19 @@ class RayRuntime(Runtime):
 
     def _decode_block(self, command: DecodeBlock) -> None:
         helper, blocks = self._helpers[command.helper], self._helpers[command.reader].blocks[command.number]
-        what = self._results[command.source].refs[0], command.low, command.high
-        how = {"given_up": command.given_up, "known_bad": dict(command.known_bad)}
+        [block], _ = self._results[command.source]
+        how = {
+            "low": command.low,
+            "high": command.high,
+            "given_up": command.given_up,
+            "known_bad": dict(command.known_bad),
+        }
         if command.helper == command.reader:
-            decoded, answer = helper.handle.decode_block.remote(*what, **how)
+            decoded, answer = helper.handle.decode_block.remote(block, **how)
             receipt, about = answer.future(), ("", "")
         else:
             arguments = helper.with_value("decode", self._key, self._decoding)
-            send = functools.partial(helper.handle.decode_block.remote, *arguments, *what, **how)
+            send = functools.partial(helper.handle.decode_block.remote, *arguments, block, **how)
             decoded, receipt = helper.actor.call(self._key, send)
             about = "decode", self._key
         blocks.add_decoded(command.first + command.low, decoded)

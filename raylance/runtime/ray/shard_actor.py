@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 
+from raylance.decode.block_rows import Block, BlockRows
 from raylance.decode.pixels import set_up_process
 from raylance.dispatch.messages import Gather, Load, Loaded
 from raylance.memory.malloc import keep_freed_memory
@@ -17,7 +18,7 @@ from raylance.read_spec import ReadSpec
 from raylance.runtime.ray.actors import Actor
 from raylance.runtime.ray.faults import errors_travel
 from raylance.settings import Options
-from raylance.work.blocks import Block, BlockColumns, BlockRows
+from raylance.work.blocks import BlockColumns
 from raylance.work.read_work import ReadWork
 
 _PLANS = 3  # that are kept: a call of an earlier pass may still wait
@@ -50,10 +51,10 @@ class ShardActor(Actor):
             return (loaded, *tables) if tables else loaded
 
     @ray.method(num_returns=2)
-    def decode_block(self, block: pa.Table, low: int, high: int, **how: Any) -> tuple[pa.Table, Receipt]:
-        """See `ReadWork.decode_block`; decodes rows [low, high)."""
+    def decode_block(self, block: pa.Table, **how: Any) -> tuple[pa.Table, Receipt]:
+        """See `ReadWork.decode_block`."""
         with errors_travel():
-            return self._work.decode_block(block.slice(low, high - low), **how)
+            return self._work.decode_block(block, **how)
 
     @ray.method(concurrency_group="drop")  # while loads of the chunk run, which should end
     def drop(self, number: int) -> None:

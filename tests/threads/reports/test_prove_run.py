@@ -230,7 +230,7 @@ def test_packed_documents_are_proven_by_their_sequences(
         assert loader.state_dict() | {"dp_size": 2} == state
 
 
-def test_windows_of_pictures_are_proven_without_their_decoder(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+def test_windows_of_pictures_are_proven_without_a_decoder(write_dataset: Callable[..., str], tmp_path: Path) -> None:
     stored = {"episode": np.repeat(np.arange(9), 10), "image": pa.array(make_images(90), pa.binary())}
     data = raylance.dataset(
         write_dataset(pa.table(stored)),

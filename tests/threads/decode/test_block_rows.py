@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raylance.decode.block_rows import Block, BlockRows
 from raylance.memory.lending import fresh_memory
-from raylance.work.blocks import Block, BlockRows
 
 KINDS: list[pa.DataType] = [
     pa.list_(pa.float32(), 3),

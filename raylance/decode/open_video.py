@@ -1,9 +1,8 @@
 """One video file: its index, and its frames, decoded from byte ranges that were read before."""
 
-import dataclasses
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,26 +10,11 @@ import numpy.typing as npt
 
 from raylance.memory.lending import Bytes
 from raylance.orders.permutation import Int64Array
+from raylance.source.encoded_frames import FramePlaces, Levels, MissingBytesError, Ranges, VideoIndex
 
 Frames = npt.NDArray[Any]  # uint8 (n, H, W, 3), or float32 (n, H, W, 1)
-Levels = npt.NDArray[np.float32]  # the value of each number that a pixel of a frame of 12 bits may have, (4096,)
-Span = tuple[int, int]  # bytes [begin, end) of a file
 _BUFFER_BYTES = 64 << 10  # that ffmpeg asks for at once
-_REORDERED = 16  # frames that may be stored after one that is shown after them, by H.264 and H.265
 _AWAY = 0.25  # most frames between a frame's time and its time at a constant rate: files round times
-_CLOSE_BYTES = 64 << 10  # ranges closer than this are read as one
-
-
-class MissingBytesError(Exception):
-    """Raised if ffmpeg asks for bytes that were not read.
-
-    Attributes:
-        offset: The first of these bytes.
-    """
-
-    def __init__(self, offset: int) -> None:
-        super().__init__(f"bytes from {offset} on are missing")
-        self.offset = offset
 
 
 class FrameError(Exception):
@@ -62,95 +46,6 @@ class OtherSizeError(Exception):
             'make a batch; the epoch stops here, with on_bad_row="mask" too: this is not a bad row. Give '
             f"size=({first[0]}, {first[1]}), height first, to resize them."
         )
-
-
-def join_spans(spans: Sequence[Span]) -> list[Span]:
-    """Returns ranges that hold all of these ranges, ascending; those that lie close together become one."""
-    joined: list[Span] = []
-    for begin, end in sorted(spans):
-        if joined and begin <= joined[-1][1] + _CLOSE_BYTES:
-            joined[-1] = joined[-1][0], max(joined[-1][1], end)
-        else:
-            joined.append((begin, end))
-    return joined
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class VideoIndex:
-    """Where the frames of a video lie in its file. Here, frames are numbered as they are stored, which is not always as
-    they are shown: those that are shown before a keyframe may be stored after it.
-
-    Attributes:
-        keyframes: Numbers of the keyframes, ascending, int64.
-        times: Their timestamps in the file.
-        begins: First byte of each frame, int64.
-        ends: The byte after each frame, int64.
-        step: By how much the timestamps of two frames that follow one another differ, on average.
-        tick_s: Seconds of a step of 1, by which the file rounds times.
-        is_reordered: Whether frames may be stored in another order than they are shown.
-    """
-
-    keyframes: Int64Array
-    times: Sequence[int]
-    begins: Int64Array
-    ends: Int64Array
-    step: float
-    tick_s: float
-    is_reordered: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays."""
-        return self.keyframes.nbytes + self.begins.nbytes + self.ends.nbytes
-
-    @property
-    def frames(self) -> int:
-        """Number of frames."""
-        return len(self.begins)
-
-    @property
-    def rate(self) -> float:
-        """Frames a second."""
-        return 1 / (self.step * self.tick_s)
-
-    @property
-    def keyframe_distance(self) -> int:
-        """Number of frames from one keyframe to the next, on average."""
-        return max(1, round(self.frames / len(self.keyframes)))
-
-    def keyframe_of(self, frames: Int64Array) -> Int64Array:
-        """Returns, for each frame, how many keyframes are stored before it, the first one not counted; int64."""
-        return np.maximum(np.searchsorted(self.keyframes, frames, side="right") - 1, 0)
-
-    def spans(self, frames: Int64Array) -> list[Span]:
-        """Returns the bytes from which these frames are decoded, as far as the index says it."""
-        inside = frames[(frames >= 0) & (frames < self.frames)]
-        if not len(inside):
-            return []
-        firsts = self._earliest(inside)
-        lasts = np.minimum(inside + self._late, self.frames - 1)
-        found = []
-        for keyframe in np.unique(firsts):
-            first, last = self.keyframes[keyframe], lasts[firsts == keyframe].max()
-            found.append((int(self.begins[first]), int(self.ends[last])))
-        return join_spans(found)
-
-    def end_of(self, frame: int) -> int:
-        """Returns the keyframe after the first one that a frame may need, or the number of frames: all frames between
-        need that one, too.
-        """
-        later = int(self._earliest(np.array([frame]))[0]) + 1
-        return int(self.keyframes[later]) if later < len(self.keyframes) else self.frames
-
-    @property
-    def _late(self) -> int:
-        return _REORDERED if self.is_reordered else 0
-
-    def _earliest(self, frames: Int64Array) -> Int64Array:
-        """Returns the first keyframe that each frame may need, as `keyframe_of` counts: a frame that is shown shortly
-        before a keyframe may be stored after it, and needs the keyframe before, too.
-        """
-        return self.keyframe_of(np.maximum(frames - self._late, 0))
 
 
 class _Ranges:
@@ -205,7 +100,7 @@ class OpenVideo:
     """
 
     def __init__(self, size: int, ranges: Mapping[int, Bytes], index: VideoIndex | None = None) -> None:
-        """Opens a file of `size` bytes; `index` is what `read_index` has returned for it.
+        """Opens a file of `size` bytes; without its `index`, finds that, and `places`.
 
         Raises:
             MissingBytesError: If more bytes are needed.
@@ -216,11 +111,15 @@ class OpenVideo:
         self._file = _Ranges(size)
         self._file.hold(ranges)
         self._open()
+        self.places: FramePlaces | None = None
         try:
-            self.index = index or self._read_index()
+            if index is None:
+                self.places = self._find_places()
+                index = self.places.index
         except BaseException:
             self.close()
             raise
+        self.index = index
         self._reformatter = VideoReformatter()
 
     def _open(self) -> None:
@@ -256,7 +155,7 @@ class OpenVideo:
         self._start = stream.start_time or 0
         return stream
 
-    def _read_index(self) -> VideoIndex:
+    def _find_places(self) -> FramePlaces:
         entries, frames = list(self._stream.index_entries), self._stream.frames
         if not entries or not frames:
             raise ValueError(
@@ -281,15 +180,15 @@ class OpenVideo:
             )
         keyframes = [at for at, entry in enumerate(entries) if entry.is_keyframe] or [0]
         begins = np.array([entry.pos for entry in entries], dtype=np.int64)
-        return VideoIndex(
+        index = VideoIndex(
+            frames=frames,
             keyframes=np.array(keyframes, dtype=np.int64),
             times=[entries[at].timestamp for at in keyframes],
-            begins=begins,
-            ends=begins + np.array([entry.size for entry in entries]),
             step=float(step),
             tick_s=float(self._stream.time_base),
             is_reordered=bool(self._stream.codec_context.has_b_frames),
         )
+        return FramePlaces(index, begins, begins + np.array([entry.size for entry in entries]))
 
     @property
     def size(self) -> tuple[int, int]:
@@ -321,6 +220,7 @@ class OpenVideo:
         ranges: Mapping[int, Bytes],
         levels: Levels | None = None,
         *,
+        places: Int64Array | None = None,
         resizes: bool = True,
     ) -> None:
         """Decodes frames from byte ranges of the file.
@@ -328,6 +228,7 @@ class OpenVideo:
         Args:
             numbers: Numbers of the frames as they are shown, strictly ascending, int64.
             out: Where their pixels are written.
+            places: For each frame its index in `out`, int64; None if they lie there one after the other.
             ranges: The byte ranges that were read, by their first byte.
             levels: For videos of one channel of 12 bits, the value of each number; None for pictures.
             resizes: Whether frames of another size are resized; else they are an error.
@@ -338,7 +239,8 @@ class OpenVideo:
             OtherSizeError: If a frame has another size.
         """
         self._file.hold(ranges)
-        for place, number in enumerate(numbers.tolist()):
+        at = range(len(numbers)) if places is None else places.tolist()
+        for place, number in zip(at, numbers.tolist(), strict=True):
             frame, is_turned, down, right = self._turned_frame(number)
             height, width = out.shape[2:0:-1] if is_turned else out.shape[1:3]
             if not resizes and (frame.height, frame.width) != (height, width):
@@ -431,6 +333,22 @@ class OpenVideo:
         if abs(at - round(at)) > _AWAY:
             raise ValueError(f"a frame is shown at {at:g} frames, so the frame rate is not constant")
         return round(at)
+
+
+def find_frames(size: int, ranges: Ranges) -> FramePlaces:
+    """Finds the frames of a video file; see `raylance.source.encoded_frames.Opener`."""
+    video = OpenVideo(size, ranges)
+    video.close()
+    if video.places is None:
+        raise ValueError("its index is not known")
+    return video.places
+
+
+def codec_name() -> str:
+    """Returns the name of the decoder of videos, with its versions, which decide about pixels."""
+    import av
+
+    return f"PyAV {av.__version__}, libavcodec {'.'.join(map(str, av.library_versions['libavcodec']))}"
 
 
 def _turn_of(frame: Any) -> tuple[bool, int, int]:
