@@ -14,6 +14,7 @@ from raylance.decode.open_decoding import OpenDecoding, open_columns, open_here
 from raylance.decode.video_frames import FrameColumn
 from raylance.errors import HelperError
 from raylance.memory.arrow import with_nulls
+from raylance.memory.lending import LendFor
 from raylance.observe import Receipt
 
 Decoded = tuple[pa.Table, Receipt]
@@ -39,7 +40,7 @@ class BlockDecoding:
         *,
         low: int = 0,
         high: int | None = None,
-        own_memory: bool = False,
+        lend: LendFor | None = None,
         given_up: str = "",
         known_bad: Mapping[int, str] = MappingProxyType({}),
     ) -> Decoded:
@@ -51,8 +52,8 @@ class BlockDecoding:
             executor: See above.
             low: See above.
             high: See above; None for all rows from `low` on.
-            own_memory: If False, the next call overwrites the result, so copy it before (sending it through Ray copies
-                it).
+            lend: Gives the memory of decoded columns. Without it, the next call overwrites the result, so copy it
+                before (sending it through Ray copies it).
             given_up: If it gives a reason, the rows count as bad and are not decoded, because an attempt to decode them
                 has ended a process.
             known_bad: The same for some rows, by their offsets, with the reasons.
@@ -71,12 +72,12 @@ class BlockDecoding:
         watch, made, done = DecodeClock(executor), dict[str, pa.Array](), list[DecodedRows]()
         for column in self._columns:
             rows = self._rows(part, column.column, given_up, known_bad)
-            for name, values in column.decode(rows, executor, own_memory=own_memory).items():
+            for name, values in column.decode(rows, executor, lend).items():
                 made[name] = with_nulls(values, rows.valid)
             done.append(rows)
         for video in self._frames:
             rows = self._rows(part, video.column, given_up, known_bad)
-            values = video.decode(rows, executor, block, known_bad)
+            values = video.decode(rows, executor, block, known_bad, lend)
             made[video.column] = with_nulls(values, rows.valid)
             done.append(rows)
         table = pa.table({each.output_name: made[each.output_name] for each in self._decoding.made})

@@ -32,9 +32,16 @@ class Block(NamedTuple):
 class BlockRows:
     """The rows of a chunk that have come in blocks; blocks may overlap."""
 
-    def __init__(self, blocks: Iterable[Block], made: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
-        """Takes all blocks of a chunk, and `BlockColumns.decoded` if they were decoded."""
-        whole = list(blocks)
+    def __init__(
+        self,
+        blocks: Iterable[Block],
+        made: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        memory: Mapping[str, Bytes] = MappingProxyType({}),
+    ) -> None:
+        """Takes all blocks of a chunk, and `BlockColumns.decoded` if they were decoded; and the `memory` of those
+        columns of which it has all values, in the order of stored rows.
+        """
+        whole, self._memory = list(blocks), memory
         rows = max((block.first + block.table.num_rows for block in whole), default=0)
         self._made, self._pieces = made, list[dict[str, pa.Array]]()
         self._kinds = {field.name: field.type for block in whole[:1] for field in block.table.schema}
@@ -82,35 +89,39 @@ class BlockRows:
             lists = values.combine_chunks()
             count = lists.type.list_size if pa.types.is_fixed_size_list(lists.type) else None
             numbers = (lists if count is None else lists.flatten()).to_numpy()
-            pieces, rows = self._piece_of[numbers], self._row_of[numbers]
-            if (pieces < 0).any():
-                raise IndexError(f"stored row {numbers[pieces < 0][0]} of the column {column!r} has not come")
+            if (missing := self._piece_of[numbers] < 0).any():
+                raise IndexError(f"stored row {numbers[missing][0]} of the column {column!r} has not come")
             if not self._made:
-                taken = self._take(column, pieces, rows, lend)
+                taken = self._take(column, numbers, lend)
                 columns[column] = taken if count is None else pa.FixedSizeListArray.from_arrays(taken, count)
             for name in self._made.get(column, ()):
-                data, kind = self._take_bytes(name, pieces, rows, lend), self._kinds[name]
+                data, kind = self._take_bytes(name, numbers, lend), self._kinds[name]
                 if name in self._bad and (bad := self._bad[name][numbers].reshape(len(lists), -1).any(axis=1)).any():
                     data.reshape(len(bad), -1)[bad] = 0
                     valid &= ~bad
                 columns[name] = dense_array(of_several(kind, count), len(lists), pa.py_buffer(data))
         return pa.table(columns | ({VALID: valid} if self._made else {}))
 
-    def _take(self, name: str, pieces: Int64Array, rows: Int64Array, lend: Lend) -> pa.Array:
+    def _take(self, name: str, numbers: Int64Array, lend: Lend) -> pa.Array:
         kind = self._kinds[name]
         if any(piece[name].null_count for piece in self._pieces):
             columns = [piece[name] for piece in self._pieces]
             starts = np.cumsum([0, *map(len, columns)])
-            taken = take_rows(pa.table([pa.chunked_array(columns)], [name]), starts[pieces] + rows)
-            return one_array(taken.column(0))
-        return dense_array(kind, len(rows), pa.py_buffer(self._take_bytes(name, pieces, rows, lend)))
+            places = starts[self._piece_of[numbers]] + self._row_of[numbers]
+            return one_array(take_rows(pa.table([pa.chunked_array(columns)], [name]), places).column(0))
+        return dense_array(kind, len(numbers), pa.py_buffer(self._take_bytes(name, numbers, lend)))
 
-    def _take_bytes(self, name: str, pieces: Int64Array, rows: Int64Array, lend: Lend) -> Bytes:
-        """Copies the values of a column without nulls."""
+    def _take_bytes(self, name: str, numbers: Int64Array, lend: Lend) -> Bytes:
+        """Copies the values of a column without nulls, by the numbers of their stored rows."""
+        width = width_of(self._kinds[name])
+        data = lend(len(numbers) * width)[: len(numbers) * width]
+        if (memory := self._memory.get(name)) is not None:
+            copy_values(memory, width, numbers, data)  # one call, as each waits for the GIL
+            return data
         if name not in self._raws:
             self._raws[name] = [raw_bytes(piece[name]) for piece in self._pieces]
-        width, sources = width_of(self._kinds[name]), [raw for raw in self._raws[name] if raw is not None]
-        data = lend(len(rows) * width)[: len(rows) * width]
+        sources = [raw for raw in self._raws[name] if raw is not None]
+        pieces, rows = self._piece_of[numbers], self._row_of[numbers]
         cuts = [0, *(np.flatnonzero(np.diff(pieces)) + 1).tolist(), len(rows)]
         for begin, end in itertools.pairwise(cuts):
             if begin < end:

@@ -2,6 +2,7 @@
 
 import abc
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -17,6 +18,7 @@ from raylance.decode.decoding import DecodedRows
 from raylance.decode.transforms import describe_exception, error_of_no_row
 from raylance.errors import ConfigError, HelperError
 from raylance.memory.arrow import buffer_bytes, ends_of, layout_of, raw_bytes, values_of, width_of
+from raylance.memory.lending import LendFor, fresh_for
 
 Array = npt.NDArray[Any]
 
@@ -36,9 +38,10 @@ class OpenColumn(abc.ABC):
         self._local = threading.local()
 
     @abc.abstractmethod
-    def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+    def decode(self, rows: DecodedRows, executor: Executor | None, lend: LendFor | None) -> dict[str, pa.Array]:
         """Decodes rows in the threads of `executor`, or in this one; returns columns by the decoders' names. A bad row
-        becomes zeros, or an empty list. Without `own_memory`, the next call overwrites the columns.
+        becomes zeros, or an empty list. `lend` gives the memory of the columns; without it, the next call overwrites
+        them.
         """
 
     def open(self) -> Any:
@@ -66,12 +69,14 @@ class OpenColumn(abc.ABC):
                 f"{self._class}({self.column!r}) cannot be opened ({describe_exception(error)}).{lacks}"
             ) from error
 
-    def _lend(self, count: int, own_memory: bool) -> list[Array]:
+    def _memory_of(self, count: int, lend: LendFor | None) -> list[Array]:
         """Returns memory for `count` rows of each decoder, (count, *shape)."""
-        if own_memory:
-            return [np.empty((count, *memory.shape[1:]), memory.dtype) for memory in self._memory]
+        if lend is not None:
+            lent = [lend(each.output_name, count * _row_bytes(each)) for each in self._decoders]
+            made = zip(self._decoders, lent, strict=True)
+            return [memory.view(each.dtype).reshape(count, *each.shape) for each, memory in made]
         if len(self._memory[0]) < count:
-            self._memory = self._lend(count, own_memory=True)
+            self._memory = self._memory_of(count, fresh_for)
         return [memory[:count] for memory in self._memory]
 
     def _attempt(self, rows: DecodedRows, row: int, work: Callable[[], None]) -> bool:
@@ -136,11 +141,11 @@ class RowColumn(OpenColumn):
         first, *others = self._decoders
         return (first.open_group(others) if others else None) or _Each([each.open() for each in self._decoders])
 
-    def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+    def decode(self, rows: DecodedRows, executor: Executor | None, lend: LendFor | None) -> dict[str, pa.Array]:
         """See `OpenColumn.decode`."""
         window = window_of(rows.table.schema.field(self.column).type)
         each = window or 1  # values of a row, which all get the same draws
-        outs = self._lend(rows.table.num_rows * each, own_memory)
+        outs = self._memory_of(rows.table.num_rows * each, lend)
         draws = [rows.draws(decoder) for decoder in self._decoders]
 
         def decode(number: int, opened: Any, value: memoryview) -> None:
@@ -162,7 +167,7 @@ class RaggedColumn(OpenColumn):
 
     method = "decode(encoded, draws)"
 
-    def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+    def decode(self, rows: DecodedRows, executor: Executor | None, lend: LendFor | None) -> dict[str, pa.Array]:
         """See `OpenColumn.decode`."""
         (decoder,), (empty,) = self._decoders, self._memory
         draws, made = rows.draws(decoder), [empty] * rows.table.num_rows
@@ -183,9 +188,9 @@ class BatchColumn(OpenColumn):
 
     method = "decode_batch(encoded, draws, out)"
 
-    def decode(self, rows: DecodedRows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+    def decode(self, rows: DecodedRows, executor: Executor | None, lend: LendFor | None) -> dict[str, pa.Array]:
         """See `OpenColumn.decode`."""
-        (decoder,), (out,) = self._decoders, self._lend(rows.table.num_rows, own_memory)
+        (decoder,), (out,) = self._decoders, self._memory_of(rows.table.num_rows, lend)
 
         def make(count: int) -> Array:
             return np.empty((count, *out.shape[1:]), out.dtype)
@@ -237,6 +242,10 @@ class BatchColumn(OpenColumn):
             bad |= failed
         if cleared := sorted({*range(len(out))} - {*wanted} | bad):
             out[cleared] = 0
+
+
+def _row_bytes(decoder: Decoder) -> int:
+    return math.prod(decoder.shape) * np.dtype(decoder.dtype).itemsize
 
 
 class _Each:

@@ -11,6 +11,7 @@ from raylance.decode.arrays import to_arrow
 from raylance.decode.column import BatchColumn, read_only
 from raylance.decode.decoder import Decoder
 from raylance.decode.decoding import DecodedRows
+from raylance.memory.lending import LendFor
 
 _CPU = torch.device("cpu")
 _ALIGNED = 64  # bytes, as torch aligns its own memory
@@ -37,7 +38,7 @@ class DeviceColumn(BatchColumn):
             self._opened_once = self._try_to_open()
         return self._opened_once
 
-    def decode(self, rows: DecodedRows, executor: Any, *, own_memory: bool) -> dict[str, pa.Array]:
+    def decode(self, rows: DecodedRows, executor: Any, lend: LendFor | None) -> dict[str, pa.Array]:
         """See `OpenColumn.decode`; only on the CPU."""
         return {name: to_arrow(tensor.numpy()) for name, tensor in self.decode_on_device(rows).items()}
 

@@ -16,6 +16,7 @@ from raylance.decode.decoding import DecodeClock, DecodedRows, Decoding
 from raylance.decode.transforms import Transformer, TransformError, describe_exception, error_of_no_row, place_of
 from raylance.errors import NULL, BadRowError, ConfigError, DatasetError, HelperError, filter_of_nulls
 from raylance.memory.arrow import own_memory, take_rows
+from raylance.memory.lending import LendFor, fresh_for
 from raylance.observe import Receipt, clock
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class OpenDecoding:
             rows.valid &= is_valid
         if given_up:
             rows.give_up(given_up)
-        made = self._decode(rows, executor, own_memory=own_memory)
+        made = self._decode(rows, executor, fresh_for if own_memory else None)
         transform_begin = transform_end = clock.now()
         blank = self._decoding.blank
         if blank is not None and (given_up or table.num_rows == 0):
@@ -74,13 +75,15 @@ class OpenDecoding:
         done = made.drop_columns(hidden).append_column(VALID, pa.array(rows.valid))
         return done, watch.receipt([rows], nbytes=done.nbytes, transform_s=transform_end - transform_begin)
 
-    def _decode(self, rows: DecodedRows, executor: Executor | None = None, *, own_memory: bool = True) -> pa.Table:
+    def _decode(
+        self, rows: DecodedRows, executor: Executor | None = None, lend: LendFor | None = fresh_for
+    ) -> pa.Table:
         """Decodes columns, and notes bad rows in `rows`. A transform may change the result in place, but not
         `rows.table`, whose rows may have to be decoded again.
         """
         made: dict[str, pa.Array] = {}
         for column in self._columns:
-            made |= column.decode(rows, executor, own_memory=own_memory)
+            made |= column.decode(rows, executor, lend)
         names = self._decoding.delivered(rows.table.column_names)
         table = pa.table({name: made[name] if name in made else rows.table[name] for name in names})
         return table if self._decoding.transform is None else self._copy_plain(table)

@@ -6,7 +6,7 @@ import pyarrow as pa
 from raylance.columns import ROW_OFFSET, UNNEEDED
 from raylance.decode.block_decoding import BlockDecoding
 from raylance.decode.block_rows import Block, BlockRows
-from raylance.memory.lending import fresh_memory
+from raylance.memory.lending import fresh_for, fresh_memory
 from raylance.observe import Receipt
 from raylance.orders.permutation import Int64Array
 from raylance.samples.table import Located, SampleTable, unneeded_rows
@@ -40,7 +40,7 @@ def read_samples(
         table = reader.widened(margin).read(stored)
         block = _with_unneeded(table.select([*names, ROW_OFFSET]), names, stored, samples, located)
         try:
-            decoded, receipt = blocks.apply(block, own_memory=True)
+            decoded, receipt = blocks.apply(block, lend=fresh_for)
             break
         except MissingBytesError:
             if margin == _MARGINS[-1]:

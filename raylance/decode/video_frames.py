@@ -18,7 +18,7 @@ from raylance.decode.decoding import DecodedRows, VideoFrames
 from raylance.decode.open_video import FrameError, OpenVideo, OtherSizeError
 from raylance.decode.transforms import error_of_no_row
 from raylance.errors import ConfigError, HelperError
-from raylance.memory.lending import FadingLender
+from raylance.memory.lending import FadingLender, LendFor
 from raylance.orders.permutation import Int64Array
 from raylance.source.encoded_frames import EncodedFile
 from raylance.source.lance_errors import readable_text
@@ -37,7 +37,12 @@ class FrameColumn:
         self._lender, self._local = FadingLender(), threading.local()
 
     def decode(
-        self, rows: DecodedRows, executor: Executor | None, block: pa.Table, known_bad: Mapping[int, str]
+        self,
+        rows: DecodedRows,
+        executor: Executor | None,
+        block: pa.Table,
+        known_bad: Mapping[int, str],
+        lend: LendFor | None,
     ) -> pa.Array:
         """Decodes the frames of rows in the threads of `executor`, or in this one.
 
@@ -47,6 +52,7 @@ class FrameColumn:
             block: All rows of the block, some of which have the files.
             known_bad: Reasons not to decode the frames of some rows of the block, by the offset of the row. Frames
                 after such a frame are made of it, so they are bad, too.
+            lend: Gives the memory of the pixels.
 
         Returns:
             The pixels, in memory of their own.
@@ -58,7 +64,9 @@ class FrameColumn:
         count, whole = rows.table.num_rows, block[self.column].combine_chunks()
         named = rows.table[self.column].combine_chunks()
         videos, numbers = named.field("video").to_numpy(), named.field("frame").to_numpy()
-        data = self._lender.lend(count * self._row_bytes).view(self._frames.dtype)
+        nbytes = count * self._row_bytes
+        lent = self._lender.lend(nbytes) if lend is None else lend(self.column, nbytes)
+        data = lent.view(self._frames.dtype)
         out = data.reshape(count, *self._frames.shape)
         is_wanted = rows.valid.copy()
         out[~is_wanted] = 0

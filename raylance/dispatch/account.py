@@ -47,9 +47,10 @@ class Account:
         self.inflight_bytes, self.window_bytes, self.is_even = inflight_bytes, window_bytes, False
         # At first; and of the rows that were loaded last.
         self._likely_bytes = self._loaded_bytes = max(raw_bytes if loaded_bytes is None else loaded_bytes, 1)
-        # Stored rows for each sample of a whole chunk of the plan; and of a part of one, as few samples share less.
-        self._rows_each = self._part_rows_each = 1.0
-        self._most_samples = 0.0  # samples of the largest whole chunk so far; smaller ones lower it a little each
+        # Stored rows for each sample of a chunk of the plan, 0 while unknown; and of a small part of one, as few
+        # samples share less.
+        self._rows_each, self._part_rows_each = 0.0, 1.0
+        self._most_samples = 0.0  # samples of the largest chunk of the plan; smaller ones lower it a little each
         self._raw_bytes, self._decoded_bytes = raw_bytes, decoded_bytes
         self.set_items(items)
 
@@ -95,15 +96,17 @@ class Account:
 
     # Chunks.
 
-    def chunk_rows(self, samples: int, *, is_part: bool = False) -> int:
-        """Returns how many samples of a chunk of the plan to load together, see `fitting_rows`; of a part of one, if
-        others of its samples are loaded by themselves.
+    def chunk_rows(self, samples: int, whole: int | None = None) -> int:
+        """Returns how many samples to load together, see `fitting_rows`: of a chunk of the plan, or of a part of one
+        with `whole` samples, of which others are loaded by themselves.
         """
-        whole = max(samples, int(self._most_samples)) if is_part else samples
-        is_known = not is_part or self._most_samples > 0
-        if is_known and fitting_rows(whole, self._loaded_bytes * self._rows_each, self.window_bytes) == whole:
-            return samples  # a part has no more stored rows than all
-        rows_each = max(self._rows_each, self._part_rows_each)
+        whole = samples if whole is None else whole
+        is_part, rows_each = 2 * samples < whole, max(1.0, self._rows_each)
+        if is_part:
+            fitting = fitting_rows(whole, self._loaded_bytes * rows_each, self.window_bytes)
+            if self._rows_each and fitting == whole:
+                return samples  # a part has no more stored rows than all
+            rows_each = max(rows_each, self._part_rows_each)
         return fitting_rows(samples, self._loaded_bytes * rows_each, self.window_bytes)
 
     def pace(self) -> Pace:
@@ -114,15 +117,16 @@ class Account:
             return Pace(_EVEN_BLOCK_BYTES, row_bytes, limit_rows=1 << 40, least_bytes=row_bytes)
         return Pace(max(1, min(_BLOCK_BYTES, self.window_bytes // _BLOCKS)), row_bytes, least_bytes=least)
 
-    def learn_rows(self, samples: int, rows: int, *, is_part: bool = False) -> None:
-        """Learns how many stored rows a chunk has for its samples, which may have many rows each, or share them. A
-        chunk that is much smaller than others, as the last one of an epoch, says nothing of those.
+    def learn_rows(self, samples: int, rows: int, whole: int | None = None) -> None:
+        """Learns how many stored rows a chunk of the plan has for its samples, which may have many rows each, or share
+        them; or a part of one with `whole` samples. A chunk that is much smaller than others, as the last one of an
+        epoch, says nothing of those.
         """
-        if is_part:
+        whole = samples if whole is None else whole
+        self._most_samples = max(whole, self._most_samples * _FADE)
+        if 2 * samples < whole:
             self._part_rows_each = max(1.0, rows / samples)
-            return
-        self._most_samples = max(samples, self._most_samples * _FADE)
-        if samples > self._most_samples / 2:
+        elif 2 * samples > self._most_samples:
             self._rows_each = max(1.0, rows / samples)
 
     def learn_even(self, row_bytes: float) -> None:

@@ -15,7 +15,8 @@ from raylance.planning.plan import Chunk, Plan, WorkItem
 
 # A pass whose first chunk was not loaded ahead begins with a chunk of one step. The first number is the factor by which
 # each further chunk is larger, the second one the largest share of a whole chunk that these have; the rest is loaded
-# together. A row costs up to twenty times as much if few are loaded at once, which matters less if rows are decoded.
+# together. A row costs up to twenty times as much if few are loaded at once, which matters less if rows are decoded;
+# but where samples share what is decoded, few of them share little.
 _DECODED = 2.0, 0.5
 _PLAIN = 8.0, 1 / 32
 
@@ -329,7 +330,7 @@ class ChunkOrder:
     def _add(self, chunk: Chunk) -> Chunk:
         """Adds a chunk at the end, or as much of it as a reader should hold together; returns what was added."""
         plan, dp_rank = self.planned
-        rows = self._account.chunk_rows(plan.chunk_size(chunk, dp_rank), is_part=not self.is_whole(chunk))
+        rows = self._account.chunk_rows(plan.chunk_size(chunk, dp_rank), self.whole_rows(chunk))
         small, most = self._small_rows, self._early_share * rows
         self._small_rows = small * self._growth if small < most else 0.0
         # The last small chunk may grow by less, but is at least twice the one before it.
@@ -340,10 +341,11 @@ class ChunkOrder:
         self._last = added
         return added
 
-    def is_whole(self, chunk: Chunk) -> bool:
-        """Whether a chunk is one of the plan, and no part of it."""
-        plan, _ = self.planned
-        return plan.chunk_at(chunk.epoch, plan.first_of_chunk(chunk.epoch, chunk.position)) == chunk
+    def whole_rows(self, chunk: Chunk) -> int:
+        """Returns the number of rows of the chunk of the plan of which a chunk is a part."""
+        plan, dp_rank = self.planned
+        whole = plan.chunk_at(chunk.epoch, plan.first_of_chunk(chunk.epoch, chunk.position))
+        return 0 if whole is None else plan.chunk_size(whole, dp_rank)
 
     def _make(self, chunk: Chunk) -> HeldChunk:
         plan, dp_rank = self.planned

@@ -48,8 +48,9 @@ class ChunkTable:
             loads_next_epoch: Whether the next pass is likely over the next epoch, whose first chunk is loaded ahead.
         """
         self._account, self._until_fetched, self._decodes_blocks = account, until_fetched, decodes_blocks
-        self._first_share = _FIRST_SHARE if decodes else 1.0
-        self._order = ChunkOrder(account, decodes=decodes, gives_away=gives_away, loads_next_epoch=loads_next_epoch)
+        of_items = decodes and not decodes_blocks
+        self._first_share = _FIRST_SHARE if of_items else 1.0
+        self._order = ChunkOrder(account, decodes=of_items, gives_away=gives_away, loads_next_epoch=loads_next_epoch)
         self._by_call: dict[int, HeldChunk] = {}
         self._used: list[HeldChunk] = []  # no item will be gathered from them; calls that are not done need them
         self._commands: list[Output] = []  # that were not taken
@@ -185,7 +186,7 @@ class ChunkTable:
         if held.state is not ChunkState.LOADING:
             return
         if not loading.rows:
-            account.learn_rows(held.rows, event.stored_rows, is_part=not self._order.is_whole(held.chunk))
+            account.learn_rows(held.rows, event.stored_rows, self._order.whole_rows(held.chunk))
         # An answer may overtake another one, and the rows of a load may come before those of an earlier load.
         loading.rows, loading.nbytes = max(loading.rows, event.rows), max(loading.nbytes, event.nbytes)
         loading.stored_rows = event.stored_rows

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 Lend = Callable[[int], Bytes]  # takes a number of bytes; returns memory of at least that size
+LendFor = Callable[[str, int], Bytes]  # the same for the values of a column, of just that size
 
 _LEAST_BYTES = 1 << 20  # the allocator itself reuses smaller memory
 # Spare memory may be larger than needed by this factor, because the last window of an epoch is often short. With a
@@ -22,6 +23,11 @@ _FADE = 0.9  # factor for each piece that it lends, so that the memory of larger
 def fresh_memory(nbytes: int) -> Bytes:
     """Returns memory that was not used before."""
     return np.empty(nbytes, dtype=np.uint8)
+
+
+def fresh_for(_: str, nbytes: int) -> Bytes:
+    """Returns memory that was not used before, for the values of a column."""
+    return fresh_memory(nbytes)
 
 
 class Lender:

@@ -31,6 +31,7 @@ from raylance.dispatch.messages import (
     Load,
     Loaded,
 )
+from raylance.memory.lending import Bytes, Lend, LendFor
 from raylance.observe import Receipt
 from raylance.read_spec import ReadSpec
 from raylance.runtime.runtime import Arrived, Runtime
@@ -41,16 +42,36 @@ from raylance.work.read_work import ReadWork
 
 
 class _Blocks:
-    """The decoded blocks of one chunk."""
+    """The decoded blocks of one chunk, in one piece of memory for each column whose values have one size.
 
-    def __init__(self) -> None:
-        self.tables: dict[int, pa.Table] = {}  # by the number of the first row
+    Attributes:
+        tables: The blocks, by the number of the first row.
+        stored_rows: Number of the chunk's stored rows, once a load is answered.
+    """
+
+    def __init__(self, lend: Lend) -> None:
+        self.tables: dict[int, pa.Table] = {}
+        self.stored_rows = 0
+        self._lend, self._memory, self._lock = lend, dict[str, Bytes](), threading.Lock()
         self._rows: BlockRows | None = None
+
+    def memory_of(self, low: int, high: int) -> LendFor:
+        """Returns what gives the memory of the stored rows [low, high)."""
+
+        def lend(name: str, nbytes: int) -> Bytes:
+            width = nbytes // max(1, high - low)
+            with self._lock:
+                if name not in self._memory:
+                    self._memory[name] = self._lend(self.stored_rows * width)[: self.stored_rows * width]
+                return self._memory[name][low * width : high * width]
+
+        return lend
 
     def rows(self, columns: BlockColumns) -> BlockRows:
         """Returns the rows; only after all blocks were decoded."""
         if self._rows is None:
-            self._rows = BlockRows([Block(*each) for each in self.tables.items()], columns.decoded)
+            blocks = [Block(*each) for each in self.tables.items()]
+            self._rows = BlockRows(blocks, columns.decoded, self._memory)
         return self._rows
 
 
@@ -115,11 +136,13 @@ class ThreadRuntime(Runtime):
             reader.blocks.pop(number, None)
         if self._by_block.decoded:
             results[call] = None
-            reader.blocks.setdefault(command.number, _Blocks())
+            reader.blocks.setdefault(command.number, _Blocks(reader.work.lend_for_chunk))
 
         def load() -> Event:
             loaded: Loaded
             loaded, tables = reader.work.load(planned, command)
+            if (blocks := reader.blocks.get(command.number)) is not None:
+                blocks.stored_rows = loaded.stored_rows
             _keep(results, lock, call, tables)
             return loaded
 
@@ -162,15 +185,16 @@ class ThreadRuntime(Runtime):
         def decode() -> Event:
             receipt = Receipt()
             if held.get(number) is blocks:  # else the chunk was dropped
+                low, first = command.low, command.first + command.low
                 table, receipt = helper.work.decode_block(
                     encoded,
-                    low=command.low,
+                    low=low,
                     high=command.high,
-                    own_memory=True,
+                    lend=blocks.memory_of(first, first + command.high - low),
                     given_up=command.given_up,
                     known_bad=dict(command.known_bad),
                 )
-                blocks.tables[command.first + command.low] = table
+                blocks.tables[first] = table
             return Done(command.call, receipt)
 
         helper.thread.submit(_answer, self._inbox, command.call, decode)

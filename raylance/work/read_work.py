@@ -222,6 +222,10 @@ class ReadWork:
         """Returns memory for the rows of an item; see `Lender.lend`."""
         return self._items.lend(nbytes)
 
+    def lend_for_chunk(self, nbytes: int) -> Bytes:
+        """Returns memory for what is decoded of a chunk; see `Lender.lend`."""
+        return self._lender.lend(nbytes)
+
     def _from_chunk(
         self, planned: PlannedRows, item: WorkItem, number: int | None, allowed_bytes: int, receipt: Receipt
     ) -> pa.Table:

@@ -404,14 +404,16 @@ def test_the_few_samples_of_a_last_chunk_say_nothing_of_others() -> None:
 
 def test_a_part_of_a_chunk_says_nothing_of_the_whole() -> None:
     """Its samples share fewer rows. The chunk was cut, and cut again, because its parts shared less and less."""
-    sizes = account(window_bytes=100 * 3000 * 2, raw_bytes=100)
-    for part in (32, 64, 512, 1500):  # the first chunks of a pass
-        sizes.learn_rows(part, 4 * part, is_part=True)
-        assert sizes.chunk_rows(3000) == 3000
-    assert sizes.chunk_rows(1500, is_part=True) < 1500, "before a whole one has come"
-    sizes.learn_rows(3000, 4000)
-    assert sizes.chunk_rows(3000) == 3000
-    assert sizes.chunk_rows(1500, is_part=True) == 1500, "it has no more rows than the whole one"
+    sizes = account(window_bytes=100 * 3600 * 2, raw_bytes=100)
+    for part in (32, 64, 512, 1400):  # the first chunks of a pass
+        sizes.learn_rows(part, 8 * part, 3600)
+        assert sizes.chunk_rows(3600) == 3600
+    assert sizes.chunk_rows(1400, 3600) < 1400, "before a whole one has come"
+    sizes.learn_rows(10, 80)  # the last chunk of an epoch, with steps of its own
+    assert sizes.chunk_rows(3600) == 3600
+    sizes.learn_rows(3000, 3600, 3600)  # as good as a whole one
+    assert sizes.chunk_rows(3600) == 3600
+    assert sizes.chunk_rows(1400, 3600) == 1400, "it has no more rows than the whole one"
 
 
 def test_a_step_is_one_item_if_two_of_them_fit_in_flight() -> None:
