@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from raylance.reports.page import report_run
     from raylance.reports.proving import RunProof, explain_run, prove_run
     from raylance.reports.watching import watch
+    from raylance.samples.pack_tokens import PackTokens
     from raylance.samples.packs import Pack
     from raylance.samples.table import SampleTable
     from raylance.samples.windows import Windows
     from raylance.settings import Options
     from raylance.source.costs import TokensOf
     from raylance.source.namespace import NamespaceTable
-    from raylance.source.packing import PackTokens
     from raylance.source.provenance import Provenance
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
     from raylance.source.videos import Video
@@ -90,12 +90,12 @@ _MODULES = {
     "api.ray_data": ("from_ray_dataset",),
     "orders.buckets": ("Buckets",),
     "planning.balance": ("Balance",),
+    "samples.pack_tokens": ("PackTokens",),
     "samples.packs": ("Pack",),
     "batches.varlen": ("cu_seqlens",),
     "orders.order": ("Order",),
     "source.costs": ("TokensOf",),
     "source.namespace": ("NamespaceTable",),
-    "source.packing": ("PackTokens",),
     "orders.permutation": ("row_rng",),
     "orders.sampling": ("ClassBalanced", "Weighted"),
     "samples.table": ("SampleTable",),

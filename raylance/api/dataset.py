@@ -33,7 +33,6 @@ from raylance.planning.summary import PlanSummary, summarise
 from raylance.read_spec import DatasetSpec
 from raylance.settings import Options, make_options, takes_options
 from raylance.source.filters import short_text
-from raylance.source.packing import PackedRows
 
 Made = TypeVar("Made", bound=RankLoader)
 
@@ -210,7 +209,7 @@ class Dataset:
     def _read(self, offsets: Int64Array) -> pa.Table:
         """Reads rows in the order of `offsets`, decoded and packed as in epoch 0; the table has `_rowoffset`."""
         process.check_context(self._context)
-        is_numbered = isinstance(self._spec.read.source, PackedRows)
+        is_numbered = self._spec.read.source.is_packed
         if is_numbered and len(offsets) and not 0 <= offsets.min() <= offsets.max() < len(self):
             raise DatasetError(
                 f"sequences are numbered from 0 to {len(self) - 1}: {offsets.tolist()[:5]} are not there."

@@ -35,6 +35,7 @@ from raylance.planning.balance import Balance, check_balance
 from raylance.planning.state import describe
 from raylance.planning.steps import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
+from raylance.samples.pack_tokens import PackTokens
 from raylance.samples.packs import Pack
 from raylance.samples.table import SampleTable
 from raylance.samples.windows import Windows
@@ -44,17 +45,16 @@ from raylance.source.episodes import check_windows, share_windows
 from raylance.source.fields import blobs_inside, find_field, is_bytes, leaf_names
 from raylance.source.filters import check_filter
 from raylance.source.namespace import NamespaceTable
-from raylance.source.packed import by_block, pack_sequences
-from raylance.source.packing import PackTokens, pack_rows
+from raylance.source.packing import pack_rows, pack_sequences
 from raylance.source.pickled import refuse_pickled
 from raylance.source.provenance import STALE, Stale, check_fresh
 from raylance.source.reader import READ_MODES, Reader, ReadMode, RowReader, stored_row_bytes
 from raylance.source.retrying import OPENING_S
-from raylance.source.rows import RowSource, table_rows
+from raylance.source.rows import table_rows
 from raylance.source.selection import Selection, share_selection
 from raylance.source.splits import Split
 from raylance.source.storage_options import StorageOptions
-from raylance.source.tables import SelectionRows, share_tables
+from raylance.source.tables import SelectionRows, by_block, share_tables
 from raylance.source.version import Source, Version, pin
 from raylance.source.video_rows import add_columns
 from raylance.source.videos import AddedColumns, Video
@@ -209,17 +209,17 @@ def dataset(
         samples, selection = share_windows(source, opened, checked, selection)
     spec = _try_rows(source, opened, selection, samples, added, names, asked, read)
     if pack is not None:
-        packed: RowSource
+        documents, given = spec.source, (seed, cost_folder)
         if isinstance(pack, Pack):
-            packed = pack_sequences(source, opened, spec.source, pack, seed, cost_folder)
-            made_order = by_block(made_order)
+            packed = pack_sequences(source, opened, documents, pack, *given)
         else:
-            packed = pack_rows(spec.source, pack)
+            packed = pack_rows(documents, pack)
         spec = ReadSpec(source=packed, delivers=packed.columns)
     costs = None if cost is None else check_costs(opened, cost, cost_folder)
     text = None if costs is None else costs.text
-    rows = SelectionRows(source, opened, spec.source.load_selection(), text)
-    bound_order, tables = made_order.bind(rows)
+    selected = spec.source.load_selection()
+    made_order = by_block(made_order, selected)
+    bound_order, tables = made_order.bind(SelectionRows(source, opened, selected, text))
     return Dataset(
         DatasetSpec.of(
             spec,

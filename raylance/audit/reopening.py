@@ -19,13 +19,13 @@ from raylance.orders.registry import ORDERS
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.planning.state import parse_state
 from raylance.planning.steps import Remainder
+from raylance.samples.pack_tokens import PackTokens
 from raylance.samples.packs import Pack
 from raylance.samples.table import IS_PAD, SampleTable
 from raylance.samples.windows import Windows
 from raylance.source.costs import TokensOf
 from raylance.source.derived import Derived, Renamed
 from raylance.source.lerobot import Camera, DepthCamera, Task
-from raylance.source.packing import PackTokens
 from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
 from raylance.source.videos import Video
 

@@ -18,10 +18,11 @@ from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Order
 from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.samples.pack_tokens import PackTokens
 from raylance.samples.packs import Pack
 from raylance.samples.windows import WindowTable
 from raylance.source.mixed_rows import MixedRows
-from raylance.source.packing import PackedRows, PackTokens
+from raylance.source.packed import PackedRows
 from raylance.source.rows import RowSource, TableRows
 from raylance.source.splits import Split
 

@@ -17,7 +17,7 @@ from raylance.read_spec import ReadSpec
 from raylance.source.lance_errors import readable_text
 from raylance.source.limits import within
 from raylance.source.mixed_rows import MixedRows
-from raylance.source.reader import OpenedRows, Reader
+from raylance.source.reader import Reader, RowReader
 from raylance.source.rows import RowSource, TableRows
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Lookup:
         of_samples, of_frames = (decoding.of_samples, decoding.of_frames) if decoding else (None, None)
         self._decoding = OpenDecoding(of_samples) if of_samples else None
         self._blocks = BlockDecoding(of_frames) if of_frames else None
-        self._opened: OpenedRows | None = None
+        self._reader: RowReader | None = None
         self.bad_rows: tuple[tuple[int, str, str], ...] = ()  # the last read's: offset, column, reason
 
     def read(self, offsets: Int64Array, epoch: int, draws: Int64Array | None = None) -> pa.Table:
@@ -83,9 +83,9 @@ class Lookup:
         stored, places = np.unique(offsets, return_inverse=True)
         try:
             source.check_asked(stored)
-            self._opened = self._opened or source.open_reader()
-            reader = self._opened.of_epoch(epoch)
-            found, receipt = read_samples(reader, source.load_samples(), stored, self._blocks)
+            self._reader, samples = self._reader or source.open_reader(), source.load_samples()
+            of_epoch = None if samples is None else samples.of_epoch(epoch)
+            found, receipt = read_samples(self._reader, of_epoch, stored, self._blocks)
         except BadRowError as error:
             name_file(error, source)
             raise
@@ -100,9 +100,9 @@ class Lookup:
             yield self._decode(table, offsets[part], epoch, None if draws is None else draws[part])
 
     def _decode(self, table: pa.Table, offsets: Int64Array, epoch: int, draws: Int64Array | None) -> pa.Table:
-        source = self._read_spec.source
+        source, (components, own) = self._read_spec.source, split_offsets(offsets)
         if source.completion is not None:
-            table = source.completion(table)
+            table = source.completion(table.append_column(COMPONENT, pa.array(components)))
         is_known = VALID in table.column_names
         valid = table[VALID] if is_known else pa.array(np.ones(len(offsets), dtype=np.bool_))
         if self._decoding is not None:
@@ -114,6 +114,5 @@ class Lookup:
                 raise
             self.bad_rows += receipt.bad_rows
             valid = table[VALID]
-        components, own = split_offsets(offsets)
         added = {COMPONENT: components, ROW_OFFSET: own, VALID: valid}
         return pa.table({name: table[name] for name in self._read_spec.delivers} | added)

@@ -28,8 +28,7 @@ def read_samples(
         DatasetError: If rows cannot be read.
         BadRowError: If a row is bad, unless bad rows are masked.
     """
-    stored = anchors if samples is None else samples.stored(anchors)
-    located = None if samples is None else samples.locate(stored, anchors)
+    stored, located = (anchors, None) if samples is None else samples.resolve(anchors)
     if blocks is None:
         table = reader.read(stored)
         return table if samples is None or located is None else gather_samples(

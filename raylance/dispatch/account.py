@@ -39,17 +39,19 @@ class Account:
         inflight_bytes: int,
         window_bytes: int,
         loaded_bytes: float | None = None,
+        rows_each: float = 1.0,
         items: int = 1,
     ) -> None:
         """Begins with an estimate of a sample's bytes as read, of the bytes that decoding adds, and of a stored row's
-        bytes, if samples are not rows. `items` is the intended number of items in flight.
+        bytes, if samples are not rows, and of their number for each sample. `items` is the intended number of items in
+        flight.
         """
         self.inflight_bytes, self.window_bytes, self.is_even = inflight_bytes, window_bytes, False
         # At first; and of the rows that were loaded last.
         self._likely_bytes = self._loaded_bytes = max(raw_bytes if loaded_bytes is None else loaded_bytes, 1)
         # Stored rows for each sample of a chunk of the plan, 0 while unknown; and of a small part of one, as few
         # samples share less.
-        self._rows_each, self._part_rows_each = 0.0, 1.0
+        self._rows_each, self._part_rows_each, self._likely_rows_each = 0.0, rows_each, rows_each
         self._most_samples = 0.0  # samples of the largest chunk of the plan; smaller ones lower it a little each
         self._raw_bytes, self._decoded_bytes = raw_bytes, decoded_bytes
         self.set_items(items)
@@ -101,7 +103,7 @@ class Account:
         with `whole` samples, of which others are loaded by themselves.
         """
         whole = samples if whole is None else whole
-        is_part, rows_each = 2 * samples < whole, max(1.0, self._rows_each)
+        is_part, rows_each = 2 * samples < whole, self._rows_each or self._likely_rows_each
         if is_part:
             fitting = fitting_rows(whole, self._loaded_bytes * rows_each, self.window_bytes)
             if self._rows_each and fitting == whole:
@@ -125,9 +127,9 @@ class Account:
         whole = samples if whole is None else whole
         self._most_samples = max(whole, self._most_samples * _FADE)
         if 2 * samples < whole:
-            self._part_rows_each = max(1.0, rows / samples)
+            self._part_rows_each = rows / samples
         elif 2 * samples > self._most_samples:
-            self._rows_each = max(1.0, rows / samples)
+            self._rows_each = rows / samples
 
     def learn_even(self, row_bytes: float) -> None:
         """Learns the bytes of each row, if all have one size."""

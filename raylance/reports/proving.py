@@ -22,7 +22,6 @@ from raylance.planning.history import Account, line_of_history
 from raylance.planning.proof import EpochProof, Expected, prove
 from raylance.planning.state import identity_of, parse_state, selection_of, subject_of
 from raylance.reports.reading import LoaderRecord, Run, read_run
-from raylance.samples.packs import PackTable
 from raylance.source.storage_options import StorageOptions
 
 logger = logging.getLogger(__name__)
@@ -396,5 +395,6 @@ def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | No
     if not has_order:
         state = dataclasses.replace(parse_state(state), order=spec_of(opened).delivery.order.params()).to_dict()
     order = EpochAudit(opened, state=state).plan.order
-    tokens = selection.tokens if isinstance(selection, PackTable) else None
-    return Expected(selection=selection, order=order if has_order else None, most_rows=most_rows, tokens=tokens)
+    return Expected(
+        selection=selection, order=order if has_order else None, most_rows=most_rows, tokens=selection.tokens
+    )

@@ -190,7 +190,8 @@ class Session:
         )
         of_items, of_blocks = (decoding.of_items, decoding.of_blocks) if decoding else (None, None)
         account = Account(
-            loaded_bytes=self._read_spec.source.likely_row_bytes,
+            loaded_bytes=self._read_spec.source.loaded_bytes,
+            rows_each=self._read_spec.source.rows_each,
             raw_bytes=self._read_spec.source.sample_bytes + (of_blocks.row_bytes if of_blocks else 0),
             decoded_bytes=of_items.row_bytes if of_items else 0,
             inflight_bytes=options.max_inflight_bytes,

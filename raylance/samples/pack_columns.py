@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raylance.orders.permutation import Int32Array, Int64Array
-from raylance.samples.packs import INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS, Pack, Pieces
+from raylance.samples.packs import INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS, Pack
 
 TOKENS_AT_ONCE = 1 << 20
 """Tokens whose columns are best made together: with fewer, threads wait for the GIL more often; with more, arrays do
@@ -19,14 +19,6 @@ not stay in the processor's cache.
 """
 
 Bits = npt.NDArray[np.uint8]
-
-
-def mark_begins(pieces: Pieces, count: int, length: int) -> tuple[Bits, Int32Array]:
-    """Returns the columns `BEGINS` and `TOKENS` of `count` sequences of this length."""
-    begins = np.zeros((count, length), dtype=np.bool_)
-    begins[pieces.sequence, pieces.place] = True
-    tokens = np.bincount(pieces.sequence, weights=pieces.size, minlength=count).astype(np.int32)
-    return np.packbits(begins, axis=1), tokens
 
 
 def fill_columns(

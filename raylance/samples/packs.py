@@ -7,11 +7,9 @@ a run may resume at any of them.
 """
 
 import dataclasses
-import functools
 import hashlib
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +18,8 @@ from raylance.arguments import check_flag, check_integer, check_word
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import PicklesFields
 from raylance.orders.permutation import Int32Array, Int64Array, derive_key, permute, subkeys
+from raylance.samples.table import Located, Ranges, ResolvingTable
 
-_KEPT = 64  # blocks whose pieces a process keeps: some for each lane of an order
 _MOST_LENGTH = 1 << 24
 _LEAST_ROWS, _MOST_ROWS, _BLOCK_TOKENS = 16, 8192, 3 << 18  # sizes of a block
 INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS = "input_ids", "labels", "position_ids", "segment_ids"
@@ -29,9 +27,6 @@ INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS = "input_ids", "labels", "position_
 # begin, uint8, (ceil(length / 8),); and the number of tokens without padding, int32.
 BEGINS, TOKENS = "_begins", "_tokens"
 _MADE = (INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS, BEGINS, TOKENS)
-
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,14 +124,12 @@ class Pieces(NamedTuple):
         document: Number of the document, counted from 0 in storage order.
         start: First token of the piece in the document.
         size: Number of its tokens; the last one may be the end-of-sequence token.
-        place: Place of its first token in the sequence.
     """
 
     sequence: Int64Array
     document: Int64Array
     start: Int64Array
     size: Int64Array
-    place: Int64Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -196,12 +189,16 @@ class PackTable(PicklesFields):
         """Returns `selected`: the offset of a sequence is its number."""
         return selected
 
+    def samples(self, documents: Callable[[Int64Array], Int64Array]) -> "PackedSamples":
+        """Returns the samples; `documents` converts numbers of documents into row offsets."""
+        return PackedSamples(self, documents)
+
     def pieces(self, sequences: Int64Array, epoch: int) -> Pieces:
         """Returns the pieces of sequences, ascending numbers, int64, (n,), in an epoch."""
         # Each part has the pieces of a block, in order. Blocks follow one another as their sequences do.
         parts = (self._of_stream if self.pack.policy == "stream" else self._of_whole)(sequences, epoch)
         if not parts:
-            return Pieces(*[np.empty(0, dtype=np.int64)] * 5)
+            return Pieces(*[np.empty(0, dtype=np.int64)] * 4)
         return Pieces(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _of_stream(self, sequences: Int64Array, epoch: int) -> list[Pieces]:
@@ -216,7 +213,7 @@ class PackTable(PicklesFields):
             if not len(here):
                 continue
             opening, closing = int(self.ends[block - 1]) if block else 0, int(self.ends[block])
-            documents, text_ends = self._stream_of(block, epoch)
+            documents, text_ends = self._make_stream(block, epoch)
             low = np.maximum(begins[here], opening) - opening
             high = np.minimum(ends[here], closing) - opening
             from_, to = np.searchsorted(text_ends, low, side="right"), np.searchsorted(text_ends, high, side="left")
@@ -226,8 +223,7 @@ class PackTable(PicklesFields):
             text_begins = np.append(0, text_ends[:-1])[at]
             start, end = np.maximum(low[index], text_begins), np.minimum(high[index], text_ends[at])
             kept = np.flatnonzero(end > start)
-            place = start + opening - begins[here][index]
-            made = (here[index], documents[at], start - text_begins, end - start, place)
+            made = (here[index], documents[at], start - text_begins, end - start)
             parts.append(Pieces(*(each[kept] for each in made)))
         return parts
 
@@ -237,7 +233,7 @@ class PackTable(PicklesFields):
         for block in np.unique(which).tolist():
             here = np.flatnonzero(which == block)
             opening = int(self.ends[block - 1]) if block else 0
-            packed, firsts = self._whole_of(block, epoch)
+            packed, firsts = self._make_whole(block, epoch)
             number = sequences[here] - opening
             counts = firsts[number + 1] - firsts[number]
             index = np.repeat(np.arange(len(here)), counts)
@@ -245,42 +241,11 @@ class PackTable(PicklesFields):
             parts.append(Pieces(here[index], *(field[at] for field in packed[1:])))
         return parts
 
-    @functools.cached_property
-    def _stream_of(self) -> Callable[[int, int], tuple[Int64Array, Int64Array]]:
-        """Returns the documents of a block in the order of an epoch, and the ends of their texts in the block's."""
-        return _keep_last(self._make_stream)
-
-    @functools.cached_property
-    def _whole_of(self) -> Callable[[int, int], tuple[Pieces, Int64Array]]:
-        """Returns the pieces of a block's sequences in an epoch, and the index of the first piece of each sequence."""
-        return _keep_last(self._make_whole)
-
     @property
     def block_ends(self) -> Int64Array:
         """The number of sequences up to the end of each block that ends one or more, int64, ascending."""
         ends = -(-self.ends // self.pack.length) if self.pack.policy == "stream" else self.ends
         return np.unique(ends[ends > 0])
-
-    def blocks_of(self, sequences: Int64Array) -> Int64Array:
-        """Returns the blocks in which sequences begin, int64, (n,)."""
-        begins = sequences * self.pack.length if self.pack.policy == "stream" else sequences
-        return np.searchsorted(self.ends, begins, side="right")
-
-    def count_by_block(self, pieces: Pieces) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Returns the blocks of which some pieces are, ascending; the number of sequences that have pieces of each; and
-        of how many sequences an epoch has pieces of it; each int64, (blocks,).
-        """
-        of_piece = pieces.document // self.block_rows
-        is_new = np.diff(pieces.sequence, prepend=-1) + np.diff(of_piece, prepend=-1) != 0
-        blocks, made = np.unique(of_piece[is_new], return_counts=True)
-        return blocks, made, self.count_sequences(blocks)
-
-    def count_sequences(self, blocks: Int64Array) -> Int64Array:
-        """Returns how many sequences have pieces of each of some blocks, int64, (n,)."""
-        begins, ends = np.where(blocks > 0, self.ends[blocks - 1], 0), self.ends[blocks]
-        if self.pack.policy == "stream":
-            begins, ends = begins // self.pack.length, -(-ends // self.pack.length)
-        return ends - begins
 
     def documents(self, block: int) -> Int64Array:
         """Returns the numbers of the documents of a block."""
@@ -288,6 +253,7 @@ class PackTable(PicklesFields):
         return np.arange(first, min(first + self.block_rows, len(self.lengths)), dtype=np.int64)
 
     def _make_stream(self, block: int, epoch: int) -> tuple[Int64Array, Int64Array]:
+        """Returns the documents of a block in the order of an epoch, and the ends of their texts in the block's."""
         documents = self.documents(block)
         if self.pack.shuffle:
             key = derive_key(self.seed, epoch, "pack", block)
@@ -295,6 +261,7 @@ class PackTable(PicklesFields):
         return documents, np.cumsum(_sizes(self.lengths[documents], self.pack), dtype=np.int64)
 
     def _make_whole(self, block: int, epoch: int) -> tuple[Pieces, Int64Array]:
+        """Returns the pieces of a block's sequences in an epoch, and the index of the first piece of each sequence."""
         documents = self.documents(block)
         owner, start, size = cut_documents(_sizes(self.lengths[documents], self.pack), self.pack)
         key = derive_key(self.seed, epoch if self.pack.shuffle else 0, "pack", block)
@@ -305,22 +272,58 @@ class PackTable(PicklesFields):
         order = by_size[np.lexsort((salt[by_size], bins))]  # and so do the pieces of a sequence
         of_bin = np.sort(bins)
         firsts = np.searchsorted(of_bin, np.arange(count + 1))
-        before = np.cumsum(size[order]) - size[order]
-        place = before - (np.append(before, 0)[firsts[:-1]])[of_bin] if len(order) else before
-        return Pieces(of_bin, documents[owner[order]], start[order], size[order], place), firsts
+        return Pieces(of_bin, documents[owner[order]], start[order], size[order]), firsts
 
 
-def _keep_last(make: Callable[[int, int], T]) -> Callable[[int, int], T]:
-    """Returns the function with a memory of its last results. Threads wait for each other: the same result, made twice
-    at once, would take twice as long, because this is Python's work.
-    """
-    lock, kept = threading.Lock(), functools.lru_cache(maxsize=_KEPT)(make)
+class PackedSamples(ResolvingTable):
+    """The sequences of an epoch, by number, as samples of ranges of the selected documents."""
 
-    def call(block: int, epoch: int) -> T:
-        with lock:
-            return kept(block, epoch)
+    columns: ClassVar[Mapping[str, int]] = {}
 
-    return call
+    def __init__(self, table: PackTable, documents: Callable[[Int64Array], Int64Array], epoch: int = 0) -> None:
+        """See `PackTable.samples`."""
+        self._table, self._documents, self._epoch = table, documents, epoch
+
+    @property
+    def fingerprint(self) -> str:
+        """See `SampleTable.fingerprint`."""
+        return self._table.fingerprint
+
+    def of_epoch(self, epoch: int) -> "PackedSamples":
+        """See `SampleTable.of_epoch`."""
+        return PackedSamples(self._table, self._documents, epoch)
+
+    def rows(self, anchors: Int64Array) -> Mapping[str, Int64Array]:
+        """See `SampleTable.rows`."""
+        return {}
+
+    def resolve(self, anchors: Int64Array) -> tuple[Int64Array, Located]:
+        """See `SampleTable.resolve`."""
+        pack, rows = self._table.pack, self._table.rows
+        asked, which = np.unique(anchors, return_inverse=True)
+        if len(asked) and not 0 <= asked[0] <= asked[-1] < rows:
+            raise IndexError(f"sequences are numbered from 0 to {rows - 1}")
+        pieces = self._table.pieces(asked, self._epoch)
+        by_sequence = np.argsort(pieces.sequence, kind="stable")
+        sequence, document, start, size = (each[by_sequence] for each in pieces)
+        documents, at = np.unique(document, return_inverse=True)
+        ranges = Ranges(
+            length=pack.length,
+            firsts=np.searchsorted(sequence, np.arange(len(asked) + 1)),
+            at=at,
+            start=start,
+            size=size,
+            after=np.full(len(asked), pack.eos_id or 0),
+            padding=np.full(len(asked), pack.pad_id),
+        )
+        located = Located(anchors, np.zeros_like(anchors), np.empty((len(anchors), 0), np.int64), ranges.take(which))
+        return self._documents(documents), located
+
+    def describe(self, stored: Int64Array, ranges: Ranges) -> dict[str, npt.NDArray[Any]]:
+        """See `SampleTable.describe`."""
+        begins = np.zeros((ranges.samples, ranges.length), dtype=np.bool_)
+        begins[ranges.sample, ranges.place] = True
+        return {BEGINS: np.packbits(begins, axis=1), TOKENS: ranges.values.astype(np.int32)}
 
 
 def make_table(

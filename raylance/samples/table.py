@@ -1,15 +1,101 @@
-"""The table of samples: the stored rows that make up each sample."""
+"""The table of samples: the stored rows, or the ranges of values in them, that make up each sample."""
 
 import abc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from raylance.orders.permutation import BoolArray, Int64Array
 
 IS_PAD = "_is_pad"
 """Suffix of the columns that say which rows of a sample stand in place of rows that there are not."""
+
+
+class Ranges(NamedTuple):
+    """Ranges of values of stored rows, each row a list. Samples are made of them, one range after another.
+
+    Attributes:
+        length: Number of values of each sample. After its ranges comes padding.
+        firsts: The first range of each of n samples, and the number of ranges, int64, (n + 1,).
+        at: Index of the stored row of each range, int64, (ranges,).
+        start: Its first value in that row, int64, (ranges,).
+        size: Number of its values, int64, (ranges,): one more than the row has left if `after` follows the row.
+        after: For each sample, the value after a row in the first of its columns, int64, (n,).
+        padding: The same for padding.
+    """
+
+    length: int
+    firsts: Int64Array
+    at: Int64Array
+    start: Int64Array
+    size: Int64Array
+    after: Int64Array
+    padding: Int64Array
+
+    @classmethod
+    def of(cls, parts: Sequence["Ranges"]) -> "Ranges":
+        """Joins the ranges of samples of one length."""
+        ends = np.cumsum([0, *(len(part.at) for part in parts)])
+        firsts = [part.firsts[:-1] + end for part, end in zip(parts, ends.tolist(), strict=False)]
+        joined = (np.concatenate(each) for each in zip(*(part[2:] for part in parts), strict=True))
+        return cls(parts[0].length, np.append(np.concatenate(firsts), ends[-1]), *joined)
+
+    def part(self, low: int, high: int) -> "Ranges":
+        """Returns the ranges of samples [low, high)."""
+        firsts, samples = self.firsts[low : high + 1], slice(low, high)
+        own = slice(int(firsts[0]), int(firsts[-1]))
+        return self._replace(
+            firsts=firsts - firsts[0],
+            at=self.at[own],
+            start=self.start[own],
+            size=self.size[own],
+            after=self.after[samples],
+            padding=self.padding[samples],
+        )
+
+    def take(self, samples: Int64Array) -> "Ranges":
+        """Returns the ranges of samples in any order, which may repeat."""
+        counts = np.diff(self.firsts)[samples]
+        firsts = np.append(0, np.cumsum(counts))
+        own = np.arange(firsts[-1]) + np.repeat(self.firsts[samples] - firsts[:-1], counts)
+        return self._replace(
+            firsts=firsts,
+            at=self.at[own],
+            start=self.start[own],
+            size=self.size[own],
+            after=self.after[samples],
+            padding=self.padding[samples],
+        )
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.firsts) - 1
+
+    @property
+    def sample(self) -> Int64Array:
+        """The number of the sample of each range, int64, (ranges,)."""
+        return np.repeat(np.arange(self.samples), np.diff(self.firsts))
+
+    @property
+    def ends(self) -> Int64Array:
+        """Number of values up to the end of each range, int64, (ranges,)."""
+        ends: Int64Array = np.cumsum(self.size, dtype=np.int64)
+        return ends
+
+    @property
+    def values(self) -> Int64Array:
+        """Number of values of each sample without padding, int64, (n,)."""
+        ends: Int64Array = np.append(0, self.ends)[self.firsts]
+        return ends[1:] - ends[:-1]
+
+    @property
+    def place(self) -> Int64Array:
+        """The place of the first value of each range in its sample, int64, (ranges,)."""
+        begins: Int64Array = np.append(0, self.ends)
+        return begins[:-1] - np.repeat(begins[self.firsts[:-1]], np.diff(self.firsts))
 
 
 class Located(NamedTuple):
@@ -19,15 +105,20 @@ class Located(NamedTuple):
         anchors: Their row offsets, int64, (n,).
         at: Their indices among the stored rows, int64, (n,).
         facts: The result of `SampleTable.look_up` for them, int64, (n, `SampleTable.facts`).
+        ranges: The ranges of which the samples are made; None if they are made of whole rows.
     """
 
     anchors: Int64Array
     at: Int64Array
     facts: Int64Array
+    ranges: Ranges | None = None
 
-    def part(self, which: Any) -> "Located":
-        """Returns some of them, by any index of NumPy."""
-        return Located(*(each[which] for each in self))
+    def part(self, low: int, high: int) -> "Located":
+        """Returns those with the numbers [low, high)."""
+        ranges, own = self.ranges, slice(low, high)
+        return Located(
+            self.anchors[own], self.at[own], self.facts[own], None if ranges is None else ranges.part(low, high)
+        )
 
 
 class Found(NamedTuple):
@@ -87,6 +178,19 @@ class SampleTable(abc.ABC):
         """
         return {}
 
+    def of_epoch(self, epoch: int) -> "SampleTable":
+        """Returns the samples of an epoch, if they are other ones in each."""
+        return self
+
+    def resolve(self, anchors: Int64Array) -> tuple[Int64Array, Located]:
+        """Returns `stored` of anchors in any order, and where these are among them."""
+        stored = self.stored(anchors)
+        return stored, self.locate(stored, anchors)
+
+    def describe(self, stored: Int64Array, ranges: Ranges) -> dict[str, npt.NDArray[Any]]:
+        """Returns the columns that follow from the ranges of n samples: (n,) or (n, k)."""
+        return {}
+
     def are_anchors(self, offsets: Int64Array) -> BoolArray:
         """Returns which of these rows, strictly ascending, may be anchors: bool, (n,)."""
         return np.ones(len(offsets), dtype=np.bool_)
@@ -141,6 +245,26 @@ def unneeded_rows(
         if is_unneeded.any():
             found[name] = is_unneeded
     return found
+
+
+class ResolvingTable(SampleTable):
+    """A table whose `stored` and `locate` follow from `resolve`."""
+
+    @abc.abstractmethod
+    def resolve(self, anchors: Int64Array) -> tuple[Int64Array, Located]:
+        """See `SampleTable.resolve`."""
+
+    def stored(self, anchors: Int64Array) -> Int64Array:
+        """See `SampleTable.stored`."""
+        return self.resolve(anchors)[0]
+
+    def locate(self, stored: Int64Array, anchors: Int64Array) -> Located:
+        """See `SampleTable.locate`."""
+        own, located = self.resolve(anchors)
+        index, ranges = np.searchsorted(stored, own), located.ranges
+        if ranges is not None:
+            return located._replace(ranges=ranges._replace(at=index[ranges.at]))
+        return located._replace(at=index[located.at])
 
 
 class FindingTable(SampleTable):

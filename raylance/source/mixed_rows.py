@@ -3,17 +3,20 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from raylance.columns import ROW_OFFSET, join_offsets, split_offsets
+from raylance.columns import COMPONENT, ROW_OFFSET, join_offsets, split_offsets
 from raylance.environment.shared import Shared
+from raylance.memory.arrow import take_rows
+from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.samples.table import FindingTable, Found, Located, SampleTable
+from raylance.samples.table import FindingTable, Found, Located, Ranges, ResolvingTable, SampleTable
 from raylance.source.derived import Derived
-from raylance.source.reader import OpenedRows, RowReader
+from raylance.source.reader import RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import Completion, RowSource, Selected
 
@@ -23,6 +26,8 @@ class _MixSelection:
     """The selections of the components, joined in the order of the components."""
 
     parts: tuple[Selected, ...]
+    block_ends: ClassVar[None] = None
+    tokens: ClassVar[None] = None
 
     @property
     def rows(self) -> int:
@@ -43,7 +48,7 @@ class _MixSelection:
 
 
 @dataclasses.dataclass(frozen=True)
-class _MixSamples(FindingTable):
+class _MixSamples(ResolvingTable, FindingTable):
     """The tables of samples of the components, with joined offsets; only their selections have a fingerprint."""
 
     parts: tuple[SampleTable, ...]
@@ -53,26 +58,33 @@ class _MixSamples(FindingTable):
     def columns(self) -> Mapping[str, int]:
         return self.parts[0].columns
 
-    def stored(self, anchors: Int64Array) -> Int64Array:
-        which, own = split_offsets(anchors)
-        numbers = np.unique(which).tolist()
-        found = [join_offsets(number, self.parts[number].stored(own[which == number])) for number in numbers]
-        return np.concatenate([*found, np.empty(0, dtype=np.int64)])
+    def of_epoch(self, epoch: int) -> "_MixSamples":
+        return _MixSamples(tuple(part.of_epoch(epoch) for part in self.parts))
 
-    def locate(self, stored: Int64Array, anchors: Int64Array) -> Located:
+    def resolve(self, anchors: Int64Array) -> tuple[Int64Array, Located]:
+        which, own = split_offsets(anchors)
         facts = np.zeros((len(anchors), max(part.facts for part in self.parts)), dtype=np.int64)
-        found = Located(anchors, np.empty_like(anchors), facts)
-        for part, mine, rows, begin in self._split(stored, anchors):
-            located = part.locate(rows, split_offsets(anchors[mine])[1])
-            found.at[mine] = located.at + begin
-            facts[mine, : part.facts] = located.facts
-        return found
+        at, rows, order = np.empty_like(anchors), [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        parts: list[Ranges] = []
+        for number in np.unique(which).tolist() or [0]:
+            part, mine, begin = self.parts[number], np.flatnonzero(which == number), sum(map(len, rows))
+            stored, located = part.resolve(own[mine])
+            at[mine], facts[mine, : part.facts] = located.at + begin, located.facts
+            if located.ranges is not None:
+                parts.append(located.ranges._replace(at=located.ranges.at + begin))
+            rows.append(join_offsets(number, stored))
+            order.append(mine)
+        ranges = Ranges.of(parts).take(np.argsort(np.concatenate(order))) if parts else None
+        return np.concatenate(rows), Located(anchors, at, facts, ranges)
+
+    def describe(self, stored: Int64Array, ranges: Ranges) -> dict[str, npt.NDArray[Any]]:
+        return self.parts[0].describe(split_offsets(stored)[1], ranges)  # their columns are alike
 
     def find(self, stored: Int64Array, located: Located) -> Found:
         windows = {name: np.empty((len(located.at), count), dtype=np.int64) for name, count in self.columns.items()}
         pads: dict[str, BoolArray] = {}
         for part, mine, rows, begin in self._split(stored, located.anchors):
-            anchors, at, facts = located.part(mine)
+            anchors, at, facts = (each[mine] for each in located[:3])
             found = part.find(rows, Located(split_offsets(anchors)[1], at - begin, facts[:, : part.facts]))
             for name, indices in found.windows.items():
                 windows[name][mine] = indices + begin
@@ -118,20 +130,24 @@ class _MixReader(RowReader):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Completing(RowReader):
-    """Completes the rows of a reader."""
+class _MixCompletion(Completion):
+    """Completes the rows of each component as the component does."""
 
-    reader: RowReader
-    completion: Completion
+    parts: tuple[Completion, ...]
 
-    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None], is_wanted: Wanted = always) -> None:
-        self.reader.read_into(offsets, lambda table: add(self.completion(table)), is_wanted)
+    @property
+    def rows(self) -> int:
+        return min(part.rows for part in self.parts)
 
-    def widened(self, margin: int) -> "_Completing":
-        return dataclasses.replace(self, reader=self.reader.widened(margin))
+    @property
+    def added_bytes(self) -> int:
+        return max(part.added_bytes for part in self.parts)
 
-    def close(self) -> None:
-        self.reader.close()
+    def __call__(self, table: pa.Table, lend: Lend = fresh_memory) -> pa.Table:
+        which = table[COMPONENT].to_numpy()
+        own = [np.flatnonzero(which == number) for number in range(len(self.parts))]
+        made = [part(table.take(pa.array(mine))) for part, mine in zip(self.parts, own, strict=True)]
+        return take_rows(pa.concat_tables(made).combine_chunks(), np.argsort(np.concatenate(own)), lend)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +164,16 @@ class MixedRows(RowSource):
     def run_rows(self) -> int:
         """See `RowSource.run_rows`."""
         return max(part.run_rows for part in self.parts)
+
+    @property
+    def loaded_bytes(self) -> float:
+        """See `RowSource.loaded_bytes`."""
+        return max(part.loaded_bytes for part in self.parts)
+
+    @property
+    def rows_each(self) -> float:
+        """See `RowSource.rows_each`."""
+        return max(part.loaded_bytes * part.rows_each for part in self.parts) / self.loaded_bytes
 
     @property
     def derived(self) -> tuple[tuple[str, Derived], ...]:
@@ -174,26 +200,16 @@ class MixedRows(RowSource):
         parts = zip(self.parts, saved, strict=True)
         return all((part.version, part.identity) == its or part.has_rows_of(*its) for part, its in parts)
 
-    def open_reader(self, retry_s: float | None = None) -> OpenedRows:
+    def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""
-        opened = [part.open_reader(retry_s) for part in self.parts]
-        completions = [None if self.completion is not None else part.completion for part in self.parts]
-
-        def of_epoch(epoch: int) -> RowReader:
-            readers = zip((part.of_epoch(epoch) for part in opened), completions, strict=True)
-            return _MixReader(tuple(one if each is None else _Completing(one, each) for one, each in readers))
-
-        def close() -> None:
-            for part in opened:
-                part.close()
-
-        return OpenedRows(of_epoch, close)
+        return _MixReader(tuple(part.open_reader(retry_s) for part in self.parts))
 
     @property
     def completion(self) -> Completion | None:
         """See `RowSource.completion`."""
-        first, *others = (part.completion for part in self.parts)
-        return first if all(each == first for each in others) else None
+        parts = tuple(each for part in self.parts if (each := part.completion) is not None)
+        is_one = all(each == parts[0] for each in parts)
+        return _MixCompletion(parts) if not is_one else parts[0] if parts else None
 
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
         """See `RowSource.map_shared`."""

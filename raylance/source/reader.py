@@ -139,24 +139,6 @@ class RowReader(abc.ABC):
         return pa.concat_tables(pieces) if is_wanted() else None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OpenedRows:
-    """Selected rows that are open. Packed documents differ from epoch to epoch, so rows are read of an epoch only.
-
-    Attributes:
-        of_epoch: Returns the reader of the rows of an epoch; all of them share what is open.
-        close: See `RowReader.close`; it is for the readers of all epochs.
-    """
-
-    of_epoch: Callable[[int], RowReader]
-    close: Callable[[], None]
-
-    @classmethod
-    def alike(cls, reader: RowReader) -> "OpenedRows":
-        """Returns the rows of a reader, which are the same in each epoch."""
-        return cls(lambda _: reader, reader.close)
-
-
 class PieceReader(RowReader):
     """A reader whose other methods follow from `read_pieces`."""
 

@@ -14,7 +14,7 @@ from raylance.planning.proof import HasOffsets
 from raylance.samples.table import SampleTable
 from raylance.samples.windows import WindowTable
 from raylance.source.derived import Derived
-from raylance.source.reader import OpenedRows, Reader, ReadMode
+from raylance.source.reader import Reader, ReadMode, RowReader
 from raylance.source.retrying import OPENING_S
 from raylance.source.selection import Selection
 from raylance.source.version import Source
@@ -33,6 +33,16 @@ class Selected(HasOffsets, Protocol):
     def fingerprint(self) -> str:
         """Hash of the rows; equal exactly if the rows are equal."""
 
+    @property
+    def block_ends(self) -> Int64Array | None:
+        """The number of rows up to the end of each block that is read together at the least cost, int64, ascending.
+        Then shards of an order should not cut blocks. None if there are no blocks.
+        """
+
+    @property
+    def tokens(self) -> int | None:
+        """Number of tokens of all rows without padding; None if rows are no sequences of tokens."""
+
 
 class Completion(Protocol):
     """Adds the columns of rows that follow from others; equal if it adds the same. Picklable."""
@@ -46,8 +56,8 @@ class Completion(Protocol):
         """Bytes of the columns that are added to a row."""
 
     def __call__(self, table: pa.Table, lend: Lend = fresh_memory) -> pa.Table:
-        """Returns the rows with the columns that are added, and those that are kept. `lend` gives the memory of the
-        former.
+        """Returns the rows, which have `_component`, with the columns that are added, and those that are kept. `lend`
+        gives the memory of the former.
         """
 
 
@@ -87,6 +97,21 @@ class RowSource(abc.ABC):
         return None
 
     @property
+    def is_packed(self) -> bool:
+        """Whether samples are numbered sequences of tokens."""
+        return False
+
+    @property
+    def loaded_bytes(self) -> float:
+        """The best estimate of the bytes of a stored row, as it is held."""
+        return self.likely_row_bytes
+
+    @property
+    def rows_each(self) -> float:
+        """The expected number of stored rows for each sample of many."""
+        return 1.0
+
+    @property
     def completion(self) -> Completion | None:
         """Makes the columns that readers leave out, so that nobody holds or sends them; None if they give all."""
         return None
@@ -103,8 +128,8 @@ class RowSource(abc.ABC):
         """
 
     @abc.abstractmethod
-    def open_reader(self, retry_s: float | None = None) -> OpenedRows:
-        """Makes readers of stored rows. The first read opens the dataset and compares it with the pinned version.
+    def open_reader(self, retry_s: float | None = None) -> RowReader:
+        """Makes a reader of stored rows. The first read opens the dataset and compares it with the pinned version.
 
         Args:
             retry_s: Seconds for which a read is repeated if the storage fails, or if files are missing that were there
@@ -160,11 +185,10 @@ class TableRows(RowSource):
                 why = "a window is not whole, or the row is not selected"
                 raise IndexError(f"row {others[0]} is the anchor of no sample: {why}")
 
-    def open_reader(self, retry_s: float | None = None) -> OpenedRows:
+    def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""
         rows = self.open_rows(retry_s)
-        reader = add_columns(rows, self.added, str(self.uri), retry_s=rows.retry_s, missing=rows.missing)
-        return OpenedRows.alike(reader)
+        return add_columns(rows, self.added, str(self.uri), retry_s=rows.retry_s, missing=rows.missing)
 
     def open_rows(self, retry_s: float | None = None) -> Reader:
         """Makes the reader that `open_reader` has, without added columns."""

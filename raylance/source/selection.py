@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import lance
 import numpy as np
@@ -32,6 +32,8 @@ class Selection:
     Processes read the arrays from Ray's object store without a copy.
     """
 
+    block_ends: ClassVar[None] = None  # see `Selected`, as the next one
+    tokens: ClassVar[None] = None
     rows: int  # number of selected rows, N
     fingerprint: str  # hash of the offsets, independent of how they are stored
     starts: Int64Array  # first offset of each run, (runs,); or every offset, (N,), if `ends` is None

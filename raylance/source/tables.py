@@ -13,7 +13,7 @@ from raylance.environment.shared import Shared, SharedTables
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Column, Order, Tables
 from raylance.orders.permutation import Int64Array
-from raylance.samples.packs import PackTable
+from raylance.orders.shuffles import Laned
 from raylance.source.fields import find_field
 from raylance.source.reader import Reader
 from raylance.source.rows import Selected
@@ -81,9 +81,9 @@ class SelectionRows:
         return _Column(name, reader.read(offsets)[name])
 
     def fragment_ends(self) -> Int64Array:
-        """See `Rows.fragment_ends`. For sequences of `Pack`, blocks of documents take the place of fragments."""
-        if isinstance(self.selection, PackTable):
-            return self.selection.block_ends
+        """See `Rows.fragment_ends`. Blocks of rows take the place of fragments, if there are any."""
+        if (blocks := self.selection.block_ends) is not None:
+            return blocks
         ends = np.cumsum([fragment.count_rows() for fragment in self.dataset.get_fragments()], dtype=np.int64)
         counted = np.unique(self._rows("fragments").count_before(ends))
         return counted[counted > 0]
@@ -95,6 +95,14 @@ class SelectionRows:
                 "was started. Use window, shard, sequential or row, which need none."
             )
         return self.selection
+
+
+def by_block(order: Order, selection: Selected) -> Order:
+    """Returns the order with a block of rows as its shard, if there are blocks, and the order leaves the size of shards
+    to raylance.
+    """
+    is_free = selection.block_ends is not None and isinstance(order, Laned) and order.shard_rows == "auto"
+    return dataclasses.replace(order, shard_rows="fragment") if is_free else order
 
 
 def share_tables(order: Order, tables: Tables, source: Source, selection: Shared[Selection]) -> Tables:

@@ -44,8 +44,8 @@ class ChunkMemory:
         self._places: Int64Array = np.empty(len(anchors), dtype=np.int64)
         self._is_repeated, lines = False, None
         if samples is not None:
-            self._stored: Int64Array = samples.stored(anchors)
-            self._located = samples.locate(self._stored, anchors)
+            self._stored: Int64Array
+            self._stored, self._located = samples.resolve(anchors)
         else:
             lines = np.argsort(anchors)
             self._stored = anchors[lines]
@@ -125,7 +125,7 @@ class ChunkMemory:
         must be loaded. With `own`, the table holds no memory of the chunk.
         """
         if self._samples is not None and self._located is not None:
-            located = self._located.part(slice(low, high))
+            located = self._located.part(low, high)
             return gather_samples(
                 self._memory.stored(), self._stored, located, self._samples, lend, self.by_block.names
             )

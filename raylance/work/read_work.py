@@ -19,9 +19,10 @@ from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
+from raylance.samples.table import SampleTable
 from raylance.settings import Options
 from raylance.source.limits import Calls
-from raylance.source.reader import OpenedRows, RowReader
+from raylance.source.reader import RowReader
 from raylance.work.blocks import BlockColumns
 from raylance.work.chunk_memory import ChunkLoad, ChunkMemory
 
@@ -63,7 +64,7 @@ class ReadWork:
         self._chunks: dict[int, tuple[ChunkMemory, int]] = {}  # by number, with the line of the first row
         self._dropped: deque[int] = deque(maxlen=_DROPPED)
         self._opening, self._lock = threading.Lock(), threading.Lock()
-        self._rows: OpenedRows | None = None
+        self._rows: RowReader | None = None
         self._busy = _BusyTime()
         self._peak_bytes, self._is_closed = 0, False
 
@@ -114,7 +115,7 @@ class ReadWork:
         block = chunk.load(load.first, load.allowed_bytes)
         self._busy.begin()
         try:
-            reader = self._reader_of(load.chunk.epoch).widened(load.margin)
+            reader = self._open_rows.widened(load.margin)
             reader.read_pieces(chunk.stored(load.first, load.rows), block.prepare, block.add, block.is_wanted)
         finally:
             block.end()
@@ -137,7 +138,7 @@ class ReadWork:
             first = planned.plan.first_line(load.chunk, load.dp_rank)
             # Half of the limit, so that two chunks fit.
             most_bytes, lend = self._limit // 2, self._lender.lend
-            found = ChunkMemory(anchors, self._samples, most_bytes, lend, self._by_block), first
+            found = ChunkMemory(anchors, self._samples_of(load.chunk.epoch), most_bytes, lend, self._by_block), first
             with self._lock:
                 if self._is_closed or load.number in self._dropped:  # meanwhile
                     return None
@@ -152,10 +153,14 @@ class ReadWork:
         if found is not None:
             found[0].is_dropped = True
 
-    def _reader_of(self, epoch: int) -> RowReader:
+    @property
+    def _open_rows(self) -> RowReader:
         with self._lock:
             self._rows = self._rows or self._source.open_reader(self._read_timeout_s)
-            return self._rows.of_epoch(epoch)
+            return self._rows
+
+    def _samples_of(self, epoch: int) -> SampleTable | None:
+        return None if self._samples is None else self._samples.of_epoch(epoch)
 
     def _note_held(self, receipt: Receipt) -> None:
         with self._lock:
@@ -266,7 +271,7 @@ class ReadWork:
         )
 
     def _empty_table(self, epoch: int) -> pa.Table:
-        table, _ = read_samples(self._reader_of(epoch), self._samples, np.empty(0, dtype=np.int64))
+        table, _ = read_samples(self._open_rows, self._samples_of(epoch), np.empty(0, dtype=np.int64))
         return table if not self._by_block.decoded else self._by_block.fill_in_none(table)
 
     def _is_kept_long(self) -> bool:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from raylance.errors import DatasetError
 from raylance.samples.table import SampleTable
-from raylance.source.reader import OpenedRows, RowReader
+from raylance.source.reader import RowReader
 
 
 def table_of(sizes: list[int]) -> pa.Table:
@@ -31,8 +31,8 @@ class InMemory(RowReader):
     def load_samples(self) -> SampleTable | None:
         return self.samples
 
-    def open_reader(self, retry_s: float) -> OpenedRows:
-        return OpenedRows.alike(self)
+    def open_reader(self, retry_s: float) -> RowReader:
+        return self
 
     def offsets(self, selected: np.ndarray) -> np.ndarray:
         return selected * self.step

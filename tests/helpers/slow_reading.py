@@ -11,7 +11,7 @@ import pyarrow as pa
 
 import raylance
 from raylance.api.dataset import spec_of
-from raylance.source.reader import OpenedRows, RowReader
+from raylance.source.reader import RowReader
 from raylance.source.rows import TableRows
 
 SLOW_ROWS = 720
@@ -36,8 +36,7 @@ class SlowRows(TableRows):
     pause: Callable[[int], None]
 
     def open_reader(self, retry_s: float | None = None) -> Any:
-        opened = TableRows.open_reader(self, retry_s)
-        return OpenedRows(lambda epoch: SlowReader(opened.of_epoch(epoch), self.pause), opened.close)
+        return SlowReader(TableRows.open_reader(self, retry_s), self.pause)
 
 
 class SlowReader(RowReader):

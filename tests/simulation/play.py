@@ -241,7 +241,7 @@ class SimulatedSession(Session):
 
     def __init__(self, rank: "Rank") -> None:
         scenario = rank.scenario
-        source = SimpleNamespace(likely_row_bytes=RAW_BYTES, sample_bytes=RAW_BYTES, uri="rows")
+        source = SimpleNamespace(loaded_bytes=RAW_BYTES, rows_each=1.0, sample_bytes=RAW_BYTES, uri="rows")
         whole = SimpleNamespace(row_bytes=DECODED_BYTES)
         items, blocks = (None, SimpleNamespace(row_bytes=0)) if scenario.by_block else (whole, None)
         decoding = SimpleNamespace(max_bad_rows=None, datasets=(), of_items=items, of_blocks=blocks)

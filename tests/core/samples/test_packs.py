@@ -117,7 +117,7 @@ def test_any_sequence_is_found_by_itself(lengths: list[int], policy: str) -> Non
         pieces = sent.pieces(np.array([number]), 2)
         assert [
             [(document, token) for token in range(start, start + size)]
-            for _, document, start, size, _ in zip(*(each.tolist() for each in pieces), strict=True)
+            for _, document, start, size in zip(*(each.tolist() for each in pieces), strict=True)
         ] == whole[number]
 
 

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
-from raylance.source.packing import Documents, PackTokens, _PackReader
+from raylance.decode.sample_reading import read_samples
+from raylance.samples.pack_tokens import Documents, PackTokens
+from raylance.source.packed import DocumentReader
 from tests.helpers.in_memory import InMemory
 
 EOS, PAD = 99, 0
@@ -33,8 +35,8 @@ def test_sequences_are_the_cuts_of_one_string(
     table = Documents(ends=ends, pack=pack)
     assert table.rows == -(-len(string) // length)
     chosen = sorted(data.draw(st.sets(st.integers(0, table.rows - 1), min_size=1)))
-    reader = _PackReader(reader=memory, documents=memory, table=table)  # type: ignore[arg-type]
-    found = reader.read(np.array(chosen, dtype=np.int64)).to_pydict()
+    reader = DocumentReader(reader=memory, names={"tokens": "input_ids"}, ids=np.dtype(np.int64), uri="memory")
+    found = read_samples(reader, table.samples(memory.offsets), np.array(chosen, dtype=np.int64))[0].to_pydict()
     for place, sequence in enumerate(chosen):
         tokens = string[sequence * length : (sequence + 1) * length]
         padding = length - len(tokens)

@@ -198,14 +198,14 @@ def test_storage_that_fails_is_not_waited_for_if_nobody_wants_the_rows(tmp_path:
     pack = raylance.PackTokens("tokens", 16) if kind == "sequences" else None
     data = raylance.dataset(uri, columns=None if pack else ["tokens"], pack=pack)
     mixed = raylance.mix({"a": (data, 1.0), "b": (data, 1.0)}, stop=60) if kind == "mixture" else data
-    reader = spec_of(mixed).read.source.open_reader(30.0).of_epoch(0)
+    reader = spec_of(mixed).read.source.open_reader(30.0)
     shutil.rmtree(Path(uri, "data"))
     begin = time.monotonic()
     reader.read_into(np.arange(10), add, lambda: False)
     reader.read_pieces(np.arange(10), lambda *rows: rows, lambda _: True, lambda: False)
     assert time.monotonic() - begin < 20
     with pytest.raises(DatasetError):
-        spec_of(mixed).read.source.open_reader(0.1).of_epoch(0).read_into(np.arange(10), add)
+        spec_of(mixed).read.source.open_reader(0.1).read_into(np.arange(10), add)
 
 
 def test_a_read_that_is_done_refers_to_nothing(write_dataset: Callable[..., str]) -> None:

@@ -179,7 +179,7 @@ def test_an_open_dataset_that_still_serves_what_was_removed_is_checked(
     monkeypatch.setattr(version, "_CHECK_S", 0.0)
     monkeypatch.setattr(version, "_CHECK_SHARE", 0)
     source = spec_of(raylance.dataset(uri, columns=["id", "label"])).read.source
-    reader = source.open_reader().of_epoch(0)
+    reader = source.open_reader()
     reader.read(np.arange(ROWS))
     kept = Path(uri + ".kept")
     Path(uri).rename(kept)
