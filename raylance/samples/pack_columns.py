@@ -1,7 +1,7 @@
 """The columns of packed sequences that follow from their tokens and from where pieces of documents begin.
 
-Readers give one bit a token, which says where a piece begins. Positions, segments and labels are made of it on the side
-of the trainer, so that nobody holds or sends them.
+Readers give the places at which pieces begin. Positions, segments and labels are made of them on the side of the
+trainer, so that nobody holds or sends them. They are made by sums and copies, which do not hold the GIL.
 """
 
 from collections.abc import Mapping
@@ -18,56 +18,62 @@ TOKENS_AT_ONCE = 1 << 20
 not stay in the processor's cache.
 """
 
-Bits = npt.NDArray[np.uint8]
-
 
 def fill_columns(
-    pack: Pack, begins: Bits, tokens: Int32Array, read: Mapping[str, npt.NDArray[Any]], into: Mapping[str, Int32Array]
+    pack: Pack,
+    places: npt.NDArray[Any],
+    ends: npt.NDArray[Any],
+    tokens: Int32Array,
+    read: Mapping[str, npt.NDArray[Any]],
+    into: Mapping[str, Int32Array],
 ) -> None:
     """Computes `position_ids`, `segment_ids`, and `labels` if there are any.
 
     Args:
         pack: The setting.
-        begins: The column `BEGINS`, uint8, (n, ceil(length / 8)).
+        places: The places of sequences with which pieces of documents begin, integers, (pieces,).
+        ends: The index of the first of these for each sequence, and their number, integers, (n + 1,).
         tokens: The column `TOKENS`, int32, (n,).
         read: The columns that were read, each (n, length).
         into: Where to put the results, int32, (n, length).
     """
     rows = max(1, TOKENS_AT_ONCE // pack.length)
     names = [] if pack.labels is None else [INPUT_IDS, *([pack.label_mask] if pack.label_mask else [])]
-    counting = np.arange(min(rows, len(tokens)) * pack.length, dtype=np.int32)
     for begin in range(0, len(tokens), rows):
-        part = slice(begin, begin + rows)
+        part, bounds = slice(begin, begin + rows), ends[begin : begin + rows + 1].astype(np.int64)
         made = {name: array[part].reshape(-1) for name, array in into.items()}
         of_part = {name: read[name][part].reshape(-1) for name in names}
-        _fill(pack, begins[part], tokens[part], counting, of_part, made)
+        _fill(pack, places[bounds[0] : bounds[-1]], bounds - bounds[0], tokens[part], of_part, made)
 
 
 def _fill(
     pack: Pack,
-    begins: Bits,
+    places: npt.NDArray[Any],
+    ends: Int64Array,
     tokens: Int32Array,
-    counting: Int32Array,
     read: Mapping[str, npt.NDArray[Any]],
     into: Mapping[str, Int32Array],
 ) -> None:
-    length = pack.length
-    padded = np.flatnonzero(tokens < length)
-    is_begin = np.unpackbits(begins, axis=1, count=length)
-    is_begin[padded, tokens[padded]] = 1  # padding is a piece, too
-    firsts = np.flatnonzero(is_begin.reshape(-1).view(np.bool_))  # ten times as fast as for uint8
-    sizes = np.diff(firsts, append=len(tokens) * length)
-    paddings = np.searchsorted(firsts, padded * length + tokens[padded])
+    begins, counts = np.arange(len(tokens)) * pack.length, np.diff(ends)
+    padded = np.flatnonzero(tokens < pack.length)
+    paddings = ends[1:][padded] + np.arange(len(padded))  # padding is a piece, too: the last one of its sequence
+    firsts = np.insert(np.repeat(begins, counts) + places, ends[1:][padded], begins[padded] + tokens[padded])
+    numbers = np.insert(np.arange(len(places)) - np.repeat(ends[:-1], counts), ends[1:][padded], -1)
+    sizes = np.diff(firsts, append=len(tokens) * pack.length)
     padding = _ranges(firsts[paddings], sizes[paddings])
 
-    before = np.repeat(firsts.astype(np.int32), sizes)
-    positions = np.subtract(counting[: len(before)], before, out=into[POSITION_IDS])
+    # Sums of differences: from one token to the next, and from the end of a piece to the begin of the next one.
+    positions, lasts = into[POSITION_IDS], sizes - 1
+    lasts[paddings] = 0
+    positions[:] = 1
     positions[padding] = 0
+    positions[firsts] = np.append(0, -lasts[:-1])
+    np.add.accumulate(positions, out=positions)
 
-    first_of_row = np.searchsorted(firsts, np.arange(len(tokens)) * length)
-    numbers = (np.arange(len(firsts)) - first_of_row[firsts // length]).astype(np.int32)
-    numbers[paddings] = -1
-    into[SEGMENT_IDS][:] = np.repeat(numbers, sizes)
+    segments = into[SEGMENT_IDS]
+    segments[:] = 0
+    segments[firsts] = np.diff(numbers, prepend=0)
+    np.add.accumulate(segments, out=segments)
 
     if pack.labels is not None:
         _fill_labels(pack, firsts, padding, read, into[LABELS])

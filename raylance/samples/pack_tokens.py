@@ -7,15 +7,14 @@ it; a table of the documents' ends locates it.
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
 from raylance.orders.permutation import Int64Array
-from raylance.samples.table import Located, Ranges, ResolvingTable
+from raylance.samples.table import Described, Located, Ranges, ResolvingTable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class CutSamples(ResolvingTable):
         located = Located(anchors, np.zeros_like(anchors), np.empty((len(anchors), 0), np.int64), ranges)
         return self._documents(documents), located
 
-    def describe(self, stored: Int64Array, ranges: Ranges) -> dict[str, npt.NDArray[Any]]:
+    def describe(self, stored: Int64Array, ranges: Ranges) -> dict[str, Described]:
         """See `SampleTable.describe`."""
         of_tokens = np.full((ranges.samples, ranges.length), -1, dtype=np.int64)
         places = np.arange(ranges.length)

@@ -18,13 +18,13 @@ from raylance.arguments import check_flag, check_integer, check_word
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import PicklesFields
 from raylance.orders.permutation import Int32Array, Int64Array, derive_key, permute, subkeys
-from raylance.samples.table import Located, Ranges, ResolvingTable
+from raylance.samples.table import Described, Located, Ranges, ResolvingTable
 
 _MOST_LENGTH = 1 << 24
 _LEAST_ROWS, _MOST_ROWS, _BLOCK_TOKENS = 16, 8192, 3 << 18  # sizes of a block
 INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS = "input_ids", "labels", "position_ids", "segment_ids"
-# Readers give these in place of labels, positions and segments: bits of the tokens with which pieces of documents
-# begin, uint8, (ceil(length / 8),); and the number of tokens without padding, int32.
+# Readers give these in place of labels, positions and segments: lists of the places at which pieces of documents begin,
+# int32; and the number of tokens without padding, int32.
 BEGINS, TOKENS = "_begins", "_tokens"
 _MADE = (INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS, BEGINS, TOKENS)
 
@@ -319,11 +319,10 @@ class PackedSamples(ResolvingTable):
         located = Located(anchors, np.zeros_like(anchors), np.empty((len(anchors), 0), np.int64), ranges.take(which))
         return self._documents(documents), located
 
-    def describe(self, stored: Int64Array, ranges: Ranges) -> dict[str, npt.NDArray[Any]]:
+    def describe(self, stored: Int64Array, ranges: Ranges) -> dict[str, Described]:
         """See `SampleTable.describe`."""
-        begins = np.zeros((ranges.samples, ranges.length), dtype=np.bool_)
-        begins[ranges.sample, ranges.place] = True
-        return {BEGINS: np.packbits(begins, axis=1), TOKENS: ranges.values.astype(np.int32)}
+        begins = ranges.place.astype(np.int32), ranges.firsts
+        return {BEGINS: begins, TOKENS: ranges.values.astype(np.int32)}
 
 
 def make_table(

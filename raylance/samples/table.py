@@ -98,6 +98,11 @@ class Ranges(NamedTuple):
         return begins[:-1] - np.repeat(begins[self.firsts[:-1]], np.diff(self.firsts))
 
 
+Described = npt.NDArray[Any] | tuple[npt.NDArray[Any], Int64Array]
+"""A column of n samples: (n,) or (n, k); or the values of lists, and the first of each list and their number, (n + 1,).
+"""
+
+
 class Located(NamedTuple):
     """Where the anchors of n samples are among stored rows that were read.
 
@@ -187,8 +192,8 @@ class SampleTable(abc.ABC):
         stored = self.stored(anchors)
         return stored, self.locate(stored, anchors)
 
-    def describe(self, stored: Int64Array, ranges: Ranges) -> dict[str, npt.NDArray[Any]]:
-        """Returns the columns that follow from the ranges of n samples: (n,) or (n, k)."""
+    def describe(self, stored: Int64Array, ranges: Ranges) -> dict[str, Described]:
+        """Returns the columns that follow from the ranges of n samples."""
         return {}
 
     def are_anchors(self, offsets: Int64Array) -> BoolArray:
@@ -198,6 +203,11 @@ class SampleTable(abc.ABC):
     @property
     def are_all_anchors(self) -> bool:
         """Whether it is known that each row may be an anchor, so that `are_anchors` need not be asked."""
+        return False
+
+    @property
+    def knows_selected_alone(self) -> bool:
+        """Whether other rows than the selected anchors must not be asked for."""
         return False
 
     def anchor_runs(self, selected: int) -> tuple[Int64Array, Int64Array] | None:

@@ -313,6 +313,11 @@ class WindowTable(FindingTable):
         return self.windows.stride == 1 and (self.windows.at_ends == "pad" or self._reach == (0, 0))
 
     @property
+    def knows_selected_alone(self) -> bool:
+        """See `SampleTable.knows_selected_alone`; see `of_anchors`, too."""
+        return self.windows.at_ends == "drop"
+
+    @property
     def _reach(self) -> tuple[int, int]:
         every = [each for offsets in self.offsets.values() for each in offsets]
         return min(0, *every), max(0, *every)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from raylance.columns import COMPONENT, ROW_OFFSET, join_offsets, split_offsets
@@ -14,7 +13,7 @@ from raylance.environment.shared import Shared
 from raylance.memory.arrow import take_rows
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.samples.table import FindingTable, Found, Located, Ranges, ResolvingTable, SampleTable
+from raylance.samples.table import Described, FindingTable, Found, Located, Ranges, ResolvingTable, SampleTable
 from raylance.source.derived import Derived
 from raylance.source.reader import RowReader
 from raylance.source.retrying import Wanted, always
@@ -77,7 +76,7 @@ class _MixSamples(ResolvingTable, FindingTable):
         ranges = Ranges.of(parts).take(np.argsort(np.concatenate(order))) if parts else None
         return np.concatenate(rows), Located(anchors, at, facts, ranges)
 
-    def describe(self, stored: Int64Array, ranges: Ranges) -> dict[str, npt.NDArray[Any]]:
+    def describe(self, stored: Int64Array, ranges: Ranges) -> dict[str, Described]:
         return self.parts[0].describe(split_offsets(stored)[1], ranges)  # their columns are alike
 
     def find(self, stored: Int64Array, located: Located) -> Found:

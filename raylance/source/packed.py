@@ -124,7 +124,9 @@ class PackCompletion(Completion):
         made = {name: lend(4 * count * pack.length).view(np.int32).reshape(count, pack.length) for name in names}
         if count:
             read = {name: _array_of(columns[name]) for name in (INPUT_IDS, *pack.names[1:])}
-            fill_columns(pack, _array_of(begins), tokens.to_numpy(), read, made)
+            places = one_array(begins)
+            ends = places.offsets.to_numpy()
+            fill_columns(pack, places.values.to_numpy(), ends, tokens.to_numpy(), read, made)
             if pack.label_mask is not None and LABELS in made and pack not in _warned:
                 _warn_of_no_labels(pack, (made[LABELS] == pack.ignore_index).all(axis=1))
         return pa.table({name: fixed_lists(made[name]) for name in names} | columns).select(

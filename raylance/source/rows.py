@@ -12,7 +12,6 @@ from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import Int64Array
 from raylance.planning.proof import HasOffsets
 from raylance.samples.table import SampleTable
-from raylance.samples.windows import WindowTable
 from raylance.source.derived import Derived
 from raylance.source.reader import Reader, ReadMode, RowReader
 from raylance.source.retrying import OPENING_S
@@ -179,7 +178,7 @@ class TableRows(RowSource):
     def check_asked(self, offsets: Int64Array) -> None:
         """See `RowSource.check_asked`."""
         samples = self.load_samples()
-        if isinstance(samples, WindowTable) and samples.windows.at_ends == "drop":
+        if samples is not None and samples.knows_selected_alone:
             others = offsets[~self.load_selection().has(offsets)]
             if len(others):
                 why = "a window is not whole, or the row is not selected"

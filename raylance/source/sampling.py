@@ -11,7 +11,7 @@ from raylance.columns import ROW_OFFSET
 from raylance.memory.arrow import ends_of, fixed_lists, one_array, take_ranges, take_rows
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.samples.table import IS_PAD, Located, Ranges, SampleTable
+from raylance.samples.table import IS_PAD, Described, Located, Ranges, SampleTable
 
 
 def gather_samples(
@@ -71,9 +71,15 @@ def _join(table: pa.Table, stored: Int64Array, anchors: Int64Array, ranges: Rang
         fills = ranges.size - own
         fills[is_last] += padding[np.diff(ranges.firsts) > 0]
         columns[name] = fixed_lists(_joined(values, begins, own, fills, ranges, after).reshape(-1, ranges.length))
-    made = samples.describe(stored, ranges)
-    described = {name: fixed_lists(each) if each.ndim == 2 else pa.array(each) for name, each in made.items()}
+    described = {name: _to_arrow(each) for name, each in samples.describe(stored, ranges).items()}
     return pa.table(columns | described | {ROW_OFFSET: pa.array(anchors)})
+
+
+def _to_arrow(column: Described) -> pa.Array:
+    if isinstance(column, tuple):
+        values, firsts = column
+        return pa.ListArray.from_arrays(firsts.astype(np.int32), values)
+    return fixed_lists(column) if column.ndim == 2 else pa.array(column)
 
 
 def _joined(

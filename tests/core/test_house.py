@@ -114,8 +114,6 @@ THREADS = {  # who may own threads, and what for; nobody else has any, so that a
     "reports/watching.py": "is the page of a running run, in a process of its own",
     "reports/reading.py": "reads the files of ranks side by side, in a process of its own",
     "integrations/torch_data/sending.py": "ends a worker whose parent is gone",
-    # To go: it schedules inside of a reader what a dispatcher should.
-    "source/packed.py": "packs documents",
 }
 CODECS = {"PIL", "av", "simplejpeg", "nvidia", "torch", "torchcodec"}
 DECODES = {"source/lerobot.py"}  # torch's random numbers, as LeRobot draws them
@@ -143,10 +141,8 @@ def test_only_decode_knows_codecs() -> None:
     assert found == DECODES
 
 
-KINDS_OF_SAMPLES = "PackTable|PackedRows|PackedSequences|WindowTable"
-ASK_FOR_KINDS = {  # to go: a table says what others need to know
-    "source/tables.py", "source/rows.py", "audit/selected.py", "api/dataset.py", "reports/proving.py",
-}  # fmt: skip
+KINDS_OF_SAMPLES = "PackTable|PackedRows|PackedSamples|WindowTable"
+ASK_FOR_KINDS = {"audit/selected.py"}  # it computes the rows of each kind in a way of its own
 
 
 def test_nobody_asks_of_which_kind_samples_are() -> None:
@@ -157,7 +153,6 @@ def test_nobody_asks_of_which_kind_samples_are() -> None:
 
 # What readers and decoders keep beside the limits that users set, by module: the words of its row in the guide.
 KEPT = {
-    "source/packed.py": "packed documents",
     "source/video_files.py": "indexes",
     "memory/malloc.py": "freed",
     "decode/pixels.py": "JPEG",
