@@ -39,7 +39,7 @@ class LanceDataLoader(BaseDataLoader):
         self, config: Config, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int, **_: Any
     ) -> None:
         """Takes what torchtitan's Trainer passes when it builds its dataloader."""
-        packed = raylance.PackTokens(config.tokens_column, length=seq_len + 1, eos_id=config.eos_id)
+        packed = raylance.Pack(config.tokens_column, length=seq_len + 1, eos_id=config.eos_id, labels=None)
         handle = raylance.dataset(str(config.dataset_path), pack=packed)
         loader = handle.loader(rank=dp_rank, world_size=dp_world_size)
         self.batches = loader.batches(batch_size=local_batch_size, device="cpu")
@@ -49,7 +49,7 @@ class LanceDataLoader(BaseDataLoader):
         """Epoch after epoch, as torchtitan counts steps alone."""
         while self.batches.epoch < self._epochs:
             for batch in self.batches:
-                tokens = batch["input_ids"]
+                tokens = batch["input_ids"].long()  # a loss takes no labels of int32
                 yield {"input": tokens[:, :-1]}, tokens[:, 1:]
         raise DataloaderExhaustedError
 

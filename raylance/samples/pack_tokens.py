@@ -20,7 +20,7 @@ from raylance.samples.table import Described, Located, Ranges, ResolvingTable
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackTokens:
     """Joins documents, which are lists of tokens, and cuts the tokens into sequences of one length. Pass it to
-    `raylance.dataset` as `pack`.
+    `raylance.dataset` as `pack`. It is to go: new code takes `Pack(column, length=…, shuffle=False, labels=None)`.
 
     Attributes:
         column: Column of lists of integers, one document per row.
