@@ -98,6 +98,7 @@ class Scenario:
     fetches_from_chunks: bool = False  # chunks are kept until their items are fetched
     reshards: bool = False  # ranks live on from one leg to the next, with other shares; else new ones resume
     by_block: bool = False  # chunks are decoded by block, and items are not
+    margin: int = 0  # that loads need so that each third row can be decoded by block
 
     @property
     def decodes_items(self) -> bool:
@@ -160,6 +161,7 @@ def draw_scenario(draws: Draws) -> Scenario:
         fetches_from_chunks=rows % 4 == 0 and not gives_away,  # not drawn either
         reshards=rows % 2 == 0,  # nor this
         by_block=draws.taken[0] % 4 == 3,  # nor this: the low bits decide nothing else
+        margin=(0, 0, 0, 0, 0, 16, 1000, 1 << 40)[draws.taken[0] // 4 % 8],  # nor this
     )
 
 

@@ -56,6 +56,12 @@ class RowError(Exception):
         self.row = self.joined_offset = row
 
 
+class LackingError(Exception):
+    """A load has brought too few bytes of a row."""
+
+    needs_bytes = True
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Result:
     """What gathering or a decode has made; `lost_by` names the fault that took it."""
@@ -83,6 +89,7 @@ class Chunk:
     early: dict[int, list[int]] = dataclasses.field(default_factory=dict)  # loaded before those in front of them
     gathered: set[int] = dataclasses.field(default_factory=set)  # places
     decoded: set[int] = dataclasses.field(default_factory=set)  # numbers of stored rows, if they are decoded by block
+    margin: int = 1 << 60  # the least of its loads
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -373,7 +380,7 @@ class World(Runtime):
                 break
             left -= self._raw_bytes(row)
             fitting.append(row)
-        chunk.early[command.first] = fitting
+        chunk.early[command.first], chunk.margin = fitting, min(chunk.margin, command.margin)
         added = len(fitting)
         if self.scenario.by_block and self.scenario.decodes and added:
             self.sources[command.call] = added
@@ -442,6 +449,10 @@ class World(Runtime):
         if bad := [row for row in rows if row in self.scenario.bad_rows and not command.given_up]:
             self.counts["rows that fail"] += 1
             return Failed(command.call, RowError(bad[0]))
+        lacks = chunk is not None and chunk.margin < self.scenario.margin
+        if lacks and any(row % 3 == 0 for row in rows) and not command.given_up:
+            self.counts["blocks that lacked bytes"] += 1
+            return Failed(command.call, LackingError())
         if chunk is not None:
             chunk.decoded |= set(range(command.first + command.low, command.first + command.high))
         self.counts["blocks decoded"] += 1
