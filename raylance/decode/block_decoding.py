@@ -75,8 +75,10 @@ class BlockDecoding:
             for name, values in column.decode(rows, executor, lend).items():
                 made[name] = with_nulls(values, rows.valid)
             done.append(rows)
+        if given_up:
+            known_bad = {**known_bad, **dict.fromkeys(part[ROW_OFFSET].to_pylist(), given_up)}
         for video in self._frames:
-            rows = self._rows(part, video.column, given_up, known_bad)
+            rows = self._rows(part, video.column, "", {})
             values = video.decode(rows, executor, block, known_bad, lend)
             made[video.column] = with_nulls(values, rows.valid)
             done.append(rows)

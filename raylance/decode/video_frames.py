@@ -51,7 +51,7 @@ class FrameColumn:
             executor: See above.
             block: All rows of the block, some of which have the files.
             known_bad: Reasons not to decode the frames of some rows of the block, by the offset of the row. Frames
-                after such a frame are made of it, so they are bad, too.
+                after such a frame are decoded by way of it, so they are bad, too.
             lend: Gives the memory of the pixels.
 
         Returns:
@@ -145,7 +145,7 @@ class FrameColumn:
         for at in np.flatnonzero(~is_good).tolist():
             yield rows_of(at, at + 1), ValueError(f"frame {numbers[at]} is asked for, and the video has {index.frames}")
         for bad, why in part.known_bad.items():
-            low, high = np.searchsorted(numbers, [bad, index.end_of(bad)]).tolist()
+            low, high = np.searchsorted(numbers, [bad, index.keyframe_after(bad)]).tolist()
             yield rows_of(low, high), HelperError(why)
             is_good[low:high] = False
         left = np.flatnonzero(is_good)

@@ -32,19 +32,23 @@ class BlockWork:
         if not decodes_there:
             self._divide(len(self._pool.running("decoder")))
         waiting = [block for block in self._chunks.blocks() if block.call is None]
-        # As for items, a row that needs a fresh decoder comes first.
-        for block in sorted(waiting, key=lambda block: not _is_suspect(block)):
-            held = block.held
+        # Suspect rows come first, as for items; and one after another: once a frame of a video is known to be bad,
+        # those that are made of it are not tried.
+        searches = any(block.call is not None and block.suspicion.is_searched for block in self._chunks.blocks())
+        for block in sorted(waiting, key=lambda block: block.suspicion.rank):
+            held, is_searched = block.held, block.suspicion.is_searched
+            if is_searched and searches:
+                continue
             if held.reader not in readers or (block.suspicion.waits and self._has_others(block)):
                 continue
             helper: int | None = held.reader
             if not decodes_there:
                 is_hit = block.suspicion.faults + block.suspicion.deaths > 0
-                helper = self._pool.decoder(responsive=is_hit, fresh=_is_suspect(block))
+                helper = self._pool.decoder(responsive=is_hit, fresh=block.suspicion.needs_fresh(block.rows))
             elif not self._pool.has_room(held.reader):
                 helper = None
             if helper is not None:
-                block.call = self._pool.send(helper, now)
+                block.call, searches = self._pool.send(helper, now), searches or is_searched
                 self._by_call[block.call] = block
                 given_up = block.suspicion.given_up or held.suspicion.given_up
                 rows = block.first, block.low, block.high
@@ -88,7 +92,9 @@ class BlockWork:
 
     def _learn(self, block: Block, event: Done | Failed | Faulted) -> None:
         """Keeps which row was given up: its chunk may be loaded again in parts, and in later epochs."""
-        if not (why := block.suspicion.given_up):
+        held = block.held  # what is known of a chunk is known of its row, if it has one
+        why = block.suspicion.given_up or (held.suspicion.given_up if held.loading.stored_rows == 1 else "")
+        if not why:
             return
         if isinstance(event, Done):
             self._known_bad |= {offset: why for offset, _, _ in event.receipt.bad_rows}
@@ -133,8 +139,3 @@ class BlockWork:
     def _has_others(self, than: Block) -> bool:
         """Whether other rows are here, or come, with which decoders may show that they work."""
         return any(other is not than and not other.suspicion.waits for other in self._chunks.blocks())
-
-
-def _is_suspect(block: Block) -> bool:
-    """Whether a fresh decoder must try the block."""
-    return block.suspicion.needs_fresh(block.rows)

@@ -38,6 +38,16 @@ class Suspicion:
         """Returns what is known against a part of the item: which of its rows is the cause is not known."""
         return Suspicion(min(self.deaths, SUSPECT_DEATHS))
 
+    @property
+    def is_searched(self) -> bool:
+        """Whether the rows may have ended two or more helpers, or one has."""
+        return self.deaths >= SUSPECT_DEATHS or bool(self.given_up)
+
+    @property
+    def rank(self) -> int:
+        """The rank in which rows are tried: at first those given up, which take no time; then those searched."""
+        return 0 if self.given_up else 1 if self.is_searched else 2
+
     def needs_fresh(self, rows: int) -> bool:
         """Whether a fresh decoder must try the item: one row that may have ended two or more helpers."""
         return rows == 1 and self.deaths >= SUSPECT_DEATHS and not self.given_up

@@ -113,6 +113,11 @@ class VideoIndex:
         later = int(self.earliest(np.array([frame]))[0]) + 1
         return int(self.keyframes[later]) if later < len(self.keyframes) else self.frames
 
+    def keyframe_after(self, frame: int) -> int:
+        """Returns the keyframe after a frame, or the number of frames: none from there on is decoded by way of it."""
+        later = int(np.searchsorted(self.keyframes, frame, side="right"))
+        return int(self.keyframes[later]) if later < len(self.keyframes) else self.frames
+
     @property
     def late(self) -> int:
         """Most frames that may be stored after one that is shown after them."""

@@ -1,21 +1,18 @@
 """Renews storage options that expire, for Lance; imported only if a function gives the options."""
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from lance.namespace import DescribeTableRequest, DescribeTableResponse, LanceNamespace
-
-from raylance.source.limits import with_limits
-from raylance.source.storage_options import current
 
 
 class Renewing(LanceNamespace):  # type: ignore[misc] # Lance has no types
     """A Lance namespace with one dataset. Lance asks it for options to open the dataset, and before they expire."""
 
-    def __init__(self, uri: str, options: Callable[[], Mapping[str, str]], limit_s: float) -> None:
-        """Takes the function that gives the options, and the time into which Lance's limits must fit."""
-        self._uri, self._options, self._limit_s = uri, options, limit_s
+    def __init__(self, uri: str, options: Callable[[], Any]) -> None:
+        """Takes the function that gives the present options."""
+        self._uri, self._options = uri, options
         self._name = uuid.uuid4().hex  # unique, because Lance may share credentials under one name
 
     def namespace_id(self) -> str:
@@ -24,5 +21,4 @@ class Renewing(LanceNamespace):  # type: ignore[misc] # Lance has no types
 
     def describe_table(self, request: DescribeTableRequest) -> DescribeTableResponse:
         """Returns the location of the dataset and its present options."""
-        options: Any = with_limits(self._uri, current(self._options), self._limit_s)
-        return DescribeTableResponse(location=self._uri, storage_options=options)
+        return DescribeTableResponse(location=self._uri, storage_options=self._options())

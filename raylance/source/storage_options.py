@@ -60,8 +60,12 @@ def open_dataset(
     uri: str, options: StorageOptions | None, limit_s: float, version: int | str | None = None
 ) -> lance.LanceDataset:
     """Opens a dataset with requests limited to fit into `limit_s`. Lance calls a function before its options expire."""
+
+    def give() -> dict[str, str] | None:
+        return with_limits(uri, current(options), limit_s)
+
     if callable(options):
         from raylance.source.renewing import Renewing  # its imports take a second, which other runs save
 
-        return lance.dataset(namespace_client=Renewing(uri, options, limit_s), table_id=[uri], version=version)
-    return lance.dataset(uri, version=version, storage_options=with_limits(uri, current(options), limit_s))
+        return lance.dataset(namespace_client=Renewing(uri, give), table_id=[uri], version=version)
+    return lance.dataset(uri, version=version, storage_options=give())
