@@ -39,7 +39,16 @@ class HelperState(Enum):
     GONE = auto()
 
 
-_ITEM, _CHUNK, _HELPER = ItemState, ChunkState, HelperState
+class PassState(Enum):
+    """The states of a pass."""
+
+    RUNNING = auto()
+    COMPLETE = auto()  # all items were delivered
+    FAILED = auto()
+    CLOSED = auto()  # it was ended from outside
+
+
+_ITEM, _CHUNK, _HELPER, _PASS = ItemState, ChunkState, HelperState, PassState
 CHANGES: Mapping[Enum, frozenset[Enum]] = {
     # Any work may be lost or found wrong: then the item waits again, is replaced by parts, or fails.
     _ITEM.WAITING: frozenset({_ITEM.GATHERING, _ITEM.FAILED, _ITEM.GONE}),
@@ -61,9 +70,13 @@ CHANGES: Mapping[Enum, frozenset[Enum]] = {
     _HELPER.STARTING: frozenset({_HELPER.RUNNING, _HELPER.GONE}),
     _HELPER.RUNNING: frozenset({_HELPER.GONE}),
     _HELPER.GONE: frozenset(),
+    _PASS.RUNNING: frozenset({_PASS.COMPLETE, _PASS.FAILED, _PASS.CLOSED}),
+    _PASS.COMPLETE: frozenset({_PASS.FAILED, _PASS.CLOSED}),  # failed: the last batches are made after it
+    _PASS.FAILED: frozenset({_PASS.CLOSED}),
+    _PASS.CLOSED: frozenset(),
 }
 
-State = TypeVar("State", ItemState, ChunkState, HelperState)
+State = TypeVar("State", ItemState, ChunkState, HelperState, PassState)
 
 
 def change(before: State, after: State) -> State:

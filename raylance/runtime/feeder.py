@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from enum import Enum, auto
 from typing import Any
 
 from raylance.batches.assembly import Assembly, DeliveredStep, StepRows
@@ -34,6 +33,7 @@ from raylance.dispatch.messages import (
     Wake,
     Wanted,
 )
+from raylance.dispatch.states import CHANGES, PassState
 from raylance.errors import HelperError, PlacementError, RaylanceError
 from raylance.observe.observations import (
     BatchesReady,
@@ -57,14 +57,6 @@ _JOIN_S = 10.0  # seconds that a closing consumer waits at most for user code in
 _alive: "weakref.WeakValueDictionary[int, Feeder]" = weakref.WeakValueDictionary()
 
 
-class Phase(Enum):
-    """How far a pass is. The consumer may close it in any phase."""
-
-    RUNNING = auto()
-    OVER = auto()  # all items were delivered, or the pass has failed
-    ENDED = auto()  # its thread takes no more events
-
-
 class Feeder:
     """Makes the batches of one pass in its own thread, a few batches ahead of the consumer. At the end of an epoch, no
     batches are made until the consumer asks for the next epoch; its rows are fetched already if it follows.
@@ -84,8 +76,8 @@ class Feeder:
         self._sleeps = False  # whether the thread waits for the runtime, and a new event must wake it
         self._finished: deque[tuple[Any, DeliveredStep]] = deque()  # batches to hand out
         self._error: BaseException | None = None
-        self._phase = Phase.RUNNING
-        self._is_closed = self._is_awaited = self._is_complete = False
+        self._state, self._is_awaited = PassState.RUNNING, False
+        self._thread_ends = False  # whether the thread takes no more events
         self._has_shown = False  # whether the rows of the pass's first batch were observed
         self._work: Cause = "finish"  # the part of making a batch that the thread works on
         self._thread = threading.Thread(target=self.run, name="raylance-feeder", daemon=True)
@@ -111,17 +103,17 @@ class Feeder:
     @property
     def has_ended(self) -> bool:
         """Whether another pass may begin: the runtime is free, and only finished batches are left to hand out."""
-        return self._phase is Phase.ENDED and self._error is None and not self._thread.is_alive()
+        return self._thread_ends and self._error is None and not self._thread.is_alive()
 
     @property
     def is_closed(self) -> bool:
         """Whether the pass was ended from outside."""
-        return self._is_closed
+        return self._state is PassState.CLOSED
 
     @property
     def is_at_turn(self) -> bool:
         """Whether `bind` begins the next epoch: all batches of this one are made, and the pass has another epoch."""
-        return self._spec is None and not self._is_complete and not self._is_closed
+        return self._spec is None and self._state in (PassState.RUNNING, PassState.FAILED)
 
     def take(self) -> tuple[Any, DeliveredStep] | None:
         """Waits for the next batch; returns it with its step, and keeps no reference to it. None after the last one of
@@ -142,7 +134,7 @@ class Feeder:
         with self._changed:
             while not self._is_ready():
                 self._changed.wait(_LOOK_S)
-                if not self._thread.is_alive() and self._phase is not Phase.ENDED:
+                if not self._thread.is_alive() and not self._thread_ends:
                     raise RaylanceError(
                         "the thread that makes batches is not in this process: it was forked in the middle of a pass. "
                         "No batch can follow here. Begin another pass in this process, or start processes by spawn."
@@ -174,7 +166,7 @@ class Feeder:
 
     def _is_ready(self) -> bool:
         """Whether a batch or the end is here; if not, reports that the consumer waits. The caller holds `_changed`."""
-        if self._finished or self._phase is Phase.ENDED or self._is_closed or self.is_at_turn:
+        if self._finished or self._thread_ends or self.is_closed or self.is_at_turn:
             return True
         if not self._is_awaited:
             self._is_awaited = True
@@ -191,7 +183,7 @@ class Feeder:
     def stop(self) -> None:
         """Ends the pass; drops batches and items that were not handed out."""
         with self._changed:
-            self._is_closed = True
+            self._change(PassState.CLOSED)
             self._finished.clear()
             self._observe(BatchesReady(0))
             self._changed.notify_all()
@@ -199,7 +191,7 @@ class Feeder:
 
     def close(self) -> bool:
         """Ends the pass and waits for its thread; returns whether the thread has ended, which user code may prevent."""
-        if self._is_closed and not self._thread.is_alive():
+        if self.is_closed and not self._thread.is_alive():
             return True  # at interpreter exit, a generator may close again when the names below are gone
         self.stop()
         if self._thread is not threading.current_thread():  # user code in it may close its loader
@@ -217,14 +209,14 @@ class Feeder:
 
     def run(self) -> None:
         """Passes events to the dispatcher, and carries out its outputs, until the pass ends."""
-        if self._is_closed:  # closed before it began: the next pass may use the runtime already
-            self._phase = Phase.ENDED
+        if self.is_closed:  # closed before it began: the next pass may use the runtime already
+            self._thread_ends = True
             return
         try:
-            while self._phase is Phase.RUNNING and not self._is_closed:
+            while self._state is PassState.RUNNING:
                 self.step()
         except BaseException as raised:  # the consumer gets any error, and the first one if there are several
-            self._error = self._error or raised
+            self._fail(raised)
         finally:
             self._end()
 
@@ -232,7 +224,7 @@ class Feeder:
         """Waits for one event, and carries out all its consequences."""
         event = self._next_event()
         now = self._runtime.now()
-        if self._is_closed:  # no more work begins, but the event may be about helpers, which outlive the pass
+        if self.is_closed:  # no more work begins, but the event may be about helpers, which outlive the pass
             self._do(self._dispatcher.handle(Close(), now), now)
         if not isinstance(event, Wake):
             outputs = self._dispatcher.handle(event, now)
@@ -249,7 +241,7 @@ class Feeder:
         except BaseException as raised:  # as in `run`; the error that ended the pass comes first
             self._error = self._error or raised
         with self._changed:
-            self._phase = Phase.ENDED
+            self._thread_ends = True
             self._changed.notify_all()
 
     def _next_event(self) -> Event | Wake | None:
@@ -288,7 +280,7 @@ class Feeder:
                     self._fail(error)
                 del plain, decoded
             case Complete():
-                self._is_complete, self._phase = True, Phase.OVER
+                self._change(PassState.COMPLETE)
             case GiveUp(error):
                 self._fail(error)
             case GiveUpPlacing(kind, pending, asked):
@@ -299,7 +291,14 @@ class Feeder:
 
     def _fail(self, error: BaseException) -> None:
         """Ends the pass with an error, unless an earlier one has ended it."""
-        self._error, self._phase = self._error or error, Phase.OVER
+        self._error = self._error or error
+        self._change(PassState.FAILED)
+
+    def _change(self, after: PassState) -> None:
+        """Changes the state; a pass that has failed or was closed stays so, whatever comes."""
+        with self._changed:
+            if after in CHANGES[self._state]:
+                self._state = after
 
     def _observe(self, observation: Observation) -> None:
         self._observer.observe(observation, self._runtime.now())
@@ -307,9 +306,9 @@ class Feeder:
     def _has_room(self) -> bool:
         """Returns whether another batch may be made; if no item will follow, waits until the consumer makes room."""
         with self._changed:
-            while self._phase is Phase.OVER and len(self._finished) >= self._room and not self._is_closed:
+            while self._state in (PassState.COMPLETE, PassState.FAILED) and len(self._finished) >= self._room:
                 self._changed.wait(_LOOK_S)
-            return len(self._finished) < self._room and not self._is_closed
+            return len(self._finished) < self._room and not self.is_closed
 
     @property
     def _room(self) -> int:
@@ -338,7 +337,7 @@ class Feeder:
         with self._changed:
             if step.is_last:
                 self._spec = None  # what it refers to, such as the user's functions, is of this epoch
-            if not self._is_closed:
+            if not self.is_closed:
                 self._finished.append((batch, step))
                 self._observe(BatchesReady(len(self._finished)))
                 self._changed.notify_all()

@@ -17,11 +17,12 @@ from raylance.batches.assembly import DeliveredStep
 from raylance.dispatch.dispatcher import Dispatcher, Kept
 from raylance.dispatch.messages import Close, Decode, Event, Fetch, Gather, Kind, Observation, Output
 from raylance.dispatch.scaling import Scaler
+from raylance.dispatch.states import PassState
 from raylance.observe import Stats
 from raylance.observe.observations import Status
 from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime import session
-from raylance.runtime.feeder import Feeder, Phase
+from raylance.runtime.feeder import Feeder
 from raylance.runtime.session import Session
 from tests.simulation.schedule import (
     BITS,
@@ -168,7 +169,7 @@ class RunByHand:
         self._feeder = feeder
 
     def is_alive(self) -> bool:
-        return self._feeder._phase is not Phase.ENDED
+        return not self._feeder._thread_ends
 
     def join(self, timeout_s: float) -> None:
         """Has it run where it was not run yet; one that runs now cannot be waited for in here."""
@@ -210,11 +211,11 @@ class HandFeeder(Feeder):
             status = self._dispatcher.status
             if (
                 self._is_awaited
-                and not (self._said or self._assembly or self._phase is Phase.OVER)
+                and not (self._said or self._assembly or self._state is not PassState.RUNNING)
                 and status.cause is None
             ):
                 raise Broken("cause", "the consumer waits, and the status names no cause")
-            if self._is_closed and self._finished:
+            if self.is_closed and self._finished:
                 raise Broken("left", "a batch is added to a pass that is closed")
             if len(self._finished) > self._most:
                 raise Broken(
@@ -231,7 +232,7 @@ class HandFeeder(Feeder):
         return event
 
     def _do(self, outputs: list[Output], now: float) -> None:
-        if self._is_closed and any(isinstance(output, Gather | Decode | Fetch) for output in outputs):
+        if self.is_closed and any(isinstance(output, Gather | Decode | Fetch) for output in outputs):
             raise Broken("left", f"work is begun for a pass that is closed: {outputs}")
         super()._do(outputs, now)
 

@@ -2,13 +2,14 @@
 
 import pytest
 
-from raylance.dispatch.states import CHANGES, ChunkState, HelperState, ItemState, change
+from raylance.dispatch.states import CHANGES, ChunkState, HelperState, ItemState, PassState, change
 from raylance.errors import RaylanceError
 
 FIRST_AND_LAST = [
     (ItemState.WAITING, {ItemState.GONE, ItemState.FAILED}),
     (ChunkState.PLANNED, {ChunkState.DROPPED}),
     (HelperState.WANTED, {HelperState.GONE}),
+    (PassState.RUNNING, {PassState.CLOSED}),
 ]
 
 
