@@ -244,3 +244,19 @@ class EncodedFile:
             levels=value["levels"].values.to_numpy() if value["levels"].is_valid else None,
             resizes=value["resizes"].as_py(),
         )
+
+
+def last_keyframe(column: pa.ChunkedArray) -> int:
+    """Returns the number of rows, of a column of the type `ENCODED`, before the last one that begins with a keyframe or
+    another video; 0 if only the first one does.
+    """
+    rows = column.combine_chunks()
+    files, videos, frames = (rows.field(name) for name in ("file", "video", "frame"))
+    videos, frames = videos.to_numpy(), frames.to_numpy()
+    groups = np.zeros(len(rows), dtype=np.int64)
+    for row in np.flatnonzero(files.is_valid().to_numpy(zero_copy_only=False)).tolist():
+        index, mine = EncodedFile.of(files[row]).index, videos == videos[row]
+        if index is not None:
+            groups[mine] = index.keyframe_of(frames[mine])
+    firsts = np.flatnonzero((np.diff(videos) != 0) | (np.diff(groups) != 0)) + 1
+    return int(firsts[-1]) if len(firsts) else 0

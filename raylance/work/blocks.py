@@ -10,6 +10,7 @@ import pyarrow as pa
 from raylance.columns import VALID
 from raylance.decode.block_rows import of_several
 from raylance.memory.arrow import width_of
+from raylance.source.encoded_frames import ENCODED, last_keyframe
 
 if TYPE_CHECKING:
     from raylance.read_spec import ReadSpec  # loads Lance, which decode actors do without
@@ -73,6 +74,10 @@ class BlockColumns:
             made = [pa.field(name, self.kinds[name]) for name in self.decoded.get(field.name, ())]
             fields += made or [field]
         return pa.schema([*fields, pa.field(VALID, pa.bool_())]).empty_table()
+
+    def cut(self, rows: pa.Table) -> int:
+        """Returns after how many rows a block should rather end, so that frames of videos are decoded once."""
+        return min((last_keyframe(rows[name]) for name in self.decoded if rows[name].type == ENCODED), default=0)
 
     @property
     def names(self) -> list[str]:

@@ -101,9 +101,9 @@ class ChunkMemory:
         part = slice(first, first + rows)
         return {name: self._stored[part][which[part]] for name, which in self._unneeded.items()}
 
-    def load(self, first: int, allowed_bytes: float) -> "ChunkLoad":
-        """Begins to load stored rows from number `first` on, which may have `allowed_bytes`."""
-        return ChunkLoad(self, self._memory, first, allowed_bytes)
+    def load(self, first: int, rows: int, allowed_bytes: float) -> "ChunkLoad":
+        """Begins to load up to `rows` stored rows from number `first` on, which may have `allowed_bytes`."""
+        return ChunkLoad(self, self._memory, first, rows, allowed_bytes)
 
     def add(self, first: int, placed: Placed, nbytes: int) -> None:
         """Adds the next rows, see `RowMemory.append`. Rows that come early wait until those before them are here."""
@@ -170,8 +170,9 @@ class ChunkLoad:
         added: Number of rows that were added.
     """
 
-    def __init__(self, chunk: ChunkMemory, memory: RowMemory, first: int, allowed_bytes: float) -> None:
+    def __init__(self, chunk: ChunkMemory, memory: RowMemory, first: int, rows: int, allowed_bytes: float) -> None:
         self._chunk, self._memory, self._first, self._left = chunk, memory, first, allowed_bytes
+        self._wanted = rows if first + rows < chunk.stored_rows else 0  # 0 for those up to the end of the chunk
         self._made_bytes = chunk.by_block.row_bytes  # that decoding will add to each row
         self._gate = _Gate()
         self.added = self.read_bytes = self.needs_bytes = 0
@@ -206,6 +207,10 @@ class ChunkLoad:
                 low, rows = (middle, rows) if self._size_of(made, 0, middle) <= self._left else (low, middle - 1)
             if rows < placed.rows:
                 self.needs_bytes = self._size_of(made, rows, rows + 1)
+        elif apart is not None and self.added + rows == self._wanted:
+            cut = self._chunk.by_block.cut(apart)
+            rows = cut if 2 * cut > rows else rows
+        if rows < placed.rows:
             nbytes, table = self._size_of(made, 0, rows), placed.table
             placed = placed._replace(rows=rows, table=None if table is None else table.slice(0, rows))
         if rows and apart is not None:

@@ -112,7 +112,7 @@ class ReadWork:
 
     def _read(self, chunk: ChunkMemory, load: Load, receipt: Receipt) -> ChunkLoad:
         """Reads stored rows of a chunk into its memory."""
-        block = chunk.load(load.first, load.allowed_bytes)
+        block = chunk.load(load.first, load.rows, load.allowed_bytes)
         self._busy.begin()
         try:
             reader = self._open_rows.widened(load.margin)
