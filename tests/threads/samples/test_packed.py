@@ -240,3 +240,21 @@ def test_sequences_without_a_label_are_named_once(
 def test_the_number_of_sequences_is_known(documents: str) -> None:
     tokens = sum(len(row["tokens"]) for row in dataset_rows(documents))
     assert len(raylance.dataset(documents, pack=Pack("tokens", length=7))) == math.ceil(tokens / 7)
+
+
+@pytest.mark.parametrize("order", ["window", "row"])
+def test_documents_that_a_reader_does_not_hold_together_give_the_same_sequences(
+    write_dataset: Callable[..., str], order: Any
+) -> None:
+    """A window of documents has five times the bytes that a reader may hold: it is loaded in parts, documents again."""
+    rng = np.random.default_rng(4)
+    texts = [rng.integers(1, 1 << 15, size) for size in rng.integers(0, 700, 4000)]
+    uri = write_dataset(pa.table({"t": pa.array(texts, pa.list_(pa.int64()))}))
+    data = raylance.dataset(uri, pack=Pack("t", length=512, eos_id=1), order=order, window_bytes=64 << 20)
+    found = []
+    for limit in (1 << 30, 1 << 20):
+        with data.loader(max_window_bytes=limit) as loader:
+            found.append([batch["input_ids"] for batch in loader.iter_batches(global_batch_size=64)])
+            held = loader.stats()["held_bytes"]
+    assert held <= 1 << 20
+    assert all(np.array_equal(*pair) for pair in zip(*found, strict=True))
