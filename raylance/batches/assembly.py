@@ -16,10 +16,10 @@ from raylance.errors import CoverageError
 from raylance.memory.arrow import TableSize
 from raylance.memory.lending import FadingLender
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.planning.balance import RowCosts, StepCosts, cut_step, row_costs
 from raylance.planning.digest import Digest
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
+from raylance.planning.step_costs import RowCosts, StepCosts, cut_step, row_costs
 from raylance.planning.steps import Budget
 
 if TYPE_CHECKING:

@@ -3,20 +3,15 @@ imbalance follow from a plan.
 """
 
 import dataclasses
-import itertools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from raylance.arguments import check_flag, check_word
 from raylance.errors import ConfigError
-from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.planning.steps import Budget, cut_costs, slice_of
-
-if TYPE_CHECKING:
-    from raylance.planning.plan import Plan
+from raylance.orders.permutation import Int64Array
+from raylance.planning.steps import slice_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -126,173 +121,6 @@ def check_balance(balance: object, *, has_costs: bool) -> None:
         )
 
 
-class RowCosts(NamedTuple):
-    """The costs of the rows of a step, rank by rank, int64, (n,); which rows are not fill, bool, (n,); and the ranks'
-    half-open slices.
-    """
-
-    costs: Int64Array
-    is_real: BoolArray
-    slices: list[tuple[int, int]]
-
-    @property
-    def by_rank(self) -> list[Int64Array]:
-        """The costs of each rank's rows."""
-        return [self.costs[low:high] for low, high in self.slices]
-
-    @property
-    def total(self) -> int:
-        """The cost of the step over all ranks, without the rows that only fill it."""
-        return int(self.costs[self.is_real].sum())
-
-
-def row_costs(plan: "Plan", epoch: int, position: int) -> RowCosts:
-    """Returns the costs of the rows of a step."""
-    positions = plan.positions(epoch, position, 0, plan.step_size(epoch, position))
-    costs = plan.order.costs(plan.select(epoch, positions)).astype(np.int64)
-    slices = [plan.rank_slice(epoch, position, rank) for rank in range(plan.dp_size)]
-    return RowCosts(costs, positions < plan.epoch_rows, slices)
-
-
-class StepCosts(NamedTuple):
-    """The costs of a step.
-
-    Attributes:
-        own: Sum of the costs of a rank's rows.
-        padded: The rank's rows times the cost of the dearest of them.
-        dearest: The largest `padded` of all ranks.
-    """
-
-    own: int
-    padded: int
-    dearest: int
-
-    @classmethod
-    def of(cls, rows: RowCosts, dp_rank: int) -> Self:
-        """Returns the costs of a step, seen from one rank."""
-        slices = rows.by_rank
-        paid = [len(own) * int(own.max(initial=0)) for own in slices]
-        return cls(int(slices[dp_rank].sum()), paid[dp_rank], max(paid))
-
-
-def cut_step(rows: RowCosts, dp_rank: int, micro: Budget) -> tuple[list[int], int]:
-    """Cuts a rank's rows of a step into micro-batches of at most the cost of a budget, as many on each rank.
-
-    A rank that needs fewer than another one cuts its largest ones further. If it has too few rows for that, its last
-    micro-batches have no row.
-
-    Returns:
-        The bounds of the micro-batches in the rank's rows, ascending from 0, (micro-batches + 1,); and the cost of the
-        whole step over all ranks, without the rows that only fill it.
-    """
-    cut = [cut_costs(own, micro).tolist() if len(own) else [0] for own in rows.by_rank]
-    most, bounds = max(1, *(len(each) - 1 for each in cut)), cut[dp_rank]
-    while len(bounds) <= most:
-        sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
-        largest = max(sizes, default=0)
-        if largest < 2:
-            bounds += [bounds[-1]] * (most + 1 - len(bounds))
-            break
-        at = sizes.index(largest)
-        bounds.insert(at + 1, bounds[at] + largest // 2)
-    return bounds, rows.total
-
-
 def slice_bounds(rows: int, dp_size: int) -> list[tuple[int, int]]:
     """Returns the half-open slices of the ranks of a step."""
     return [slice_of(rows, rank, dp_size) for rank in range(dp_size)]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CostFigures:
-    """What the costs of rows mean for the ranks, from a sample of the steps of an epoch.
-
-    Attributes:
-        rows: Mean number of rows of a step over all ranks.
-        cost: Mean of the sums of the costs of a step over all ranks.
-        padding: Share of padding, if each rank pads its rows to the dearest of them.
-        padded: The ratio of the dearest rank to the mean of the ranks, where a rank's rows cost their number times the
-            dearest: the median of the steps, and the value that 90 % of the steps do not exceed.
-        summed: The same, where costs are added up, as without padding.
-        squared: The same, where squared costs are added up, as for attention.
-        moved: Share of the rows that a `Balance` moves to other ranks; about this share more is read.
-    """
-
-    rows: float
-    cost: float
-    padding: float
-    padded: tuple[float, float]
-    summed: tuple[float, float]
-    squared: tuple[float, float]
-    moved: float
-
-    def __str__(self) -> str:
-        """Returns the figures in words."""
-        ratios = {"padded": self.padded, "not padded": self.summed, "squared": self.squared}
-        words = ", ".join(f"{name} {half:.2f} and {most:.2f}" for name, (half, most) in ratios.items())
-        moved = f"; {self.moved:.1%} of the rows change the rank" if self.moved else ""
-        return (
-            f"{self.rows:,.0f} rows and cost {self.cost:,.0f} a step; {self.padding:.1%} padding; the dearest rank "
-            f"over the mean, median and 90 %: {words}{moved}"
-        )
-
-
-def cost_figures(plan: "Plan", epoch: int = 0, sample_steps: int = _SAMPLED) -> CostFigures | None:
-    """Computes what the costs mean for the ranks, from steps at equal distances; None if rows have no costs."""
-    if not plan.order.has_costs:
-        return None
-    wanted = (np.arange(sample_steps) * (plan.epoch_rows / sample_steps)).astype(np.int64).tolist()
-    starts = dict.fromkeys(plan.start_of(epoch, position) for position in wanted)
-    steps = [_look_at(plan, epoch, start) for start in starts if not plan.is_over(epoch, start)]
-    if not steps:
-        return None
-    rows, cost, paid, moved = (sum(getattr(step, name) for step in steps) for name in ("rows", "cost", "paid", "moved"))
-    return CostFigures(
-        rows=rows / len(steps),
-        cost=cost / len(steps),
-        padding=1 - cost / paid if paid else 0.0,
-        padded=_quantiles([step.padded for step in steps]),
-        summed=_quantiles([step.summed for step in steps]),
-        squared=_quantiles([step.squared for step in steps]),
-        moved=moved / max(1, rows),
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Step:
-    rows: int
-    cost: int
-    paid: int
-    moved: int
-    padded: float
-    summed: float
-    squared: float
-
-
-def _look_at(plan: "Plan", epoch: int, start: int) -> _Step:
-    rows = row_costs(plan, epoch, start)
-    slices = rows._replace(costs=np.where(rows.is_real, rows.costs, 0)).by_rank
-    paid = [len(own) * int(own.max(initial=0)) for own in slices]
-    sums = [int(own.sum()) for own in slices]
-    squares = [float((own.astype(np.float64) ** 2).sum()) for own in slices]
-    moved = 0
-    if plan.balance is not None:
-        moved = int((_ranks_of(plan, epoch, start) != _ranks_of(plan.by_lane, epoch, start)).sum())
-    return _Step(len(rows.costs), sum(sums), sum(paid), moved, _ratio(paid), _ratio(sums), _ratio(squares))
-
-
-def _ranks_of(plan: "Plan", epoch: int, start: int) -> Int64Array:
-    """Returns the rank of each row of a step, by position."""
-    positions = plan.positions(epoch, start, 0, plan.step_size(epoch, start))
-    sizes = [high - low for low, high in (plan.rank_slice(epoch, start, rank) for rank in range(plan.dp_size))]
-    return np.repeat(np.arange(plan.dp_size, dtype=np.int64), sizes)[positions.argsort()]
-
-
-def _ratio(of_ranks: Sequence[float]) -> float:
-    mean = sum(of_ranks) / len(of_ranks)
-    return max(of_ranks) / mean if mean else 1.0
-
-
-def _quantiles(values: list[float]) -> tuple[float, float]:
-    half, most = np.quantile(values, [0.5, 0.9]).tolist()
-    return half, most

@@ -18,10 +18,9 @@ from raylance.orders.checking import check_sample, select_rows
 from raylance.orders.order import PicklesFields, Resolved
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.balance import Balance
-from raylance.planning.balanced import BalancedSlices
-from raylance.planning.steps import REMAINDERS, Budget, CostSteps, EvenSteps, Remainder, Steps, slice_of
+from raylance.planning.slices import BalancedSlices, LaneSlices, UnevenSlices
+from raylance.planning.steps import REMAINDERS, Budget, CostSteps, EvenSteps, Remainder, Steps
 
-_MOST_KEPT = 1 << 16  # most rows of a slice whose arrangement is kept
 _GROWTH = 1.25  # factor by which the rows of an item grow from one round to the next
 _WHOLE = 0.75  # a window of up to this share of the limit is not cut, so that one a little above half stays whole
 
@@ -154,42 +153,32 @@ class Plan(PicklesFields):
         """Returns the number of data-parallel ranks that get no row in the step at a position."""
         return max(0, self.dp_size - self.step_size(epoch, position))
 
+    @functools.cached_property
+    def slices(self) -> LaneSlices:
+        """Which rows of each step each rank gets."""
+        by_lane = self.order, self.layout, self.dp_size, self.chunk_positions
+        if self.balance is None or self.dp_size == 1:  # nothing is to be balanced
+            return LaneSlices(*by_lane)
+        return (BalancedSlices if self.balance.equal_rows else UnevenSlices)(*by_lane, self.balance)
+
     def rank_slice(self, epoch: int, position: int, dp_rank: int) -> tuple[int, int]:
         """Returns a rank's half-open slice of the rows of the step at a position. The rows are in lane-major order."""
-        if self._uneven is not None:
-            return self._uneven.slice_of(epoch, position, dp_rank)
-        return slice_of(self.step_size(epoch, position), dp_rank, self.dp_size)
+        return self.slices.slice_of(epoch, position, dp_rank)
 
     def rank_rows(self, epoch: int, position: int, steps: int, dp_rank: int) -> int:
         """Returns the number of a rank's rows in consecutive steps of a chunk."""
-        if self._uneven is not None:
-            return self._uneven.rows(epoch, position, steps, dp_rank)
-        return self.layout.rows(epoch, position, steps, dp_rank, self.dp_size)
+        return self.slices.rows(epoch, position, steps, dp_rank)
 
     def positions(self, epoch: int, position: int, low: int, high: int) -> Int64Array:
         """Returns the epoch positions of rows [low, high) of a step, sorted by (position mod lanes, position div
         lanes), and then swapped by the balance, if there is one. Those of padding are at least `epoch_rows`.
         """
-        if self._balanced is not None:
-            return self._balanced.arrangement(epoch, position).positions[low:high]
-        lanes, size = self.order.lane_count, self.step_size(epoch, position)
-        arrange = _arranged if high - low <= _MOST_KEPT else _arranged.__wrapped__
-        return position + arrange(lanes, position % lanes, size, low, high)
+        return self.slices.positions(epoch, position, low, high)
 
     @functools.cached_property
     def by_lane(self) -> "Plan":
         """The same plan without its balance."""
         return dataclasses.replace(self, balance=None)
-
-    @functools.cached_property
-    def _balanced(self) -> BalancedSlices | None:
-        """The slices of the ranks, if there is something to balance."""
-        return None if self.balance is None or self.dp_size == 1 else BalancedSlices(self.by_lane, self.balance)
-
-    @property
-    def _uneven(self) -> BalancedSlices | None:
-        """The slices of the ranks, if they have other numbers of rows than those by lane."""
-        return None if self.balance is None or self.balance.equal_rows else self._balanced
 
     def item_positions(self, item: WorkItem) -> Int64Array:
         """Returns the epoch positions of an item's rows in the order of delivery, int64, shape (item.rows,)."""
@@ -243,9 +232,7 @@ class Plan(PicklesFields):
         """Returns the line of the first row of a rank's slice of a step. Lines number the rank's rows in the order of
         delivery, with `every` only those of steps that lie whole strides apart. Those of a chunk are consecutive.
         """
-        if self._uneven is not None:
-            return self._uneven.line(epoch, position, dp_rank)
-        return self.layout.line(epoch, position, dp_rank, self.dp_size)
+        return self.slices.line(epoch, position, dp_rank)
 
     def item_line(self, item: WorkItem) -> int:
         """Returns the line of an item's first row; see `line`."""
@@ -431,20 +418,6 @@ class Plan(PicklesFields):
             return 1
         left = self.layout.between(chunk.epoch, position, self._last(chunk)) + (chunk.high is None)
         return max(1, min(left, most))
-
-
-@functools.lru_cache(maxsize=8)
-def _arranged(lanes: int, first: int, size: int, low: int, high: int) -> Int64Array:
-    """Returns the positions of rows [low, high) of a step of `size` rows that begins in lane `first`, relative to the
-    step's. If the number of lanes divides the global batch, the result is the same for all whole steps.
-    """
-    offset = (np.arange(lanes, dtype=np.int64) - first) % lanes  # position of each lane's first row in the step
-    count = np.maximum(0, -(-(size - offset) // lanes))
-    ends = np.cumsum(count)
-    wanted = np.arange(low, high, dtype=np.int64)
-    lane = np.searchsorted(ends, wanted, side="right")
-    within = wanted - (ends - count)[lane]
-    return np.asarray(offset[lane] + within * lanes, dtype=np.int64)
 
 
 def no_step_left(plan: Plan, epoch: int, position: int) -> str:

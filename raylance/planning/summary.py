@@ -10,9 +10,9 @@ import numpy as np
 
 from raylance.errors import ConfigError
 from raylance.orders.mixture import MixOrder, mean_costs
-from raylance.planning.balance import CostFigures, cost_figures
 from raylance.planning.plan import Plan, fitting_rows
 from raylance.planning.quality import Labels, ShuffleQuality, compare_windows, order_in_words, shuffle_quality
+from raylance.planning.step_costs import CostFigures, cost_figures
 
 _RANKS = 16  # most ranks that a legend names
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from raylance.errors import ConfigError
 from raylance.orders.order import Resolved
 from raylance.orders.shuffles import WindowShuffle
-from raylance.planning.balance import Balance, cost_figures, slice_bounds
+from raylance.planning.balance import Balance, slice_bounds
+from raylance.planning.step_costs import cost_figures
 from raylance.planning.steps import REMAINDERS, Budget
 from tests.helpers.orders import cases, resolve
 from tests.helpers.plans import check_items, global_batches, lognormal, make_plan, rank_batches, sizes
