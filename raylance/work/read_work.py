@@ -60,6 +60,7 @@ class ReadWork:
         self._selection, self._samples = self._source.load_selection(), self._source.load_samples()
         chunks = 3 if own_memory else 2  # a caller that gets views may still hold the chunk before
         self._lender = Lender(chunks * self._limit * 9 // 16)  # most chunks have half of the limit, rounded up
+        self._decoded = Lender(self._lender.most_bytes)  # for what is decoded of chunks
         self._items = Lender(self._limit // 2 if own_memory else self._limit // 8)  # for gathered rows
         self._chunks: dict[int, tuple[ChunkMemory, int]] = {}  # by number, with the line of the first row
         self._dropped: deque[int] = deque(maxlen=_DROPPED)
@@ -229,7 +230,7 @@ class ReadWork:
 
     def lend_for_chunk(self, nbytes: int) -> Bytes:
         """Returns memory for what is decoded of a chunk; see `Lender.lend`."""
-        return self._lender.lend(nbytes)
+        return self._decoded.lend(nbytes)
 
     def _from_chunk(
         self, planned: PlannedRows, item: WorkItem, number: int | None, allowed_bytes: int, receipt: Receipt
