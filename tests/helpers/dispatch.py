@@ -44,10 +44,13 @@ def open_pool(running: int = 0, **options: Any) -> HelperPool:
     return pool
 
 
-def make_kept(pool: HelperPool, *, inflight_bytes: int = 1 << 30, window_bytes: int = 1 << 30) -> Kept:
+def make_kept(
+    pool: HelperPool, *, inflight_bytes: int = 1 << 30, window_bytes: int = 1 << 30, by_block: bool = False
+) -> Kept:
     limits = {"inflight_bytes": inflight_bytes, "window_bytes": window_bytes}
     account = Account(raw_bytes=RAW_BYTES, decoded_bytes=DECODED_BYTES, items=5, **limits)
-    chunks, suspects = ChunkTable(account, decodes=True, gives_away=False), Suspects()
+    chunks = ChunkTable(account, decodes=True, gives_away=False, decodes_blocks=by_block)
+    suspects = Suspects()
     return Kept(pool, chunks, account, suspects, BlockWork(pool, chunks, suspects))
 
 
@@ -74,6 +77,7 @@ class Driver:
         now: float = 0.0,
         answers_loads: bool = True,
         spans_epochs: bool = False,
+        decodes: bool = True,
     ) -> None:
         plan = make_plan(
             0, rows, global_batch_size, world_size, "ragged" if world_size > 1 else "drop", chunk_positions
@@ -87,7 +91,7 @@ class Driver:
             epoch=EPOCH,
             position=0,
             kept=self.kept,
-            decodes=True,
+            decodes=decodes,
             prefetch_batches=4,
             spans_epochs=spans_epochs,
             work_timeout_s=60.0,
