@@ -24,7 +24,7 @@ from raylance.integrations.torch_data.map_style import (
     PlacedSampler,
     RowSampler,
 )
-from raylance.integrations.torch_data.sending import Function, WorkerStart, workers_start
+from raylance.integrations.torch_data.sending import Function
 from raylance.integrations.torch_data.steps import Steps
 
 logger = logging.getLogger(__name__)
@@ -80,8 +80,6 @@ class Loader(torch.utils.data.DataLoader[Any]):
         for option in ("collate_fn", "worker_init_fn"):
             if callable(options.get(option)):
                 options[option] = Function(f"{option}=", options[option])
-        if options.get("num_workers"):
-            options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
         super().__init__(dataset, in_order=True, **batching, **(spawned | options))
         if isinstance(steps, RowSampler):
             vars(self)["sampler"] = PlacedSampler(steps)  # DataLoader refuses to set it as an attribute
@@ -124,9 +122,7 @@ class Loader(torch.utils.data.DataLoader[Any]):
                 self.num_workers,
                 self.num_workers,
             )
-        with workers_start():
-            batches = super().__iter__()
-        for batch in batches:
+        for batch in super().__iter__():
             low = self.steps.position
             self.steps.consumed()
             is_last = self.steps.position == 0

@@ -113,7 +113,6 @@ THREADS = {  # who may own threads, and what for; nobody else has any, so that a
     "testing/decoders.py": "checks that a decoder may run in several threads",
     "reports/watching.py": "is the page of a running run, in a process of its own",
     "reports/reading.py": "reads the files of ranks side by side, in a process of its own",
-    "integrations/torch_data/sending.py": "ends a worker whose parent is gone",
 }
 CODECS = {"PIL", "av", "simplejpeg", "nvidia", "torch", "torchcodec"}
 DECODES = {"source/lerobot.py"}  # torch's random numbers, as LeRobot draws them

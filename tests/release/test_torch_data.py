@@ -57,19 +57,14 @@ print(next(iter(loader)).tolist())
 """
 
 
-@pytest.mark.parametrize("how", ["stdin", "notebook"])
-def test_functions_of_no_file_reach_workers(uri: str, how: str) -> None:
+def test_functions_of_a_notebook_reach_workers(uri: str) -> None:
+    kernel, client = start_new_kernel()
+    shown: list[str] = []
     text = OF_NO_FILE.replace("URI", repr(uri))
-    if how == "notebook":
-        kernel, client = start_new_kernel()
-        shown: list[str] = []
-        client.execute_interactive(text, output_hook=lambda said: shown.append(str(said["content"])), timeout=120)
-        client.stop_channels()
-        kernel.shutdown_kernel()
-        assert "".join(shown).count("[1, 3, 5]") == 1, shown
-    else:
-        run = subprocess.run([sys.executable, "-"], input=text, capture_output=True, text=True, timeout=120)
-        assert run.stdout == "[1, 3, 5]\n", run.stderr[-2000:]
+    client.execute_interactive(text, output_hook=lambda said: shown.append(str(said["content"])), timeout=120)
+    client.stop_channels()
+    kernel.shutdown_kernel()
+    assert "".join(shown).count("[1, 3, 5]") == 1, shown
 
 
 WRAPPED = """

@@ -20,7 +20,7 @@ from raylance.environment.process import NO_GROUP, DistInfo, Mesh, data_parallel
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, RaylanceError
 from raylance.integrations.torch_data.handed_out import StepsRecord
-from raylance.integrations.torch_data.sending import errors_travel, pack
+from raylance.integrations.torch_data.sending import pack
 from raylance.planning.plan import Plan, no_step_left
 from raylance.planning.shard_context import RankAndSize, ShardContext, arrange_replicas
 from raylance.planning.state import State
@@ -274,8 +274,7 @@ class Pass(Iterator[Any]):
     def __next__(self) -> Any:
         if self._batches is None:
             self._batches = self._begin(self._epoch, self._position)
-        with errors_travel():
-            batch = next(self._batches)
+        batch = next(self._batches)
         self._position += self._rows
         return batch
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from raylance.dispatch.messages import Alive, DecodeBlock, Done, Failed, Load, Lost, Place
+from raylance.dispatch.messages import Alive, DecodeBlock, Done, Failed, Fault, Load, Lost, Place
 from raylance.dispatch.suspects import MAX_DEATHS
-from tests.core.dispatch.test_dispatcher import ENDED
+from raylance.observe import Receipt
 from tests.helpers.dispatch import DECODED, Driver, make_kept, make_pool, of_kind
 
 
@@ -48,14 +48,16 @@ def test_rows_after_a_bad_one_are_tried_when_it_is_known() -> None:
         low, high = bounds(command)
         if command.given_up:
             assert (low, high) == (40, 41)
-            receipt = DECODED.__class__(bad_rows=((40, "top", "it is bad"),))
+            receipt = Receipt(bad_rows=((40, "top", "it is bad"),))
             answered.add(command.call)
             driver.handle(Done(command.call, receipt))
         elif high > 40 and 40 not in dict(command.known_bad):
             deaths += 1
             lost = [each for each in waiting if each.helper == command.helper]
             answered |= {each.call for each in lost}
-            for place in of_kind(driver.handle(Lost(command.helper, ENDED)), Place):
+            for place in of_kind(
+                driver.handle(Lost(command.helper, Fault(what="its process ended", may_be_rows=True))), Place
+            ):
                 driver.handle(Alive(place.helper))
         else:
             answered.add(command.call)

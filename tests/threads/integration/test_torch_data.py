@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 import raylance
 from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler, find_place
 from tests.helpers.data_loaders import STYLES, make, numbered_texts, open_dataset, shorten_waits
-from tests.helpers.scripts import FORKED, log_to, run_script
+from tests.helpers.scripts import log_to, run_script
 
 
 @pytest.fixture(autouse=True)
@@ -79,53 +79,6 @@ def test_workers_that_persist_keep_order_epochs_and_state(uri: str, style: str) 
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
     assert ids(resumed) == rest
-
-
-def with_lock(batch: Any) -> Any:
-    return {"id": batch["id"], "lock": threading.Lock()}
-
-
-def with_graph(batch: Any) -> Any:
-    return {"id": torch.ones(2, requires_grad=True) * 2}
-
-
-def with_error(batch: Any) -> Any:
-    class LocalError(Exception):
-        pass
-
-    raise LocalError("of this function")
-
-
-@pytest.mark.parametrize(
-    ("option", "collate_fn", "named"),
-    [
-        ("loader", with_lock, "lock at 'lock'"),
-        ("dataset", with_graph, "Tensor at 'id'"),
-        ("dataset", with_error, "LocalError"),
-    ],
-)
-@pytest.mark.timeout(60)
-def test_a_batch_that_cannot_be_sent_is_named(uri: str, option: str, collate_fn: Any, named: str) -> None:
-    """torch only prints the error in the worker, and waits for the batch for ever."""
-    handle, options = open_dataset(uri), {"num_workers": 1, "multiprocessing_context": FORKED}
-    if option == "dataset":
-        made = IterableDataset(handle, global_batch_size=100, collate_fn=collate_fn)
-        loader = Loader(made, **options)
-    else:
-        sampler = RowSampler(handle, global_batch_size=100)
-        loader = Loader(MapDataset(handle), sampler, collate_fn=by_rows(collate_fn), **options)
-    with pytest.raises(raylance.RaylanceError) as caught:
-        next(iter(loader))
-    assert named in str(caught.value)
-    assert collate_fn.__name__ in str(caught.value)
-
-
-def by_rows(collate_fn: Any) -> Any:
-    return functools.wraps(collate_fn)(functools.partial(from_rows, collate_fn))
-
-
-def from_rows(collate_fn: Any, rows: Any) -> Any:
-    return collate_fn({"id": [row["id"] for row in rows]})
 
 
 def test_a_function_that_cannot_be_sent_is_named(uri: str) -> None:
