@@ -39,7 +39,7 @@ def test_all_decoders_decode_the_blocks_of_a_chunk(decoders: int) -> None:
 
 def test_rows_after_a_bad_one_are_tried_when_it_is_known() -> None:
     """All rows of a video from 40 on end their decoder, until the first of them is known to be bad."""
-    driver, answered, deaths = begin(64, 2), set[int](), 0
+    driver, answered, deaths, given_up = begin(64, 2), set[int](), 0, list[int]()
     for _ in range(100):
         waiting = [each for each in driver.given(DecodeBlock) if each.call not in answered]
         if not waiting:
@@ -47,7 +47,7 @@ def test_rows_after_a_bad_one_are_tried_when_it_is_known() -> None:
         command = waiting[0]
         low, high = bounds(command)
         if command.given_up:
-            assert (low, high) == (40, 41)
+            given_up += range(low, high)
             receipt = Receipt(bad_rows=((40, "top", "it is bad"),))
             answered.add(command.call)
             driver.handle(Done(command.call, receipt))
@@ -63,7 +63,7 @@ def test_rows_after_a_bad_one_are_tried_when_it_is_known() -> None:
             answered.add(command.call)
             driver.handle(Done(command.call, DECODED))
     assert dict(driver.last(DecodeBlock).known_bad).keys() <= {40}
-    assert 40 in driver.kept.blocks._known_bad
+    assert given_up == [40]
     assert deaths <= 2 + 2 * 6 + MAX_DEATHS
 
 
