@@ -30,7 +30,7 @@ class BlockWork:
         """Yields the commands for blocks that helpers can begin."""
         decodes_there, readers = self._pool.reader_decodes(now), self._pool.running("reader")
         if not decodes_there:
-            self._divide(self._pool.idle_decoders)
+            self._divide(len(self._pool.running("decoder")))
         waiting = [block for block in self._chunks.blocks() if block.call is None]
         # Suspect rows come first, as for items; and one after another: once a frame of a video is known to be bad,
         # those that are made of it are not tried.
@@ -58,11 +58,13 @@ class BlockWork:
                 )
 
     def _divide(self, decoders: int) -> None:
-        """Divides blocks among all idle decoders, if there are fewer: a consumer may wait for them."""
-        waiting = [block for block in self._chunks.blocks() if block.call is None and not block.suspicion.is_searched]
-        if 0 < len(waiting) < decoders:
-            for block in waiting:
-                block.cut(min(block.rows, -(-decoders // len(waiting))))
+        """Divides the block of a chunk that one load has brought whole among all decoders: such chunks are small, and a
+        consumer waits for them.
+        """
+        for block in self._chunks.blocks():
+            is_alone = (block.first, block.low, block.high) == (0, 0, block.held.loading.stored_rows)
+            if is_alone and block.call is None and decoders > 1 and block.rows > 1:
+                block.cut(min(decoders, block.rows))
 
     def answered(self, event: Done | Failed | Faulted, now: float) -> list[Output] | None:
         """Takes the answer to a call; returns what follows. None if the call was not about a block."""

@@ -179,11 +179,6 @@ class HelperPool:
             helper.change(HelperState.GONE)
         return commands
 
-    @property
-    def idle_decoders(self) -> int:
-        """Number of running decoders that have nothing to do."""
-        return sum(not self._helpers[number].work.sent for number in self.running("decoder"))
-
     def reader_decodes(self, now: float) -> bool:
         """Returns whether a reader has to decode the item that it reads now."""
         if not self.wanted["decoder"]:

@@ -27,14 +27,14 @@ def bounds(command: DecodeBlock) -> tuple[int, int]:
 
 @pytest.mark.parametrize("decoders", [1, 2, 4])
 def test_all_decoders_decode_the_blocks_of_a_chunk(decoders: int) -> None:
-    """Each decoder has a call and one that waits, and each row is decoded once."""
-    driver, answered, helpers = begin(64, decoders), list[DecodeBlock](), set[int]()
+    """A small chunk, which one load has brought, is divided among them; each row is decoded once."""
+    driver, answered, helpers = begin(16, decoders), list[DecodeBlock](), set[int]()
     while waiting := [each for each in driver.given(DecodeBlock) if each not in answered]:
         helpers |= {each.helper for each in waiting}
         answered.append(waiting[0])
         driver.handle(Done(waiting[0].call, DECODED))
     assert len(helpers) == decoders
-    assert sorted(row for each in answered for row in range(*bounds(each))) == [*range(64)]
+    assert sorted(row for each in answered for row in range(*bounds(each))) == [*range(16)]
 
 
 def test_rows_after_a_bad_one_are_tried_when_it_is_known() -> None:
