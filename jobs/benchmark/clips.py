@@ -280,7 +280,7 @@ def pass_raylance(clips: Clips, runtime: str) -> Callable[[int], dict[str, float
     if runtime == "ray":
         start_ray(Job(uri="", columns=("", ""), rows=0, batch_size=BATCH, workers=clips.workers, seed=clips.seed))
     data = clips.open()
-    loader: Any = data.loader(runtime=runtime)
+    loader: Any = data.loader(runtime=runtime, num_decoders=clips.workers)
 
     def one(number: int) -> dict[str, float]:
         taken, begin = 0, 0.0
