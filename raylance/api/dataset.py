@@ -24,7 +24,7 @@ from raylance.columns import ROW_OFFSET, VALID, join_offsets
 from raylance.decode.arrays import NumpyBatch, list_lengths, to_numpy
 from raylance.environment import process
 from raylance.environment.shared import Shared
-from raylance.errors import ConfigError, DatasetError
+from raylance.errors import ConfigError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import make_plan
 from raylance.planning.shard_context import PlacedBy, ShardContext, arrange_replicas
@@ -209,11 +209,6 @@ class Dataset:
     def _read(self, offsets: Int64Array) -> pa.Table:
         """Reads rows in the order of `offsets`, decoded and packed as in epoch 0; the table has `_rowoffset`."""
         process.check_context(self._context)
-        is_numbered = self._spec.read.source.is_packed
-        if is_numbered and len(offsets) and not 0 <= offsets.min() <= offsets.max() < len(self):
-            raise DatasetError(
-                f"sequences are numbered from 0 to {len(self) - 1}: {offsets.tolist()[:5]} are not there."
-            )
         self._lookup = self._lookup or Lookup(self._spec.read)
         marks = [VALID] if self._spec.delivery.masks_bad_rows else []
         return self._lookup.read(offsets, epoch=0).select([*self._spec.read.delivers, ROW_OFFSET, *marks])

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from raylance.orders.permutation import Int32Array, Int64Array
 from raylance.samples.packs import INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS, Pack
+from raylance.samples.table import range_numbers
 
 TOKENS_AT_ONCE = 1 << 20
 """Tokens whose columns are best made together: with fewer, threads wait for the GIL more often; with more, arrays do
@@ -60,7 +61,7 @@ def _fill(
     firsts = np.insert(np.repeat(begins, counts) + places, ends[1:][padded], begins[padded] + tokens[padded])
     numbers = np.insert(np.arange(len(places)) - np.repeat(ends[:-1], counts), ends[1:][padded], -1)
     sizes = np.diff(firsts, append=len(tokens) * pack.length)
-    padding = _ranges(firsts[paddings], sizes[paddings])
+    padding = range_numbers(firsts[paddings], sizes[paddings])
 
     # Sums of differences: from one token to the next, and from the end of a piece to the begin of the next one.
     positions, lasts = into[POSITION_IDS], sizes - 1
@@ -93,9 +94,3 @@ def _fill_labels(
         np.copyto(labels[: len(ids) - shift], pack.ignore_index, where=read[pack.label_mask][shift:] == 0)
     labels[firsts[1:] - shift if shift else firsts] = pack.ignore_index
     labels[padding] = pack.ignore_index
-
-
-def _ranges(firsts: Int64Array, sizes: Int64Array) -> Int64Array:
-    """Returns the numbers of all ranges that begin at `firsts` and have `sizes` numbers."""
-    before = np.cumsum(sizes) - sizes
-    return np.repeat(firsts - before, sizes) + np.arange(int(sizes.sum()))

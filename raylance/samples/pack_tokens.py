@@ -6,7 +6,7 @@ it; a table of the documents' ends locates it.
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +14,8 @@ import numpy as np
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
 from raylance.orders.permutation import Int64Array
-from raylance.samples.table import Described, Located, Ranges, ResolvingTable
+from raylance.samples.packs import PackedSamples, Pieces
+from raylance.samples.table import Described, Ranges, range_numbers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class PackTokens:
 class Documents:
     """The sequences as selected rows, computed from the ends of the selected documents in the string of tokens."""
 
+    block_ends: ClassVar[None] = None  # see `Selected`, as the next one
+    tokens: ClassVar[None] = None
     ends: Int64Array  # tokens up to the end of each document, end-of-sequence tokens included; (documents,)
     pack: PackTokens
 
@@ -68,66 +71,29 @@ class Documents:
         digest.update(repr(self.pack).encode())
         return digest.hexdigest()
 
-    @property
-    def block_ends(self) -> None:
-        """See `Selected.block_ends`."""
-
-    @property
-    def tokens(self) -> None:
-        """See `Selected.tokens`."""
-
     def offsets(self, selected: Int64Array) -> Int64Array:
         """Returns `selected`: the offset of a sequence is its number."""
         return selected
 
+    def pieces(self, sequences: Int64Array, epoch: int) -> Pieces:
+        """See `PackTable.pieces`; they are the same in each epoch."""
+        begins = sequences * self.pack.length
+        stops = np.minimum(begins + self.pack.length, self.ends[-1])
+        first, last = np.searchsorted(self.ends, begins, side="right"), np.searchsorted(self.ends, stops, side="left")
+        counts = last - first + 1
+        sequence, document = np.repeat(np.arange(len(sequences)), counts), range_numbers(first, counts)
+        opens = np.where(document > 0, self.ends[document - 1], 0)
+        low, high = np.maximum(begins[sequence], opens), np.minimum(stops[sequence], self.ends[document])
+        kept = np.flatnonzero(high > low)
+        return Pieces(sequence[kept], document[kept], (low - opens)[kept], (high - low)[kept])
+
     def samples(self, documents: Callable[[Int64Array], Int64Array]) -> "CutSamples":
-        """Returns the samples; `documents` converts numbers of documents into row offsets."""
+        """See `PackTable.samples`."""
         return CutSamples(self, documents)
 
 
-class CutSamples(ResolvingTable):
-    """The sequences, by number, as samples of ranges of the selected documents."""
-
-    columns: ClassVar[Mapping[str, int]] = {}
-
-    def __init__(self, table: Documents, documents: Callable[[Int64Array], Int64Array]) -> None:
-        """See `Documents.samples`."""
-        self._table, self._documents = table, documents
-
-    @property
-    def fingerprint(self) -> str:
-        """See `SampleTable.fingerprint`."""
-        return self._table.fingerprint
-
-    def rows(self, anchors: Int64Array) -> Mapping[str, Int64Array]:
-        """See `SampleTable.rows`."""
-        return {}
-
-    def resolve(self, anchors: Int64Array) -> tuple[Int64Array, Located]:
-        """See `SampleTable.resolve`."""
-        pack, ends = self._table.pack, self._table.ends
-        begins = anchors * pack.length
-        stops = np.minimum(begins + pack.length, ends[-1])
-        first, last = np.searchsorted(ends, begins, side="right"), np.searchsorted(ends, stops, side="left")
-        counts = last - first + 1
-        before = np.cumsum(counts) - counts
-        sample = np.repeat(np.arange(len(anchors)), counts)
-        document = np.arange(len(sample)) + np.repeat(first - before, counts)
-        opens = np.where(document > 0, ends[document - 1], 0)
-        low, high = np.maximum(begins[sample], opens), np.minimum(stops[sample], ends[document])
-        kept = np.flatnonzero(high > low)
-        documents, at = np.unique(document[kept], return_inverse=True)
-        ranges = Ranges(
-            length=pack.length,
-            firsts=np.searchsorted(sample[kept], np.arange(len(anchors) + 1)),
-            at=at,
-            start=(low - opens)[kept],
-            size=(high - low)[kept],
-            after=np.full(len(anchors), pack.eos_id or 0),
-            padding=np.full(len(anchors), pack.pad_id),
-        )
-        located = Located(anchors, np.zeros_like(anchors), np.empty((len(anchors), 0), np.int64), ranges)
-        return self._documents(documents), located
+class CutSamples(PackedSamples):
+    """Sequences with the documents of their tokens."""
 
     def describe(self, stored: Int64Array, ranges: Ranges) -> dict[str, Described]:
         """See `SampleTable.describe`."""

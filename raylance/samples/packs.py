@@ -9,7 +9,7 @@ a run may resume at any of them.
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from raylance.arguments import check_flag, check_integer, check_word
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import PicklesFields
 from raylance.orders.permutation import Int32Array, Int64Array, derive_key, permute, subkeys
-from raylance.samples.table import Described, Located, Ranges, ResolvingTable
+from raylance.samples.table import Described, Located, Ranges, ResolvingTable, range_numbers
 
 _MOST_LENGTH = 1 << 24
 _LEAST_ROWS, _MOST_ROWS, _BLOCK_TOKENS = 16, 8192, 3 << 18  # sizes of a block
@@ -219,7 +219,7 @@ class PackTable(PicklesFields):
             from_, to = np.searchsorted(text_ends, low, side="right"), np.searchsorted(text_ends, high, side="left")
             counts = np.maximum(to - from_ + 1, 0)
             index = np.repeat(np.arange(len(here)), counts)
-            at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts) + from_[index]
+            at = range_numbers(from_, counts)
             text_begins = np.append(0, text_ends[:-1])[at]
             start, end = np.maximum(low[index], text_begins), np.minimum(high[index], text_ends[at])
             kept = np.flatnonzero(end > start)
@@ -237,7 +237,7 @@ class PackTable(PicklesFields):
             number = sequences[here] - opening
             counts = firsts[number + 1] - firsts[number]
             index = np.repeat(np.arange(len(here)), counts)
-            at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts) + firsts[number][index]
+            at = range_numbers(firsts[number], counts)
             parts.append(Pieces(here[index], *(field[at] for field in packed[1:])))
         return parts
 
@@ -275,12 +275,27 @@ class PackTable(PicklesFields):
         return Pieces(of_bin, documents[owner[order]], start[order], size[order]), firsts
 
 
+class Sequences(Protocol):
+    """A table of sequences, by number."""
+
+    @property
+    def pack(self) -> Any:
+        """The setting: `Pack` or `PackTokens`."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the documents and the setting."""
+
+    def pieces(self, sequences: Int64Array, epoch: int) -> Pieces:
+        """Returns the pieces of sequences, ascending numbers, int64, (n,), in an epoch."""
+
+
 class PackedSamples(ResolvingTable):
     """The sequences of an epoch, by number, as samples of ranges of the selected documents."""
 
     columns: ClassVar[Mapping[str, int]] = {}
 
-    def __init__(self, table: PackTable, documents: Callable[[Int64Array], Int64Array], epoch: int = 0) -> None:
+    def __init__(self, table: Sequences, documents: Callable[[Int64Array], Int64Array], epoch: int = 0) -> None:
         """See `PackTable.samples`."""
         self._table, self._documents, self._epoch = table, documents, epoch
 
@@ -291,7 +306,7 @@ class PackedSamples(ResolvingTable):
 
     def of_epoch(self, epoch: int) -> "PackedSamples":
         """See `SampleTable.of_epoch`."""
-        return PackedSamples(self._table, self._documents, epoch)
+        return type(self)(self._table, self._documents, epoch)
 
     def rows(self, anchors: Int64Array) -> Mapping[str, Int64Array]:
         """See `SampleTable.rows`."""
@@ -299,10 +314,8 @@ class PackedSamples(ResolvingTable):
 
     def resolve(self, anchors: Int64Array) -> tuple[Int64Array, Located]:
         """See `SampleTable.resolve`."""
-        pack, rows = self._table.pack, self._table.rows
+        pack = self._table.pack
         asked, which = np.unique(anchors, return_inverse=True)
-        if len(asked) and not 0 <= asked[0] <= asked[-1] < rows:
-            raise IndexError(f"sequences are numbered from 0 to {rows - 1}")
         pieces = self._table.pieces(asked, self._epoch)
         by_sequence = np.argsort(pieces.sequence, kind="stable")
         sequence, document, start, size = (each[by_sequence] for each in pieces)
@@ -406,7 +419,7 @@ def cut_documents(sizes: Int64Array, pack: Pack) -> tuple[Int64Array, Int64Array
     length, sizes = pack.length, _kept_sizes(sizes, pack)
     counts = -(-sizes // length)
     owner = np.repeat(np.arange(len(sizes)), counts)
-    start = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * length
+    start = range_numbers(np.zeros_like(counts), counts) * length
     return owner, start, np.minimum(sizes[owner] - start, length)
 
 

@@ -13,6 +13,12 @@ IS_PAD = "_is_pad"
 """Suffix of the columns that say which rows of a sample stand in place of rows that there are not."""
 
 
+def range_numbers(starts: Int64Array, sizes: Int64Array) -> Int64Array:
+    """Returns the numbers of all ranges [start, start + size), one range after another."""
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
+
+
 class Ranges(NamedTuple):
     """Ranges of values of stored rows, each row a list. Samples are made of them, one range after another.
 
@@ -58,10 +64,9 @@ class Ranges(NamedTuple):
     def take(self, samples: Int64Array) -> "Ranges":
         """Returns the ranges of samples in any order, which may repeat."""
         counts = np.diff(self.firsts)[samples]
-        firsts = np.append(0, np.cumsum(counts))
-        own = np.arange(firsts[-1]) + np.repeat(self.firsts[samples] - firsts[:-1], counts)
+        own = range_numbers(self.firsts[samples], counts)
         return self._replace(
-            firsts=firsts,
+            firsts=np.append(0, np.cumsum(counts)),
             at=self.at[own],
             start=self.start[own],
             size=self.size[own],

@@ -11,7 +11,7 @@ import numpy as np
 from raylance.arguments import check_integer, check_word, is_positive
 from raylance.errors import ConfigError
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.samples.table import FindingTable, Found, Located
+from raylance.samples.table import FindingTable, Found, Located, range_numbers
 
 Ends = Literal["pad", "drop"]
 Neighbours = Literal["episode", "selected"]
@@ -182,7 +182,7 @@ class Episodes:
             return cls(ends=np.cumsum(lengths), fps=fps)
         by_code = np.argsort(codes, kind="stable")
         starts = (np.cumsum(lengths) - lengths)[by_code]
-        offsets = _joined(starts, lengths[by_code])
+        offsets = range_numbers(starts, lengths[by_code])
         places = np.empty_like(offsets)
         places[offsets] = np.arange(len(offsets))
         lasts = np.flatnonzero(np.diff(codes[by_code], append=codes.max() + 1))
@@ -389,12 +389,6 @@ def _runs(offsets: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _joined(starts: Int64Array, lengths: Int64Array) -> Int64Array:
-    """Returns the numbers of all ranges [start, start + length), one range after another."""
-    before = np.cumsum(lengths) - lengths
-    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
-
-
 def _union(starts: Int64Array, stops: Int64Array) -> Int64Array:
     """Returns the numbers that lie in at least one range, ascending."""
     if not len(starts):
@@ -403,4 +397,4 @@ def _union(starts: Int64Array, stops: Int64Array) -> Int64Array:
     starts, stops = starts[order], np.maximum.accumulate(stops[order])
     firsts = np.flatnonzero(np.r_[True, starts[1:] > stops[:-1]])
     lasts = np.r_[firsts[1:], len(starts)] - 1
-    return _joined(starts[firsts], stops[lasts] - starts[firsts])
+    return range_numbers(starts[firsts], stops[lasts] - starts[firsts])

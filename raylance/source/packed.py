@@ -174,11 +174,6 @@ class PackedRows(RowSource):
     completion: Completion | None = None
 
     @property
-    def is_packed(self) -> bool:
-        """See `RowSource.is_packed`."""
-        return True
-
-    @property
     def loaded_bytes(self) -> float:
         """See `RowSource.loaded_bytes`."""
         return self.row_bytes / self.rows_each
@@ -197,6 +192,12 @@ class PackedRows(RowSource):
         """See `RowSource.load_samples`."""
         samples: SampleTable = self.table.get().samples(self.documents.load_selection().offsets)
         return samples
+
+    def check_asked(self, offsets: Int64Array) -> None:
+        """See `RowSource.check_asked`."""
+        rows = self.load_selection().rows
+        if len(others := offsets[(offsets < 0) | (offsets >= rows)]):
+            raise IndexError(f"sequences are numbered from 0 to {rows - 1}: {others.tolist()[:5]} are not there")
 
     def has_rows_of(self, version: Any, identity: Any) -> bool:
         """See `RowSource.has_rows_of`."""

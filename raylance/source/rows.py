@@ -96,11 +96,6 @@ class RowSource(abc.ABC):
         return None
 
     @property
-    def is_packed(self) -> bool:
-        """Whether samples are numbered sequences of tokens."""
-        return False
-
-    @property
     def loaded_bytes(self) -> float:
         """The best estimate of the bytes of a stored row, as it is held."""
         return self.likely_row_bytes

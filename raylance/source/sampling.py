@@ -11,7 +11,7 @@ from raylance.columns import ROW_OFFSET
 from raylance.memory.arrow import ends_of, fixed_lists, one_array, take_ranges, take_rows
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.samples.table import IS_PAD, Described, Located, Ranges, SampleTable
+from raylance.samples.table import IS_PAD, Described, Located, Ranges, SampleTable, range_numbers
 
 
 def gather_samples(
@@ -57,20 +57,31 @@ def gather_samples(
 
 
 def _join(table: pa.Table, stored: Int64Array, anchors: Int64Array, ranges: Ranges, samples: SampleTable) -> pa.Table:
-    """Joins ranges of the lists of rows."""
-    names = [name for name in table.column_names if name != ROW_OFFSET]
-    padding, columns = ranges.length - ranges.values, dict[str, pa.Array]()
-    is_last = np.zeros(len(ranges.at), dtype=np.bool_)
-    is_last[ranges.firsts[1:][np.diff(ranges.firsts) > 0] - 1] = True
-    for name in names:
-        lists = one_array(table[name])
-        ends = ends_of(lists).astype(np.int64)
-        values: npt.NDArray[Any] = lists.values.to_numpy(zero_copy_only=False)
-        begins, after = ends[ranges.at] + ranges.start, ranges.after if name == names[0] else None
-        own = np.minimum(ranges.size, ends[ranges.at + 1] - begins)
-        fills = ranges.size - own
-        fills[is_last] += padding[np.diff(ranges.firsts) > 0]
-        columns[name] = fixed_lists(_joined(values, begins, own, fills, ranges, after).reshape(-1, ranges.length))
+    """Joins ranges of the lists of rows, which are of one length in all columns. The first column has the values that
+    `Ranges` says after rows, and as padding; others have a row's last value once more, 0 after an empty one, and 0.
+    """
+    ids, *others = (name for name in table.column_names if name != ROW_OFFSET)
+    lists = {name: one_array(table[name]) for name in (ids, *others)}
+    own = np.minimum(ranges.size, np.diff(ends_of(lists[ids]).astype(np.int64))[ranges.at] - ranges.start)
+    fills, padding = ranges.size - own, ranges.length - ranges.values
+    ended, short = np.flatnonzero(fills), np.flatnonzero(padding)
+    fills[ranges.firsts[1:][short] - 1] += padding[short]
+    sample, padded = ranges.sample[ended], range_numbers((short + 1) * ranges.length - padding[short], padding[short])
+    after = sample * ranges.length + (ranges.place + own)[ended]
+    columns = dict[str, pa.Array]()
+    for name, column in lists.items():
+        values: npt.NDArray[Any] = column.values.to_numpy(zero_copy_only=False)
+        begins = ends_of(column).astype(np.int64)[ranges.at] + ranges.start
+        made = np.zeros(ranges.samples * ranges.length, values.dtype)
+        if len(values):
+            made = take_ranges(values, begins, own, fills)
+        if name == ids:
+            made[padded], made[after] = np.repeat(ranges.padding[short], padding[short]), ranges.after[sample]
+        else:
+            is_empty = (ranges.start + own)[ended] == 0
+            lasts = np.maximum(begins + own - 1, 0)[ended]
+            made[padded], made[after] = 0, np.where(is_empty, 0, values[lasts]) if len(values) else 0
+        columns[name] = fixed_lists(made.reshape(-1, ranges.length))
     described = {name: _to_arrow(each) for name, each in samples.describe(stored, ranges).items()}
     return pa.table(columns | described | {ROW_OFFSET: pa.array(anchors)})
 
@@ -80,36 +91,6 @@ def _to_arrow(column: Described) -> pa.Array:
         values, firsts = column
         return pa.ListArray.from_arrays(firsts.astype(np.int32), values)
     return fixed_lists(column) if column.ndim == 2 else pa.array(column)
-
-
-def _joined(
-    values: npt.NDArray[Any],
-    begins: Int64Array,
-    own: Int64Array,
-    fills: Int64Array,
-    ranges: Ranges,
-    after: Int64Array | None,
-) -> npt.NDArray[Any]:
-    """Joins the `own` values of each range, and fills in those that the rows do not have: `after` a row, else its last
-    value once more, or 0 after an empty one; and padding.
-    """
-    count = ranges.samples * ranges.length
-    joined = take_ranges(values, begins, own, fills) if len(values) else np.zeros(count, values.dtype)
-    sample, place = ranges.sample, ranges.place
-    short = np.flatnonzero(ranges.values < ranges.length)
-    counts = ranges.length - ranges.values[short]
-    begins_at = short * ranges.length + ranges.values[short] - (np.cumsum(counts) - counts)
-    padded = np.repeat(begins_at, counts) + np.arange(int(counts.sum()))
-    joined[padded] = 0 if after is None else np.repeat(ranges.padding[short], counts)
-    ended = np.flatnonzero(own < ranges.size)
-    places = sample[ended] * ranges.length + place[ended] + own[ended]
-    if after is not None:
-        joined[places] = after[sample[ended]]
-    elif len(ended):
-        last = begins[ended] + own[ended] - 1
-        is_empty = ranges.start[ended] + own[ended] == 0
-        joined[places] = np.where(is_empty, 0, values[np.maximum(last, 0)] if len(values) else 0)
-    return joined
 
 
 def _flags(values: BoolArray) -> pa.Array:
