@@ -6,7 +6,7 @@ import numpy as np
 
 from raylance.decode.open_video import OpenVideo, find_frames
 from raylance.errors import ConfigError, DatasetError
-from raylance.source.encoded_frames import MissingBytesError, Ranges
+from raylance.source.encoded_frames import Ranges, with_more_bytes
 from raylance.source.fields import find_field, is_blob
 from raylance.source.lance_errors import failure_of, readable_text
 from raylance.source.reads import Reads
@@ -55,8 +55,8 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
         if size is None:
             raise DatasetError(
                 f"Video({setting.column!r}): video {first} of {source.uri!r} cannot be opened "
-                f"({readable_text(error)}), so the size of frames is not known; nothing was started. Mend it; or, if "
-                "other videos are good, give size=."
+                f"({readable_text(error)}), so the size of frames is not known; nothing was started. Repair "
+                "the file; or, if other videos are good, give size=."
             ) from (error if failure_of(error) else None)
     return VideoColumn(
         dataclasses.replace(setting, videos=source.uri, version=source.version, size=size),
@@ -71,17 +71,13 @@ def open_video(setting: Video, storage_options: StorageOptions | None) -> VideoC
 
 def _shown_size(files: VideoFiles, row: int, file: VideoFile) -> tuple[int, int]:
     """Returns height and width of a video as its first frame is shown."""
-    margin = 0
-    while True:
-        ranges: Ranges = dict(file.head)
-        if file.places is not None:
-            ranges |= files.read({row: file.places.spans(np.zeros(1, dtype=np.int64), margin)})[row]
+
+    def decode(margin: int) -> tuple[int, int]:
+        ranges: Ranges = file.head | files.read({row: file.spans(np.zeros(1, dtype=np.int64), margin)})[row]
         video = OpenVideo(file.size, ranges, None if file.places is None else file.places.index)
         try:
             return video.shown_size(ranges)
-        except MissingBytesError:
-            if margin > video.index.frames:
-                raise
-            margin = max(16, 16 * margin)
         finally:
             video.close()
+
+    return with_more_bytes(decode)

@@ -16,6 +16,7 @@ from raylance.errors import HelperError
 from raylance.memory.arrow import with_nulls
 from raylance.memory.lending import LendFor
 from raylance.observe import Receipt
+from raylance.orders.permutation import BoolArray
 
 Decoded = tuple[pa.Table, Receipt]
 
@@ -97,6 +98,14 @@ class BlockDecoding:
             rows.skips_bad = True
             rows.add_bad(row, column, HelperError(known_bad[part[ROW_OFFSET][row].as_py()]))
         return rows
+
+
+def with_unneeded(block: pa.Table, masks: Mapping[str, BoolArray]) -> pa.Table:
+    """Returns a block with the columns that say which of its rows no sample needs in some columns, see `UNNEEDED`."""
+    for name, mask in masks.items():
+        if mask.any():
+            block = block.append_column(f"{UNNEEDED}{name}", pa.array(mask))
+    return block
 
 
 class HelperDecoding:

@@ -2,7 +2,6 @@
 
 import abc
 import itertools
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -14,7 +13,7 @@ import pyarrow as pa
 
 from raylance.decode.arrays import to_arrow
 from raylance.decode.decoder import Decoder, Draws, RowDecoder, wrong_ragged
-from raylance.decode.decoding import DecodedRows
+from raylance.decode.decoding import DecodedRows, bytes_of_value
 from raylance.decode.transforms import describe_exception, error_of_no_row
 from raylance.errors import ConfigError, HelperError
 from raylance.memory.arrow import buffer_bytes, ends_of, layout_of, raw_bytes, values_of, width_of
@@ -72,7 +71,7 @@ class OpenColumn(abc.ABC):
     def _memory_of(self, count: int, lend: LendFor | None) -> list[Array]:
         """Returns memory for `count` rows of each decoder, (count, *shape)."""
         if lend is not None:
-            lent = [lend(each.output_name, count * _row_bytes(each)) for each in self._decoders]
+            lent = [lend(each.output_name, count * bytes_of_value(each)) for each in self._decoders]
             made = zip(self._decoders, lent, strict=True)
             return [memory.view(each.dtype).reshape(count, *each.shape) for each, memory in made]
         if len(self._memory[0]) < count:
@@ -242,10 +241,6 @@ class BatchColumn(OpenColumn):
             bad |= failed
         if cleared := sorted({*range(len(out))} - {*wanted} | bad):
             out[cleared] = 0
-
-
-def _row_bytes(decoder: Decoder) -> int:
-    return math.prod(decoder.shape) * np.dtype(decoder.dtype).itemsize
 
 
 class _Each:

@@ -166,7 +166,7 @@ class Decoding:
     @property
     def value_bytes(self) -> dict[str, int]:
         """Bytes of one value of each decoded column, 0 for ragged ones."""
-        sizes = {each.output_name: math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in self.made}
+        sizes = {each.output_name: bytes_of_value(each) for each in self.made}
         return sizes | dict.fromkeys(self.ragged, 0)
 
     @property
@@ -180,6 +180,11 @@ class Decoding:
         """Returns the names of `columns` after decoding, in order; decoded columns replace their encoded column."""
         made = self.names_by_column
         return [name for column in columns for name in made.get(column, [column])]
+
+
+def bytes_of_value(made: Decoder | VideoFrames) -> int:
+    """Returns the bytes of one decoded value."""
+    return math.prod(made.shape) * np.dtype(made.dtype).itemsize
 
 
 class DecodeClock:

@@ -1,20 +1,20 @@
 """Reads a few samples on request, and decodes in the calling thread what lies in blocks."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import ROW_OFFSET, UNNEEDED
-from raylance.decode.block_decoding import BlockDecoding
+from raylance.columns import ROW_OFFSET
+from raylance.decode.block_decoding import BlockDecoding, Decoded, with_unneeded
 from raylance.decode.block_rows import Block, BlockRows
 from raylance.memory.lending import fresh_for, fresh_memory
 from raylance.observe import Receipt
 from raylance.orders.permutation import Int64Array
 from raylance.samples.table import Located, SampleTable, unneeded_rows
-from raylance.source.encoded_frames import MissingBytesError
+from raylance.source.encoded_frames import with_more_bytes
 from raylance.source.reader import RowReader
 from raylance.source.sampling import gather_samples
-
-_MARGINS = 0, 16, 1 << 40  # as the dispatcher has them
 
 
 def read_samples(
@@ -30,34 +30,26 @@ def read_samples(
     """
     stored, located = (anchors, None) if samples is None else samples.resolve(anchors)
     if blocks is None:
-        table = reader.read(stored)
-        return table if samples is None or located is None else gather_samples(
-            table, stored, located, samples
-        ), Receipt()
+        return _gather(reader.read(stored), stored, samples, located, ()), Receipt()
     names = list(blocks.names_by_column)
-    for margin in _MARGINS:
+    unneeded = {} if samples is None or located is None else unneeded_rows(samples, stored, located, names)
+
+    def decode(margin: int) -> tuple[pa.Table, Decoded]:
         table = reader.widened(margin).read(stored)
-        block = _with_unneeded(table.select([*names, ROW_OFFSET]), names, stored, samples, located)
-        try:
-            decoded, receipt = blocks.apply(block, lend=fresh_for)
-            break
-        except MissingBytesError:
-            if margin == _MARGINS[-1]:
-                raise
-    table = table.drop_columns(names)
-    if samples is not None and located is not None:
-        table = gather_samples(table, stored, located, samples, by_index=names)
-    else:
-        for name in names:
-            table = table.append_column(name, pa.array(np.arange(len(stored))))
-    return BlockRows([Block(0, decoded)], blocks.names_by_column).fill_in(table, fresh_memory), receipt
+        block = with_unneeded(table.select([*names, ROW_OFFSET]), unneeded)
+        return table.drop_columns(names), blocks.apply(block, lend=fresh_for)
+
+    table, (decoded, receipt) = with_more_bytes(decode)
+    found = _gather(table, stored, samples, located, names)
+    return BlockRows([Block(0, decoded)], blocks.names_by_column).fill_in(found, fresh_memory), receipt
 
 
-def _with_unneeded(
-    block: pa.Table, names: list[str], stored: Int64Array, samples: SampleTable | None, located: Located | None
+def _gather(
+    table: pa.Table, stored: Int64Array, samples: SampleTable | None, located: Located | None, by_index: Sequence[str]
 ) -> pa.Table:
-    """Returns a block with the columns that say which rows no sample needs, see `UNNEEDED`."""
+    """Returns samples of rows; in the columns `by_index`, the numbers of the rows."""
     if samples is not None and located is not None:
-        for name, which in unneeded_rows(samples, stored, located, names).items():
-            block = block.append_column(f"{UNNEEDED}{name}", pa.array(which))
-    return block
+        return gather_samples(table, stored, located, samples, by_index=by_index)
+    for name in by_index:
+        table = table.append_column(name, pa.array(np.arange(len(stored))))
+    return table

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from raylance.columns import ROW_OFFSET
 from raylance.decode.arrays import to_arrow
-from raylance.decode.decoding import DecodedRows, VideoFrames
+from raylance.decode.decoding import DecodedRows, VideoFrames, bytes_of_value
 from raylance.decode.open_video import FrameError, OpenVideo, OtherSizeError
 from raylance.decode.transforms import error_of_no_row
 from raylance.errors import ConfigError, HelperError
@@ -23,7 +23,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.source.encoded_frames import EncodedFile
 from raylance.source.lance_errors import readable_text
 
-_PIECE_BYTES = 4 << 20  # of the frames that one of several threads decodes at a time, about
+_PIECE_BYTES = 4 << 20  # about the bytes of the frames that one of several threads decodes at a time
 _OPEN = 4  # videos that a thread keeps open
 _OPEN_PIXELS = 4 << 20  # that their frames have together, if they are more: a decoder may hold 17 frames
 
@@ -33,7 +33,7 @@ class FrameColumn:
 
     def __init__(self, frames: VideoFrames) -> None:
         self._frames, self.column = frames, frames.column
-        self._row_bytes = math.prod(frames.shape) * frames.dtype.itemsize
+        self._row_bytes = bytes_of_value(frames)
         self._lender, self._local = FadingLender(), threading.local()
 
     def decode(
@@ -101,16 +101,15 @@ class FrameColumn:
         at = np.flatnonzero(files.is_valid().to_numpy(zero_copy_only=False))
         bad_rows = np.flatnonzero(np.isin(block[ROW_OFFSET].to_numpy(), [*known_bad])).tolist() if known_bad else []
         for video in np.unique(videos).tolist():
-            first, *others = (EncodedFile.of(files[row]) for row in at[named[at] == video].tolist())
-            for other in others:
-                first = dataclasses.replace(first, ranges={**first.ranges, **other.ranges})
+            parts = [EncodedFile.of(files[row]) for row in at[named[at] == video].tolist()]
+            ranges = {begin: data for part in parts for begin, data in part.ranges.items()}
             frames = whole.field("frame")
             bad = {
                 int(frames[row].as_py()): known_bad[block[ROW_OFFSET][row].as_py()]
                 for row in bad_rows
                 if named[row] == video
             }
-            yield video, first, bad
+            yield video, dataclasses.replace(parts[0], ranges=ranges), bad
 
     def _decoder(self, out: npt.NDArray[Any]) -> "Callable[[_Frames], list[tuple[int, Exception]]]":
         """Returns what decodes frames into `out`, and returns the rows of those that cannot be, with the reasons."""
@@ -204,7 +203,7 @@ class _Frames(NamedTuple):
     known_bad: Mapping[int, str]
 
     def cut(self, least: int) -> "Iterator[_Frames]":
-        """Cuts frames at keyframes, into parts of at least so many."""
+        """Cuts frames at keyframes, into parts of at least `least` frames."""
         order = np.argsort(self.numbers, kind="stable")
         numbers, first = self.numbers[order], 0
         index = self.file.index

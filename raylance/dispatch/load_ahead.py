@@ -9,6 +9,7 @@ from raylance.dispatch.chunk_order import Block, ChunkOrder, HeldChunk
 from raylance.dispatch.messages import Drop, Fault, Forget, Load, Loaded, Log, Output
 from raylance.dispatch.states import ChunkState, change
 from raylance.dispatch.suspects import Suspicion
+from raylance.planning.pace import MARGINS
 from raylance.planning.plan import Chunk, Plan, WorkItem
 
 MAX_FAULTS = 3  # machine faults of one chunk or item; a fourth is not a coincidence
@@ -18,7 +19,6 @@ _HELD = 2  # chunks of a reader: the one in use and the next one
 # If decoders need the cores, the next chunk is loaded in step with the use of the chunk before it, so that loading does
 # not take the cores just when a chunk ends: this share at once, and the rest at a multiple of the speed of its use.
 _FIRST_SHARE, _FASTER = 0.125, 2.0
-_MARGINS = 0, 16, 1024, 1 << 40  # see `Load`; with the last one, files are read whole
 
 
 class ChunkTable:
@@ -55,7 +55,7 @@ class ChunkTable:
         self._used: list[HeldChunk] = []  # no item will be gathered from them; calls that are not done need them
         self._commands: list[Output] = []  # that were not taken
         self._drops: list[Drop] = []  # the same; a load takes them along, because each call through Ray costs time
-        self._margin = 0  # of loads, once decoders have lacked bytes
+        self._margin = MARGINS[0]  # of loads; larger once decoders have lacked bytes
 
     def take_commands(self) -> list[Output]:
         """Returns the commands that follow from the calls so far."""
@@ -281,8 +281,8 @@ class ChunkTable:
         the chunk is loaded again, and what is loaded from now on, too, with more.
         """
         held = block.held
-        if getattr(error, "needs_bytes", False) and held.loading.margin < _MARGINS[-1]:
-            self._margin = max(self._margin, next(each for each in _MARGINS if each > held.loading.margin))
+        if getattr(error, "needs_bytes", False) and held.loading.margin < MARGINS[-1]:
+            self._margin = max(self._margin, next(each for each in MARGINS if each > held.loading.margin))
             self._order.replace(held)
             self._release(held)
         else:

@@ -1,6 +1,11 @@
-"""How many rows to read next, if only reading them shows how large they are."""
+"""How many rows to read next, and how many bytes around them, if only reading or decoding shows it."""
 
 import dataclasses
+
+MARGINS = 0, 16, 1024, 1 << 40
+"""Keyframes and frames to read beside those that a video's index names: the next number each time a decoder lacks
+bytes. With the last one, the file is read whole.
+"""
 
 
 @dataclasses.dataclass(slots=True)

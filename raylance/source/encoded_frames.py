@@ -1,8 +1,9 @@
 """Where the frames of a video lie in its file, and the columns in which rows carry their frames, still encoded."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +11,13 @@ import pyarrow as pa
 
 from raylance.memory.lending import Bytes
 from raylance.orders.permutation import Int64Array
+from raylance.planning.pace import MARGINS
 
 Levels = npt.NDArray[np.float32]  # the value of each number that a pixel of a frame of 12 bits may have, (4096,)
 Span = tuple[int, int]  # bytes [begin, end) of a file
 Ranges = dict[int, Bytes]  # bytes of a file that were read, by their first byte
+
+T = TypeVar("T")
 
 _REORDERED = 16  # frames that may be stored after one that is shown after them, by H.264 and H.265
 _CLOSE_BYTES = 64 << 10  # ranges closer than this are read as one
@@ -58,6 +62,18 @@ class MissingBytesError(Exception):
 
     def __str__(self) -> str:
         return f"bytes from {self.offset} on are missing"
+
+
+def with_more_bytes(attempt: Callable[[int], T]) -> T:
+    """Calls `attempt` with one margin after another, see `MARGINS`, until it has the bytes that it needs.
+
+    Raises:
+        MissingBytesError: If the whole file does not have them.
+    """
+    for margin in MARGINS[:-1]:
+        with contextlib.suppress(MissingBytesError):
+            return attempt(margin)
+    return attempt(MARGINS[-1])
 
 
 def join_spans(spans: Sequence[Span]) -> list[Span]:

@@ -9,6 +9,7 @@ import lance
 import numpy as np
 
 from raylance.arguments import listed
+from raylance.orders.permutation import Int64Array
 from raylance.source.encoded_frames import FramePlaces, MissingBytesError, Opener, Ranges, Span, join_spans
 from raylance.source.reads import Reads
 from raylance.source.retrying import Wanted, always
@@ -40,7 +41,18 @@ class VideoFile:
         places = 0 if self.places is None else self.places.nbytes
         return places + sum(len(data) for data in self.head.values())
 
-    def has(self, span: Span) -> bool:
+    def spans(self, frames: Int64Array, margin: int) -> list[Span]:
+        """Returns the bytes to read from which frames are decoded, beside those that opened the file. With a `margin`,
+        of as many keyframes and frames more; the whole file if it has no more frames.
+        """
+        if self.places is None:
+            return []
+        asked = self.places.spans(frames, margin)
+        if margin >= self.places.index.frames:
+            asked = [(0, self.size)]
+        return [span for begin, end in asked if begin < end and not self._has(span := (begin, min(end, self.size)))]
+
+    def _has(self, span: Span) -> bool:
         """Whether bytes are among those that were read to open the file."""
         return any(begin <= span[0] and span[1] <= begin + len(data) for begin, data in self.head.items())
 

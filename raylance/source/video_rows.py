@@ -137,11 +137,7 @@ class VideoRowReader(PieceReader):
             for video in np.unique(videos[part]).tolist():
                 file = files.get((number, video))
                 if file is not None and file.places is not None:
-                    asked = file.places.spans(frames[part][videos[part] == video], self.margin)
-                    cut = [(begin, min(end, file.size)) for begin, end in asked]
-                    if self.margin >= file.places.index.frames:
-                        cut = [(0, file.size)]
-                    more = [span for span in cut if span[0] < span[1] and not file.has(span)]
+                    more = file.spans(frames[part][videos[part] == video], self.margin)
                     spans[number, video] = join_spans([*spans.get((number, video), ()), *more])
         return spans
 

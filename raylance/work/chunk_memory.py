@@ -89,17 +89,16 @@ class ChunkMemory:
         """Returns the offsets of up to `rows` stored rows, ascending, from number `first` on in storage order."""
         return self._stored[first : first + rows]
 
-    def unneeded(self, first: int, rows: int, columns: Sequence[str]) -> dict[str, Int64Array]:
-        """Returns the offsets of those of the stored rows from number `first` on that no sample needs in some columns.
-        All calls must name the same columns.
+    def unneeded(self, first: int, rows: int, columns: Sequence[str]) -> dict[str, BoolArray]:
+        """Returns which of some stored rows from number `first` on no sample needs in some columns, bool, (rows,). All
+        calls must name the same columns.
         """
         if self._samples is None or self._located is None or not columns:
             return {}
         with self._lock:
             if self._unneeded is None:
                 self._unneeded = unneeded_rows(self._samples, self._stored, self._located, columns)
-        part = slice(first, first + rows)
-        return {name: self._stored[part][which[part]] for name, which in self._unneeded.items()}
+        return {name: which[first : first + rows] for name, which in self._unneeded.items()}
 
     def load(self, first: int, rows: int, allowed_bytes: float) -> "ChunkLoad":
         """Begins to load up to `rows` stored rows from number `first` on, which may have `allowed_bytes`."""
@@ -199,8 +198,9 @@ class ChunkLoad:
         """Adds the next rows, as many as fit; returns whether more may come."""
         placed, _, apart = made
         rows = placed.rows
-        self.read_bytes += self._size_of(made, 0, rows) - rows * self._made_bytes
-        if (nbytes := self._size_of(made, 0, rows)) > self._left:
+        nbytes = self._size_of(made, 0, rows)
+        self.read_bytes += nbytes - rows * self._made_bytes
+        if nbytes > self._left:
             low = 0
             while low < rows:  # the most rows that fit
                 middle = (low + rows + 1) // 2

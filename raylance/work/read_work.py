@@ -2,20 +2,20 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import DRAW, ROW_OFFSET, UNNEEDED, split_offsets
-from raylance.decode.block_decoding import HelperDecoding
+from raylance.columns import DRAW, ROW_OFFSET, split_offsets
+from raylance.decode.block_decoding import HelperDecoding, with_unneeded
 from raylance.decode.sample_reading import read_samples
 from raylance.dispatch.messages import Gather, Load, Loaded
 from raylance.errors import DatasetError, HelperError
 from raylance.memory.lending import Bytes, Lender
 from raylance.observe import Receipt, clock
-from raylance.orders.permutation import Int64Array
+from raylance.orders.permutation import BoolArray
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.read_spec import ReadSpec
@@ -90,25 +90,20 @@ class ReadWork:
             block = self._read(chunk, load, receipt)
             needs_bytes, added = block.needs_bytes, block.added
             if block.block:
-                unneeded = chunk.unneeded(load.first, load.rows, list(self._by_block.decoded))
+                unneeded = chunk.unneeded(load.first, added, list(self._by_block.decoded))
                 tables = self._split(pa.concat_tables(block.block), unneeded)
             if needs_bytes and chunk.samples == 1 and chunk.nbytes + needs_bytes > self._limit:
                 anchor = self._selection.offsets(planned.of_chunk(load.chunk, load.dp_rank))
                 raise self._too_large(chunk, int(anchor[0]), needs_bytes)
         return self._loaded(load, receipt, chunk, needs_bytes, added), tables
 
-    def _split(self, block: pa.Table, unneeded: dict[str, Int64Array]) -> tuple[pa.Table, ...]:
+    def _split(self, block: pa.Table, unneeded: Mapping[str, BoolArray]) -> tuple[pa.Table, ...]:
         """Returns the columns of a block that are sent, if any, and those to decode, if any."""
         columns, tables = self._by_block, list[pa.Table]()
         if columns.sent:
             tables.append(block.select(columns.sent))
         if columns.decoded:
-            encoded = block.select([*columns.decoded, ROW_OFFSET])
-            for name in columns.decoded:
-                if len(others := unneeded.get(name, ())):
-                    flags = np.isin(block[ROW_OFFSET].to_numpy(), others)
-                    encoded = encoded.append_column(f"{UNNEEDED}{name}", pa.array(flags))
-            tables.append(encoded)
+            tables.append(with_unneeded(block.select([*columns.decoded, ROW_OFFSET]), unneeded))
         return tuple(tables)
 
     def _read(self, chunk: ChunkMemory, load: Load, receipt: Receipt) -> ChunkLoad:
