@@ -31,10 +31,11 @@ class BlockWork:
         decodes_there, readers = self._pool.reader_decodes(now), self._pool.running("reader")
         if not decodes_there:
             self._divide(len(self._pool.running("decoder")))
-        waiting = [block for block in self._chunks.blocks() if block.call is None]
+        blocks = self._chunks.blocks()
+        waiting = [block for block in blocks if block.call is None]
         # Suspect rows come first, as for items; and one after another: once a frame of a video is known to be bad,
         # those that are made of it are not tried.
-        searches = any(block.call is not None and block.suspicion.is_searched for block in self._chunks.blocks())
+        searches = any(block.call is not None and block.suspicion.is_searched for block in blocks)
         for block in sorted(waiting, key=lambda block: block.suspicion.rank):
             held, is_searched = block.held, block.suspicion.is_searched
             if is_searched and searches:

@@ -130,6 +130,16 @@ class DecodeBlock:
     given_up: str = ""
     known_bad: tuple[tuple[int, str], ...] = ()
 
+    @property
+    def how(self) -> dict[str, Any]:
+        """The arguments of `BlockDecoding.apply`."""
+        return {
+            "low": self.low,
+            "high": self.high,
+            "given_up": self.given_up,
+            "known_bad": dict(self.known_bad),
+        }
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fetch:

@@ -71,7 +71,7 @@ CHANGES: Mapping[Enum, frozenset[Enum]] = {
     _HELPER.RUNNING: frozenset({_HELPER.GONE}),
     _HELPER.GONE: frozenset(),
     _PASS.RUNNING: frozenset({_PASS.COMPLETE, _PASS.FAILED, _PASS.CLOSED}),
-    _PASS.COMPLETE: frozenset({_PASS.FAILED, _PASS.CLOSED}),  # failed: the last batches are made after it
+    _PASS.COMPLETE: frozenset({_PASS.CLOSED}),  # also if its last batches fail
     _PASS.FAILED: frozenset({_PASS.CLOSED}),
     _PASS.CLOSED: frozenset(),
 }

@@ -50,7 +50,7 @@ class Suspicion:
 
     def needs_fresh(self, rows: int) -> bool:
         """Whether a fresh decoder must try the item: one row that may have ended two or more helpers."""
-        return rows == 1 and self.deaths >= SUSPECT_DEATHS and not self.given_up
+        return rows == 1 and self.is_searched and not self.given_up
 
 
 class Suspects:

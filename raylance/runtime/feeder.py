@@ -295,7 +295,7 @@ class Feeder:
         self._change(PassState.FAILED)
 
     def _change(self, after: PassState) -> None:
-        """Changes the state; a pass that has failed or was closed stays so, whatever comes."""
+        """Changes the state; a pass that has ended can only be closed, whatever comes."""
         with self._changed:
             if after in CHANGES[self._state]:
                 self._state = after

@@ -186,14 +186,8 @@ class ThreadRuntime(Runtime):
             receipt = Receipt()
             if held.get(number) is blocks:  # else the chunk was dropped
                 low, first = command.low, command.first + command.low
-                table, receipt = helper.work.decode_block(
-                    encoded,
-                    low=low,
-                    high=command.high,
-                    lend=blocks.memory_of(first, first + command.high - low),
-                    given_up=command.given_up,
-                    known_bad=dict(command.known_bad),
-                )
+                memory = blocks.memory_of(first, first + command.high - low)
+                table, receipt = helper.work.decode_block(encoded, lend=memory, **command.how)
                 blocks.tables[first] = table
             return Done(command.call, receipt)
 

@@ -324,18 +324,12 @@ class RayRuntime(Runtime):
     def _decode_block(self, command: DecodeBlock) -> None:
         helper, blocks = self._helpers[command.helper], self._helpers[command.reader].blocks[command.number]
         [block], _ = self._results[command.source]
-        how = {
-            "low": command.low,
-            "high": command.high,
-            "given_up": command.given_up,
-            "known_bad": dict(command.known_bad),
-        }
         if command.helper == command.reader:
-            decoded, answer = helper.handle.decode_block.remote(block, **how)
+            decoded, answer = helper.handle.decode_block.remote(block, **command.how)
             receipt, about = answer.future(), ("", "")
         else:
             arguments = helper.with_value("decode", self._key, self._decoding)
-            send = functools.partial(helper.handle.decode_block.remote, *arguments, block, **how)
+            send = functools.partial(helper.handle.decode_block.remote, *arguments, block, **command.how)
             decoded, receipt = helper.actor.call(self._key, send)
             about = "decode", self._key
         blocks.add_decoded(command.first + command.low, decoded)
