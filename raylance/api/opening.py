@@ -209,11 +209,10 @@ def dataset(
         samples, selection = share_windows(source, opened, checked, selection)
     spec = _try_rows(source, opened, selection, samples, added, names, asked, read)
     if pack is not None:
-        documents, given = spec.source, (seed, cost_folder)
         if isinstance(pack, Pack):
-            packed = pack_sequences(source, opened, documents, pack, *given)
+            packed = pack_sequences(source, opened, spec.source, pack, seed, cost_folder)
         else:
-            packed = pack_rows(documents, pack)
+            packed = pack_rows(spec.source, pack)
         spec = ReadSpec(source=packed, delivers=packed.columns)
     costs = None if cost is None else check_costs(opened, cost, cost_folder)
     text = None if costs is None else costs.text

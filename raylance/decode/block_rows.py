@@ -47,7 +47,7 @@ class BlockRows:
         self._kinds = {field.name: field.type for block in whole[:1] for field in block.table.schema}
         self._raws: dict[str, list[Bytes | None]] = {}  # by column: the bytes of its pieces
         self._piece_of, self._row_of = np.full(rows, -1), np.empty(rows, dtype=np.int64)  # by number of the stored row
-        self._bad: dict[str, BoolArray] = {}  # of decoded columns: which stored rows are
+        self._bad: dict[str, BoolArray] = {}  # of decoded columns: which stored rows are bad
         for block in whole:
             at = block.first
             for piece in block.table.to_batches():

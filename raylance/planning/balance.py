@@ -1,6 +1,4 @@
-"""Which rank gets which rows of a global batch, so that all ranks have about the same work; and what padding and what
-imbalance follow from a plan.
-"""
+"""Which rank gets which rows of a global batch, so that all ranks have about the same work."""
 
 import dataclasses
 from typing import Literal
@@ -16,7 +14,6 @@ from raylance.planning.steps import slice_of
 Floats = npt.NDArray[np.float64]
 
 _ENOUGH = 0.002  # ranks are not balanced further once the dearest is this close to the mean
-_SAMPLED = 128  # steps of which a summary is made
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,10 +132,8 @@ class Plan(PicklesFields):
         return f"a global batch of cost {self.budget.cost:,}"
 
     def starts(self, epoch: int, position: int, steps: int) -> Iterator[int]:
-        """Yields the positions of consecutive steps of this plan."""
-        for _ in range(steps):
-            yield position
-            position = self.after(epoch, position)
+        """Returns the positions of consecutive steps of this plan."""
+        return self.layout.starts(epoch, position, steps)
 
     def start_of(self, epoch: int, position: int) -> int:
         """Returns the first position of the step that has a position, if the first step begins with the epoch."""

@@ -75,7 +75,8 @@ class BalancedSlices(LaneSlices):
         found = self._kept.get((epoch, position))
         if found is None:
             # Finding the rows of several steps takes little longer than finding those of one.
-            starts = [at for at in self._starts(epoch, position, _TOGETHER) if not self._layout.is_over(epoch, at)]
+            asked = self._layout.starts(epoch, position, _TOGETHER)
+            starts = [at for at in asked if not self._layout.is_over(epoch, at)]
             steps = [super(BalancedSlices, self).positions(epoch, at, 0, self._layout.size(epoch, at)) for at in starts]
             positions = np.concatenate(steps) % self._order.epoch_rows
             costs = self._order.costs(select_rows(self._order.epoch(epoch), positions)).astype(np.int64)
@@ -87,13 +88,6 @@ class BalancedSlices(LaneSlices):
             found = self._kept[epoch, position]
             for key in list(self._kept)[:-_STEPS_KEPT]:
                 self._kept.pop(key, None)
-        return found
-
-    def _starts(self, epoch: int, position: int, steps: int) -> list[int]:
-        """Returns the positions of consecutive steps."""
-        found = [position]
-        while len(found) < steps:
-            found.append(self._layout.after(epoch, found[-1]))
         return found
 
     def positions(self, epoch: int, position: int, low: int, high: int) -> Int64Array:
@@ -141,7 +135,7 @@ class UnevenSlices(BalancedSlices):
         if found is None:
             is_over = self._layout.is_over(epoch, first)
             steps = 0 if is_over else self._layout.within(epoch, first, self._chunk_positions)
-            starts = self._starts(epoch, first, steps)[:steps]
+            starts = list(self._layout.starts(epoch, first, steps))
             each = [np.diff(self.arrangement(epoch, at).ends, prepend=0) for at in starts]
             rows = np.cumsum([np.zeros(self._dp_size, dtype=np.int64), *each], axis=0)
             found = self._runs[epoch, first] = _Run(starts or [first], rows)

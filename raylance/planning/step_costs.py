@@ -50,7 +50,7 @@ class StepCosts(NamedTuple):
 
     Attributes:
         own: Sum of the costs of a rank's rows.
-        padded: The rank's rows times the cost of the dearest of them.
+        padded: The rank's rows times the highest cost of them.
         dearest: The largest `padded` of all ranks.
     """
 
@@ -96,9 +96,9 @@ class CostFigures:
     Attributes:
         rows: Mean number of rows of a step over all ranks.
         cost: Mean of the sums of the costs of a step over all ranks.
-        padding: Share of padding, if each rank pads its rows to the dearest of them.
-        padded: The ratio of the dearest rank to the mean of the ranks, where a rank's rows cost their number times the
-            dearest: the median of the steps, and the value that 90 % of the steps do not exceed.
+        padding: Share of padding, if each rank pads its rows to the highest cost of them.
+        padded: The ratio of the highest cost of a rank to the mean of the ranks, where a rank's rows cost their number
+            times the highest cost of them: the median of the steps, and the value that 90 % of the steps do not exceed.
         summed: The same, where costs are added up, as without padding.
         squared: The same, where squared costs are added up, as for attention.
         moved: Share of the rows that a `Balance` moves to other ranks; about this share more is read.
@@ -118,8 +118,8 @@ class CostFigures:
         words = ", ".join(f"{name} {half:.2f} and {most:.2f}" for name, (half, most) in ratios.items())
         moved = f"; {self.moved:.1%} of the rows change the rank" if self.moved else ""
         return (
-            f"{self.rows:,.0f} rows and cost {self.cost:,.0f} a step; {self.padding:.1%} padding; the dearest rank "
-            f"over the mean, median and 90 %: {words}{moved}"
+            f"{self.rows:,.0f} rows and cost {self.cost:,.0f} a step; {self.padding:.1%} padding; the highest cost "
+            f"of a rank over the mean, median and 90 %: {words}{moved}"
         )
 
 

@@ -105,6 +105,12 @@ class Steps(abc.ABC):
     def after(self, epoch: int, position: int, steps: int = 1) -> int:
         """Returns the position of a later step of this plan, at most the end of the epoch."""
 
+    def starts(self, epoch: int, position: int, steps: int) -> Iterator[int]:
+        """Yields the positions of consecutive steps of this plan."""
+        for _ in range(steps):
+            yield position
+            position = self.after(epoch, position)
+
     @abc.abstractmethod
     def count(self, epoch: int, position: int) -> int:
         """Returns the number of steps of this plan from a position to the end of the epoch."""
