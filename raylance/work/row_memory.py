@@ -116,18 +116,12 @@ class RowMemory:
         rows = table.num_rows if places is None else len(places)
         if self._lines is None:
             return Placed(wanted_rows(table, places), frozenset(), rows)
-        lines = self._lines[at : at + rows]
-        if places is not None:
-            wanted, lines = lines, np.full(table.num_rows, lines[0])  # unwanted rows go to the line of the first row
-            lines[places] = wanted
-        columns = self._columns_of(table)
-        placed = {name for names, block in self._blocks for name in _place_together(block, names, table, lines)}
+        if places is not None and any(column.num_chunks != 1 for column in table.columns):
+            table, places = wanted_rows(table, places), None
+        lines, columns = self._lines[at : at + rows], self._columns_of(table)
+        placed = {name for names, block in self._blocks for name in _place_together(block, names, table, lines, places)}
         for name in columns.keys() - placed:
-            column, values = columns[name], table[name]
-            # NumPy promises no order for lines that occur repeatedly, so the first row is copied again.
-            if column.place(lines, values.chunks) and (
-                places is None or column.place(lines[:1], values.slice(0, 1).chunks)
-            ):
+            if columns[name].place(lines, table[name].chunks, places):
                 placed.add(name)
         if len(placed) == table.num_columns:
             return Placed(None, frozenset(placed), rows)
@@ -250,8 +244,10 @@ class _Column(abc.ABC):
         """Stores rows line by line from now on, in `memory`; only if the values have one size."""
         raise NotImplementedError
 
-    def place(self, lines: Int64Array, chunks: list[pa.Array]) -> bool:
-        """Copies rows to these lines; returns False if the column cannot hold them, or stores rows as they come."""
+    def place(self, lines: Int64Array, chunks: list[pa.Array], places: Int64Array | None = None) -> bool:
+        """Copies rows to these lines; returns False if the column cannot hold them, or stores rows as they come. With
+        `places`, these are their indices in the only chunk.
+        """
         return False
 
     def by_line(self) -> pa.Array:
@@ -284,7 +280,7 @@ class _Fixed(_Column):
     def store_by(self, lines: Int64Array, memory: Bytes) -> None:
         self.lines, self._data.memory = lines, memory
 
-    def place(self, lines: Int64Array, chunks: list[pa.Array]) -> bool:
+    def place(self, lines: Int64Array, chunks: list[pa.Array], places: Int64Array | None = None) -> bool:
         if self.lines is None:
             return False
         by_line, at = self._by_line, 0
@@ -292,8 +288,10 @@ class _Fixed(_Column):
             raw = raw_bytes(chunk)
             if raw is None:
                 return False
-            by_line[_index(lines[at : at + len(chunk)])] = self._as_values(raw)
-            at += len(chunk)
+            values = self._as_values(raw)
+            wanted = values if places is None else values.take(places, axis=0)
+            by_line[_index(lines[at : at + len(wanted)])] = wanted
+            at += len(wanted)
         return True
 
     def append(self, chunk: pa.Array, room: _Room) -> bool:
@@ -411,18 +409,19 @@ class _Bytes:
         self.used = end
 
 
-def _place_together(block: npt.NDArray[Any], names: list[str], table: pa.Table, lines: Int64Array) -> list[str]:
+def _place_together(
+    block: npt.NDArray[Any], names: list[str], table: pa.Table, lines: Int64Array, places: Int64Array | None
+) -> list[str]:
     """Copies rows of columns of one width to these lines; returns the names, or [] if a column has to be copied alone.
 
-    `block` has shape (columns, lines). The last of several rows for one line need not win, but the first row does.
+    `block` has shape (columns, lines). For `places`, see `RowMemory.place`.
     """
     columns = [table[name] for name in names]
     raws = [raw for each in columns if each.num_chunks == 1 and (raw := raw_bytes(each.chunk(0))) is not None]
     if len(raws) < len(names):
         return []
-    rows = np.concatenate(raws).view(block.dtype).reshape(block.shape[0], len(lines))
-    block[:, _index(lines)] = rows
-    block[:, lines[:1]] = rows[:, :1]
+    rows = np.concatenate(raws).view(block.dtype).reshape(block.shape[0], table.num_rows)
+    block[:, _index(lines)] = rows if places is None else rows.take(places, axis=1)
     return names
 
 
