@@ -15,7 +15,7 @@ from raylance.batches.device import torch_device
 from raylance.environment import process
 from raylance.errors import ConfigError, CoverageError
 from raylance.planning.digest import Digest
-from raylance.planning.steps import Size, check_size
+from raylance.planning.step_size import Size, check_size
 
 __all__ = ["batches", "report_if_all"]
 

@@ -28,7 +28,7 @@ from raylance.errors import ConfigError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import make_plan
 from raylance.planning.shard_context import PlacedBy, ShardContext, arrange_replicas
-from raylance.planning.steps import check_size
+from raylance.planning.step_size import check_size
 from raylance.planning.summary import PlanSummary, summarise
 from raylance.read_spec import DatasetSpec
 from raylance.settings import Options, make_options, takes_options

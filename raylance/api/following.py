@@ -8,7 +8,7 @@ from raylance.api.loader import RankLoader
 from raylance.errors import StateError
 from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan
-from raylance.planning.steps import Size
+from raylance.planning.step_size import Size
 
 
 class Follower:

@@ -39,7 +39,7 @@ from raylance.planning.plan import Plan, no_step_left
 from raylance.planning.proof import check_permutation
 from raylance.planning.shard_context import ShardContext
 from raylance.planning.state import FILE_NAME, State, identity_of, states_in, subject_of
-from raylance.planning.steps import Remainder, Size, check_size
+from raylance.planning.step_size import Remainder, Size, check_size
 from raylance.read_spec import DatasetSpec
 from raylance.runtime import notes
 from raylance.runtime.feeder import Feeder

@@ -18,7 +18,7 @@ from raylance.orders.buckets import Buckets
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import COST
 from raylance.planning.balance import Balance, check_balance
-from raylance.planning.steps import REMAINDERS, Remainder
+from raylance.planning.step_size import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.source.mixed_rows import mix_rows
 

@@ -33,7 +33,7 @@ from raylance.orders.order import Order
 from raylance.orders.registry import make_order
 from raylance.planning.balance import Balance, check_balance
 from raylance.planning.state import describe
-from raylance.planning.steps import REMAINDERS, Remainder
+from raylance.planning.step_size import REMAINDERS, Remainder
 from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.samples.pack_tokens import PackTokens
 from raylance.samples.packs import Pack

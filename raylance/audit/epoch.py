@@ -23,7 +23,7 @@ from raylance.planning.delivery_spec import make_plan
 from raylance.planning.plan import Plan
 from raylance.planning.shards import read_shards
 from raylance.planning.state import parse_state
-from raylance.planning.steps import Budget, Size, check_size, size_arguments
+from raylance.planning.step_size import Budget, Size, check_size, size_arguments
 from raylance.settings import Options
 
 _BLOCK = 1 << 20

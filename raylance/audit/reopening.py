@@ -18,7 +18,7 @@ from raylance.orders.order import Order
 from raylance.orders.registry import ORDERS
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.planning.state import parse_state
-from raylance.planning.steps import Remainder
+from raylance.planning.step_size import Remainder
 from raylance.samples.pack_tokens import PackTokens
 from raylance.samples.packs import Pack
 from raylance.samples.table import IS_PAD, SampleTable

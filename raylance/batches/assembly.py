@@ -20,7 +20,7 @@ from raylance.planning.digest import Digest
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.planning.step_costs import RowCosts, StepCosts, cut_step, row_costs
-from raylance.planning.steps import Budget
+from raylance.planning.step_size import Budget
 
 if TYPE_CHECKING:
     from raylance.read_spec import ReadSpec  # loads Lance

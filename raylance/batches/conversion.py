@@ -34,7 +34,7 @@ from raylance.decode.arrays import (
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.planning.delivery_spec import DeliverySpec
-from raylance.planning.steps import Budget, Remainder, Size
+from raylance.planning.step_size import Budget, Remainder, Size
 
 if TYPE_CHECKING:
     from raylance.read_spec import ReadSpec  # loads Lance

@@ -21,7 +21,7 @@ from raylance.decode.arrays import (
     numpy_bfloat16,
 )
 from raylance.errors import ConfigError
-from raylance.planning.steps import Budget
+from raylance.planning.step_size import Budget
 
 if TYPE_CHECKING:
     from raylance.read_spec import ReadSpec  # loads Lance

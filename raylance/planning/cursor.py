@@ -16,7 +16,7 @@ from raylance.planning.delivery_spec import DeliverySpec, make_plan
 from raylance.planning.plan import Plan
 from raylance.planning.shards import NO_SHARDS, list_shards
 from raylance.planning.state import HasRowsOf, State, check_state, damaged, no_version, parse_state
-from raylance.planning.steps import Budget, Remainder, Size
+from raylance.planning.step_size import Budget, Remainder, Size
 
 logger = logging.getLogger(__name__)
 

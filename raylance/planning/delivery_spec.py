@@ -11,7 +11,7 @@ from raylance.errors import ConfigError
 from raylance.orders.order import WINDOW_BYTES, Facts, Order, Resolved, Tables, join_tables
 from raylance.planning.balance import Balance
 from raylance.planning.plan import Plan
-from raylance.planning.steps import Budget, Remainder, Size
+from raylance.planning.step_size import Budget, Remainder, Size
 
 logger = logging.getLogger(__name__)
 

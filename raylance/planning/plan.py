@@ -9,19 +9,22 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from raylance.arguments import check_word
 from raylance.errors import ConfigError
 from raylance.orders.checking import check_sample, select_rows
-from raylance.orders.order import PicklesFields, Resolved
+from raylance.orders.order import Epoch, PicklesFields, Resolved
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.balance import Balance
+from raylance.planning.item_sizes import ItemSizes
 from raylance.planning.slices import BalancedSlices, LaneSlices, UnevenSlices
-from raylance.planning.steps import REMAINDERS, Budget, CostSteps, EvenSteps, Remainder, Steps
+from raylance.planning.step_size import REMAINDERS, Budget, Remainder
+from raylance.planning.steps import CostSteps, EvenSteps, Steps
 
-_GROWTH = 1.25  # factor by which the rows of an item grow from one round to the next
+_EPOCHS_KEPT = 4  # epochs whose steps are kept: more than one pass asks for
 _WHOLE = 0.75  # a window of up to this share of the limit is not cut, so that one a little above half stays whole
 
 
@@ -54,6 +57,14 @@ class WorkItem:
     def rows(self) -> int:
         """Number of rows of the item."""
         return self.high - self.low
+
+
+class PlannedEpoch(NamedTuple):
+    """One epoch of a plan: the rows at its positions, its steps, and which rows of a step each rank gets."""
+
+    rows: Epoch
+    steps: Steps
+    slices: LaneSlices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,33 +107,48 @@ class Plan(PicklesFields):
         """Number of rows of the selection, n."""
         return self.order.rows
 
+    def epoch(self, number: int) -> PlannedEpoch:
+        """Returns an epoch, with what it knows of its steps."""
+        found = self._epochs.get(number)
+        if found is None:
+            found = self._epochs.setdefault(number, self._make_epoch(number))
+            for key in list(self._epochs)[:-_EPOCHS_KEPT]:
+                self._epochs.pop(key, None)
+        return found
+
     @functools.cached_property
-    def layout(self) -> Steps:
-        """Where steps begin and end."""
-        if self.budget is None:
-            return EvenSteps(
-                epoch_rows=self.epoch_rows,
-                rows_each=self.global_batch_size,
-                remainder=self.remainder,
-                every=self.every,
-            )
-        return CostSteps(order=self.order, budget=self.budget, remainder=self.remainder)
+    def _epochs(self) -> dict[int, PlannedEpoch]:
+        """The last ones, by number. Several threads may add the same one."""
+        return {}
+
+    def _make_epoch(self, number: int) -> PlannedEpoch:
+        rows, dp_size = self.order.epoch(number), self.dp_size
+        steps: Steps = EvenSteps(
+            epoch_rows=self.epoch_rows, rows_each=self.global_batch_size, remainder=self.remainder, every=self.every
+        )
+        if self.budget is not None:
+            steps = CostSteps(rows, self.budget, self.remainder)
+        if self.balance is None or dp_size == 1:  # nothing is to be balanced
+            return PlannedEpoch(rows, steps, LaneSlices(rows, steps, dp_size))
+        if self.balance.equal_rows:
+            return PlannedEpoch(rows, steps, BalancedSlices(rows, steps, dp_size, self.balance))
+        return PlannedEpoch(rows, steps, UnevenSlices(rows, steps, dp_size, self.balance, self.chunk_positions))
 
     def steps(self, epoch: int, position: int = 0) -> int:
         """Returns the number of steps from a position to the end of an epoch, the same on every rank."""
-        return self.layout.count(epoch, position)
+        return self.epoch(epoch).steps.count(position)
 
     def is_over(self, epoch: int, position: int) -> bool:
         """Whether an epoch has no step at a position or after it."""
-        return self.layout.is_over(epoch, position)
+        return self.epoch(epoch).steps.is_over(position)
 
     def step_size(self, epoch: int, position: int) -> int:
         """Returns the number of rows of the step at a position, over all ranks, padding included."""
-        return self.layout.size(epoch, position)
+        return self.epoch(epoch).steps.size(position)
 
     def after(self, epoch: int, position: int, steps: int = 1) -> int:
         """Returns the position of a later step of this plan, the next one by default; at most the epoch's end."""
-        return self.layout.after(epoch, position, steps)
+        return self.epoch(epoch).steps.after(position, steps)
 
     @property
     def step_text(self) -> str:
@@ -133,45 +159,37 @@ class Plan(PicklesFields):
 
     def starts(self, epoch: int, position: int, steps: int) -> Iterator[int]:
         """Returns the positions of consecutive steps of this plan."""
-        return self.layout.starts(epoch, position, steps)
+        return self.epoch(epoch).steps.starts(position, steps)
 
     def start_of(self, epoch: int, position: int) -> int:
         """Returns the first position of the step that has a position, if the first step begins with the epoch."""
-        return self.layout.start_of(epoch, position)
+        return self.epoch(epoch).steps.start_of(position)
 
     def steps_between(self, epoch: int, first: int, last: int) -> int:
         """Returns the number of steps of this plan from one that begins at `first` to position `last`, rounded up."""
-        return self.layout.between(epoch, first, last)
+        return self.epoch(epoch).steps.between(first, last)
 
     def leads_to(self, epoch: int, first: int, position: int) -> bool:
         """Whether a plan that has a step at `first` also has one at a position."""
-        return self.layout.leads_to(epoch, first, position)
+        return self.epoch(epoch).steps.leads_to(first, position)
 
     def empty_ranks(self, epoch: int, position: int) -> int:
         """Returns the number of data-parallel ranks that get no row in the step at a position."""
         return max(0, self.dp_size - self.step_size(epoch, position))
 
-    @functools.cached_property
-    def slices(self) -> LaneSlices:
-        """Which rows of each step each rank gets."""
-        by_lane = self.order, self.layout, self.dp_size, self.chunk_positions
-        if self.balance is None or self.dp_size == 1:  # nothing is to be balanced
-            return LaneSlices(*by_lane)
-        return (BalancedSlices if self.balance.equal_rows else UnevenSlices)(*by_lane, self.balance)
-
     def rank_slice(self, epoch: int, position: int, dp_rank: int) -> tuple[int, int]:
         """Returns a rank's half-open slice of the rows of the step at a position. The rows are in lane-major order."""
-        return self.slices.slice_of(epoch, position, dp_rank)
+        return self.epoch(epoch).slices.slice_of(position, dp_rank)
 
     def rank_rows(self, epoch: int, position: int, steps: int, dp_rank: int) -> int:
         """Returns the number of a rank's rows in consecutive steps of a chunk."""
-        return self.slices.rows(epoch, position, steps, dp_rank)
+        return self.epoch(epoch).slices.rows(position, steps, dp_rank)
 
     def positions(self, epoch: int, position: int, low: int, high: int) -> Int64Array:
         """Returns the epoch positions of rows [low, high) of a step, sorted by (position mod lanes, position div
         lanes), and then swapped by the balance, if there is one. Those of padding are at least `epoch_rows`.
         """
-        return self.slices.positions(epoch, position, low, high)
+        return self.epoch(epoch).slices.positions(position, low, high)
 
     @functools.cached_property
     def by_lane(self) -> "Plan":
@@ -202,7 +220,7 @@ class Plan(PicklesFields):
         """Returns the selected rows at epoch positions. Padding gets the epoch's first rows. Raises ConfigError if a
         custom order returns a row that is not in the selection.
         """
-        return select_rows(self.order.epoch(epoch), positions % self.epoch_rows)
+        return select_rows(self.epoch(epoch).rows, positions % self.epoch_rows)
 
     def check_order(self, epoch: int) -> None:
         """Checks a custom order on a sample of an epoch's positions, before anything is started. Raises ConfigError if
@@ -230,7 +248,7 @@ class Plan(PicklesFields):
         """Returns the line of the first row of a rank's slice of a step. Lines number the rank's rows in the order of
         delivery, with `every` only those of steps that lie whole strides apart. Those of a chunk are consecutive.
         """
-        return self.slices.line(epoch, position, dp_rank)
+        return self.epoch(epoch).slices.line(position, dp_rank)
 
     def item_line(self, item: WorkItem) -> int:
         """Returns the line of an item's first row; see `line`."""
@@ -322,12 +340,12 @@ class Plan(PicklesFields):
         """Returns the chunk that begins with the step at a position, or with its row `low`; None at the epoch's end."""
         if self.is_over(epoch, position):
             return None
-        steps = self.layout.within(epoch, position, self.chunk_positions)
+        steps = self.epoch(epoch).steps.within(position, self.chunk_positions)
         return Chunk(epoch=epoch, position=position, steps=steps, low=low)
 
     def first_of_chunk(self, epoch: int, position: int) -> int:
         """Returns the first position of a step, at most `position`, that begins in the same chunk."""
-        return self.layout.first_within(epoch, position, self.chunk_positions)
+        return self.epoch(epoch).steps.first_within(position, self.chunk_positions)
 
     def next_chunk(self, chunk: Chunk) -> Chunk | None:
         """Returns the chunk after a chunk; None at the end of the epoch."""
@@ -370,51 +388,38 @@ class Plan(PicklesFields):
 
         An item should have about `item_rows` rows, or as many as this returns when a chunk begins: up to `max_steps`
         smaller slices are joined, larger slices are cut. An item's rows belong to one chunk of `chunks`, which may have
-        several epochs; None for the plan's own of this epoch.
-
-        With `first_rows`, items of the first step have about this number of rows, so that each helper gets one, and the
-        first batch comes early. Each further round of as many items has a quarter more rows in each, so that its rows
-        last while helpers make the next one. Near the end of the epoch, unless the items span epochs, an item has half
-        of a helper's share of the remaining rows (Polychronopoulos, Kuck: "Guided self-scheduling", 1987), but not less
-        than a step's, so that no helper works for long when the others are done.
+        several epochs; None for the plan's own of this epoch. With `first_rows`, items of the first step have about
+        this number of rows, and later ones more; see `ItemSizes`. They are small again near the end of the epoch,
+        unless they span epochs.
         """
         low, high = self.rank_slice(epoch, position, dp_rank)
-
-        def find_most() -> int:
-            return item_rows if isinstance(item_rows, int) else item_rows()
-
-        aim, made = float(first_rows or find_most()), 0
-        alike = max(1, -(-(high - low) // int(aim)))
+        sizes = ItemSizes((lambda: item_rows) if isinstance(item_rows, int) else item_rows, first_rows, high - low)
         for chunk in self.chunks(epoch, position) if chunks is None else chunks:
-            done, at = 0, chunk.position
-            if chunk.epoch != epoch:  # the pass may have begun with a last step of few rows
-                epoch, (low, high) = chunk.epoch, self.rank_slice(chunk.epoch, at, dp_rank)
-                aim = max(aim, (high - low) / alike)
-            most = find_most()
+            done, at, epoch = 0, chunk.position, chunk.epoch
+            low, high = self.rank_slice(epoch, at, dp_rank)
+            sizes.begin_chunk(high - low)
             while done < chunk.steps:
                 begin, (low, high) = self.rank_slice(epoch, at, dp_rank)[0], self._part(chunk, at, dp_rank)
-                size, wanted = high - low, min(aim, most)
-                if first_rows and not spans_epochs:
-                    is_even = self.budget is None
-                    left = self.steps(epoch, at) * size if is_even else (self.epoch_rows - at) // self.dp_size
-                    wanted = min(wanted, max(size, left / (2 * alike)))
-                nearest = round(wanted / max(1, size)) * size  # whole steps; 0 for less than half of one
-                rows = max(1, min(nearest or int(wanted), most))
-                parts = max(1, -(-size // rows))
+                left = None if spans_epochs or not first_rows else self._rank_rows_left(at)
+                rows = sizes.next(high - low, left)
+                parts = max(1, -(-(high - low) // rows))
                 joined = 1 if parts > 1 else self._fitting(epoch, at, self._whole(chunk, at, max_steps), dp_rank, rows)
                 if joined > 1:
                     low, high = begin, begin + self.rank_rows(epoch, at, joined, dp_rank)
                 where = {"position": at, "steps": joined, "low": low - begin, "high": high - begin}
                 yield from self.cut(WorkItem(dp_rank=dp_rank, epoch=epoch, chunk=chunk, **where), parts)
-                done, made, at = done + joined, made + parts, self.after(epoch, at, joined)
-                if made >= alike:
-                    aim, made = min(aim * _GROWTH, float(most)), 0
+                done, at = done + joined, self.after(epoch, at, joined)
+                sizes.count(parts)
+
+    def _rank_rows_left(self, position: int) -> int:
+        """Returns about how many rows a rank gets from a position to the end of the epoch."""
+        return (self.epoch_rows - position) // (self.dp_size * self.every)
 
     def _whole(self, chunk: Chunk, position: int, most: int) -> int:
         """Returns how many of a chunk's steps, from one on, at least 1 and at most `most`, wholly belong to it."""
         if chunk.low and position == chunk.position:
             return 1
-        left = self.layout.between(chunk.epoch, position, self._last(chunk)) + (chunk.high is None)
+        left = self.epoch(chunk.epoch).steps.between(position, self._last(chunk)) + (chunk.high is None)
         return max(1, min(left, most))
 
 

@@ -1,4 +1,4 @@
-"""The rows of each rank in the steps of a plan: which ones, how many, and how they are numbered."""
+"""The rows of each rank in the steps of one epoch: which ones, how many, and how they are numbered."""
 
 import bisect
 import functools
@@ -7,12 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from raylance.orders.checking import select_rows
-from raylance.orders.order import Resolved
+from raylance.orders.order import Epoch
 from raylance.orders.permutation import Int64Array
 from raylance.planning.balance import Balance
 from raylance.planning.steps import Steps, slice_of
 
 _MOST_KEPT = 1 << 16  # most rows of a slice whose arrangement is kept
+_SLICES_KEPT = 8  # slices whose arrangement by lane is kept
 _STEPS_KEPT = 512  # steps whose arrangement is kept
 _TOGETHER = 32  # steps that are balanced together
 _RUNS_KEPT = 8  # chunks whose numbers of rows are kept
@@ -21,27 +22,41 @@ _RUNS_KEPT = 8  # chunks whose numbers of rows are kept
 class LaneSlices:
     """The slices of the ranks without a balance: about equal parts of the rows of a step, which are sorted by lane."""
 
-    def __init__(self, order: Resolved, layout: Steps, dp_size: int, chunk_positions: int) -> None:
-        """Takes the fields of a plan."""
-        self._order, self._layout, self._dp_size, self._chunk_positions = order, layout, dp_size, chunk_positions
+    def __init__(self, rows: Epoch, steps: Steps, dp_size: int) -> None:
+        """Takes the rows of the epoch, its steps, and the number of ranks."""
+        self._rows, self._steps, self._dp_size = rows, steps, dp_size
+        self._lanes = rows.order.lane_count
+        self._arranged = functools.lru_cache(maxsize=_SLICES_KEPT)(self._arrange)
 
-    def slice_of(self, epoch: int, position: int, dp_rank: int) -> tuple[int, int]:
+    def slice_of(self, position: int, dp_rank: int) -> tuple[int, int]:
         """Returns a rank's half-open slice of the rows of the step at a position."""
-        return slice_of(self._layout.size(epoch, position), dp_rank, self._dp_size)
+        return slice_of(self._steps.size(position), dp_rank, self._dp_size)
 
-    def rows(self, epoch: int, position: int, steps: int, dp_rank: int) -> int:
+    def rows(self, position: int, steps: int, dp_rank: int) -> int:
         """Returns the number of a rank's rows in consecutive steps of a chunk."""
-        return self._layout.rows(epoch, position, steps, dp_rank, self._dp_size)
+        return self._steps.rows(position, steps, dp_rank, self._dp_size)
 
-    def line(self, epoch: int, position: int, dp_rank: int) -> int:
+    def line(self, position: int, dp_rank: int) -> int:
         """Returns a number for the first row of a rank's slice of a step; see `Steps.line`."""
-        return self._layout.line(epoch, position, dp_rank, self._dp_size)
+        return self._steps.line(position, dp_rank, self._dp_size)
 
-    def positions(self, epoch: int, position: int, low: int, high: int) -> Int64Array:
+    def positions(self, position: int, low: int, high: int) -> Int64Array:
         """Returns the epoch positions of rows [low, high) of a step."""
-        arrange = _arranged if high - low <= _MOST_KEPT else _arranged.__wrapped__
-        lanes = self._order.lane_count
-        return position + arrange(lanes, position % lanes, self._layout.size(epoch, position), low, high)
+        arrange = self._arranged if high - low <= _MOST_KEPT else self._arrange
+        return position + arrange(position % self._lanes, self._steps.size(position), low, high)
+
+    def _arrange(self, first: int, size: int, low: int, high: int) -> Int64Array:
+        """Returns the positions of rows [low, high) of a step of `size` rows that begins in lane `first`, relative to
+        the step's. If the number of lanes divides the global batch, the result is the same for all whole steps.
+        """
+        lanes = self._lanes
+        offset = (np.arange(lanes, dtype=np.int64) - first) % lanes  # position of each lane's first row in the step
+        count = np.maximum(0, -(-(size - offset) // lanes))
+        ends = np.cumsum(count)
+        wanted = np.arange(low, high, dtype=np.int64)
+        lane = np.searchsorted(ends, wanted, side="right")
+        within = wanted - (ends - count)[lane]
+        return np.asarray(offset[lane] + within * lanes, dtype=np.int64)
 
 
 class Arrangement(NamedTuple):
@@ -63,96 +78,77 @@ class _Run(NamedTuple):
 class BalancedSlices(LaneSlices):
     """Slices of as many rows as those by lane, of which a balance has swapped some."""
 
-    def __init__(self, order: Resolved, layout: Steps, dp_size: int, chunk_positions: int, balance: Balance) -> None:
+    def __init__(self, rows: Epoch, steps: Steps, dp_size: int, balance: Balance) -> None:
         """See `LaneSlices`."""
-        super().__init__(order, layout, dp_size, chunk_positions)
+        super().__init__(rows, steps, dp_size)
         self._balance = balance
-        # The last arrangements, by epoch and position. Several threads may add the same ones.
-        self._kept: dict[tuple[int, int], Arrangement] = {}
+        self._kept: dict[int, Arrangement] = {}  # the last ones, by position. Several threads may add the same ones.
 
-    def arrangement(self, epoch: int, position: int) -> Arrangement:
+    def arrangement(self, position: int) -> Arrangement:
         """Returns the rows of the step at a position."""
-        found = self._kept.get((epoch, position))
+        found = self._kept.get(position)
         if found is None:
             # Finding the rows of several steps takes little longer than finding those of one.
-            asked = self._layout.starts(epoch, position, _TOGETHER)
-            starts = [at for at in asked if not self._layout.is_over(epoch, at)]
-            steps = [super(BalancedSlices, self).positions(epoch, at, 0, self._layout.size(epoch, at)) for at in starts]
-            positions = np.concatenate(steps) % self._order.epoch_rows
-            costs = self._order.costs(select_rows(self._order.epoch(epoch), positions)).astype(np.int64)
+            starts = [at for at in self._steps.starts(position, _TOGETHER) if not self._steps.is_over(at)]
+            steps = [super(BalancedSlices, self).positions(at, 0, self._steps.size(at)) for at in starts]
+            order = self._rows.order
+            positions = np.concatenate(steps) % order.epoch_rows
+            costs = order.costs(select_rows(self._rows, positions)).astype(np.int64)
             parts = np.split(costs, np.cumsum([len(step) for step in steps])[:-1])
             for at, step, part in zip(starts, steps, parts, strict=True):
                 of_ranks = self._balance.arrange(part, self._dp_size)
                 ends = np.cumsum([len(own) for own in of_ranks]).tolist()
-                self._kept[epoch, at] = Arrangement(step[np.concatenate(of_ranks)], ends)
-            found = self._kept[epoch, position]
+                self._kept[at] = Arrangement(step[np.concatenate(of_ranks)], ends)
+            found = self._kept[position]
             for key in list(self._kept)[:-_STEPS_KEPT]:
                 self._kept.pop(key, None)
         return found
 
-    def positions(self, epoch: int, position: int, low: int, high: int) -> Int64Array:
+    def positions(self, position: int, low: int, high: int) -> Int64Array:
         """See `LaneSlices.positions`."""
-        return self.arrangement(epoch, position).positions[low:high]
+        return self.arrangement(position).positions[low:high]
 
 
 class UnevenSlices(BalancedSlices):
     """Slices of other numbers of rows than those by lane."""
 
-    def __init__(self, order: Resolved, layout: Steps, dp_size: int, chunk_positions: int, balance: Balance) -> None:
-        """See `LaneSlices`."""
-        super().__init__(order, layout, dp_size, chunk_positions, balance)
-        self._runs: dict[tuple[int, int], _Run] = {}  # the last ones, by epoch and first position
+    def __init__(self, rows: Epoch, steps: Steps, dp_size: int, balance: Balance, chunk_positions: int) -> None:
+        """See `LaneSlices`; `chunk_positions` is that of the plan."""
+        super().__init__(rows, steps, dp_size, balance)
+        self._chunk_positions = chunk_positions
+        self._run = functools.lru_cache(maxsize=_RUNS_KEPT)(self._run_from)
 
-    def slice_of(self, epoch: int, position: int, dp_rank: int) -> tuple[int, int]:
+    def slice_of(self, position: int, dp_rank: int) -> tuple[int, int]:
         """See `LaneSlices.slice_of`."""
-        if self._layout.is_over(epoch, position):
+        if self._steps.is_over(position):
             return 0, 0
-        ends = self.arrangement(epoch, position).ends
+        ends = self.arrangement(position).ends
         return ends[dp_rank - 1] if dp_rank else 0, ends[dp_rank]
 
-    def line(self, epoch: int, position: int, dp_rank: int) -> int:
+    def line(self, position: int, dp_rank: int) -> int:
         """See `LaneSlices.line`."""
-        run = self._run_of(epoch, position)
+        run = self._run_of(position)
         at = bisect.bisect_left(run.starts, position)
         line = run.starts[0] + int(run.rows[at, dp_rank])
         if at < len(run.starts) and run.starts[at] == position:
             return line
-        low, high = self.slice_of(epoch, position, dp_rank)
+        low, high = self.slice_of(position, dp_rank)
         return line - (high - low)  # a step that was cut by a resume: its rows end where those of the whole step end
 
-    def rows(self, epoch: int, position: int, steps: int, dp_rank: int) -> int:
+    def rows(self, position: int, steps: int, dp_rank: int) -> int:
         """See `LaneSlices.rows`."""
-        low, high = self.slice_of(epoch, position, dp_rank)
-        run = self._run_of(epoch, position)
+        low, high = self.slice_of(position, dp_rank)
+        run = self._run_of(position)
         first = bisect.bisect_right(run.starts, position)  # the first step may be a part of one
         more = run.rows[first + steps - 1, dp_rank] - run.rows[first, dp_rank] if steps > 1 else 0
         return high - low + int(more)
 
-    def _run_of(self, epoch: int, position: int) -> _Run:
+    def _run_of(self, position: int) -> _Run:
         """Returns the steps of the chunk of a position."""
-        first = self._layout.first_within(epoch, position, self._chunk_positions)
-        found = self._runs.get((epoch, first))
-        if found is None:
-            is_over = self._layout.is_over(epoch, first)
-            steps = 0 if is_over else self._layout.within(epoch, first, self._chunk_positions)
-            starts = list(self._layout.starts(epoch, first, steps))
-            each = [np.diff(self.arrangement(epoch, at).ends, prepend=0) for at in starts]
-            rows = np.cumsum([np.zeros(self._dp_size, dtype=np.int64), *each], axis=0)
-            found = self._runs[epoch, first] = _Run(starts or [first], rows)
-            for key in list(self._runs)[:-_RUNS_KEPT]:
-                self._runs.pop(key, None)
-        return found
+        return self._run(self._steps.first_within(position, self._chunk_positions))
 
-
-@functools.lru_cache(maxsize=8)
-def _arranged(lanes: int, first: int, size: int, low: int, high: int) -> Int64Array:
-    """Returns the positions of rows [low, high) of a step of `size` rows that begins in lane `first`, relative to the
-    step's. If the number of lanes divides the global batch, the result is the same for all whole steps.
-    """
-    offset = (np.arange(lanes, dtype=np.int64) - first) % lanes  # position of each lane's first row in the step
-    count = np.maximum(0, -(-(size - offset) // lanes))
-    ends = np.cumsum(count)
-    wanted = np.arange(low, high, dtype=np.int64)
-    lane = np.searchsorted(ends, wanted, side="right")
-    within = wanted - (ends - count)[lane]
-    return np.asarray(offset[lane] + within * lanes, dtype=np.int64)
+    def _run_from(self, first: int) -> _Run:
+        steps = 0 if self._steps.is_over(first) else self._steps.within(first, self._chunk_positions)
+        starts = list(self._steps.starts(first, steps))
+        each = [np.diff(self.arrangement(at).ends, prepend=0) for at in starts]
+        return _Run(starts or [first], np.cumsum([np.zeros(self._dp_size, dtype=np.int64), *each], axis=0))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from raylance.errors import ConfigError, StateError
-from raylance.planning.steps import Budget, Size
+from raylance.planning.step_size import Budget, Size
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.planning.cutting import cut_costs
 from raylance.planning.plan import Plan
-from raylance.planning.steps import Budget, cut_costs
+from raylance.planning.step_size import Budget
 
 Floats = npt.NDArray[np.float64]
 

@@ -22,7 +22,7 @@ from raylance.observe.record import open_folder
 from raylance.observe.verdict import Verdict, judge
 from raylance.observe.wait_clock import WAITS
 from raylance.planning.state import identity_of
-from raylance.planning.steps import Budget, Size, size_arguments
+from raylance.planning.step_size import Budget, Size, size_arguments
 from raylance.reports import drawing
 from raylance.reports.progress import events
 from raylance.reports.proving import FEW_ROWS, RunProof, of_epochs, prove_records, storage_argument

@@ -12,7 +12,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.planning.balance import Balance
 from raylance.planning.plan import Plan
 from raylance.planning.planned_rows import PlannedRows
-from raylance.planning.steps import Budget, Remainder
+from raylance.planning.step_size import Budget, Remainder
 
 Batches = list[list[int]]
 budgets = st.builds(Budget, cost=st.integers(1, 3000), max_rows=st.none() | st.integers(1, 60), padded=st.booleans())

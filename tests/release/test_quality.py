@@ -6,7 +6,7 @@ from raylance.orders.order import Facts, Order
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.plan import Plan
 from raylance.planning.quality import shuffle_quality
-from raylance.planning.steps import Remainder
+from raylance.planning.step_size import Remainder
 from tests.helpers import plans
 
 ROWS, BATCH = 60_000, 64

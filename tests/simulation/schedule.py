@@ -17,7 +17,7 @@ from raylance.orders.sampling import Weighted
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
 from raylance.planning.balance import Balance
 from raylance.planning.plan import Chunk, Plan, WorkItem
-from raylance.planning.steps import Budget, Remainder
+from raylance.planning.step_size import Budget, Remainder
 from raylance.testing import SampleRows
 
 T = TypeVar("T")

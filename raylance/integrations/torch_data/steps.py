@@ -24,7 +24,7 @@ from raylance.integrations.torch_data.sending import pack
 from raylance.planning.plan import Plan, no_step_left
 from raylance.planning.shard_context import RankAndSize, ShardContext, arrange_replicas
 from raylance.planning.state import State
-from raylance.planning.steps import Remainder
+from raylance.planning.step_size import Remainder
 from raylance.settings import Options
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from raylance.dispatch.messages import Load
 from raylance.orders.order import Resolved
 from raylance.orders.shuffles import Sequential
 from raylance.planning.plan import Chunk
-from raylance.planning.steps import REMAINDERS, Remainder
+from raylance.planning.step_size import REMAINDERS, Remainder
 from tests.helpers.dispatch import FAULT
 from tests.helpers.orders import cases, resolve
 from tests.helpers.plans import make_plan

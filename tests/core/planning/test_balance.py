@@ -14,7 +14,7 @@ from raylance.orders.order import Resolved
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.balance import Balance, slice_bounds
 from raylance.planning.step_costs import cost_figures
-from raylance.planning.steps import REMAINDERS, Budget
+from raylance.planning.step_size import REMAINDERS, Budget
 from tests.helpers.orders import cases, resolve
 from tests.helpers.plans import check_items, global_batches, lognormal, make_plan, rank_batches, sizes
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from raylance.orders.buckets import Buckets, BucketsResolved
 from raylance.orders.order import Facts, Resolved
 from raylance.orders.shuffles import WindowShuffle
-from raylance.planning.steps import REMAINDERS, Budget, Remainder, cut_costs
+from raylance.planning.cutting import cut_costs
+from raylance.planning.step_size import REMAINDERS, Budget, Remainder
 from tests.helpers.orders import cases, every_row
 from tests.helpers.plans import Batches, budgets, check_items, global_batches, lognormal, make_plan, sizes
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raylance.errors import ConfigError
 from raylance.orders.order import Facts, Resolved
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
-from raylance.planning.steps import REMAINDERS, Remainder
+from raylance.planning.step_size import REMAINDERS, Remainder
 from raylance.planning.summary import summarise
 from tests.helpers.orders import cases, every_row, resolve
 from tests.helpers.plans import Batches, check_items, global_batches, make_plan

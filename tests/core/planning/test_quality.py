@@ -12,7 +12,7 @@ from raylance.orders.order import Facts, Order
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
 from raylance.planning.plan import Plan
 from raylance.planning.quality import ShuffleQuality, compare_windows, shuffle_quality
-from raylance.planning.steps import Remainder
+from raylance.planning.step_size import Remainder
 from tests.helpers import plans
 
 SEQUENTIAL = Sequential(shard_rows=100, window_shards=1, lanes=1)

@@ -16,7 +16,7 @@ import raylance
 from raylance.api.dataset import spec_of
 from raylance.audit import EpochAudit, Step, label_codes, read_setting, reopen
 from raylance.errors import ConfigError, DatasetError, StateError
-from raylance.planning.steps import REMAINDERS, Remainder
+from raylance.planning.step_size import REMAINDERS, Remainder
 from tests.helpers.states import signed
 
 ROWS, OTHER = 203, 61

@@ -17,7 +17,7 @@ from raylance.errors import DatasetError
 from raylance.orders.order import Resolved
 from raylance.orders.shuffles import Sequential, WindowShuffle
 from raylance.planning.planned_rows import PlannedRows
-from raylance.planning.steps import REMAINDERS, Remainder
+from raylance.planning.step_size import REMAINDERS, Remainder
 from raylance.samples.windows import Episodes, Windows, WindowTable
 from raylance.settings import Options
 from raylance.work.blocks import BlockColumns
