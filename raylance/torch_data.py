@@ -111,7 +111,7 @@ class Loader(torch.utils.data.DataLoader[Any]):
             self.steps.begin_again()
         plan, _ = self.steps.begin()
         self.steps.begin_record(plan)
-        moves = self.steps.count_move()
+        holder = self.steps.hold()
         epoch = self.steps.epoch
         self._passes += 1
         if self._passes == 2 and self.num_workers and not self.persistent_workers:
@@ -131,7 +131,7 @@ class Loader(torch.utils.data.DataLoader[Any]):
             yield batch
             if is_last:
                 return
-            if moves != self.steps.moves:
+            if not self.steps.is_held_by(holder):
                 raise RaylanceError(
                     "the loader was iterated again or moved meanwhile: two iterations cannot share a position. Use one."
                 )

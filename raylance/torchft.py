@@ -9,7 +9,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from raylance.api.following import Follower
-from raylance.api.loader import RankLoader, recorder_of
+from raylance.api.loader import RankLoader, consumer_of
 from raylance.arguments import check_integer
 from raylance.batches.device import torch_device
 from raylance.environment import process
@@ -162,7 +162,7 @@ _known: "weakref.WeakKeyDictionary[Any, dict[str, _Peers]]" = weakref.WeakKeyDic
 
 def _peers_of(manager: Manager, loader: RankLoader, follower: Follower) -> _Peers:
     """Makes the manager send a loader's position with the model. Registers once for each manager and dataset."""
-    name = f"raylance:{recorder_of(loader).stem}"
+    name = f"raylance:{consumer_of(loader).recorder.stem}"
     of_manager = _known.setdefault(manager, {})
     if name not in of_manager:
         peers = of_manager[name] = _Peers()

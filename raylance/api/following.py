@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from raylance.api.loader import RankLoader
+from raylance.api.loader import RankLoader, consumer_of
 from raylance.errors import StateError
 from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan
@@ -16,13 +16,13 @@ class Follower:
 
     def __init__(self, loader: RankLoader, size: Size, settle: Callable[[], None]) -> None:
         """Takes `settle`, which is called before a state is read, and calls `count` if the last step was committed."""
-        self._loader, self._size = loader, size
-        self._cursor, self._ledger = loader._cursor, loader._ledger  # noqa: SLF001
+        self._loader, self._size, self._consumer = loader, size, consumer_of(loader)
+        self._cursor, self._ledger = self._consumer.cursor, self._consumer.ledger
         self._cursor.settle = settle
 
     @property
     def _plan(self) -> Plan:
-        return self._loader._plan(self._size)  # noqa: SLF001
+        return self._consumer.plan(self._size)
 
     def end_of(self, epochs: int) -> int:
         """Returns the global number of the first step of epoch `epochs`, before which training ends."""
@@ -30,7 +30,7 @@ class Follower:
 
     def hand_out(self, made: Iterator[Any], number: int, share: tuple[int, int]) -> tuple[Any, Digest]:
         """Returns the batch of a step for a share, (dp_rank, dp_size), and its digest. Does not count the step."""
-        context = self._loader._context  # noqa: SLF001
+        context = self._consumer.context
         if share != context.share or not context.is_elastic:
             self._loader.reshard(*share, elastic=True)
         self._go_to(number)
@@ -70,7 +70,7 @@ class Follower:
         """
         try:
             found = json.loads(known)
-            self._loader._join(found["state"])  # noqa: SLF001
+            self._consumer.join(found["state"])
             self._ledger.join(found["ledger"])
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
@@ -80,4 +80,4 @@ class Follower:
 
     def _go_to(self, number: int) -> None:
         if self._cursor.global_step != number:
-            self._loader._seek(number, self._size)  # noqa: SLF001
+            self._consumer.seek(number, self._size)

@@ -1,4 +1,4 @@
-"""The legal states of items, chunks and helpers, and which state may follow which; anything else is a defect."""
+"""The legal states of all that has states, and which state may follow which; anything else is a defect."""
 
 from collections.abc import Mapping
 from enum import Enum, auto
@@ -48,7 +48,25 @@ class PassState(Enum):
     CLOSED = auto()  # it was ended from outside
 
 
+class LoaderState(Enum):
+    """The states of a loader."""
+
+    NEW = auto()
+    PLACED = auto()  # a state was loaded, or the training function has chosen the position
+    BEGUN = auto()  # a pass has begun
+
+
+class DeliveryState(Enum):
+    """The states of a pass as the consumer of its batches sees it."""
+
+    NEW = auto()  # nothing is checked or started before the first batch
+    TAKING = auto()  # the next batch is taken from the feeder of the last one
+    BETWEEN = auto()  # the next batch is of another share, or was taken back, and so needs another feeder
+    OVER = auto()
+
+
 _ITEM, _CHUNK, _HELPER, _PASS = ItemState, ChunkState, HelperState, PassState
+_LOADER, _DELIVERY = LoaderState, DeliveryState
 CHANGES: Mapping[Enum, frozenset[Enum]] = {
     # Any work may be lost or found wrong: then the item waits again, is replaced by parts, or fails.
     _ITEM.WAITING: frozenset({_ITEM.GATHERING, _ITEM.FAILED, _ITEM.GONE}),
@@ -74,9 +92,16 @@ CHANGES: Mapping[Enum, frozenset[Enum]] = {
     _PASS.COMPLETE: frozenset({_PASS.CLOSED}),  # also if its last batches fail
     _PASS.FAILED: frozenset({_PASS.CLOSED}),
     _PASS.CLOSED: frozenset(),
+    _LOADER.NEW: frozenset({_LOADER.PLACED, _LOADER.BEGUN}),
+    _LOADER.PLACED: frozenset({_LOADER.BEGUN}),
+    _LOADER.BEGUN: frozenset(),
+    _DELIVERY.NEW: frozenset({_DELIVERY.TAKING, _DELIVERY.OVER}),
+    _DELIVERY.TAKING: frozenset({_DELIVERY.BETWEEN, _DELIVERY.OVER}),
+    _DELIVERY.BETWEEN: frozenset({_DELIVERY.TAKING, _DELIVERY.OVER}),
+    _DELIVERY.OVER: frozenset(),
 }
 
-State = TypeVar("State", ItemState, ChunkState, HelperState, PassState)
+State = TypeVar("State", ItemState, ChunkState, HelperState, PassState, LoaderState, DeliveryState)
 
 
 def change(before: State, after: State) -> State:

@@ -11,7 +11,7 @@ import ray.train
 from ray.train import CheckpointUploadMode, ValidationTaskConfig
 
 from raylance.api.batches import Batches
-from raylance.api.loader import RankLoader, recorder_of, reporting
+from raylance.api.loader import RankLoader, consumer_of
 from raylance.api.recorder import all_recorders, assigned_recorders
 from raylance.environment import facts, process, temporary
 from raylance.errors import ConfigError, StateError
@@ -110,7 +110,7 @@ def report(
     is_own = is_first and given is None
     number = next(_reports)
     with (
-        _all(reporting(found, metrics, uploads_async=is_async) for found in loaders.values()),
+        _all(consumer_of(found).reporting(metrics, uploads_async=is_async) for found in loaders.values()),
         own_directory(checkpoint_upload_mode) if is_own else contextlib.nullcontext(given) as reported,
     ):
         if reported is not None:
@@ -159,7 +159,7 @@ def restore(
     temporary.sweep(FILES)  # makes room for a checkpoint that is downloaded
     loaders = {} if loader is None else _by_name(loader)
     for found in loaders.values():
-        process.check_context(recorder_of(found).context)
+        process.check_context(consumer_of(found).context)
     if not isinstance(checkpoint, ray.train.Checkpoint | None):
         raise ConfigError(f"restore(): checkpoint={checkpoint!r}: give a ray.train.Checkpoint(path), or None.")
     if checkpoint is None:
@@ -254,7 +254,7 @@ def _by_name(loader: Reported | Mapping[str, Reported]) -> dict[str | None, Rank
 
 def _check_names(loaders: Mapping[str | None, RankLoader]) -> None:
     """Raises ConfigError if a loader has another loader's dataset name: a resume would exchange their positions."""
-    contexts = {name: recorder_of(found).context for name, found in loaders.items()}
+    contexts = {name: consumer_of(found).context for name, found in loaders.items()}
     own = {name: context.name for name, context in contexts.items() if context.assignment is not None}
     for name, its_name in own.items():
         if name is not None and name != its_name and name in own.values():
@@ -281,7 +281,7 @@ def _saved_states(saved: dict[str, Any], loaders: Mapping[str | None, Any]) -> M
 
 def _check_missing(loaders: Mapping[str | None, RankLoader]) -> None:
     """Raises ConfigError if a loader of this run has moved and is not given: it would start over after a resume."""
-    given = list(map(recorder_of, loaders.values()))
+    given = [consumer_of(found).recorder for found in loaders.values()]
     for other in assigned_recorders():
         assignment = other.context.assignment
         if assignment and assignment.is_split and other.cursor.has_moved and other not in given:

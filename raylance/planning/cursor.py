@@ -31,7 +31,8 @@ class Cursor:
         position: Number of positions of this epoch that were consumed.
         step: Number of steps of this epoch that were consumed, including those before a resume.
         global_step: Number of steps since the run began, over all epochs.
-        moves: Number of events that end a running pass, such as `set_epoch`. A pass stops if this number changes.
+        holder: The pass that moves the cursor; None if something else has moved it since, such as `set_epoch`. A pass
+            stops if it is no longer the holder.
         settle: Called before the position is shown, saved or reported. With torchft, a step counts only once it is
             committed; there, this function counts the last step if it was committed. By default, it does nothing.
     """
@@ -47,13 +48,19 @@ class Cursor:
         """
         self._origin, self.delivery_spec, self._has_rows_of = origin, delivery_spec, has_rows_of
         self._rows_of: Mapping[str, Any] | None = None
-        self.epoch = self.position = self.step = self.global_step = self.moves = 0
+        self.epoch = self.position = self.step = self.global_step = 0
+        self.holder: object = None
         self.settle: Callable[[], None] = _nothing
         self._plan: tuple[DeliverySpec, tuple[Any, ...], Plan] | None = None  # the last plan, and its arguments
         self._before: tuple[int, int, int, int] | None = None  # the place before the last step
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_plan": None}
+
+    def hold(self) -> object:
+        """Returns the new holder, for a pass that begins."""
+        self.holder = object()
+        return self.holder
 
     def set_epoch(self, epoch: int) -> int:
         """Goes to the start of an epoch. Returns how many positions of this epoch were consumed and come again; 0 if
@@ -65,8 +72,7 @@ class Cursor:
         epoch = check_integer("set_epoch(): epoch", epoch, 0)
         given_up = self.position if epoch == self.epoch else 0
         self.epoch, self.position, self.step = epoch, 0, 0
-        self._before = None
-        self.moves += 1
+        self._before = self.holder = None
         return given_up
 
     @property
@@ -237,8 +243,7 @@ class Cursor:
         saved, self._rows_of = _continue(saved, spec), rows_of
         self.delivery_spec, self.global_step = spec, saved.global_step
         self.epoch, self.position, self.step = saved.epoch, saved.position, saved.step
-        self._before = None
-        self.moves += 1
+        self._before = self.holder = None
         return saved
 
     def completed_shards(self) -> Int64Array:

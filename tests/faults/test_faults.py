@@ -15,7 +15,7 @@ import ray
 import ray.exceptions
 
 import raylance
-from raylance.api.loader import recorder_of
+from raylance.api.loader import consumer_of
 from tests.faults import workloads
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -163,7 +163,7 @@ def test_a_row_that_ends_its_decoder_is_a_bad_row(
     armed.write_text(how)
     with handle.loader(num_decoders=decoders) as loader:
         batches = list(loader.iter_batches(global_batch_size=batch))
-        stats, bad = loader.stats(), recorder_of(loader).stats.bad_rows
+        stats, bad = loader.stats(), consumer_of(loader).recorder.stats.bad_rows
     rows = {name: np.concatenate([each[name] for each in batches]) for name in ("id", "number", "_valid")}
     assert rows["id"].tolist() == list(range(80))
     assert np.flatnonzero(~rows["_valid"]).tolist() == [23]
@@ -226,7 +226,7 @@ def test_a_row_of_another_loader_ends_the_decoder_of_both(write_dataset: Callabl
         for batch in train.iter_batches(global_batch_size=4):
             batches.append(batch)
             next(of_val, None)
-        found = [recorder_of(loader).stats.bad_rows for loader in (train, val)]
+        found = [consumer_of(loader).recorder.stats.bad_rows for loader in (train, val)]
         replaced = train.stats()["helpers_replaced"]
     assert np.concatenate([batch["number"] for batch in batches]).tolist() == [*range(100, 160)]
     assert [[offset for offset, _, _ in bad] for bad in found] == [[], [3]]

@@ -32,7 +32,9 @@ def free_ports(count: int) -> list[int]:
 
 def helpers_of(loader: Any, kind: str) -> list[Any]:
     """Handles of a loader's actors of a kind, "ShardActor" or "DecodeActor", in the order in which they came."""
-    runtime = loader._session.runtime
+    from raylance.api.loader import consumer_of
+
+    runtime = consumer_of(loader).session.runtime
     handles = [] if runtime is None else [helper.handle for helper in runtime._helpers.values()]
     return [handle for handle in handles if kind in repr(handle)]
 

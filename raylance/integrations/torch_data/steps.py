@@ -125,11 +125,6 @@ class Steps(Positioned):
         """Number of consumed positions of this epoch."""
         return self._cursor.position
 
-    @property
-    def moves(self) -> int:
-        """Number of moves by `set_epoch`, a loaded state or a new iteration, each of which ends a running iteration."""
-        return self._cursor.moves
-
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch. A plain DataLoader needs this before each epoch; `Loader` does it itself."""
         self._cursor.set_epoch(epoch)
@@ -168,10 +163,15 @@ class Steps(Positioned):
             self._workers_passed[1] = warn_of_one_order(epoch, self._cursor.delivery_spec, what, _MOVES)
         self._workers_passed[0] = epoch + 1
 
-    def count_move(self) -> int:
-        """Counts a new iteration of `Loader` as a move; returns `moves`. An older iteration then raises an error."""
-        self._cursor.moves += 1
-        return self._cursor.moves
+    def hold(self) -> object:
+        """Returns the holder of the position for a new iteration of `Loader`. An older iteration raises an error then,
+        because `is_held_by` it is False, as after `set_epoch` or a loaded state.
+        """
+        return self._cursor.hold()
+
+    def is_held_by(self, holder: object) -> bool:
+        """Whether nothing else has moved the position since `hold` returned this holder."""
+        return self._cursor.holder is holder
 
     def __len__(self) -> int:
         """Number of steps of a whole epoch, the same on every rank."""

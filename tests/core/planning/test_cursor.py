@@ -37,13 +37,19 @@ def test_what_moves_a_cursor_but_no_batch_is_counted() -> None:
     cursor = Cursor(ORIGIN, SPEC)
     assert not cursor.has_moved
     cursor.advance(30, is_last=False)
-    assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step, cursor.moves) == (0, 30, 1, 1, 0)
+    assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step) == (0, 30, 1, 1)
     state = cursor.state(30, 2)
     cursor.advance(100, is_last=True)
-    assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step, cursor.moves) == (1, 0, 0, 2, 0)
+    assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step) == (1, 0, 0, 2)
     assert cursor.has_moved
+    holder = cursor.hold()
+    cursor.advance(30, is_last=False)
+    assert cursor.holder is holder, "a batch leaves the position to its pass"
     cursor.load(state.to_dict())
-    assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step, cursor.moves) == (0, 30, 1, 1, 1)
+    assert cursor.holder is None
+    assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step) == (0, 30, 1, 1)
+    cursor.hold()
     assert cursor.set_epoch(0) == 30, "is given up"
+    assert cursor.holder is None
     assert (cursor.set_epoch(4), cursor.set_epoch(4)) == (0, 0)
-    assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step, cursor.moves) == (4, 0, 0, 1, 4)
+    assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step) == (4, 0, 0, 1)

@@ -10,7 +10,7 @@ import torch
 
 import raylance
 from raylance import torch_data
-from raylance.api.loader import reporting
+from raylance.api.loader import consumer_of
 from raylance.planning.shard_context import Assignment
 from raylance.reports.reading import read_run
 
@@ -113,7 +113,7 @@ def test_records_name_ranks_and_count_the_rows_of_peers_once(data: raylance.Data
                     loader.load_state_dict(state)
                 for _ in range(1 if stop else 2):
                     take(loader, stop, batch_size=None, global_batch_size=20)
-                with reporting(loader, {}):
+                with consumer_of(loader).reporting({}):
                     pass
                 saved = loader.state_dict()
         state = saved

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from raylance.api.loader import consumer_of
 
 PUBLIC = {field.name: field.default for field in dataclasses.fields(raylance.Options) if field.name != "auto_decoders"}
 OTHERS: dict[str, Any] = {
@@ -38,11 +39,11 @@ def dataset(write_dataset: Callable[..., str]) -> raylance.Dataset:
 def test_each_option_reaches_the_loaders(dataset: raylance.Dataset) -> None:
     assert OTHERS.keys() == PUBLIC.keys(), "a new option: give it a value here"
     wanted = raylance.Options(**OTHERS)
-    assert dataset.loader(**OTHERS)._options == wanted
+    assert consumer_of(dataset.loader(**OTHERS)).options == wanted
     config = pickle.loads(pickle.dumps(raylance.DataConfig(["train"], **OTHERS)))
     for nodes in (None, ["one", "other"]):
         ranks = config.configure({"train": dataset}, 2, None, nodes)
-        assert [rank["train"]._options for rank in ranks] == [wanted] * 2
+        assert [consumer_of(rank["train"]).options for rank in ranks] == [wanted] * 2
 
 
 def test_numbers_of_bytes_may_be_written_as_floats() -> None:

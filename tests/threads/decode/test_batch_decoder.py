@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import raylance
-from raylance.api.loader import recorder_of
+from raylance.api.loader import consumer_of
 from raylance.testing import check_decoder
 from raylance.torch_data import IterableDataset, Loader, MapDataset
 from tests.helpers.images import make_images
@@ -95,7 +95,7 @@ def test_items_are_decoded_together(uri: str, decoders: int) -> None:
             assert len(np.unique(ratios[:, 0].round(6))) > 40
             epochs.append(made)
         assert loader.stats()["fallback_rows"] > 0, "the item with the damaged row was decoded row by row"
-        why = {offset: reason for offset, _, reason in recorder_of(loader).stats.bad_rows}
+        why = {offset: reason for offset, _, reason in consumer_of(loader).recorder.stats.bad_rows}
     assert not np.array_equal(*epochs)
     assert why[8] == "ValueError: is null"
     assert why[7] == "ValueError: buffer size must be a multiple of element size"
@@ -182,7 +182,7 @@ def test_a_batch_is_decoded_on_its_device(uri: str, others: list[raylance.Decode
         assert max(OnDevice.seen) in (19, 20), "whole batches"
         stats = loader.stats()
         assert stats["masked_rows"] == 2 * len(BAD)
-        why = {offset: (column, reason) for offset, column, reason in recorder_of(loader).stats.bad_rows}
+        why = {offset: (column, reason) for offset, column, reason in consumer_of(loader).recorder.stats.bad_rows}
         assert set(why) == set(BAD)
         assert why[8] == ("values", "ValueError: is null")
         (frame,) = loader.iter_batches(batch_size=ROWS, batch_format="pandas")

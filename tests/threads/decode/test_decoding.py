@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import raylance
-from raylance.api.loader import recorder_of
+from raylance.api.loader import consumer_of
 from raylance.torch_data import IterableDataset
 from tests.helpers.images import encode
 
@@ -231,7 +231,7 @@ def test_rows_that_the_transform_fails_on_are_masked(plain_uri: str, decoders: i
                 rows += len(offsets)
             assert rows == ROWS
             assert loader.stats()["masked_rows"] == len(bad) * (epoch + 1)
-            found = {row: why for row, _, why in recorder_of(loader).stats.bad_rows}
+            found = {row: why for row, _, why in consumer_of(loader).recorder.stats.bad_rows}
             assert sorted(found) == bad
             assert all(type(errors[row]).__name__ in why for row, why in found.items())
         (batch,) = loader.iter_torch_batches(global_batch_size=ROWS)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
-from raylance.api.loader import recorder_of
+from raylance.api.loader import consumer_of
 from raylance.decode.crops import CenterCrop, RandomResizedCrop
 from raylance.decode.images import Image, ImageCrop
 from raylance.errors import BadRowError, ConfigError
@@ -293,7 +293,7 @@ def test_an_image_and_its_mask_get_one_crop(masks_uri: str, decoders: int) -> No
         assert len(set(seen)) == len(seen)
         (tensors,) = loader.iter_torch_batches(global_batch_size=80)
         assert tensors["mask"].shape == (80, 1, 24, 24)
-        why = {offset: (column, reason) for offset, column, reason in recorder_of(loader).stats.bad_rows}
+        why = {offset: (column, reason) for offset, column, reason in consumer_of(loader).recorder.stats.bad_rows}
     assert why[7] == ("mask", "ValueError: is 30x40 pixels, and 'image' is 40x31: one crop does not fit both")
     assert why[9][1].startswith("ValueError: has more than 8 bits a pixel")
     assert why[11][1] == "ValueError: is null"
@@ -347,7 +347,7 @@ def test_a_mask_that_its_image_is_turned_away_from_is_a_bad_row(write_dataset: C
     handle = raylance.dataset(write_dataset(pa.table(columns)), decode=decode, on_bad_row="mask", order="sequential")
     with handle.loader(num_decoders=0) as loader:
         (batch,) = loader.iter_batches(batch_size=len(pairs))
-        why = {offset: reason for offset, _, reason in recorder_of(loader).stats.bad_rows}
+        why = {offset: reason for offset, _, reason in consumer_of(loader).recorder.stats.bad_rows}
     assert batch["_valid"].tolist() == [True] * fit + [False] * (len(pairs) - fit)
     np.testing.assert_array_equal(batch["mask"][:fit, ..., 0], batch["image"][:fit, ..., 0])
     assert "has EXIF orientation 1, and 'image' has 2: one of them would be turned or mirrored" in why[fit]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import raylance
 from raylance import Pad
-from raylance.api.loader import recorder_of
+from raylance.api.loader import consumer_of
 from raylance.decode.arrays import to_arrow, to_numpy
 from raylance.testing import check_decoder
 from raylance.torch_data import IterableDataset, Loader, MapDataset
@@ -122,7 +122,7 @@ def test_ragged_rows_in_every_format(uri: str, decoders: int) -> None:
             assert "boxes_length" not in batch
         (frame,) = loader.iter_batches(batch_size=ROWS, batch_format="pandas")
         assert {len(values) for values in frame["sound"]} == {0, *LENGTHS.tolist()}
-        why = {offset: reason for offset, _, reason in recorder_of(loader).stats.bad_rows}
+        why = {offset: reason for offset, _, reason in consumer_of(loader).recorder.stats.bad_rows}
     assert set(why) == set(BAD)
 
 

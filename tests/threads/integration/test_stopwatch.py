@@ -17,7 +17,7 @@ import pytest
 
 import raylance
 from raylance import top
-from raylance.api.loader import recorder_of, reporting
+from raylance.api.loader import consumer_of
 from raylance.observe import metrics
 from raylance.observe.verdict import Verdict
 from raylance.observe.wait_clock import WAITS
@@ -151,7 +151,7 @@ def train(
         watch.sleep("training", costs.train_s)
         in_step(step)
         if costs.save_every and step % costs.save_every == costs.save_every - 1:
-            with reporting(loader, {"step": step}):
+            with consumer_of(loader).reporting({"step": step}):
                 watch.sleep("saving", costs.save_s)
 
 
@@ -260,7 +260,7 @@ def test_all_that_is_shown_agrees_with_a_stopwatch(
     watch, costs, folder = Watch(time), LIMITED[limit], str(tmp_path / "run")
     with make_loader(uri, watch, costs, record=folder) as loader:
         train(loader, watch, costs)
-        stats, live, figures = loader.stats(), loader.explain(), recorder_of(loader).stats.sample()
+        stats, live, figures = loader.stats(), loader.explain(), consumer_of(loader).recorder.stats.sample()
     check_stats(stats, watch)
     check_verdict(live, limit, watch)
     run = read_run(folder)
@@ -352,10 +352,10 @@ def test_what_is_under_way_is_shown_up_to_now(uri: str, time: VirtualTime) -> No
         assert loader.stats()["wait_s"] == loader.stats()["wait_start_s"] == time.now() - asked == waited_s
         watch.sleep("training", 0.5)
         assert loader.stats()["user_s"] == 0.5
-        with reporting(loader, {}):
+        with consumer_of(loader).reporting({}):
             watch.sleep("saving", 0.25)
             assert (loader.stats()["user_s"], loader.stats()["save_s"]) == (0.75, 0.25)
-        assert recorder_of(loader).stats.sample()["train_s"] == 0.75
+        assert consumer_of(loader).recorder.stats.sample()["train_s"] == 0.75
         kept = iter(loader.iter_torch_batches(global_batch_size=BATCH, device="cpu"))
         asked = time.now()
         next(kept)  # the pass before is left alone, with its batch in hand

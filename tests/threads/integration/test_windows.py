@@ -590,7 +590,7 @@ def test_a_transform_gets_whole_samples(
     wrong, seen = set[int](), list[int]()
     Counted.decoded.clear()
     with data.loader(runtime="threads", num_decoders=decoders) as loader:
-        for batch in loader.iter_batches(global_batch_size=240, with_row_offset=True):
+        for batch in loader.iter_batches(global_batch_size=240, prefetch_batches=1, with_row_offset=True):
             fields = (batch[name].tolist() for name in ("_rowoffset", "_valid", "half", "sum"))
             for row, is_valid, half, total in zip(*fields, strict=True):
                 seen.append(row)
@@ -602,7 +602,8 @@ def test_a_transform_gets_whole_samples(
     assert sorted(seen) == [*range(240)]
     near = {row for row in range(240) for offset in range(-7, 1) if of_window(row, offset) in bad}
     assert wrong == near | {row for row in range(240) if of_window(row, -20) in bad}
-    assert max(Counter(Counted.decoded).values()) <= 2 * 3, "once a chunk"
+    # Up to three further epochs are loaded ahead. Decoded for each sample, a row would count 10 times in each.
+    assert max(Counter(Counted.decoded).values()) <= 2 * 4, "once a chunk"
 
 
 def test_values_that_are_random_are_those_of_each_sample(write_dataset: Callable[..., str]) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.api.loader import reporting
+from raylance.api.loader import consumer_of
 from raylance.observe.figures import RankFigures
 from raylance.observe.verdict import Verdict, judge
 from raylance.reports.reading import read_run
@@ -37,7 +37,7 @@ def advised(uri: str, tmp_path: Path) -> Callable[..., str]:
         data, folder = raylance.dataset(uri, cost="length", **arguments), str(tmp_path / "run")
         with data.loader(runtime="threads", num_decoders=0, record=folder, **options) as loader:
             next(iter(loader.iter_batches(global_batch_size=32)))
-            with reporting(loader, {}, uploads_async=upload):
+            with consumer_of(loader).reporting({}, uploads_async=upload):
                 pass
         (rank,) = read_run(folder).records[-1:]
         known = {"rows": 1e3, "batches": 10.0, "read_bytes": 1e6, "readers": 1.0, "decoders": 1.0} | counts

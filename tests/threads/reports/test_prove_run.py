@@ -18,7 +18,7 @@ import pytest
 import raylance
 from jobs import verify
 from raylance import torch_data
-from raylance.api.loader import reporting
+from raylance.api.loader import consumer_of
 from raylance.audit.epoch import EpochAudit
 from raylance.reports.reading import read_run
 from tests.helpers.images import make_images
@@ -59,7 +59,7 @@ def train(
         if state is not None:
             loader.load_state_dict(state)
         take(loader, steps, size)
-        with reporting(loader, {}):
+        with consumer_of(loader).reporting({}):
             pass
     saved = loaders[0].state_dict()
     for loader in loaders:
@@ -321,13 +321,13 @@ def test_a_storage_that_fails_leaves_what_is_not_proven(uri: str, tmp_path: Path
         for step, batch in enumerate(loader.iter_batches(global_batch_size=40)):
             del batch
             if step == 2:
-                with reporting(loader, {}):
+                with consumer_of(loader).reporting({}):
                     pass
                 shutil.copytree(folder, kept)
                 shutil.rmtree(folder)
                 folder.write_text("no folder")
             if step == 4:
-                with reporting(loader, {}):
+                with consumer_of(loader).reporting({}):
                     pass
         state = loader.state_dict() | {"epoch": 0, "position": 200}
         folder.unlink()

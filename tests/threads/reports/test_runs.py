@@ -21,7 +21,7 @@ import pytest
 
 import raylance
 from raylance import top
-from raylance.api.loader import recorder_of
+from raylance.api.loader import consumer_of
 from raylance.environment import process
 from raylance.observe.record import Record, RecordFolder
 from raylance.observe.stats import NUMBERS
@@ -375,7 +375,8 @@ def test_watching_shows_what_is_new_and_moves_one_line(
     with raylance.watch(folder, epochs=2, file=out), data.loader(runtime="threads", record=folder) as loader:
         for _epoch in range(2):
             drain(loader, 100, 0.03)
-            with recorder_of(loader).reporting({"epoch": loader.epoch, "loss": 0.5, "name": "x"}, has_checkpoint=False):
+            metrics = {"epoch": loader.epoch, "loss": 0.5, "name": "x"}
+            with consumer_of(loader).recorder.reporting(metrics, has_checkpoint=False):
                 pass
     shown = out.getvalue()
     assert shown.count("epoch 1: loss 0.5") == shown.count("epoch 2: loss 0.5") == 1

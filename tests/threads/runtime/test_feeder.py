@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import raylance
+from raylance.api.loader import consumer_of
 from raylance.errors import ConfigError, HelperError
 from raylance.observe import Stats
 from raylance.observe.observations import Status
@@ -283,7 +284,7 @@ def test_an_interrupt_reaches_a_consumer_that_waits(uri: str, monkeypatch: pytes
 
     def hang(batch: dict[str, Any]) -> dict[str, Any]:
         if batch["id"][0] == 5 * BATCH:
-            wait_until(lambda: loader._session._running.feeder._is_awaited)
+            wait_until(lambda: consumer_of(loader).session._running.feeder._is_awaited)
             os.kill(os.getpid(), signal.SIGINT)
             released.wait(30)
         return batch
@@ -382,7 +383,7 @@ def test_a_fork_in_mid_pass_is_an_error(uri: str, is_there: bool, monkeypatch: p
     loader = loader_of(uri)
     batches = iter(loader.batches(global_batch_size=BATCH, prefetch_batches=1))
     next(batches)
-    feeder = loader._session._running.feeder
+    feeder = consumer_of(loader).session._running.feeder
     wait_until(lambda: not is_there or bool(feeder._finished))
     reading, writing = os.pipe()
     child = os.fork()
@@ -518,7 +519,7 @@ def offsets_of(loader: raylance.RankLoader) -> list[list[int]]:
 
 def prepared_rows(loader: raylance.RankLoader) -> int:
     """Rows that lie ready of a pass that was not asked for."""
-    prepared = loader._session._prepared
+    prepared = consumer_of(loader).session._prepared
     return 0 if prepared is None else sum(rows.count for rows, *_ in prepared.feeder._assembly._steps)
 
 
