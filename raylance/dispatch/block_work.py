@@ -51,7 +51,7 @@ class BlockWork:
             if helper is not None:
                 block.call, searches = self._pool.send(helper, now), searches or is_searched
                 self._by_call[block.call] = block
-                given_up = block.suspicion.given_up or held.suspicion.given_up
+                given_up = block.suspicion.given_up or held.trouble.suspicion.given_up
                 rows = block.first, block.low, block.high
                 known_bad = tuple(self._known_bad.items())
                 yield DecodeBlock(
@@ -94,7 +94,7 @@ class BlockWork:
     def _learn(self, block: Block, event: Done | Failed | Faulted) -> None:
         """Keeps which row was given up: its chunk may be loaded again in parts, and in later epochs."""
         held = block.held  # what is known of a chunk is known of its row, if it has one
-        why = block.suspicion.given_up or (held.suspicion.given_up if held.loading.stored_rows == 1 else "")
+        why = block.suspicion.given_up or (held.trouble.suspicion.given_up if held.loading.stored_rows == 1 else "")
         if not why:
             return
         if isinstance(event, Done):
@@ -118,7 +118,7 @@ class BlockWork:
     def search(self, found: "Search", fault: Fault) -> str:
         """Searches a block, or a chunk, see `Suspects`. Returns why the pass ends, if it does; else ""."""
         block, held = found
-        known, rows = (block.suspicion, block.rows) if held is None else (held.suspicion, held.rows)
+        known, rows = (block.suspicion, block.rows) if held is None else (held.trouble.suspicion, held.rows)
         if not fault.may_be_rows:
             self._chunks.hit(block.held, known, fault)
             return ""

@@ -110,6 +110,33 @@ class Loading:
         return self.stored_rows - self.asked_rows
 
 
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Trouble:
+    """What has gone wrong with a chunk.
+
+    Attributes:
+        faults: Number of machine faults of its loads; `not_before` is when it may be loaded again.
+        error: Why its rows cannot be loaded, if the chunk has failed or is a part of one that could not be loaded.
+        is_last_try: Whether it is loaded again although it has failed, see `ChunkTable.try_again`.
+        suspicion: What is known against its rows from blocks that were lost with it.
+    """
+
+    faults: int = 0
+    not_before: float = 0.0
+    error: BaseException | Fault | None = None
+    is_last_try: bool = False
+    suspicion: Suspicion = dataclasses.field(default_factory=Suspicion)
+
+    def begin(self) -> None:
+        """Forgets what a pass may try again."""
+        self.faults, self.error, self.is_last_try, self.suspicion.faults = 0, None, False, 0
+
+    def of_part(self, *, is_whole: bool) -> "Trouble":
+        """Returns what is known of a part of the rows, or of all."""
+        suspicion = self.suspicion if is_whole else self.suspicion.of_part()
+        return dataclasses.replace(self, is_last_try=False, suspicion=suspicion)
+
+
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class HeldChunk:
     """A chunk in the table.
@@ -122,10 +149,7 @@ class HeldChunk:
         gathers: Unanswered calls that gather items from the chunk.
         unfetched: Answered ones whose results still need the chunk; see `ChunkTable`.
         taken_rows: Number of its rows up to the last one that was gathered in this pass, or is before it.
-        faults: Number of machine faults of its loads; `not_before` is when it may be loaded again.
-        error: Why its rows cannot be loaded, in the state FAILED.
-        is_last_try: Whether it is loaded again although it has failed, see `ChunkTable.try_again`.
-        suspicion: What is known against its rows from blocks that were lost with it.
+        trouble: What has gone wrong with it.
     """
 
     number: int
@@ -138,11 +162,7 @@ class HeldChunk:
     gathers: set[int] = dataclasses.field(default_factory=set)
     unfetched: set[int] = dataclasses.field(default_factory=set)
     taken_rows: int = 0
-    faults: int = 0
-    not_before: float = 0.0
-    error: BaseException | Fault | None = None
-    is_last_try: bool = False
-    suspicion: Suspicion = dataclasses.field(default_factory=Suspicion)
+    trouble: Trouble = dataclasses.field(default_factory=Trouble)
 
     @property
     def end(self) -> int:
@@ -397,7 +417,6 @@ class ChunkOrder:
     def _in_place_of(self, held: HeldChunk, chunk: Chunk) -> HeldChunk:
         """Makes a chunk of some of the rows of one that is held, with what is known of these."""
         made = self._make(chunk)
-        made.reader, made.faults, made.not_before, made.error = held.reader, held.faults, held.not_before, held.error
-        made.suspicion = held.suspicion if made.rows == held.rows else held.suspicion.of_part()
+        made.reader, made.trouble = held.reader, held.trouble.of_part(is_whole=made.rows == held.rows)
         made.taken_rows = max(0, held.first + held.taken_rows - made.first)
         return made

@@ -498,10 +498,10 @@ class Dispatcher:
 
     def _fail_as(self, entry: InFlightItem, held: HeldChunk) -> None:
         """Takes the error of a chunk, which cannot be loaded, for that of an item."""
-        if isinstance(held.error, Fault):
-            self._fail(entry, held.error, f"was lost {held.faults} times ({held.error.what})")
-        elif held.error is not None:
-            self._fail_with(entry, held.error)
+        if isinstance(held.trouble.error, Fault):
+            self._fail(entry, held.trouble.error, f"was lost {held.trouble.faults} times ({held.trouble.error.what})")
+        elif held.trouble.error is not None:
+            self._fail_with(entry, held.trouble.error)
 
     def _gather_from(self, held: HeldChunk | None, entry: InFlightItem) -> None:
         """Has an item gathered from a loaded chunk; an item without rows by any reader."""

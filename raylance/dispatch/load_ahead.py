@@ -71,7 +71,7 @@ class ChunkTable:
         for held in self._order.begin(plan, dp_rank, epoch, position):
             self._let_go(held)
         for held in self._order.held:
-            held.faults, held.error, held.is_last_try, held.suspicion.faults = 0, None, False, 0
+            held.trouble.begin()
             if held.state is ChunkState.FAILED:
                 self._begin_again(held)
         return self._order.chunks(epoch, position, spans_epochs=spans_epochs)
@@ -90,7 +90,7 @@ class ChunkTable:
         for reader in readers:
             mine = [each for each in self._order.held if each.reader == reader]
             for held, before in zip(mine[:_HELD], [None, *mine], strict=False):
-                if held.faults and responsive is not None and reader not in responsive:
+                if held.trouble.faults and responsive is not None and reader not in responsive:
                     continue
                 while self._is_ready(held, now) and sum(len(each.loading.calls) for each in mine) < _LOADS:
                     if before is None:
@@ -104,7 +104,7 @@ class ChunkTable:
     def _is_ready(self, held: HeldChunk, now: float) -> bool:
         """Whether the next rows of a chunk may be asked for, as far as only this chunk matters."""
         is_open = held.state is ChunkState.PLANNED or (held.state is ChunkState.LOADING and not held.loading.is_whole)
-        if not is_open or held.not_before > now:
+        if not is_open or held.trouble.not_before > now:
             return False
         # Unless all rows have one size, that of the next ones is known when these are here.
         return not held.loading.calls or (self._account.is_even and held.loading.left_rows > 0)
@@ -235,11 +235,11 @@ class ChunkTable:
 
     def _rows_failed(self, held: HeldChunk, error: BaseException) -> None:
         can_halve = held.rows > 1 and not getattr(error, "is_of_storage", False)
-        if can_halve and held.error is None:
+        if can_halve and held.trouble.error is None:
             what = f"rows could not be read or decoded together ({error!r})"
             line = f"{what}. They are loaded in halves, to find the one that fails."
             self._commands.append(Log(logging.WARNING, line))
-        held.error = error
+        held.trouble.error = error
         self._halve_or_fail(held, can_halve=can_halve)
 
     def faulted(self, call: int, fault: Fault, now: float) -> None:
@@ -291,10 +291,10 @@ class ChunkTable:
     def block_lost(self, block: Block, fault: Fault, now: float) -> None:
         """Records that what was loaded of a block, or decoded, is gone: its chunk is loaded again, after a pause."""
         held = block.held
-        if not self.hit(held, held.suspicion, fault):
+        if not self.hit(held, held.trouble.suspicion, fault):
             again = self._order.replace(held)
             self._release(held)
-            again.not_before = now + PAUSES_S[held.suspicion.faults - 1]
+            again.trouble.not_before = now + PAUSES_S[held.trouble.suspicion.faults - 1]
 
     def hit(self, held: HeldChunk, known: Suspicion, fault: Fault) -> bool:
         """Counts a machine fault that has hit a block of a chunk. After too many, halves the chunk, down to one sample,
@@ -302,9 +302,9 @@ class ChunkTable:
         """
         known.faults += 1
         if known.faults > MAX_FAULTS:
-            held.error = fault
+            held.trouble.error = fault
             if held.rows == 1:
-                held.faults = known.faults
+                held.trouble.faults = known.faults
             self._halve_or_fail(held, can_halve=held.rows > 1)
         return known.faults > MAX_FAULTS
 
@@ -314,14 +314,14 @@ class ChunkTable:
 
     def _pause(self, held: HeldChunk, fault: Fault, now: float) -> None:
         """Has a chunk loaded again, after a pause."""
-        held.not_before = now + PAUSES_S[min(held.faults + 1, MAX_FAULTS) - 1]
+        held.trouble.not_before = now + PAUSES_S[min(held.trouble.faults + 1, MAX_FAULTS) - 1]
         self._blame(held, fault)
 
     def _blame(self, held: HeldChunk, fault: Fault) -> None:
         """Counts a machine fault against a chunk; after too many, it is halved, down to about the rows of an item."""
-        held.faults += 1
-        if held.faults > MAX_FAULTS:
-            held.error = fault
+        held.trouble.faults += 1
+        if held.trouble.faults > MAX_FAULTS:
+            held.trouble.error = fault
             self._halve_or_fail(held, can_halve=held.rows > self._account.item_rows())
 
     def _halve_or_fail(self, held: HeldChunk, *, can_halve: bool) -> None:
@@ -383,9 +383,9 @@ class ChunkTable:
         """Loads a failed chunk once more now that an item waits for it; returns whether it was not tried so before. It
         may have failed long ago, when it was loaded ahead, and a storage may be back since.
         """
-        if held.is_last_try or isinstance(held.error, Fault):
+        if held.trouble.is_last_try or isinstance(held.trouble.error, Fault):
             return False
-        held.is_last_try = True
+        held.trouble.is_last_try = True
         self._begin_again(held)
         return True
 
@@ -467,4 +467,5 @@ class ChunkTable:
 
     def deadline(self, now: float) -> float:
         """Returns the time at which a pause before a load ends; infinity if there is none."""
-        return min((each.not_before for each in self._order.held if each.not_before > now), default=math.inf)
+        ends = [held.trouble.not_before for held in self._order.held]
+        return min((end for end in ends if end > now), default=math.inf)

@@ -116,7 +116,7 @@ def test_a_chunk_whose_loads_meet_faults_is_loaded_after_pauses_and_at_last_fail
         table.faulted(loads[0].call, FAULT, now)
         pauses.append(table.deadline(now) - now)
         now += pauses[-1]
-    assert (held.error, held.faults) == (FAULT, 4)
+    assert (held.trouble.error, held.trouble.faults) == (FAULT, 4)
     assert pauses[:3] == [0.2, 1.0, 5.0]
     assert len(pauses) == 4
 
