@@ -40,23 +40,19 @@ class StepSpans:
         self._lock = threading.Lock()  # the feeder reports what a wait is for
         self._step: Any = None
         self._wait: Any = None
-        self._begun = 0.0  # when the wait began
 
     def begin(self, now: float) -> None:
         """Begins a step with its wait. It is a child of the span that the consumer is in."""
         with self._lock:
             self._step = self._tracer.start_span("raylance.step", start_time=_ns(now), attributes=self._attributes)
-            self._wait, self._begun = self._child("raylance.wait", self._step, now), now
+            self._wait = self._child("raylance.wait", self._step, now)
             self._within = self._trace.set_span_in_context(self._step)
 
     def waited(self, cause: Cause, begin: float, end: float) -> None:
-        """Adds what a part of the wait was for. Its begin may be that of the event that names the cause, which is
-        earlier than the wait if the consumer asks meanwhile.
-        """
+        """Adds what a part of the wait was for."""
         with self._lock:
-            if self._wait is not None and end > self._begun:
-                part = self._child(f"raylance.{_NAMES[cause]}", self._wait, max(begin, self._begun))
-                part.end(_ns(end))
+            if self._wait is not None and end > begin:
+                self._child(f"raylance.{_NAMES[cause]}", self._wait, begin).end(_ns(end))
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:

@@ -158,12 +158,14 @@ class WaitClock:
     def awaits(self, cause: Cause | None, now: float) -> None:
         """Sets the cause of the trainer's wait from now on; None if it does not wait. Ignored if it has its batch."""
         awaited = self._awaited.pop(_IT, None)  # one operation, which no other thread interrupts
-        if cause is not None and self.is_timed("wait_s"):
-            self._awaited[_IT] = now, cause
+        begun = self._going.get("wait_s")
+        if cause is not None and begun is not None:
+            self._awaited[_IT] = max(now, begun), cause  # the event that names the cause may come before the wait
             if not self.is_timed("wait_s"):  # the training thread has ended the wait meanwhile
                 self._awaited.pop(_IT, None)
         if awaited is not None:  # consumer and feeder may both end a wait: the first one counts it
             since, before = awaited
+            since = min(since, now)  # the feeder may have named the cause after the consumer looked at the clock
             if self.on_waited is not None:
                 self.on_waited(before, since, now)
             if before == "there":

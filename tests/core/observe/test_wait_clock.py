@@ -99,3 +99,19 @@ def test_each_second_counts_once_for_each_loader_with_its_cause(batches: list[tu
         fields = [field.name for field in dataclasses.fields(own) if field.type is float and field.name[0] != "_"]
         assert {name: getattr(own, name) for name in fields} == {name: wanted[name] for name in fields}
         assert own.running() == {}
+
+
+@pytest.mark.parametrize(("named_at", "read_s"), [(95.0, 3.0), (101.0, 2.0), (105.0, 0.0)])
+def test_a_cause_counts_within_the_wait_whenever_it_was_named(
+    monkeypatch: pytest.MonkeyPatch, named_at: float, read_s: float
+) -> None:
+    """The event that names a cause may come before the wait, or after the consumer, which ends it, saw the clock."""
+    now, parts, own = 100.0, list[tuple[Any, float, float]](), WaitClock()
+    own.on_waited = lambda *part: parts.append(part)
+    monkeypatch.setattr(clock, "now", lambda: now)
+    own.begin("wait_s")
+    own.awaits("read", named_at)
+    now = 103.0
+    own.end("wait_s")
+    assert (own.wait_s, own.wait_read_s, own.wait_start_s) == (3.0, read_s, 3.0 - read_s)
+    assert parts == [("read", 103.0 - read_s, 103.0)]
