@@ -13,10 +13,9 @@ Lend = Callable[[int], Bytes]  # takes a number of bytes; returns memory of at l
 LendFor = Callable[[str, int], Bytes]  # the same for the values of a column, of just that size
 
 _LEAST_BYTES = 1 << 20  # the allocator itself reuses smaller memory
-# Spare memory may be larger than needed by this factor, because the last window of an epoch is often short. With a
-# higher factor, small columns would get the memory of large ones.
+# Spare memory may be larger than needed by this factor, because the last window of an epoch is often short: with 1, an
+# epoch of vectors takes 1.7 times as long. With a higher factor, small columns would get the memory of large ones.
 _LARGER = 8
-_PIECES = 4  # number of pieces of the last size whose memory a `FadingLender` keeps at least, in use or not
 _FADE = 0.9  # factor for each piece that it lends, so that the memory of larger ones is released when none comes
 
 
@@ -93,7 +92,7 @@ class FadingLender(Lender):
 
     def lend(self, nbytes: int) -> Bytes:
         """Returns memory of `nbytes`; see `Lender.lend`."""
-        self.most_bytes = max(_FADE * self.most_bytes, _PIECES * nbytes, self.lent_bytes + nbytes)
+        self.most_bytes = max(_FADE * self.most_bytes, self.lent_bytes + nbytes)
         return super().lend(nbytes)[:nbytes]
 
 

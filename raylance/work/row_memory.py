@@ -28,7 +28,6 @@ from raylance.orders.permutation import Int64Array
 
 _GROWTH = 1.5
 _NUMBERS = 1, 2, 4, 8  # bytes that NumPy copies as one number
-_FEW = 8  # more columns of one width than this share one piece of memory
 _SPARE = 1.05  # reserved memory, relative to the bytes that the first rows predict
 
 
@@ -71,7 +70,6 @@ class RowMemory:
         """
         self._most_bytes, self._expected, self._lines, self._lend = most_bytes, expected, lines, lend
         self._columns: dict[str, _Column] = {}
-        self._blocks: list[tuple[list[str], npt.NDArray[Any]]] = []  # columns of one width: shape (columns, lines)
         self.schema = pa.schema([])
         self._stored: pa.Table | None = None
         self._by_line: pa.Table | None = None
@@ -119,10 +117,7 @@ class RowMemory:
         if places is not None and any(column.num_chunks != 1 for column in table.columns):
             table, places = wanted_rows(table, places), None
         lines, columns = self._lines[at : at + rows], self._columns_of(table)
-        placed = {name for names, block in self._blocks for name in _place_together(block, names, table, lines, places)}
-        for name in columns.keys() - placed:
-            if columns[name].place(lines, table[name].chunks, places):
-                placed.add(name)
+        placed = {name for name, column in columns.items() if column.place(lines, table[name].chunks, places)}
         if len(placed) == table.num_columns:
             return Placed(None, frozenset(placed), rows)
         return Placed(wanted_rows(table, places), frozenset(placed), rows)
@@ -161,28 +156,12 @@ class RowMemory:
             if not self._columns:
                 columns = {field.name: _make_column(field.type, self._lend) for field in table.schema}
                 if self._lines is not None and self._expected <= self._fitting_rows(table):
-                    self._store_by(self._lines, columns)
+                    for column in columns.values():
+                        if isinstance(column, _Fixed):
+                            column.store_by(self._lines)
                 self.schema = table.schema
                 self._columns = columns  # set last, because other threads use it from now on
             return self._columns
-
-    def _store_by(self, lines: Int64Array, columns: "dict[str, _Column]") -> None:
-        """Stores columns whose values have one size line by line. If there are many numbers of one width, they get one
-        piece of memory, and NumPy copies rows to all of them at once: it releases the GIL in each call, and then waits.
-        """
-        by_width: dict[int, list[str]] = {}
-        for name, column in columns.items():
-            if isinstance(column, _Fixed):
-                by_width.setdefault(column.width, []).append(name)
-        for width, names in by_width.items():
-            size, together = len(lines) * width, width in _NUMBERS and len(names) > _FEW
-            memory = self._lend(size * len(names)) if together else fresh_memory(0)
-            for number, name in enumerate(names):
-                end = None if number + 1 == len(names) else (number + 1) * size  # more may be lent than is needed
-                columns[name].store_by(lines, memory[number * size : end] if together else self._lend(size))
-            if together:
-                block = memory[: size * len(names)].view(f"u{width}").reshape(len(names), len(lines))
-                self._blocks.append((names, block))
 
     def _fitting_rows(self, table: pa.Table) -> float:
         """Returns how many more rows of this table's mean size fit."""
@@ -240,10 +219,6 @@ class _Column(abc.ABC):
     lines: Int64Array | None = None
     parts: "tuple[_Bytes, ...]" = ()
 
-    def store_by(self, lines: Int64Array, memory: Bytes) -> None:
-        """Stores rows line by line from now on, in `memory`; only if the values have one size."""
-        raise NotImplementedError
-
     def place(self, lines: Int64Array, chunks: list[pa.Array], places: Int64Array | None = None) -> bool:
         """Copies rows to these lines; returns False if the column cannot hold them, or stores rows as they come. With
         `places`, these are their indices in the only chunk.
@@ -271,14 +246,15 @@ class _Fixed(_Column):
     """A column whose values have one size."""
 
     def __init__(self, kind: pa.DataType, width: int, lend: Lend) -> None:
-        self._kind, self.width, self._data = kind, width, _Bytes(lend)
+        self._kind, self.width, self._data, self._lend = kind, width, _Bytes(lend), lend
         # A number if one has this width, else a row of bytes: NumPy releases the GIL several times to assign `np.void`.
         self._value = f"u{width}" if width in _NUMBERS else "u1"
         self._shape: tuple[int, ...] = (-1,) if self._value != "u1" or width == 1 else (-1, width)
         self.parts = (self._data,)
 
-    def store_by(self, lines: Int64Array, memory: Bytes) -> None:
-        self.lines, self._data.memory = lines, memory
+    def store_by(self, lines: Int64Array) -> None:
+        """Stores rows line by line from now on."""
+        self.lines, self._data.memory = lines, self._lend(len(lines) * self.width)
 
     def place(self, lines: Int64Array, chunks: list[pa.Array], places: Int64Array | None = None) -> bool:
         if self.lines is None:
@@ -407,22 +383,6 @@ class _Bytes:
             self.memory[: self.used] = before[: self.used]
         self.memory[self.used : end] = data
         self.used = end
-
-
-def _place_together(
-    block: npt.NDArray[Any], names: list[str], table: pa.Table, lines: Int64Array, places: Int64Array | None
-) -> list[str]:
-    """Copies rows of columns of one width to these lines; returns the names, or [] if a column has to be copied alone.
-
-    `block` has shape (columns, lines). For `places`, see `RowMemory.place`.
-    """
-    columns = [table[name] for name in names]
-    raws = [raw for each in columns if each.num_chunks == 1 and (raw := raw_bytes(each.chunk(0))) is not None]
-    if len(raws) < len(names):
-        return []
-    rows = np.concatenate(raws).view(block.dtype).reshape(block.shape[0], table.num_rows)
-    block[:, _index(lines)] = rows if places is None else rows.take(places, axis=1)
-    return names
 
 
 def _index(lines: Int64Array) -> Int64Array | slice:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from raylance.memory import arrow
 from raylance.memory.arrow import take_rows
 from raylance.memory.lending import Lender
-from raylance.work import row_memory
 from raylance.work.row_memory import RowMemory
 from tests.helpers.odd_values import value
 
@@ -138,21 +137,12 @@ def test_what_was_copied_in_comes_out(
     seed=st.integers(0, 9),
     most_bytes=st.sampled_from([1 << 20, 300]),
     has_others=st.booleans(),
-    few=st.sampled_from([0, 8]),
 )
-@example(parts=[5, 12], nulls=frozenset(), keep=1.0, seed=1, most_bytes=1 << 20, has_others=True, few=8)
-@example(parts=[5, 12], nulls=frozenset(), keep=1.0, seed=1, most_bytes=1 << 20, has_others=True, few=0)
+@example(parts=[5, 12], nulls=frozenset(), keep=1.0, seed=1, most_bytes=1 << 20, has_others=True)
 def test_rows_lie_where_they_belong(
-    parts: list[int], nulls: frozenset[str], keep: float, seed: int, most_bytes: int, has_others: bool, few: int
-) -> None:
-    """Nulls of a later part, or too little room, leave a column out. By few = 0, columns of one width share memory."""
-    with patch.object(row_memory, "_FEW", few):
-        check_lines(parts, nulls, keep, seed, most_bytes, has_others)
-
-
-def check_lines(
     parts: list[int], nulls: frozenset[str], keep: float, seed: int, most_bytes: int, has_others: bool
 ) -> None:
+    """Nulls of a later part, or too little room, leave a column out."""
     for turn in range(2):
         tables = [
             make_table(rows, seed + 100 * turn + number, nulls if number else frozenset())
