@@ -105,8 +105,8 @@ class Reading:
             if held is not None:
                 break
             assert self.load(1), f"{item} waits for ever"
-        if held.error is not None and held.state is ChunkState.FAILED:
-            raise held.error  # type: ignore[misc]
+        if held.trouble.error is not None and held.state is ChunkState.FAILED:
+            raise held.trouble.error  # type: ignore[misc]
         assert held.reader is not None
         call = next(self._calls)
         held.gathers.add(call)
