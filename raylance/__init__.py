@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from raylance.orders.sampling import ClassBalanced, Weighted
     from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
     from raylance.planning.balance import Balance
+    from raylance.planning.step_size import Budget
     from raylance.reports.page import report_run
     from raylance.reports.proving import RunProof, explain_run, prove_run
     from raylance.reports.watching import watch
@@ -90,6 +91,7 @@ _MODULES = {
     "api.ray_data": ("from_ray_dataset",),
     "orders.buckets": ("Buckets",),
     "planning.balance": ("Balance",),
+    "planning.step_size": ("Budget",),
     "samples.pack_tokens": ("PackTokens",),
     "samples.packs": ("Pack",),
     "batches.varlen": ("cu_seqlens",),
@@ -120,7 +122,7 @@ _SUBMODULES = ("audit", "lerobot", "testing", "torch_data", "torchft")
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "BadRowError", "Balance", "BatchDecoder", "Batches", "Buckets", "CenterCrop", "ClassBalanced", "Clip",
+    "BadRowError", "Balance", "BatchDecoder", "Batches", "Buckets", "Budget", "CenterCrop", "ClassBalanced", "Clip",
     "ConfigError", "CoverageError", "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FailFast",
     "FractionSplit", "FrameCrop", "HelperError", "Image", "ImageCrop", "NamespaceTable", "Options", "Order", "Pack",
     "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder", "RandomResizedCrop", "RangeSplit",

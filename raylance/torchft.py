@@ -15,7 +15,7 @@ from raylance.batches.device import torch_device
 from raylance.environment import process
 from raylance.errors import ConfigError, CoverageError
 from raylance.planning.digest import Digest
-from raylance.planning.step_size import Size, check_size
+from raylance.planning.step_size import OLDER, Budget, Size, read_size, require_size
 
 __all__ = ["batches", "report_if_all"]
 
@@ -43,9 +43,7 @@ def batches(
     manager: Manager,
     *,
     global_batch_size: int | None = None,
-    global_batch_cost: int | None = None,
-    max_rows: int | None = None,
-    padded: bool = True,
+    budget: Budget | None = None,
     epochs: int = 1,
     rank_in_replica: int = 0,
     ranks_in_replica: int = 1,
@@ -74,9 +72,7 @@ def batches(
         loader: The loader of this rank.
         manager: A `torchft.Manager`, 0.2 or later.
         global_batch_size: Number of rows of a step over all replicas, however many take part.
-        global_batch_cost: Cost of one step over all replicas, in place of `global_batch_size`.
-        max_rows: Most rows of a step of a cost, over all replicas.
-        padded: See `RankLoader.iter_torch_batches`.
+        budget: Cost of one step over all replicas, in place of `global_batch_size`.
         epochs: Number of epochs, counted from the beginning of the run, after which the iteration ends.
         rank_in_replica: The number of this rank in its replica, from 0, if the ranks of a replica get different rows,
             as with FSDP inside the replica.
@@ -102,9 +98,10 @@ def batches(
         raise ConfigError(f"rank {rank} of {ranks} ranks in a replica: it must be less than their number.")
     device = arguments.get("device", "auto")
     target = process.default_device() if device == "auto" else torch_device(device)
-    budget = {"global_batch_cost": global_batch_cost, "max_rows": max_rows, "padded": padded}
-    size = check_size(loader.dp_size, global_batch_size, None, global_batch_cost, max_rows, padded=padded)
-    made = loader.batches(global_batch_size=global_batch_size, **budget, **arguments)
+    sizes: dict[str, Any] = {"global_batch_size": global_batch_size, "budget": budget}
+    older = {name: arguments[name] for name in OLDER if name in arguments}
+    size = require_size(read_size("torchft.batches()", loader.dp_size, **sizes, others=older)).size
+    made = loader.batches(**sizes, **arguments)
     if not manager.current_step() and loader.global_step:
         manager.load_state_dict({"step": loader.global_step, "batches_committed": manager.batches_committed()})
     steps = _Steps(loader, manager, made, size, (rank, ranks), target)

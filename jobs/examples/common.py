@@ -131,12 +131,12 @@ def train(
         ask_every: Steps after which to ask Ray if a node will be taken away; then there is one more checkpoint.
         model: A network other than `build_model`'s, with the same weights on all ranks.
         loss_fn: A loss other than `loss_of`.
-        batching: More arguments of `loader.batches`; with `global_batch_cost`, steps have that cost.
+        batching: More arguments of `loader.batches`; with `budget`, steps have that cost.
         **reporting: Those of `raylance.report`.
     """
     loader = ray.train.get_dataset_shard("train")
     given = dict(batching or {})
-    if "global_batch_cost" not in given:
+    if "budget" not in given:
         given["global_batch_size"] = config["global_batch_size"]
     batches = loader.prepare(**given)
     inner = build_model(config["image_size"]) if model is None else model

@@ -1,7 +1,7 @@
 """Fine-tuning by a budget of tokens: every GPU has the same work in every step, and little padding.
 
-The order "bucket" brings documents of like length together. A step has as many of them as `global_batch_cost` tokens
-allow, padding included. `Balance` swaps a few between ranks, so that no rank waits for another. Each step comes as
+The order "bucket" brings documents of like length together. A step has as many of them as its budget of tokens
+allows, padding included. `Balance` swaps a few between ranks, so that no rank waits for another. Each step comes as
 micro-batches that fit into memory, as many on every rank. Losses are summed, and divided by the tokens of the step, so
 that the gradient is that of one large batch, however it is divided.
 
@@ -24,7 +24,7 @@ from jobs.examples import common
 from jobs.examples.language_model import TinyGPT
 
 STEP_TOKENS, MICRO_TOKENS = 512, 128
-SIZE: dict[str, Any] = {"global_batch_cost": STEP_TOKENS, "micro_batch_cost": MICRO_TOKENS}
+SIZE: dict[str, Any] = {"budget": raylance.Budget(STEP_TOKENS, micro=MICRO_TOKENS)}
 
 
 def loss_of(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the example; returns its exit status."""
     args = common.parser(__file__, __doc__).parse_args(argv)
     data = open_data(args.data)
-    print(data.plan(world_size=max(1, args.num_workers), global_batch_cost=STEP_TOKENS))
+    print(data.plan(world_size=max(1, args.num_workers), budget=raylance.Budget(STEP_TOKENS)))
     return common.fit(args, train_fn, train_data=data)
 
 

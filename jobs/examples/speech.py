@@ -48,7 +48,7 @@ class Sound(raylance.RaggedDecoder):
 
 
 PIECE = 400  # samples, 50 ms at 8 kHz: batches are padded to a multiple of them, and so costs count them
-SIZE: dict[str, Any] = {"global_batch_cost": 60}
+SIZE: dict[str, Any] = {"budget": raylance.Budget(60)}
 
 
 class Listener(torch.nn.Module):

@@ -28,7 +28,7 @@ from raylance.errors import ConfigError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import make_plan
 from raylance.planning.shard_context import PlacedBy, ShardContext, arrange_replicas
-from raylance.planning.step_size import check_size
+from raylance.planning.step_size import Budget, read_size, require_size
 from raylance.planning.summary import PlanSummary, summarise
 from raylance.read_spec import DatasetSpec
 from raylance.settings import Options, make_options, takes_options
@@ -218,18 +218,16 @@ class Dataset:
         global_batch_size: int | None = None,
         world_size: int = 1,
         *,
-        global_batch_cost: int | None = None,
-        max_rows: int | None = None,
-        padded: bool = True,
+        budget: Budget | None = None,
+        **older: Any,
     ) -> PlanSummary:
         """Plans an epoch without reading anything.
 
         Args:
             global_batch_size: Rows of one step over all ranks; 256 if nothing else is given.
             world_size: Number of ranks that share the rows; if some ranks are peers, number of data-parallel ranks.
-            global_batch_cost: Cost of one step over all ranks, in place of `global_batch_size`.
-            max_rows: Most rows of a step of a cost, over all ranks.
-            padded: See `RankLoader.iter_torch_batches`.
+            budget: Cost of one step, in place of `global_batch_size`.
+            **older: Arguments that `budget` has replaced.
 
         Returns:
             A summary whose repr shows rows, shards, lanes, steps, rows dropped or repeated, and bytes of a window; for
@@ -239,9 +237,15 @@ class Dataset:
             ConfigError: If the epoch has no step, or a rank gets no row.
         """
         world_size = check_integer("plan(): world_size", world_size, 1)
-        if global_batch_size is None and global_batch_cost is None:
-            global_batch_size = 256
-        size = check_size(world_size, global_batch_size, None, global_batch_cost, max_rows, padded=padded)
+        found = read_size(
+            "plan()",
+            world_size,
+            global_batch_size=global_batch_size,
+            budget=budget,
+            others=older,
+            known=("global_batch_size", "world_size", "budget"),
+        )
+        size = 256 if found is None else found.size
         limit, source = Options().max_window_bytes, self._spec.read.source
         plan = make_plan(self._spec.delivery, size=size, dp_size=world_size, max_window_bytes=limit)
         return summarise(plan, source.likely_row_bytes, how_read(source, plan), limit, source.measure)
@@ -251,17 +255,17 @@ class Dataset:
         *,
         global_batch_size: int | None = None,
         batch_size: int | None = None,
-        global_batch_cost: int | None = None,
-        max_rows: int | None = None,
-        padded: bool = True,
+        budget: Budget | None = None,
+        **older: Any,
     ) -> int:
         """Returns the number of steps of a whole epoch if one rank gets all rows, so `batch_size` means the same as
         `global_batch_size`. If steps have a cost, it is the number of epoch 0. See `RankLoader.steps_per_epoch` for
         several ranks.
         """
-        size = check_size(1, global_batch_size, batch_size, global_batch_cost, max_rows, padded=padded)
+        sizes: dict[str, Any] = {"global_batch_size": global_batch_size, "batch_size": batch_size, "budget": budget}
+        found = require_size(read_size("steps_per_epoch()", 1, **sizes, others=older, known=sizes))
         limit = Options().max_window_bytes
-        return make_plan(self._spec.delivery, size=size, dp_size=1, max_window_bytes=limit).steps(0)
+        return make_plan(self._spec.delivery, size=found.size, dp_size=1, max_window_bytes=limit).steps(0)
 
     @takes_options
     def loader(

@@ -13,7 +13,7 @@ from raylance.api.batches import Batches
 from raylance.api.consumer import Consumer
 from raylance.api.delivery import Delivery
 from raylance.api.positioned import Positioned
-from raylance.arguments import check_flag, check_integer, refuse_unknown
+from raylance.arguments import check_flag, check_integer
 from raylance.batches.conversion import (
     BatchFormat,
     BatchSpec,
@@ -31,7 +31,7 @@ from raylance.observe.verdict import Verdict
 from raylance.orders.permutation import Int64Array
 from raylance.planning.shard_context import ShardContext
 from raylance.planning.state import State, identity_of
-from raylance.planning.step_size import check_size
+from raylance.planning.step_size import Budget, read_size, require_size
 from raylance.read_spec import DatasetSpec
 from raylance.runtime.session import Session
 from raylance.settings import Options
@@ -131,9 +131,8 @@ class RankLoader(Positioned):
         global_step: int,
         *,
         global_batch_size: int | None = None,
-        global_batch_cost: int | None = None,
-        max_rows: int | None = None,
-        padded: bool = True,
+        budget: Budget | None = None,
+        **older: Any,
     ) -> None:
         """Goes to a step, so that the next batch is of this step, also during a pass. Call it if the trainer counts the
         steps, so that a rank that joins other ranks begins at their step.
@@ -144,21 +143,26 @@ class RankLoader(Positioned):
             global_step: Number of the step, counted over all epochs like the loader's `global_step`.
             global_batch_size: Rows of each step between the loader's present step and the given step. None for the size
                 in the last pass or in the loaded state.
-            global_batch_cost: Cost of each of these steps, in place of `global_batch_size`.
-            max_rows: Most rows of a step of a cost.
-            padded: See `iter_torch_batches`.
+            budget: Cost of each of these steps, in place of `global_batch_size`.
+            **older: Arguments that `budget` has replaced.
 
         Raises:
             ConfigError: If the global batch size is not known, or if with this size no step has that number.
         """
-        size = self._consumer.size
-        if (global_batch_size, global_batch_cost, max_rows, padded) != (None, None, None, True):
-            size = check_size(self.dp_size, global_batch_size, None, global_batch_cost, max_rows, padded=padded)
+        found = read_size(
+            "seek()",
+            self.dp_size,
+            global_batch_size=global_batch_size,
+            budget=budget,
+            others=older,
+            known=("global_batch_size", "budget"),
+        )
+        size = self._consumer.size if found is None else found.size
         step = check_integer("seek(): global_step", global_step, 0)
         if size is None:
             raise ConfigError(
                 f"seek({step}) before the first batch: how many rows a step has is not known. Give "
-                "global_batch_size= or global_batch_cost=, or load a state."
+                "global_batch_size= or budget=, or load a state."
             )
         self._consumer.seek(step, size)
 
@@ -185,9 +189,8 @@ class RankLoader(Positioned):
         *,
         global_batch_size: int | None = None,
         batch_size: int | None = None,
-        global_batch_cost: int | None = None,
-        max_rows: int | None = None,
-        padded: bool = True,
+        budget: Budget | None = None,
+        **older: Any,
     ) -> int:
         """Returns the number of steps of a whole epoch, the same on every rank. If steps have a cost, it is that of the
         present epoch.
@@ -195,25 +198,22 @@ class RankLoader(Positioned):
         Args:
             global_batch_size: Rows of one step over all ranks.
             batch_size: Rows of one step on each data-parallel rank, in place of `global_batch_size`.
-            global_batch_cost: Cost of one step over all ranks, in place of `global_batch_size`.
-            max_rows: Most rows of a step of a cost, over all ranks.
-            padded: See `iter_torch_batches`.
+            budget: Cost of one step, in place of `global_batch_size`.
+            **older: Arguments that `budget` has replaced.
 
         Raises:
             ConfigError: If not exactly one of the sizes is given, or if the size is not positive.
         """
-        size = check_size(self.dp_size, global_batch_size, batch_size, global_batch_cost, max_rows, padded=padded)
-        return self._consumer.plan(size).steps(self.epoch)
+        sizes: dict[str, Any] = {"global_batch_size": global_batch_size, "batch_size": batch_size, "budget": budget}
+        size = read_size("steps_per_epoch()", self.dp_size, **sizes, others=older, known=sizes)
+        return self._consumer.plan(require_size(size).size).steps(self.epoch)
 
     def iter_torch_batches(
         self,
         *,
         global_batch_size: int | None = None,
         batch_size: int | None = None,
-        global_batch_cost: int | None = None,
-        max_rows: int | None = None,
-        padded: bool = True,
-        micro_batch_cost: int | None = None,
+        budget: Budget | None = None,
         prefetch_batches: int = 2,
         dtypes: Dtypes = None,
         device: str | torch.device = "auto",
@@ -223,7 +223,7 @@ class RankLoader(Positioned):
         with_row_offset: bool = False,
         pad_lists: Paddings | None = None,
         whole: bool = False,
-        **unknown: Any,
+        **others: Any,
     ) -> Batches:
         """Returns an iterable over the torch batches of the rest of the epoch. Iterating it again takes the next epoch.
 
@@ -231,20 +231,8 @@ class RankLoader(Positioned):
             global_batch_size: Rows of one step over all ranks. The numbers of rows that the ranks get of a step differ
                 by at most one, unless a `Balance` has `equal_rows=False`.
             batch_size: Rows of one step on each data-parallel rank, in place of `global_batch_size`.
-            global_batch_cost: Cost of one step over all ranks, in place of `global_batch_size`; it needs `cost=` of
-                `raylance.dataset`. Steps have about this cost, and never more, unless a row alone costs more. With the
-                order "bucket", the rows of a step are alike. The number of steps may differ from epoch to epoch, but
-                not from rank to rank. Batches that are dicts have `_step_cost`, an integer: the cost of the step over
-                all ranks, by which to divide sums of losses, because ranks get unequal shares of it. So have those of a
-                `Balance` with `equal_rows=False`.
-            max_rows: Most rows of a step of a cost, over all ranks.
-            padded: Whether a step costs its rows times the cost of its dearest row, because rows are padded to the
-                longest one. False adds up the costs, for batches that are packed or jagged. With the order "bucket",
-                steps are always counted as if they were padded, because their rows are alike.
-            micro_batch_cost: Most cost of a micro-batch on one rank, for accumulating gradients. Each step is then
-                a list of batches, as many on every rank, of this cost at most, unless a row alone costs more. Each
-                has the `_step_cost` of the whole step. A rank with too few rows gets batches of no row. It needs
-                `cost=` of `raylance.dataset`, and counts costs as `padded` says.
+            budget: Cost of one step, in place of `global_batch_size`, and of micro-batches: a `raylance.Budget`. It
+                needs `cost=` of `raylance.dataset`.
             prefetch_batches: Number of steps that are read and decoded ahead: more if decoders would be idle, fewer if
                 they do not fit in `max_inflight_bytes`. It is also the largest number of finished batches that wait for
                 the training loop. 0 acts as 1.
@@ -268,7 +256,7 @@ class RankLoader(Positioned):
                 of a cost, `TokensOf` must count what `Pad` adds: see its `multiple`.
             whole: Whether each pass begins at the start of an epoch, also after a pass that was left early: then at
                 the start of the same epoch. For validation, which may stop after some batches.
-            **unknown: Any other argument is refused; the error names the right argument.
+            **others: Arguments that `budget` has replaced. Any other one is refused, and the error names the right one.
 
         Returns:
             Dicts by column: tensors (n, …); images as uint8 (n, 3, H, W) in channels-last memory (`iter_batches` and
@@ -285,10 +273,9 @@ class RankLoader(Positioned):
             HelperError: If work on the same rows is lost repeatedly.
             CoverageError: If rows do not come as the plan says.
         """
-        refuse_unknown("iter_torch_batches()", unknown, RankLoader.iter_torch_batches.__kwdefaults__ or ())
-        # Without a budget for steps, `padded` is that of micro-batches alone.
-        of_step = padded if global_batch_cost is not None or micro_batch_cost is None else True
-        size = check_size(self.dp_size, global_batch_size, batch_size, global_batch_cost, max_rows, padded=of_step)
+        sizes: dict[str, Any] = {"global_batch_size": global_batch_size, "batch_size": batch_size, "budget": budget}
+        known = RankLoader.iter_torch_batches.__kwdefaults__ or ()
+        step = require_size(read_size("iter_torch_batches()", self.dp_size, **sizes, others=others, known=known))
         pin_memory = can_pin(check_flag("pin_memory", pin_memory))
         target = process.default_device() if device == "auto" else torch_device(device)
         if callable(collate_fn):
@@ -300,7 +287,7 @@ class RankLoader(Positioned):
             "torch",
             pad_lists,
             is_by_rank=batch_size is not None,
-            size=size,
+            step=step,
             prefetch_batches=prefetch_batches,
             drop_last=drop_last,
             with_row_offset=with_row_offset,
@@ -308,8 +295,6 @@ class RankLoader(Positioned):
             device=target,
             pin_memory=pin_memory,
             whole=whole,
-            micro_batch_cost=micro_batch_cost,
-            padded=padded,
         )
 
     def iter_batches(
@@ -317,17 +302,14 @@ class RankLoader(Positioned):
         *,
         global_batch_size: int | None = None,
         batch_size: int | None = None,
-        global_batch_cost: int | None = None,
-        max_rows: int | None = None,
-        padded: bool = True,
-        micro_batch_cost: int | None = None,
+        budget: Budget | None = None,
         batch_format: BatchFormat = "numpy",
         prefetch_batches: int = 2,
         drop_last: bool | None = None,
         with_row_offset: bool = False,
         pad_lists: Paddings | None = None,
         whole: bool = False,
-        **unknown: Any,
+        **others: Any,
     ) -> Batches:
         """Returns an iterable over the NumPy, pyarrow or pandas batches of the rest of the epoch. Iterating it again
         takes the next epoch.
@@ -343,22 +325,19 @@ class RankLoader(Positioned):
         Raises:
             ConfigError, BadRowError, PlacementError, HelperError, CoverageError: As `iter_torch_batches`.
         """
-        refuse_unknown("iter_batches()", unknown, RankLoader.iter_batches.__kwdefaults__ or ())
-        # Without a budget for steps, `padded` is that of micro-batches alone.
-        of_step = padded if global_batch_cost is not None or micro_batch_cost is None else True
-        size = check_size(self.dp_size, global_batch_size, batch_size, global_batch_cost, max_rows, padded=of_step)
+        sizes: dict[str, Any] = {"global_batch_size": global_batch_size, "batch_size": batch_size, "budget": budget}
+        known = RankLoader.iter_batches.__kwdefaults__ or ()
+        step = require_size(read_size("iter_batches()", self.dp_size, **sizes, others=others, known=known))
         return self._batches(
             batch_format,
             pad_lists,
             is_by_rank=batch_size is not None,
-            size=size,
+            step=step,
             prefetch_batches=prefetch_batches,
             drop_last=drop_last,
             with_row_offset=with_row_offset,
             convert=host_converter(self._consumer.read_spec, batch_format, pad_lists),
             whole=whole,
-            micro_batch_cost=micro_batch_cost,
-            padded=padded,
         )
 
     def batches(self, **arguments: Any) -> Batches:
@@ -468,7 +447,7 @@ class RankLoader(Positioned):
         plan = consumer.plan(spec.size, spec.remainder)  # raises errors of the plan before anything starts
         if spec.micro is not None and not plan.order.has_costs:
             raise ConfigError(
-                f"micro_batch_cost={spec.micro.cost}: the rows have no costs; nothing was started. Give cost= to "
+                f"Budget(micro={spec.micro.cost}): the rows have no costs; nothing was started. Give cost= to "
                 "raylance.dataset."
             )
         budgets = ((plan.budget, plan.order.has_buckets), (spec.micro, False))

@@ -178,7 +178,7 @@ def _check_alike(
     if isinstance(spec.order, Buckets):
         raise ConfigError(
             f'mix(): {name!r} has the order "bucket", and a step has rows of all datasets, whose buckets would not be '
-            'alike. Use another order, such as "window"; global_batch_cost= and balance= work with all orders.'
+            'alike. Use another order, such as "window"; budget= and balance= work with all orders.'
         )
     if spec.window_bytes is not None:
         raise ConfigError(

@@ -117,7 +117,7 @@ def dataset(
             expression over such columns, as "tokens + 256 * images"; or `raylance.TokensOf("input_ids")`. Fractions are
             rounded up: give seconds as "1000 * seconds". Count padding, too, that comes by `raylance.Pad(multiple=…)`:
             `TokensOf` has the same `multiple`. The costs are read now, once for a version and a selection.
-            The order `raylance.Buckets` and batches of `global_batch_cost` need them.
+            The order `raylance.Buckets` and batches of a `raylance.Budget` need them.
         cost_folder: Folder that keeps the costs of more than 65,536 rows, or the lengths of as many documents for
             `raylance.Pack`, 4 bytes a row, for later starts: a path, or a URI that pyarrow can open, which gets
             its keys from the environment. None for `raylance/costs` in the user's cache folder. If a process is
@@ -186,7 +186,7 @@ def dataset(
         if cost is not None or balance is not None or isinstance(made_order, Buckets):
             raise ConfigError(
                 "pack= makes samples of one length, so all cost the same. Leave out cost=, balance= and the order "
-                '"bucket"; and give the iterator global_batch_size=, the samples of a step, not global_batch_cost=.'
+                '"bucket"; and give the iterator global_batch_size=, the samples of a step, not budget=.'
             )
     check_balance(balance, has_costs=cost is not None)
 

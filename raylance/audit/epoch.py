@@ -23,7 +23,7 @@ from raylance.planning.delivery_spec import make_plan
 from raylance.planning.plan import Plan
 from raylance.planning.shards import read_shards
 from raylance.planning.state import parse_state
-from raylance.planning.step_size import Budget, Size, check_size, size_arguments
+from raylance.planning.step_size import Budget, CostLimit, Size, budget_of, read_size
 from raylance.settings import Options
 
 _BLOCK = 1 << 20
@@ -82,28 +82,26 @@ class EpochAudit:
         data: Dataset,
         *,
         global_batch_size: int | None = None,
-        global_batch_cost: int | None = None,
-        max_rows: int | None = None,
-        padded: bool = True,
+        budget: Budget | None = None,
         world_size: int | None = None,
         epoch: int | None = None,
         position: int = 0,
         state: Mapping[str, Any] | None = None,
+        **older: Any,
     ) -> None:
         """Plans the epoch; reads no rows.
 
         Args:
             data: A dataset or a mixture.
             global_batch_size: Number of rows of a step over all ranks.
-            global_batch_cost: Cost of a step over all ranks, in place of `global_batch_size`.
-            max_rows: Most rows of a step of a cost.
-            padded: See `RankLoader.iter_torch_batches`.
+            budget: Cost of a step, in place of `global_batch_size`.
             world_size: Number of data-parallel ranks; 1 by default.
             epoch: The epoch; 0 by default.
             position: Position in the epoch at which to begin.
             state: The content of a `raylance_state.json` of the run. It gives the sizes of the order, and the values of
                 size, `world_size` and `epoch` if they are left out, but not `position`. The dataset may lie elsewhere
                 now, and may deliver other columns.
+            **older: Arguments that `budget` has replaced.
 
         Raises:
             ConfigError: If a number is missing or out of range.
@@ -111,9 +109,11 @@ class EpochAudit:
         """
         self._data, read_spec, delivery_spec = data, spec_of(data).read, spec_of(data).delivery
         cursor = Cursor(read_spec.origin, delivery_spec, read_spec.source.has_rows_of)
-        size: Size | None = None
-        if (global_batch_size, global_batch_cost, max_rows, padded) != (None, None, None, True):
-            size = check_size(1, global_batch_size, None, global_batch_cost, max_rows, padded=padded)
+        names = ("data", "global_batch_size", "budget", "world_size", "epoch", "position", "state")
+        step = read_size(
+            "EpochAudit()", 1, global_batch_size=global_batch_size, budget=budget, others=older, known=names
+        )
+        size: Size | None = None if step is None else step.size
         given = {"dp_size": world_size, "epoch": epoch}
         if state is not None:
             parse_state(state)
@@ -122,7 +122,7 @@ class EpochAudit:
             saved, delivery_spec = cursor.load({**state, **anyhow}), cursor.delivery_spec
             given = {name: getattr(saved, name) if value is None else value for name, value in given.items()}
             size = saved.size if size is None else size
-        if not isinstance(size, Budget):
+        if not isinstance(size, CostLimit):
             size = check_integer("global_batch_size", size, 1)
         world = check_integer("world_size", 1 if given["dp_size"] is None else given["dp_size"], 1)
         self.epoch = check_integer("epoch", given["epoch"] or 0, 0)
@@ -140,7 +140,7 @@ class EpochAudit:
         count = self.plan.steps(self.epoch, self.position)
         each = self.plan.global_batch_size
         self._starts: Sequence[int] = range(self.position, self.position + count * each, each)
-        if isinstance(size, Budget):
+        if isinstance(size, CostLimit):
             self._starts = list(self.plan.starts(self.epoch, self.position, count))
         self._end = self.plan.after(self.epoch, self.position, count)
 
@@ -312,7 +312,7 @@ class EpochAudit:
     def _stream(self, loader: RankLoader) -> Iterator[Step]:
         plan = self.plan
         planned = dataclasses.replace(self._delivery_spec, order=plan.order.settings)
-        size = size_arguments(plan.budget or plan.global_batch_size)
+        size = budget_of(plan.budget or plan.global_batch_size)
         cursor = Cursor(spec_of(self._data).read.origin, planned)
         cursor.epoch, cursor.position = self.epoch, self.position
         loader.load_state_dict(cursor.state(plan.global_batch_size, plan.dp_size).to_dict())

@@ -20,7 +20,7 @@ from raylance.planning.digest import Digest
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
 from raylance.planning.step_costs import RowCosts, StepCosts, cut_step, row_costs
-from raylance.planning.step_size import Budget
+from raylance.planning.step_size import CostLimit
 
 if TYPE_CHECKING:
     from raylance.read_spec import ReadSpec  # loads Lance
@@ -222,7 +222,7 @@ class Assembly:
         own = self._plan.rank_slice(step.epoch, step.before, self._dp_rank)
         return self._plan.positions(step.epoch, step.before, *own)
 
-    def cut(self, micro: Budget) -> tuple[list[int], int]:
+    def cut(self, micro: CostLimit) -> tuple[list[int], int]:
         """Returns the bounds of the micro-batches of the last step that `next_step` returned, and the cost of the step;
         see `cut_step`.
         """

@@ -34,7 +34,7 @@ from raylance.decode.arrays import (
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.planning.delivery_spec import DeliverySpec
-from raylance.planning.step_size import Budget, Remainder, Size
+from raylance.planning.step_size import CostLimit, Remainder, Size, StepSize
 
 if TYPE_CHECKING:
     from raylance.read_spec import ReadSpec  # loads Lance
@@ -68,7 +68,7 @@ class BatchSpec:
     device: torch.device | None = None
     pin_memory: bool = False
     whole: bool = False
-    micro: Budget | None = None
+    micro: CostLimit | None = None
 
 
 def hidden_columns(delivery_spec: DeliverySpec, remainder: Remainder, with_row_offset: bool) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def hidden_columns(delivery_spec: DeliverySpec, remainder: Remainder, with_row_o
 def make_batch_spec(
     delivery_spec: DeliverySpec,
     *,
-    size: Size,
+    step: StepSize,
     prefetch_batches: int,
     drop_last: bool | None,
     with_row_offset: bool,
@@ -96,8 +96,6 @@ def make_batch_spec(
     device: torch.device | None = None,
     pin_memory: bool = False,
     whole: bool = False,
-    micro_batch_cost: int | None = None,
-    padded: bool = True,
 ) -> BatchSpec:
     """Checks the arguments that all iterators have; see `RankLoader.iter_torch_batches`, and `BatchSpec` for the rest.
 
@@ -108,7 +106,7 @@ def make_batch_spec(
     if drop_last is not None:
         remainder = "drop" if check_flag("drop_last", drop_last) else "ragged"
     return BatchSpec(
-        size=size,
+        size=step.size,
         remainder=remainder,
         prefetch_batches=check_integer("prefetch_batches", prefetch_batches, 0),
         hidden=hidden_columns(delivery_spec, remainder, with_row_offset),
@@ -116,9 +114,7 @@ def make_batch_spec(
         device=device,
         pin_memory=pin_memory,
         whole=check_flag("whole", whole),
-        micro=None
-        if micro_batch_cost is None
-        else Budget(cost=check_integer("micro_batch_cost", micro_batch_cost, 1), padded=padded),
+        micro=step.micro,
     )
 
 

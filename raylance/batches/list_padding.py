@@ -21,7 +21,7 @@ from raylance.decode.arrays import (
     numpy_bfloat16,
 )
 from raylance.errors import ConfigError
-from raylance.planning.step_size import Budget
+from raylance.planning.step_size import CostLimit
 
 if TYPE_CHECKING:
     from raylance.read_spec import ReadSpec  # loads Lance
@@ -99,7 +99,7 @@ def _how(read_spec: "ReadSpec", name: str, how: Any) -> Pad | Jagged | None:
     return dataclasses.replace(how if isinstance(how, Pad) else Pad(lengths=False), value=held)
 
 
-def check_counted(spec: "ReadSpec", saved_cost: Any, pad_lists: Any, budgets: Iterable[Budget]) -> None:
+def check_counted(spec: "ReadSpec", saved_cost: Any, pad_lists: Any, budgets: Iterable[CostLimit]) -> None:
     """Raises ConfigError if a column is padded to more than the costs count that budgets of padded steps limit.
 
     `saved_cost` is `DeliverySpec.cost`. A cost that is not `TokensOf` counts what its writer says.

@@ -16,7 +16,7 @@ from raylance.planning.delivery_spec import DeliverySpec, make_plan
 from raylance.planning.plan import Plan
 from raylance.planning.shards import NO_SHARDS, list_shards
 from raylance.planning.state import HasRowsOf, State, check_state, damaged, no_version, parse_state
-from raylance.planning.step_size import Budget, Remainder, Size
+from raylance.planning.step_size import CostLimit, Remainder, Size
 
 logger = logging.getLogger(__name__)
 
@@ -220,10 +220,10 @@ class Cursor:
             global_step=self.global_step,
             completed_shards=shards,
             components=spec.order.standings(self.position),
-            global_batch_size=None if isinstance(size, Budget) else size,
+            global_batch_size=None if isinstance(size, CostLimit) else size,
             dp_size=dp_size,
             cost=spec.cost,
-            budget=dataclasses.asdict(size) if isinstance(size, Budget) else None,
+            budget=dataclasses.asdict(size) if isinstance(size, CostLimit) else None,
             rows_of=self._rows_of,
         )
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from raylance.orders.permutation import Int64Array
-from raylance.planning.step_size import Budget
+from raylance.planning.step_size import CostLimit
 
 _TRIED = 16  # numbers of equal steps that are tried for a unit
 
 
-def cut_buckets(starts: Int64Array, highest: Int64Array, lanes: int, budget: Budget) -> Int64Array:
+def cut_buckets(starts: Int64Array, highest: Int64Array, lanes: int, budget: CostLimit) -> Int64Array:
     """Cuts buckets into steps whose rows, times the highest cost of the bucket, are at most the cost of the budget.
     Steps have whole lines, unless a line alone costs more.
 
@@ -38,7 +38,7 @@ def _even(rows: int, most: int, lanes: int) -> Int64Array:
     return np.arange(parts, dtype=np.int64) * lines // parts * line
 
 
-def cut_costs(costs: Int64Array, budget: Budget) -> Int64Array:
+def cut_costs(costs: Int64Array, budget: CostLimit) -> Int64Array:
     """Cuts consecutive rows into steps of at most the cost of a budget, but for a row that costs more alone.
 
     If costs are added up, steps have about equal costs: there is one step more than the cost of all rows needs if
@@ -77,7 +77,7 @@ def _cut_evenly(costs: Int64Array, most: int) -> Int64Array | None:
     return None
 
 
-def _cut_greedily(costs: Int64Array, budget: Budget) -> Iterator[int]:
+def _cut_greedily(costs: Int64Array, budget: CostLimit) -> Iterator[int]:
     at, most_rows = 0, budget.max_rows or len(costs)
     ends = np.append(0, np.cumsum(costs))
     while at < len(costs):

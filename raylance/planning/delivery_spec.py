@@ -11,7 +11,7 @@ from raylance.errors import ConfigError
 from raylance.orders.order import WINDOW_BYTES, Facts, Order, Resolved, Tables, join_tables
 from raylance.planning.balance import Balance
 from raylance.planning.plan import Plan
-from raylance.planning.step_size import Budget, Remainder, Size
+from raylance.planning.step_size import CostLimit, Remainder, Size
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ def make_plan(
             it; or if batches have a cost, and rows have none.
     """
     remainder = remainder or spec.remainder
-    budget = size if isinstance(size, Budget) else None
-    if isinstance(size, Budget):
+    budget = size if isinstance(size, CostLimit) else None
+    if isinstance(size, CostLimit):
         rows, lanes = _check_budget(spec, size, dp_size)
     else:
         rows = lanes = _check_rows(spec, size, dp_size)
@@ -136,7 +136,7 @@ def _check_rows(spec: DeliverySpec, global_batch_size: int, dp_size: int) -> int
     return global_batch_size
 
 
-def _check_budget(spec: DeliverySpec, budget: Budget, dp_size: int) -> tuple[int, int]:
+def _check_budget(spec: DeliverySpec, budget: CostLimit, dp_size: int) -> tuple[int, int]:
     """Returns the mean number of rows of a step, from a sample; and the number of lanes that is best, a power of two:
     few enough that a step of the dearest rows takes some rows of each lane.
 
@@ -146,7 +146,7 @@ def _check_budget(spec: DeliverySpec, budget: Budget, dp_size: int) -> tuple[int
     order = spec.resolved_order
     if not order.has_costs:
         raise ConfigError(
-            f"global_batch_cost={budget.cost}: the rows have no costs; nothing was started. Give cost= to "
+            f"Budget({budget.cost}): the rows have no costs; nothing was started. Give cost= to "
             'raylance.dataset, such as cost="length" or cost=raylance.TokensOf("input_ids"); in a mixture, to all '
             "datasets. Or give global_batch_size=, as for pack=, whose samples have one length and need no cost=."
         )
@@ -155,10 +155,10 @@ def _check_budget(spec: DeliverySpec, budget: Budget, dp_size: int) -> tuple[int
     fewest = budget.rows_of(int(costs.max()))
     if fewest < dp_size and not spec.empty_batches:
         raise ConfigError(
-            f"global_batch_cost={budget.cost:,}, max_rows={budget.max_rows} on {dp_size} data-parallel ranks: a step "
-            f"of rows that cost {costs.max():,} has {fewest}, so some ranks would have none, and their loss no value. "
-            f"Use global_batch_cost={dp_size * int(costs.max())} or more, or fewer ranks; or, if your loop adds up "
-            "sums and counts, open the dataset with empty_batches=True."
+            f"Budget({budget.cost:,}, max_rows={budget.max_rows}) on {dp_size} data-parallel ranks: a step of rows "
+            f"that cost {costs.max():,} has {fewest}, so some ranks would have none, and their loss no value. Use "
+            f"Budget({dp_size * int(costs.max())}) or more, or fewer ranks; or, if your loop adds up sums and counts, "
+            "open the dataset with empty_batches=True."
         )
     rows = max(1, int(budget.cost / max(1.0, float(costs.mean()))))
     return min(rows, budget.max_rows or rows), 1 << max(0, min(5, (fewest // _LINES).bit_length() - 1))

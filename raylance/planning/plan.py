@@ -21,7 +21,7 @@ from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.balance import Balance
 from raylance.planning.item_sizes import ItemSizes
 from raylance.planning.slices import BalancedSlices, LaneSlices, UnevenSlices
-from raylance.planning.step_size import REMAINDERS, Budget, Remainder
+from raylance.planning.step_size import REMAINDERS, CostLimit, Remainder
 from raylance.planning.steps import CostSteps, EvenSteps, Steps
 
 _EPOCHS_KEPT = 4  # epochs whose steps are kept: more than one pass asks for
@@ -82,7 +82,7 @@ class Plan(PicklesFields):
     # w steps after the first one.
     every: int = 1
     # What a step may cost, in place of `global_batch_size`, which is then the mean number of rows of a step
-    budget: Budget | None = None
+    budget: CostLimit | None = None
     balance: Balance | None = None  # changes which rank gets which rows of a step
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from raylance.errors import ConfigError, StateError
-from raylance.planning.step_size import Budget, Size
+from raylance.planning.step_size import CostLimit, Size
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class State:
     # These are not in the state if they are None.
     windows: Any = None  # the `repr` of what makes samples of several rows
     cost: Any = None  # what a row costs, in words
-    budget: Any = None  # the fields of `Budget`, in place of `global_batch_size`; for information
+    budget: Any = None  # the fields of `CostLimit`, in place of `global_batch_size`; for information
     # `version` and `identity` with which the run began, if it has moved to another version with the same rows since
     rows_of: Any = None
 
@@ -96,7 +96,7 @@ class State:
             ConfigError: If it cannot be honoured.
             TypeError: If the budget has other fields.
         """
-        return self.global_batch_size if self.budget is None else Budget(**self.budget)
+        return self.global_batch_size if self.budget is None else CostLimit(**self.budget)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the state as JSON-able values, which are copies."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.cutting import cut_costs
 from raylance.planning.plan import Plan
-from raylance.planning.step_size import Budget
+from raylance.planning.step_size import CostLimit
 
 Floats = npt.NDArray[np.float64]
 
@@ -67,7 +67,7 @@ class StepCosts(NamedTuple):
         return cls(int(slices[dp_rank].sum()), paid[dp_rank], max(paid))
 
 
-def cut_step(rows: RowCosts, dp_rank: int, micro: Budget) -> tuple[list[int], int]:
+def cut_step(rows: RowCosts, dp_rank: int, micro: CostLimit) -> tuple[list[int], int]:
     """Cuts a rank's rows of a step into micro-batches of at most the cost of a budget, as many on each rank.
 
     A rank that needs fewer than another one cuts its largest ones further. If it has too few rows for that, its last

@@ -1,24 +1,28 @@
 """The size of a step, a number of rows or a cost, and what follows the last whole step of an epoch."""
 
 import dataclasses
-from typing import Any, Literal
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
-from raylance.arguments import check_batch_size, check_flag, check_integer
+from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
 from raylance.errors import ConfigError
 
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
+OLDER = "global_batch_cost", "max_rows", "padded", "micro_batch_cost"
+"""Arguments of 0.12 that `budget` has replaced."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """What a step may cost, in place of a number of rows.
+class CostLimit:
+    """What a step, or a micro-batch, may cost in place of a number of rows.
 
     Attributes:
-        cost: Most cost of a step over all ranks. A row that costs more is a step by itself.
-        max_rows: Most rows of a step over all ranks; None for any number.
-        padded: Whether a step costs its rows times its dearest row, because each row is padded to it; if not, the sum
-            of its rows' costs. Steps of the order `Buckets` are always counted as if they were padded.
+        cost: Most cost, over all ranks for a step. A row that costs more is a step by itself.
+        max_rows: Most rows; None for any number.
+        padded: Whether rows cost their number times their dearest row, because each is padded to it; if not, the sum of
+            their costs. Steps of the order `Buckets` are always counted as if they were padded.
     """
 
     cost: int
@@ -26,10 +30,8 @@ class Budget:
     padded: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cost", check_integer("global_batch_cost", self.cost, 1))
-        object.__setattr__(self, "padded", check_flag("padded", self.padded))
-        if self.max_rows is not None:
-            object.__setattr__(self, "max_rows", check_integer("max_rows", self.max_rows, 1))
+        check_integer("cost", self.cost, 1)
+        _check_fields(self, "cost", "max_rows")
 
     def rows_of(self, cost: int) -> int:
         """Returns how many rows of this cost a step may have, at least one."""
@@ -37,41 +39,156 @@ class Budget:
         return fitting if self.max_rows is None else min(fitting, self.max_rows)
 
 
-Size = int | Budget
-"""The size of a step over all ranks: a number of rows, or a budget."""
+Size = int | CostLimit
+"""The size of a step over all ranks: a number of rows, or a cost."""
 
 
-def size_arguments(size: Size) -> dict[str, Any]:
-    """Returns the arguments of an iterator that give this size; see `check_size`."""
-    if isinstance(size, Budget):
-        return {"global_batch_cost": size.cost, "max_rows": size.max_rows, "padded": size.padded}
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Budget:
+    """The size of a step by what its rows cost, and that of micro-batches: `budget=` of the iterators. It needs `cost=`
+    of `raylance.dataset`.
+
+    Steps have about this cost, and never more, unless a row alone costs more. With the order "bucket", the rows of a
+    step have similar costs. The number of steps may differ from epoch to epoch, but not from rank to rank. Batches that
+    are dicts have `_step_cost`, an integer: the cost of the step over all ranks, by which to divide sums of losses,
+    because ranks get unequal shares of it.
+
+    Attributes:
+        cost: Most cost of a step over all ranks. None for steps of `max_rows` rows each, which `micro` cuts.
+        max_rows: Most rows of a step over all ranks; None for any number.
+        padded: Whether a step, or a micro-batch, costs its rows times the cost of its most expensive row, because rows
+            are padded to the longest one. False adds up the costs, for batches that are packed or jagged. With the
+            order "bucket", steps are always counted as if they were padded, because their rows have similar costs.
+        micro: Most cost of a micro-batch on one rank, for accumulating gradients. Each step is then a list of batches,
+            as many on every rank, of this cost at most, unless a row alone costs more. Each has the `_step_cost` of the
+            whole step. A rank with too few rows gets batches without rows. None for whole steps.
+
+    Raises:
+        ConfigError: If a value is not of its type or range, or if neither `cost` nor `max_rows` is given.
+    """
+
+    cost: int | None = None
+    _: dataclasses.KW_ONLY
+    max_rows: int | None = None
+    padded: bool = True
+    micro: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "cost", "max_rows", "micro")
+        if self.cost is None and self.max_rows is None:
+            raise ConfigError(
+                "Budget() without a cost: how large a step is would not be known. Give the most cost of a step, as "
+                "Budget(65_536), or the number of its rows, as Budget(max_rows=256, micro=8_192)."
+            )
+
+    def __repr__(self) -> str:
+        given = [] if self.cost is None else [str(self.cost)]
+        given += [f"max_rows={self.max_rows}"] if self.max_rows is not None else []
+        given += ["padded=False"] if not self.padded else []
+        given += [f"micro={self.micro}"] if self.micro is not None else []
+        return f"Budget({', '.join(given)})"
+
+
+def _check_fields(value: CostLimit | Budget, *integers: str) -> None:
+    """Replaces numbers and `padded` by Python's own. Raises ConfigError if one is not of its type or range."""
+    for name in integers:
+        if getattr(value, name) is not None:
+            object.__setattr__(value, name, check_integer(f"Budget(): {name}", getattr(value, name), 1))
+    object.__setattr__(value, "padded", check_flag("Budget(): padded", value.padded))
+
+
+class StepSize(NamedTuple):
+    """How large steps are, and micro-batches.
+
+    Attributes:
+        size: The size of a step over all ranks.
+        micro: What a micro-batch may cost on one rank; None for whole steps.
+    """
+
+    size: Size
+    micro: CostLimit | None = None
+
+
+def budget_of(size: Size) -> dict[str, Any]:
+    """Returns the argument of an iterator that gives this size; see `read_size`."""
+    if isinstance(size, CostLimit):
+        return {"budget": Budget(size.cost, max_rows=size.max_rows, padded=size.padded)}
     return {"global_batch_size": size}
 
 
-def check_size(
+def read_size(
+    call: str,
     dp_size: int,
+    *,
     global_batch_size: int | None,
     batch_size: int | None = None,
-    global_batch_cost: int | None = None,
-    max_rows: int | None = None,
-    *,
-    padded: bool = True,
-) -> Size:
-    """Returns the size of a step, from the arguments of an iterator; see `RankLoader.iter_torch_batches`.
+    budget: Budget | None = None,
+    others: Mapping[str, Any] | None = None,
+    known: Iterable[str] = (),
+) -> StepSize | None:
+    """Returns the size of a step from the arguments of a call, of which exactly one is given; None if none is.
+
+    Args:
+        call: The call, for errors, as "plan()".
+        dp_size: Number of data-parallel ranks.
+        global_batch_size: Rows of a step over all ranks.
+        batch_size: Rows of a step on each data-parallel rank.
+        budget: The cost of a step.
+        others: Any other arguments of the call: those that `budget` has replaced are taken with a warning.
+        known: Names of the call's arguments, for the error of an unknown one.
 
     Raises:
-        ConfigError: If not exactly one of the sizes is given, or an argument cannot be honoured.
+        ConfigError: If more than one of the sizes is given, or an argument cannot be honoured, or is not known.
     """
-    if global_batch_cost is None:
-        if max_rows is not None or padded is not True:
-            raise ConfigError(
-                f"max_rows={max_rows}, padded={padded}: these belong to global_batch_cost=, which is missing. Give it, "
-                "or leave them out."
-            )
-        return check_batch_size(global_batch_size, batch_size, dp_size)
+    older = {name: value for name, value in (others or {}).items() if name in OLDER}
+    refuse_unknown(call, {name: others[name] for name in others or {} if name not in OLDER}, known)  # type: ignore[index]
+    micro = None
+    if older:
+        budget, micro = _read_older(call, budget, older)
+    if budget is None:
+        if global_batch_size is None and batch_size is None:
+            return None
+        return StepSize(check_batch_size(global_batch_size, batch_size, dp_size), micro)
+    if not isinstance(budget, Budget):
+        raise ConfigError(f"{call}: budget={budget!r}: give a raylance.Budget, such as raylance.Budget(65_536).")
     if global_batch_size is not None or batch_size is not None:
         raise ConfigError(
-            f"global_batch_cost={global_batch_cost}, global_batch_size={global_batch_size}, batch_size={batch_size}: "
-            "a step has a cost or a number of rows. Give one of them; max_rows= limits the rows of a step of a cost."
+            f"{call}: budget={budget}, global_batch_size={global_batch_size}, batch_size={batch_size}: a step has a "
+            "cost or a number of rows. Give one of them; max_rows= of the budget limits the rows of a step of a cost."
         )
-    return Budget(cost=global_batch_cost, max_rows=max_rows, padded=padded)
+    if budget.micro is not None:
+        micro = CostLimit(cost=budget.micro, padded=budget.padded)
+    if budget.cost is None:
+        return StepSize(check_batch_size(budget.max_rows, None, dp_size), micro)
+    return StepSize(CostLimit(cost=budget.cost, max_rows=budget.max_rows, padded=budget.padded), micro)
+
+
+def require_size(found: StepSize | None) -> StepSize:
+    """Returns the size of a step that was found. Raises ConfigError if none was given."""
+    return StepSize(check_batch_size(None, None, 1)) if found is None else found
+
+
+def _read_older(call: str, budget: Any, given: Mapping[str, Any]) -> tuple[Budget | None, CostLimit | None]:
+    """Returns the budget that arguments of 0.12 mean; or the limit of a micro-batch, if steps have a number of rows."""
+    cost, most, micro = (given.get(name) for name in ("global_batch_cost", "max_rows", "micro_batch_cost"))
+    padded = given.get("padded", True)
+    if budget is not None:
+        raise ConfigError(f"{call}: budget={budget!r} has taken the place of {', '.join(given)}: leave these out.")
+    if cost is None and micro is None and (most is not None or padded is not True):
+        raise ConfigError(
+            f"{call}: max_rows={most}, padded={padded}: these belong to a cost, which is missing. Write "
+            "budget=raylance.Budget(…, max_rows=…, padded=…), or leave them out."
+        )
+    if cost is None and micro is None:
+        return None, None
+    meant = Budget(cost, max_rows=most, padded=padded, micro=micro) if cost is not None else None
+    wanted = meant or f"Budget(max_rows=…, {'' if padded else 'padded=False, '}micro={micro})"
+    warnings.warn(
+        f"{call}: {', '.join(given)} have one name since raylance 0.13, budget=, and go in 0.14. Write "
+        f"budget=raylance.{wanted}.",
+        FutureWarning,
+        stacklevel=4,
+    )
+    if meant is not None:
+        return meant, None
+    return None, CostLimit(cost=check_integer("micro_batch_cost", micro, 1), padded=check_flag("padded", padded))

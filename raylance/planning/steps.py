@@ -14,7 +14,7 @@ from raylance.orders.checking import select_rows
 from raylance.orders.order import Epoch
 from raylance.orders.permutation import Int64Array
 from raylance.planning.cutting import cut_buckets, cut_costs
-from raylance.planning.step_size import Budget, Remainder
+from raylance.planning.step_size import CostLimit, Remainder
 
 _UNIT = 1 << 15  # positions that are cut into steps together, if the order has no windows
 _THREADS = 8  # that count the steps of an epoch
@@ -153,7 +153,7 @@ class CostSteps(Steps):
     have about equal costs.
     """
 
-    def __init__(self, rows: Epoch, budget: Budget, remainder: Remainder) -> None:
+    def __init__(self, rows: Epoch, budget: CostLimit, remainder: Remainder) -> None:
         """Takes the rows of the epoch, and fields of a plan."""
         self._rows, self._budget, self._remainder = rows, budget, remainder
         self._epoch_rows = rows.order.epoch_rows

@@ -22,7 +22,7 @@ from raylance.observe.record import open_folder
 from raylance.observe.verdict import Verdict, judge
 from raylance.observe.wait_clock import WAITS
 from raylance.planning.state import identity_of
-from raylance.planning.step_size import Budget, Size, size_arguments
+from raylance.planning.step_size import CostLimit, Size, budget_of
 from raylance.reports import drawing
 from raylance.reports.progress import events
 from raylance.reports.proving import FEW_ROWS, RunProof, of_epochs, prove_records, storage_argument
@@ -297,8 +297,8 @@ def _reopened(run: Run, storage_options: StorageOptions | None) -> dict[str, Any
         opened = _open_again(record.facts, options)
         ranks = record.facts["world_size"] // record.peers if record.facts["split"] else 1
         budget = record.facts.get("budget")
-        size: Size = Budget(**budget) if budget else record.facts["global_batch_size"]
-        summary = opened.plan(world_size=ranks, **size_arguments(size))
+        size: Size = CostLimit(**budget) if budget else record.facts["global_batch_size"]
+        summary = opened.plan(world_size=ranks, **budget_of(size))
         quality = summary.shuffle_quality(sample_steps=_QUALITY_STEPS)
         found["quality"] = {
             "summary": _describe_quality(quality.class_divergence),

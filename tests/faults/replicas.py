@@ -58,7 +58,9 @@ class Setting:
     @property
     def size(self) -> dict[str, Any]:
         """The size of a step over all replicas."""
-        return {"global_batch_cost": 50 * BATCH, "padded": False} if self.by_cost else {"global_batch_size": BATCH}
+        import raylance
+
+        return {"budget": raylance.Budget(50 * BATCH, padded=False)} if self.by_cost else {"global_batch_size": BATCH}
 
 
 def open_data(setting: Setting) -> Any:

@@ -18,7 +18,7 @@ def steps_of(batches: Any) -> list[list[int]]:
 
 def check_steps_on_another_world(texts: str, arguments: dict[str, Any], runtime: Any) -> None:
     dataset = opened(texts, **arguments)
-    size: dict[str, Any] = {"global_batch_cost": BUDGET, "padded": "order" not in arguments}
+    size: dict[str, Any] = {"budget": raylance.Budget(BUDGET, padded="order" not in arguments)}
     whole = [sorted(step) for step in steps_of(dataset.iter_batches(**size, epoch=1))]
     assert sorted(row for step in whole for row in step) == list(range(ROWS)), "nothing is dropped"
     found: list[list[int]] = [[] for _ in whole]
@@ -41,5 +41,5 @@ def check_steps_on_another_world(texts: str, arguments: dict[str, Any], runtime:
         state, begin = json.loads(json.dumps(states[0])), end
         assert all(each["position"] == state["position"] for each in states)
         assert state["cost"] == "length"
-        assert state["budget"] == {"cost": BUDGET, "max_rows": None, "padded": size["padded"]}
+        assert state["budget"] == {"cost": BUDGET, "max_rows": None, "padded": size["budget"].padded}
     assert [sorted(step) for step in found] == whole

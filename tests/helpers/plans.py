@@ -12,10 +12,10 @@ from raylance.orders.permutation import Int64Array
 from raylance.planning.balance import Balance
 from raylance.planning.plan import Plan
 from raylance.planning.planned_rows import PlannedRows
-from raylance.planning.step_size import Budget, Remainder
+from raylance.planning.step_size import CostLimit, Remainder
 
 Batches = list[list[int]]
-budgets = st.builds(Budget, cost=st.integers(1, 3000), max_rows=st.none() | st.integers(1, 60), padded=st.booleans())
+budgets = st.builds(CostLimit, cost=st.integers(1, 3000), max_rows=st.none() | st.integers(1, 60), padded=st.booleans())
 sizes = budgets | st.integers(1, 50)
 
 
@@ -34,12 +34,12 @@ class Chosen:
 
 
 def make_plan(
-    order: Resolved, batch: int | Budget, world: int, remainder: Remainder = "ragged", balance: Balance | None = None
+    order: Resolved, batch: int | CostLimit, world: int, remainder: Remainder = "ragged", balance: Balance | None = None
 ) -> Plan:
-    budget = batch if isinstance(batch, Budget) else None
+    budget = batch if isinstance(batch, CostLimit) else None
     return Plan(
         order=order,
-        global_batch_size=1 if isinstance(batch, Budget) else batch,
+        global_batch_size=1 if isinstance(batch, CostLimit) else batch,
         budget=budget,
         balance=balance,
         dp_size=world,

@@ -17,7 +17,7 @@ from raylance.orders.sampling import Weighted
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
 from raylance.planning.balance import Balance
 from raylance.planning.plan import Chunk, Plan, WorkItem
-from raylance.planning.step_size import Budget, Remainder
+from raylance.planning.step_size import CostLimit, Remainder
 from raylance.testing import SampleRows
 
 T = TypeVar("T")
@@ -237,7 +237,7 @@ def make_plan(order: int, rows: int, size: int, world_size: int, remainder: Rema
         order=bound.resolve(Facts(rows=rows, seed=7, tables={**tables, "cost": costs.astype(np.int32)})),
         global_batch_size=size,
         # Not drawn, so that the seeds of rare faults still have them.
-        budget=Budget(cost=4 * size, padded=size % 2 == 0) if rows in (24, 33) else None,
+        budget=CostLimit(cost=4 * size, padded=size % 2 == 0) if rows in (24, 33) else None,
         balance=Balance(equal_rows=rows == 33, most_moved=0.5) if rows in (24, 33) else None,
         dp_size=world_size,
         remainder=remainder,

@@ -7,7 +7,7 @@ import raylance
 
 def test_public_surface() -> None:
     names = """
-        BadRowError Balance BatchDecoder Batches Buckets CenterCrop ClassBalanced Clip ConfigError CoverageError
+        BadRowError Balance BatchDecoder Batches Buckets Budget CenterCrop ClassBalanced Clip ConfigError CoverageError
         DataConfig Dataset DatasetError Decoder DeviceImage FailFast FractionSplit FrameCrop HelperError Image ImageCrop
         NamespaceTable Options Order Pack PackTokens Pad PlacementError Provenance RaggedDecoder RandomResizedCrop
         RangeSplit RankLoader RaylanceError RowShuffle RunProof SampleTable Sequential ShardShuffle StateError TokensOf

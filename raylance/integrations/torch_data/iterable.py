@@ -20,6 +20,7 @@ from raylance.integrations.torch_data.sending import Function
 from raylance.integrations.torch_data.steps import Pass, Steps
 from raylance.observe import Stats
 from raylance.planning.plan import Plan
+from raylance.planning.step_size import StepSize
 from raylance.runtime import notes
 from raylance.runtime.session import Session
 
@@ -62,7 +63,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         convert = torch_converter(self._opened.spec.read, *self._arguments)
         return make_batch_spec(
             self._opened.spec.delivery,
-            size=1,  # not used: the plan has the size
+            step=StepSize(1),  # not used: the plan has the size
             prefetch_batches=1,
             drop_last=None,
             with_row_offset=self._with_row_offset,

@@ -40,7 +40,7 @@ def _advice(run: RunFigures) -> list[str]:
         return [*lines, *_of_torch(run, run.torch_workers)]
     batches = run.sum("batches")
     if run.steady_s < SHORT_STEP_S * max(1.0, batches) or run.sum("rows") < _FEW_ROWS * batches:
-        size = "global_batch_cost=" if run.facts.get("budget") else "global_batch_size="
+        size = "budget=" if run.facts.get("budget") else "global_batch_size="
         lines.append(f"a larger {size}: much of what a batch costs is the same whatever its size")
     if not run.has_ray and decode_ms > collate_ms:
         lines.append(

@@ -128,7 +128,7 @@ ADVICE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("global_batch_size=", {"user_s": 0.03, "wait_finish_s": 0.01, "collate_s": 0.1}, FINISHES),
     ("global_batch_size=", {"user_s": 0.03, "wait_finish_s": 0.01, "collate_s": 0.1},
      {"user_s": 0.03, "wait_finish_s": 0.01, "collate_s": 0.1, "facts": {"budget": {"cost": 9}}}),
-    ("global_batch_cost=", {"user_s": 0.03, "wait_finish_s": 0.01, "collate_s": 0.1, "facts": {"budget": {"cost": 9}}},
+    ("budget=", {"user_s": 0.03, "wait_finish_s": 0.01, "collate_s": 0.1, "facts": {"budget": {"cost": 9}}},
      {"user_s": 0.03, "wait_finish_s": 0.01, "collate_s": 0.1}),
     ("fewer columns", FINISHES, {**FINISHES, "facts": {"columns": 1}}),
     ("your collate_fn", {**FINISHES, "collate_fn_s": 0.4}, {**FINISHES, "collate_fn_s": 0.1}),

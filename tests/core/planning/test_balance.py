@@ -14,7 +14,7 @@ from raylance.orders.order import Resolved
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.balance import Balance, slice_bounds
 from raylance.planning.step_costs import cost_figures
-from raylance.planning.step_size import REMAINDERS, Budget
+from raylance.planning.step_size import REMAINDERS, CostLimit
 from tests.helpers.orders import cases, resolve
 from tests.helpers.plans import check_items, global_batches, lognormal, make_plan, rank_batches, sizes
 
@@ -30,7 +30,7 @@ costs_of_rows = st.lists(st.integers(0, 1000) | st.sampled_from([0, 7, 7, 10**6]
 @pytest.mark.promise("P1", "P2", "P3")
 @given(order=cases(), size=sizes, balance=balances, worlds=st.lists(st.integers(1, 8), min_size=2, max_size=2))
 def test_a_balance_changes_which_rank_gets_a_row_and_nothing_else(
-    order: Resolved, size: int | Budget, balance: Balance, worlds: list[int]
+    order: Resolved, size: int | CostLimit, balance: Balance, worlds: list[int]
 ) -> None:
     plain = [sorted(rows) for rows in global_batches(make_plan(order, size, 1), 1, 0)]
     for world in worlds:
@@ -50,13 +50,13 @@ def test_a_balance_changes_which_rank_gets_a_row_and_nothing_else(
 @pytest.mark.promise("P1", "P5")
 @given(order=cases(), size=sizes, balance=balances, world=st.integers(1, 5), every=st.integers(1, 3), data=st.data())
 def test_the_rows_of_an_item_are_those_of_its_chunk(
-    order: Resolved, size: int | Budget, balance: Balance, world: int, every: int, data: st.DataObject
+    order: Resolved, size: int | CostLimit, balance: Balance, world: int, every: int, data: st.DataObject
 ) -> None:
     """From any position; however chunks are cut; cut items, too."""
     plan = dataclasses.replace(
         make_plan(order, size, world, data.draw(st.sampled_from(REMAINDERS[1:])), balance),
         chunk_positions=data.draw(st.integers(1, 100)),
-        every=1 if isinstance(size, Budget) else every,
+        every=1 if isinstance(size, CostLimit) else every,
     )
     rank, position = data.draw(st.integers(0, world - 1)), data.draw(st.integers(0, order.epoch_rows))
     item_rows = data.draw(st.integers(1, 100))
@@ -72,7 +72,7 @@ def test_the_rows_of_an_item_are_those_of_its_chunk(
 def test_a_pass_may_begin_anywhere_in_a_step(chunk_positions: int) -> None:
     """As if a run went on with another budget: the step that is cut may have begun before the chunk of its rest."""
     order = resolve(WindowShuffle(shard_rows=32, window_shards=1, lanes=2), 135)
-    made = make_plan(order, Budget(cost=264), 4, "pad", Balance(equal_rows=False))
+    made = make_plan(order, CostLimit(cost=264), 4, "pad", Balance(equal_rows=False))
     plan = dataclasses.replace(made, chunk_positions=chunk_positions)
     whole = [sorted(plan.select(1, np.arange(at, at + plan.step_size(1, at)))) for at in plan.starts(1, 0, 99)]
     for position in range(plan.epoch_rows):

@@ -12,7 +12,7 @@ from raylance.orders.buckets import Buckets, BucketsResolved
 from raylance.orders.order import Facts, Resolved
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.cutting import cut_costs
-from raylance.planning.step_size import REMAINDERS, Budget, Remainder
+from raylance.planning.step_size import REMAINDERS, CostLimit, Remainder
 from tests.helpers.orders import cases, every_row
 from tests.helpers.plans import Batches, budgets, check_items, global_batches, lognormal, make_plan, sizes
 
@@ -27,7 +27,12 @@ from tests.helpers.plans import Batches, budgets, check_items, global_batches, l
     data=st.data(),
 )
 def test_promises(
-    order: Resolved, budget: Budget, worlds: list[int], item_rows: list[int], remainder: Remainder, data: st.DataObject
+    order: Resolved,
+    budget: CostLimit,
+    worlds: list[int],
+    item_rows: list[int],
+    remainder: Remainder,
+    data: st.DataObject,
 ) -> None:
     position = data.draw(st.integers(0, order.epoch_rows))
     left, first = every_row(order, 1)[position:], list[Batches]()
@@ -57,7 +62,7 @@ def test_promises(
     runs=st.lists(st.tuples(sizes, st.integers(1, 7), st.integers(0, 6)), min_size=1, max_size=6),
 )
 def test_stop_and_resume_with_another_world_or_budget_or_a_number_of_rows(
-    order: Resolved, seed: int, epoch: int, runs: list[tuple[int | Budget, int, int]]
+    order: Resolved, seed: int, epoch: int, runs: list[tuple[int | CostLimit, int, int]]
 ) -> None:
     order, position, delivered = dataclasses.replace(order, seed=seed), 0, []
     wanted = every_row(order, epoch)
@@ -67,14 +72,14 @@ def test_stop_and_resume_with_another_world_or_budget_or_a_number_of_rows(
             delivered += rows
             position = plan.after(epoch, position)
         assert sorted(delivered) == sorted(wanted[:position])
-    for rows in global_batches(make_plan(order, Budget(cost=500), 2), epoch, position):
+    for rows in global_batches(make_plan(order, CostLimit(cost=500), 2), epoch, position):
         delivered += rows
     assert sorted(delivered) == sorted(wanted)
 
 
 @given(order=cases(), budget=budgets, world=st.integers(1, 4), item_rows=st.integers(1, 100), data=st.data())
 def test_the_rows_of_an_item_are_those_of_its_chunk(
-    order: Resolved, budget: Budget, world: int, item_rows: int, data: st.DataObject
+    order: Resolved, budget: CostLimit, world: int, item_rows: int, data: st.DataObject
 ) -> None:
     """However chunks are cut; whether their rows were computed before, or not; cut items, too."""
     plan = dataclasses.replace(make_plan(order, budget, world), chunk_positions=data.draw(st.integers(1, 100)))
@@ -83,7 +88,7 @@ def test_the_rows_of_an_item_are_those_of_its_chunk(
 
 
 @given(costs=st.lists(st.integers(0, 200), min_size=1, max_size=200), budget=budgets)
-def test_as_few_steps_as_can_be_or_a_few_more(costs: list[int], budget: Budget) -> None:
+def test_as_few_steps_as_can_be_or_a_few_more(costs: list[int], budget: CostLimit) -> None:
     starts = cut_costs(np.array(costs, dtype=np.int64), budget).tolist()
     assert starts[0] == 0
     assert starts[-1] == len(costs)
@@ -103,7 +108,7 @@ def test_buckets_of_lengths_leave_little_padding_and_ranks_pay_alike() -> None:
     lengths, ranks = lognormal(200_000), 8
     facts = Facts(rows=len(lengths), seed=0, tables={"cost": lengths}, global_batch_size=8, global_batch_cost=32_768)
     order = Buckets(shard_rows=1024, window_shards=16).resolve(facts)
-    plan, real, paid, ratios, position = make_plan(order, Budget(cost=32_768), ranks), 0, 0, [], 0
+    plan, real, paid, ratios, position = make_plan(order, CostLimit(cost=32_768), ranks), 0, 0, [], 0
     while not plan.is_over(0, position):
         slices = [plan.positions(0, position, *plan.rank_slice(0, position, rank)) for rank in range(ranks)]
         costs = [lengths[plan.select(0, own)] for own in slices]
@@ -132,7 +137,7 @@ def test_a_shuffle_by_cost_reads_the_same_windows() -> None:
 def test_a_giant_among_small_rows_costs_no_time() -> None:
     """No number of equal steps fits; trying them all would take minutes."""
     costs = np.where(np.arange(100_000) == 500, 2**31 - 1, 5)
-    starts = cut_costs(costs, Budget(cost=7, padded=False))
+    starts = cut_costs(costs, CostLimit(cost=7, padded=False))
     assert np.diff(starts).max() == 1
-    starts = cut_costs(np.full(100_000, 5), Budget(cost=7, padded=False))
+    starts = cut_costs(np.full(100_000, 5), CostLimit(cost=7, padded=False))
     assert np.diff(starts).max() == 1

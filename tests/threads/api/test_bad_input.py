@@ -22,6 +22,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ClassBalanced": {"column": "c"},
     "Clip": {"column": "v", "frames": 4, "size": 32},
     "DeviceImage": {"column": "i", "size": 32},
+    "Budget": {"cost": 8},
     "FractionSplit": {"fractions": {"a": 0.5, "b": 0.5}, "part": "a"},
     "FrameCrop": {"column": "v", "size": 8},
     "Image": {"column": "i"},

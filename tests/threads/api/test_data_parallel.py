@@ -46,7 +46,7 @@ def rows_of(batches: list[dict[str, Any]]) -> list[int]:
     return [int(row) for batch in batches for row in batch["id"]]
 
 
-@pytest.mark.parametrize("size", [{"batch_size": BATCH}, {"global_batch_cost": 150, "batch_size": None}], ids=str)
+@pytest.mark.parametrize("size", [{"batch_size": BATCH}, {"budget": raylance.Budget(150), "batch_size": None}], ids=str)
 def test_peers_get_the_same_bytes_and_resumes_may_change_both_numbers(
     data: raylance.Dataset, budgeted: raylance.Dataset, size: dict[str, Any]
 ) -> None:

@@ -1,5 +1,6 @@
 """Batches of a cost through whole loaders: the same global batches on any world, resumed anywhere, mixed, reported."""
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable
@@ -39,12 +40,12 @@ def test_a_run_that_continues_on_another_world_has_the_same_steps(texts: str, ar
 
 
 def test_padding_and_costs_are_what_plan_says(texts: str) -> None:
-    summary = opened(texts).plan(world_size=2, global_batch_cost=BUDGET)
+    summary = opened(texts).plan(world_size=2, budget=raylance.Budget(BUDGET))
     assert summary.costs is not None
     assert f"{BUDGET:,}" in repr(summary)
     assert "padding" in repr(summary)
     real = paid = steps = 0
-    for batch in opened(texts).iter_batches(global_batch_cost=BUDGET):
+    for batch in opened(texts).iter_batches(budget=raylance.Budget(BUDGET)):
         length = batch["length"]
         assert len(length) * length.max() <= BUDGET
         real, paid, steps = real + int(length.sum()), paid + len(length) * int(length.max()), steps + 1
@@ -80,11 +81,11 @@ def test_what_ranks_pay_is_counted_and_explained(texts: str, tmp_path: Path) -> 
 def test_a_mixture_has_steps_of_a_cost(texts: str) -> None:
     parts = {name: opened(texts, order="window", filter=f"id % 2 = {name == 'b':d}") for name in ("a", "b")}
     mixed = raylance.mix({"a": (parts["a"], 0.5), "b": (parts["b"], 0.5)}, balance=raylance.Balance())
-    found = list(mixed.iter_batches(global_batch_cost=BUDGET, padded=False))
+    found = list(mixed.iter_batches(budget=raylance.Budget(BUDGET, padded=False)))
     ids = np.concatenate([batch["id"] for batch in found])
     assert len(set(ids.tolist())) == len(ids) > 0.95 * ROWS
     assert all(batch["length"].sum() <= BUDGET for batch in found)
-    assert mixed.plan(world_size=2, global_batch_cost=BUDGET, padded=False).costs is not None
+    assert mixed.plan(world_size=2, budget=raylance.Budget(BUDGET, padded=False)).costs is not None
     with pytest.raises(ConfigError, match="bucket"):
         raylance.mix({"a": (opened(texts), 1)})
     with pytest.raises(ConfigError, match="balance"):
@@ -99,11 +100,11 @@ def test_weights_may_be_shares_of_the_cost(texts: str) -> None:
     weights = {"short": 0.25, "long": 0.75}
     mixed = raylance.mix({name: (part, weights[name]) for name, part in parts.items()}, weigh="cost")
     paid = {"short": 0, "long": 0}
-    for batch in mixed.iter_batches(global_batch_cost=BUDGET, padded=False):
+    for batch in mixed.iter_batches(budget=raylance.Budget(BUDGET, padded=False)):
         for length in batch["length"].tolist():
             paid["short" if length < 15 else "long"] += length
     assert paid["short"] / sum(paid.values()) == pytest.approx(0.25, abs=0.02)
-    sources = mixed.plan(global_batch_cost=BUDGET, padded=False).sources
+    sources = mixed.plan(budget=raylance.Budget(BUDGET, padded=False)).sources
     for name, source in sources.items():
         assert source.cost_share == pytest.approx(paid[name] / sum(paid.values()), abs=0.02)
         assert source.share == pytest.approx(
@@ -126,7 +127,7 @@ def test_windows_have_costs(write_dataset: Callable[..., str]) -> None:
     anchors = [row for row in range(400) if 0 < row % 40 < 39]
     assert dataset.costs is not None
     assert dataset.costs.tolist() == [row % 9 + 1 for row in anchors]
-    found = list(dataset.iter_batches(global_batch_cost=60, with_row_offset=True))
+    found = list(dataset.iter_batches(budget=raylance.Budget(60), with_row_offset=True))
     assert sorted(np.concatenate([batch["_rowoffset"] for batch in found]).tolist()) == anchors
     assert all(len(batch["cost"]) * batch["cost"].max() <= 60 for batch in found)
 
@@ -136,7 +137,7 @@ def test_a_run_is_recorded_proven_and_reopened(texts: str, tmp_path: Path) -> No
     states = []
     for rank in range(2):
         with dataset.loader(rank=rank, world_size=2, record=str(tmp_path / "run"), name="train") as loader:
-            for _ in loader.iter_batches(global_batch_cost=BUDGET, max_rows=200):
+            for _ in loader.iter_batches(budget=raylance.Budget(BUDGET, max_rows=200)):
                 pass
             states.append(loader.state_dict())
     page = raylance.report_run(str(tmp_path / "run"))
@@ -165,19 +166,18 @@ def test_the_proof_of_packed_documents_counts_tokens(texts: str, tmp_path: Path)
     assert f"{found:,} tokens" in proof.verdict
 
 
-@pytest.mark.parametrize("size", [{"global_batch_size": 50}, {"global_batch_cost": BUDGET}], ids=str)
+@pytest.mark.parametrize("size", [{"max_rows": 50}, {"cost": BUDGET}], ids=str)
 @pytest.mark.parametrize(("padded", "equal_rows"), [(True, True), (False, True), (False, False)])
 def test_micro_batches_are_as_many_on_every_rank(
     texts: str, size: dict[str, Any], padded: bool, equal_rows: bool
 ) -> None:
     dataset, world = opened(texts, order="window", balance=raylance.Balance(equal_rows=equal_rows)), 3
-    if "global_batch_cost" in size:
-        size = {**size, "padded": padded}
-    whole = list(dataset.iter_batches(**size))
+    budget = raylance.Budget(**size, padded=padded, micro=400)
+    whole = list(dataset.iter_batches(budget=dataclasses.replace(budget, micro=None)))
     ranks = []
     for rank in range(world):
         with dataset.loader(rank=rank, world_size=world, record=False) as loader:
-            ranks.append(list(loader.batches(**{"padded": padded, **size}, micro_batch_cost=400, device="cpu")))
+            ranks.append(list(loader.batches(budget=budget, device="cpu")))
     assert {len(steps) for steps in ranks} == {len(whole)}
     assert max(len(step) for step in ranks[0]) > 1
     for number, step in enumerate(whole):
@@ -193,10 +193,10 @@ def test_micro_batches_are_as_many_on_every_rank(
 
 
 @pytest.mark.parametrize(
-    ("size", "equal_rows"), [({"global_batch_cost": BUDGET}, True), ({"global_batch_size": 24}, False)]
+    ("size", "equal_rows"), [({"budget": raylance.Budget(BUDGET)}, True), ({"global_batch_size": 24}, False)]
 )
 def test_batches_say_what_their_step_costs_if_ranks_get_unequal_shares(
-    texts: str, size: dict[str, int], equal_rows: bool
+    texts: str, size: dict[str, Any], equal_rows: bool
 ) -> None:
     """Without micro-batches, too: a mean of the ranks' means weighs rows unequally."""
     dataset, costs, own = opened(texts, order="window", balance=raylance.Balance(equal_rows=equal_rows)), [], []
@@ -214,19 +214,27 @@ def test_batches_say_what_their_step_costs_if_ranks_get_unequal_shares(
 def test_what_is_refused(texts: str) -> None:
     dataset, plain = opened(texts), raylance.dataset(texts)
     with pytest.raises(ConfigError, match="cost="):
-        plain.iter_batches(global_batch_cost=100)
-    with pytest.raises(ConfigError, match="micro_batch_cost=9"):
-        plain.iter_batches(global_batch_size=8, micro_batch_cost=9)
+        plain.iter_batches(budget=raylance.Budget(100))
+    with pytest.raises(ConfigError, match="micro=9"):
+        plain.iter_batches(budget=raylance.Budget(max_rows=8, micro=9))
     with pytest.raises(ConfigError, match="global_batch_size=8"):
-        dataset.iter_batches(global_batch_cost=100, global_batch_size=8)
-    with pytest.raises(ConfigError, match="max_rows=5"):
-        dataset.iter_batches(global_batch_size=8, max_rows=5)
-    with pytest.raises(ConfigError, match="global_batch_cost"):
-        dataset.iter_batches(global_batch_cost=0)
+        dataset.iter_batches(budget=raylance.Budget(100), global_batch_size=8)
+    for wrong in (
+        {"cost": 0},
+        {"cost": 8.5},
+        {"cost": 8, "max_rows": 0},
+        {"cost": 8, "padded": 1},
+        {"max_rows": True},
+        {},
+    ):
+        with pytest.raises(ConfigError, match=r"Budget\("):
+            raylance.Budget(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="budget=100"):
+        dataset.iter_batches(budget=100)  # type: ignore[arg-type]
     with dataset.loader(rank=0, world_size=8) as loader, pytest.raises(ConfigError, match="8 data-parallel ranks"):
-        loader.iter_batches(global_batch_cost=300)
+        loader.iter_batches(budget=raylance.Budget(300))
     with dataset.loader() as loader:
-        next(iter(loader.iter_batches(global_batch_cost=BUDGET)))
+        next(iter(loader.iter_batches(budget=raylance.Budget(BUDGET))))
         state = loader.state_dict()
     with opened(texts, cost=raylance.TokensOf("ids")).loader() as loader, pytest.raises(StateError, match="cost"):
         loader.load_state_dict(state)
@@ -247,9 +255,8 @@ def test_steps_cost_no_more_than_their_budget_with_their_padding(texts: str, kin
         made = opened(texts, cost=cost, order=order, columns=["ids"], remainder="ragged")
         return raylance.mix({"a": (made, 0.5), "b": (made, 0.5)}, remainder="ragged") if kind == "mixture" else made
 
-    size: dict[str, Any] = {"global_batch_cost": BUDGET}
-    if kind == "micro":
-        size = {"global_batch_size": 128, "micro_batch_cost": BUDGET}
+    budget = raylance.Budget(max_rows=128, micro=BUDGET) if kind == "micro" else raylance.Budget(BUDGET)
+    size: dict[str, Any] = {"budget": budget}
     rounded: Any = {"ids": raylance.Pad(0, multiple=multiple)}
     plain = make(raylance.TokensOf("ids"))
     for pad, fix in ((rounded["ids"], f"multiple={multiple}"), (raylance.Pad(0, length=200), "global_batch_size=20")):
@@ -259,7 +266,7 @@ def test_steps_cost_no_more_than_their_budget_with_their_padding(texts: str, kin
     for how in (0, raylance.Pad(0), "jagged", None):
         plain.iter_torch_batches(**size, pad_lists={"ids": how})
     if kind != "bucket":  # whose steps are always counted as if they were padded
-        plain.iter_batches(**size, padded=False, pad_lists=rounded)
+        plain.iter_batches(budget=dataclasses.replace(budget, padded=False), pad_lists=rounded)
     for counted in (multiple, 2 * multiple):
         batches: Any = make(raylance.TokensOf("ids", multiple=counted)).iter_batches(**size, pad_lists=rounded)
         tokens = [each["ids"].size for step in batches for each in (step if kind == "micro" else [step])]
@@ -274,3 +281,44 @@ def test_a_rounded_cost_is_read_back_from_a_state(texts: str) -> None:
     again = reopen(state)
     assert again.costs is not None
     np.testing.assert_array_equal(again.costs, opened(texts, cost=cost).costs)
+
+
+@pytest.mark.parametrize(
+    ("older", "budget"),
+    [
+        ({"global_batch_cost": BUDGET}, raylance.Budget(BUDGET)),
+        (
+            {"global_batch_cost": BUDGET, "max_rows": 40, "padded": False},
+            raylance.Budget(BUDGET, max_rows=40, padded=False),
+        ),
+        ({"global_batch_cost": BUDGET, "micro_batch_cost": 400}, raylance.Budget(BUDGET, micro=400)),
+        ({"global_batch_size": 50, "micro_batch_cost": 400}, raylance.Budget(max_rows=50, micro=400)),
+    ],
+)
+def test_what_a_budget_has_replaced_works_with_a_warning(
+    texts: str, older: dict[str, Any], budget: raylance.Budget
+) -> None:
+    dataset = opened(texts)
+    wanted = [repr(batch) for batch in dataset.iter_batches(budget=budget)]
+    with pytest.warns(FutureWarning, match=r"budget=raylance\.Budget\("):
+        assert [repr(batch) for batch in dataset.iter_batches(**older)] == wanted
+    with dataset.loader(record=False) as loader:
+        with pytest.warns(FutureWarning, match="budget="):
+            steps = loader.steps_per_epoch(**older)
+        assert steps == loader.steps_per_epoch(budget=budget) == len(wanted)
+        with pytest.warns(FutureWarning, match="budget="):
+            loader.seek(2, **older)
+        assert loader.global_step == 2
+    with pytest.warns(FutureWarning, match="budget="):
+        planned = dataset.plan(**older)
+    assert repr(planned) == repr(dataset.plan(budget=budget))
+
+
+def test_what_a_budget_has_replaced_is_refused_beside_it(texts: str) -> None:
+    dataset = opened(texts)
+    with pytest.raises(ConfigError, match="global_batch_cost"):
+        dataset.iter_batches(budget=raylance.Budget(9), global_batch_cost=9)
+    with pytest.raises(ConfigError, match="max_rows=5"):
+        dataset.iter_batches(global_batch_size=8, max_rows=5)
+    with pytest.raises(ConfigError, match=r"seek\(\).*global_batch_siz"):
+        dataset.loader(record=False).seek(3, global_batch_siz=8)

@@ -160,7 +160,7 @@ def many(write_dataset: Callable[..., str]) -> str:
     return write_dataset(pa.table({"id": np.arange(70_000)}))
 
 
-WHOLE, BY_COST = {"global_batch_size": 1000}, {"global_batch_cost": 50_000_000, "padded": False}
+WHOLE, BY_COST = {"global_batch_size": 1000}, {"budget": raylance.Budget(50_000_000, padded=False)}
 
 UNEVEN = {"cost": "id", "balance": raylance.Balance(equal_rows=False)}
 LATE = 60_650  # a position of rank 1's part of a step, which is not in the sample that is checked of an epoch
