@@ -14,7 +14,8 @@ values that "auto" had there. Without it, "auto" follows from the size of the ro
 splits and packing are given as Python writes them, which is also how checkpoints do: --order "Weighted(weights='w')".
 
 --run takes the folder of a run: what its ranks were handed, over all starts, is compared with what the datasets select.
-URI says where the data of --dataset lies now, if it has moved; --order, --pack and --storage-options what records lack.
+URI says where the data of --dataset lies now, if it has moved; --order, --samples and --storage-options what records
+lack.
 
 Exit status: 0 when every row (of an order that draws rows: every draw) came exactly once (with remainder "drop" but for
 the rows after the last step, with "pad" but for the marked ones), 1 for any fault, and with --run for what is not
@@ -57,13 +58,14 @@ NEEDS = {
     "image_size": "image_column",
     "on_bad_row": "image_column",
 }
-LACKING = ("order", "pack")  # what the records of a run may lack
+LACKING = ("order", "samples")  # what the records of a run may lack
 BESIDE_RUN = ("run", "dataset", "uri", "storage_options", "json", *LACKING)  # all that means something with --run
 
 
 def open_data(args: argparse.Namespace) -> raylance.Dataset:
     """Opens what the run read: one dataset, a mixture, or what its checkpoint names."""
-    given = {name: getattr(args, name) for name in ("version", "filter", "seed", "split", "order", "pack", "columns")}
+    names = ("version", "filter", "seed", "split", "order", "samples", "columns")
+    given = {name: getattr(args, name) for name in names}
     given["storage_options"] = dict(args.storage_options) or None
     if args.image_column:
         given["decode"] = raylance.Image(args.image_column, size=args.image_size)
@@ -189,7 +191,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--version", type=number_or_name, help="number or tag; default: the newest")
     add("--filter", help="SQL expression, as the run had it")
     add("--split", type=setting, help="a part of it, e.g. \"ValueSplit(column='split', value='train')\"")
-    add("--pack", type=setting, help="e.g. \"PackTokens(column='tokens', length=4096)\"")
+    add("--samples", "--pack", dest="samples", type=setting, help="e.g. \"PackTokens(column='tokens', length=4096)\"")
     add("--order", type=setting, help=f"{', '.join(ORDERS)} (default: window), or as \"Weighted(weights='column')\"")
     add("--shard-rows", type=number_or_name, help="rows, or fragment")
     add("--window-shards", type=int, help="shards")

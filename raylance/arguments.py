@@ -5,6 +5,7 @@ import math
 import numbers
 import operator
 import os
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,18 @@ def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) 
         else:
             hint = f"it has {', '.join(known)}."
         raise ConfigError(f"{call} has no argument {name}=: {hint}")
+
+
+def warn_replaced(call: str, names: Iterable[str], new: str) -> None:
+    """Warns the caller of a public function that arguments of 0.12 have a new spelling. To be called by what that
+    function calls.
+    """
+    warnings.warn(
+        f"{call}: {', '.join(f'{name}=' for name in names)} is the spelling of raylance 0.12, and goes in 0.14. Write "
+        f"{new}.",
+        FutureWarning,
+        stacklevel=4,
+    )
 
 
 def check_flag(what: str, value: Any) -> bool:

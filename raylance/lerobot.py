@@ -126,7 +126,7 @@ def open(
             `BadRowError` at the first row that needs it.
     """
     root = checked_uri(root).rstrip("/")
-    if given := sorted({"windows", "decode", "pack"} & options.keys()):
+    if given := sorted({"windows", "decode", "pack", "samples"} & options.keys()):
         raise ConfigError(f"raylance.lerobot.open({given[0]}=…): the layout decides it. Use raylance.dataset().")
     _check_arguments(delta_timestamps, crops, depth_unit, tolerance_s, at_ends, filter)
     lost: list[str] = []
@@ -173,7 +173,7 @@ def open(
             columns=stored,
             filter=_filter_of(chosen, filter),
             decode=decode,
-            windows=windows,
+            samples=windows,
             storage_options=storage_options,
             **options,
         )

@@ -54,7 +54,7 @@ class Clips:
         ]
         return raylance.dataset(
             self.rows, columns=["episode", "frame"], decode=cameras, remainder="ragged", seed=self.seed,
-            windows=raylance.Windows(episode="episode", offsets=dict.fromkeys(names, OFFSETS)),
+            samples=raylance.Windows(episode="episode", offsets=dict.fromkeys(names, OFFSETS)),
         )  # fmt: skip
 
     def alone(self) -> Dataset:
@@ -84,7 +84,7 @@ class Pictures(Clips):
         """The dataset as raylance opens it."""
         return raylance.dataset(
             self.rows, decode=[raylance.Image(name, size=self.side) for name in self.videos], remainder="ragged",
-            windows=raylance.Windows(episode="episode", offsets=dict.fromkeys(self.videos, OFFSETS)), seed=self.seed,
+            samples=raylance.Windows(episode="episode", offsets=dict.fromkeys(self.videos, OFFSETS)), seed=self.seed,
         )  # fmt: skip
 
     def alone(self) -> Dataset:

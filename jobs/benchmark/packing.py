@@ -48,7 +48,7 @@ def _open(setting: Setting) -> dict[str, raylance.Dataset]:
     return {
         way: raylance.dataset(stored, seed=setting.seed)
         if policy is None
-        else raylance.dataset(documents, pack=raylance.Pack("tokens", LENGTH, policy), seed=setting.seed)  # type: ignore[arg-type]
+        else raylance.dataset(documents, samples=raylance.Pack("tokens", LENGTH, policy), seed=setting.seed)  # type: ignore[arg-type]
         for way, policy in _WAYS.items()
     }
 

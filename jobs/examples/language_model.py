@@ -60,7 +60,7 @@ def train_fn(config: dict[str, Any]) -> dict[str, float]:
 def main(argv: list[str] | None = None) -> int:
     """Runs the example; returns its exit status."""
     args = common.parser(__file__, __doc__).parse_args(argv)
-    data = raylance.dataset(locate(args.data), pack=PACK, filter="split = 'train'", remainder="ragged")
+    data = raylance.dataset(locate(args.data), samples=PACK, filter="split = 'train'", remainder="ragged")
     return common.fit(args, train_fn, train_data=data)
 
 

@@ -40,7 +40,7 @@ class LanceDataLoader(BaseDataLoader):
     ) -> None:
         """Takes what torchtitan's Trainer passes when it builds its dataloader."""
         packed = raylance.Pack(config.tokens_column, length=seq_len + 1, eos_id=config.eos_id, labels=None)
-        handle = raylance.dataset(str(config.dataset_path), pack=packed)
+        handle = raylance.dataset(str(config.dataset_path), samples=packed)
         loader = handle.loader(rank=dp_rank, world_size=dp_world_size)
         self.batches = loader.batches(batch_size=local_batch_size, device="cpu")
         self._epochs = config.epochs

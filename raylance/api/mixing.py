@@ -161,11 +161,11 @@ def _check_alike(
     if not schema.equals(first_schema, check_metadata=False):
         raise ConfigError(
             f"mix(): {name!r} delivers {_fields(schema)}, {first_name!r} delivers {_fields(first_schema)}; a "
-            "batch needs one schema. Choose columns=, decode=, transform= and windows= so that they agree."
+            "batch needs one schema. Choose columns=, decode=, transform= and samples= so that they agree."
         )
     if (read_spec.source.windows is None) != (first_read_spec.source.windows is None):
         raise ConfigError(
-            f"mix(): of {name!r} and {first_name!r}, one has samples of several rows (windows= or pack=), and the "
+            f"mix(): of {name!r} and {first_name!r}, one has samples of several rows (samples=), and the "
             "other has not; use them for all or for none."
         )
     if spec.masks_bad_rows != first_spec.masks_bad_rows:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from raylance.api.dataset import Dataset
 from raylance.api.opening_videos import open_video
-from raylance.arguments import check_flag, check_integer, check_word, listed, refuse_unknown
+from raylance.arguments import check_flag, check_integer, check_word, listed, refuse_unknown, warn_replaced
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
 from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
 from raylance.decode.block_decoding import BlockDecoding
@@ -74,8 +74,7 @@ def dataset(
     split: Split | None = None,
     decode: Decoder | Derived | Sequence[Decoder | Derived] | None = None,
     transform: Transform | None = None,
-    pack: Pack | PackTokens | None = None,
-    windows: Windows | SampleTable | None = None,
+    samples: Windows | Pack | PackTokens | SampleTable | None = None,
     cost: str | TokensOf | None = None,
     cost_folder: str | os.PathLike[str] | None = None,
     balance: Balance | None = None,
@@ -89,7 +88,7 @@ def dataset(
     read: ReadMode = "auto",
     stale: Stale = "warn",
     storage_options: StorageOptions | None = None,
-    **unknown: Any,
+    **others: Any,
 ) -> Dataset:
     """Opens a Lance dataset for training: pins the version, builds the selection, checks every argument.
 
@@ -107,12 +106,9 @@ def dataset(
             change the arrays in place, and returns a dict of arrays with the same number of rows. It gets pieces of
             batches, so its result for a row must not depend on other rows. Pictures have their channels last; torch
             batches have them first, unless the last axis of what it returns under that name has another length.
-        pack: `raylance.Pack` packs documents of tokens into sequences; each sequence is then a row. With
-            `raylance.PackTokens`, batches hold `input_ids` (n, length); `doc_ids` (n, length), the row offset of each
-            token's document, -1 for padding; and the start of each sequence: `first_row`, the row offset of its first
-            document, and `first_token`, the number of its first token in that document.
-        windows: `raylance.Windows` makes a sample of each selected row and of rows around it in the same episode; an
-            object of a subclass of `raylance.SampleTable`, of any rows.
+        samples: What a sample is; None for a row. `raylance.Windows` makes a sample of each selected row and of rows
+            around it in the same episode; `raylance.Pack` packs documents of tokens into sequences; an object of a
+            subclass of `raylance.SampleTable` makes a sample of any rows.
         cost: What each row costs to train on, such as its number of tokens: the name of a column of numbers; an SQL
             expression over such columns, as "tokens + 256 * images"; or `raylance.TokensOf("input_ids")`. Fractions are
             rounded up: give seconds as "1000 * seconds". Count padding, too, that comes by `raylance.Pad(multiple=…)`:
@@ -147,7 +143,7 @@ def dataset(
             called in each process that opens the dataset. If the options have "expires_at_millis", a time in
             milliseconds since 1970, the function is called again before that time: "refresh_offset_millis" earlier if
             the options have this, too, else a minute earlier.
-        **unknown: Refused; the error names the right argument.
+        **others: Arguments that `samples` has replaced. Any other one is refused, and the error names the right one.
 
     Returns:
         A handle for `TorchTrainer(datasets=…)`, which can also be iterated directly as rank 0 of 1.
@@ -158,7 +154,8 @@ def dataset(
             stale="refuse", if the source has changed.
         ConfigError: If an argument cannot be honoured.
     """
-    refuse_unknown("raylance.dataset()", unknown, dataset.__kwdefaults__ or ())
+    kind = take_samples("raylance.dataset()", samples, others)
+    refuse_unknown("raylance.dataset()", others, dataset.__kwdefaults__ or ())
     check_word("remainder", remainder, REMAINDERS)
     check_flag("empty_batches", empty_batches)
     check_word("on_bad_row", on_bad_row, ("raise", "mask"))
@@ -179,13 +176,11 @@ def dataset(
         transform=transform,
         shares=not made_order.scatters,
     )
-    if pack is not None and windows is not None:
-        raise ConfigError("pack= makes samples of all tokens, windows= of rows: give one of them.")
-    if pack is not None:
-        columns = _check_pack(pack, columns, asked)
+    if isinstance(kind, Pack | PackTokens):
+        columns = _check_pack(kind, columns, asked)
         if cost is not None or balance is not None or isinstance(made_order, Buckets):
             raise ConfigError(
-                "pack= makes samples of one length, so all cost the same. Leave out cost=, balance= and the order "
+                f"{kind} makes samples of one length, so all cost the same. Leave out cost=, balance= and the order "
                 '"bucket"; and give the iterator global_batch_size=, the samples of a step, not budget=.'
             )
     check_balance(balance, has_costs=cost is not None)
@@ -200,19 +195,19 @@ def dataset(
     names = _check_columns(opened, columns, of_stored, may_be_none=bool(derived))
     added = _open_derived(opened, derived, names, asked, storage_options)
     selection = share_selection(source, filter, split, opened)
-    samples = None
-    if windows is not None:
-        others = {*(each.column for each in asked.decoders), *added.drops, *added.video_drops}
-        plain = [name for name in names if name not in others]
+    table = None
+    if kind is not None and not isinstance(kind, Pack | PackTokens):
+        apart = {*(each.column for each in asked.decoders), *added.drops, *added.video_drops}
+        plain = [name for name in names if name not in apart]
         made = [*derived_names, *_decoded_one_by_one(asked.decoders)]
-        checked = check_windows(opened, windows, plain, made, [each.output_name for each in asked.decoders])
-        samples, selection = share_windows(source, opened, checked, selection)
-    spec = _try_rows(source, opened, selection, samples, added, names, asked, read)
-    if pack is not None:
-        if isinstance(pack, Pack):
-            packed = pack_sequences(source, opened, spec.source, pack, seed, cost_folder)
+        checked = check_windows(opened, kind, plain, made, [each.output_name for each in asked.decoders])
+        table, selection = share_windows(source, opened, checked, selection)
+    spec = _try_rows(source, opened, selection, table, added, names, asked, read)
+    if isinstance(kind, Pack | PackTokens):
+        if isinstance(kind, Pack):
+            packed = pack_sequences(source, opened, spec.source, kind, seed, cost_folder)
         else:
-            packed = pack_rows(spec.source, pack)
+            packed = pack_rows(spec.source, kind)
         spec = ReadSpec(source=packed, delivers=packed.columns)
     costs = None if cost is None else check_costs(opened, cost, cost_folder)
     text = None if costs is None else costs.text
@@ -330,12 +325,34 @@ def _encoded_images(rows: pa.Table, delivered: Collection[str]) -> tuple[str, ..
     return tuple(found)
 
 
-def _check_pack(pack: Any, columns: Sequence[str] | None, asked: Decoding) -> Sequence[str]:
+Samples = Windows | Pack | PackTokens | SampleTable
+
+
+def take_samples(call: str, samples: Any, others: dict[str, Any]) -> Samples | None:
+    """Returns what makes samples. Takes the arguments that `samples` has replaced out of `others`, with a warning.
+
+    Raises:
+        ConfigError: If it is none of what makes samples, or several are given.
+    """
+    older = {name: others.pop(name) for name in ("pack", "windows") if name in others}
+    given = [name for name, value in older.items() if value is not None]
+    if given:
+        warn_replaced(call, given, "samples=, which takes what they took")
+    found = [*([] if samples is None else [samples]), *(older[name] for name in given)]
+    if len(found) > 1:
+        raise ConfigError(f"{call}: {' and '.join(map(repr, found))} each say what a sample is: give one of them.")
+    if not all(isinstance(each, Samples) for each in found):
+        raise ConfigError(
+            f'samples={found[0]!r}: give raylance.Windows(episode=…, offsets={{…}}), raylance.Pack("input_ids", '
+            "length=…), or an object of a subclass of raylance.SampleTable. Leave it out for rows."
+        )
+    return found[0] if found else None
+
+
+def _check_pack(pack: Pack | PackTokens, columns: Sequence[str] | None, asked: Decoding) -> Sequence[str]:
     """Returns the columns to read."""
-    if not isinstance(pack, Pack | PackTokens):
-        raise ConfigError(f'pack={pack!r}: give raylance.Pack("input_ids", length=…), or raylance.PackTokens(…).')
     if columns is not None or asked.decoders or asked.transform is not None:
-        raise ConfigError("pack= delivers the packed tokens alone: leave columns=, decode= and transform= out.")
+        raise ConfigError(f"{pack} delivers the packed tokens alone: leave columns=, decode= and transform= out.")
     return list(pack.names) if isinstance(pack, Pack) else [pack.column]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from raylance.api.dataset import Dataset, spec_of
 from raylance.api.mixing import mix
-from raylance.api.opening import dataset
+from raylance.api.opening import Samples, dataset, take_samples
 from raylance.columns import COMPONENT
 from raylance.errors import ConfigError, StateError
 from raylance.orders.mixture import MixOrder
@@ -90,13 +90,14 @@ def reopen(
         remainder: The argument `remainder` with which the run opened its dataset; a checkpoint does not hold it.
         **changes: Other arguments of `raylance.dataset`, for all datasets of a mixture: arguments that are not taken
             from the state, such as `storage_options` and `decode`, and arguments that differ from the run's. States
-            of raylance 0.11 and older do not hold `pack`, either.
+            of raylance 0.11 and older do not hold `samples` of packs, either.
 
     Raises:
         StateError: If the state is damaged.
         ConfigError: If `order` must be given, because a checkpoint holds neither the weights of a `Weighted` order nor
             the code of a custom one; or if `uri` does not have one URI for each dataset.
     """
+    given = take_samples("reopen()", changes.pop("samples", None), changes)
     saved = parse_state(state)
     is_mixture = saved.order.get("name") == MixOrder.name
     parts: dict[str, Any] = (
@@ -115,8 +116,9 @@ def reopen(
         derived = [] if "decode" in changes else _derived(saved.decode, name)
         if uris:
             derived = [_beside(each, one["uri"], uris[number]) for each in derived]
-        is_known = one["windows"] is None or {"windows", "pack"} & changes.keys()
-        samples = None if is_known else _samples(one["windows"])
+        samples = given
+        if given is None and one["windows"] is not None:
+            samples = _samples(one["windows"])
         is_packed = isinstance(samples, Pack | PackTokens)
         if "cost" not in changes and one["cost"] is not None:
             changes = {**changes, "cost": TokensOf.of_saved(one["cost"])}
@@ -130,14 +132,13 @@ def reopen(
             "empty_batches": True,  # as the run may have allowed; nothing is trained here
             "window_bytes": None if is_mixture else saved.window_bytes,
             "decode": derived,
-            "pack": samples if is_packed else None,
-            "windows": None if is_packed else samples,
+            "samples": samples,
             **changes,
         }
-        if arguments["pack"] is None and saved.transform is None:
+        if not is_packed and saved.transform is None:
             arguments.setdefault("columns", saved.columns)
         if arguments.get("columns") is not None:
-            arguments["columns"] = _stored(arguments["columns"], arguments["windows"], derived, saved.decode)
+            arguments["columns"] = _stored(arguments["columns"], samples, derived, saved.decode)
         opened[name] = dataset(uris[number] if uris else one["uri"], **arguments)
     if not is_mixture:
         return opened[""]
@@ -154,10 +155,11 @@ def reopen(
 
 
 def _stored(
-    columns: Sequence[str], windows: Windows | SampleTable | None, derived: Sequence[Derived], decode: Sequence[Any]
+    columns: Sequence[str], samples: Samples | None, derived: Sequence[Derived], decode: Sequence[Any]
 ) -> list[str]:
     """Returns the stored columns of which those of batches were made, without those that windows and readers add."""
-    added = {f"{name}{IS_PAD}" for name in (windows.columns if windows is not None else ())}
+    of_several = samples.columns if isinstance(samples, Windows | SampleTable) else ()
+    added = {f"{name}{IS_PAD}" for name in of_several}
     added |= {each.column for each in derived}
     decoded = {
         each.get("name") or each["column"]: each["column"]
@@ -193,7 +195,7 @@ def _samples(text: str) -> Windows | Pack | PackTokens:
         found = read_setting(text)
     except ConfigError as error:
         raise ConfigError(
-            f"the run's samples are made by {text}, whose code no checkpoint holds: give it as windows=. Nothing was "
+            f"the run's samples are made by {text}, whose code no checkpoint holds: give it as samples=. Nothing was "
             "opened without it."
         ) from error
     return cast("Windows | Pack | PackTokens", found)

@@ -342,7 +342,7 @@ def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
         if where:
             fix = (
                 "No filter on the column finds nulls in stored lists: fill them in the dataset, or leave their rows "
-                f"out of it. In windows=, {filter_of_nulls(name)} with neighbours='selected' ends windows there."
+                f"out of it. With Windows, {filter_of_nulls(name)} and neighbours='selected' end windows there."
             )
         raise DatasetError(
             f"column {name!r} has {array.null_count} nulls{where} in this batch, which an array of {array.type} cannot "

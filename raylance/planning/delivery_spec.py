@@ -148,7 +148,7 @@ def _check_budget(spec: DeliverySpec, budget: CostLimit, dp_size: int) -> tuple[
         raise ConfigError(
             f"Budget({budget.cost}): the rows have no costs; nothing was started. Give cost= to "
             'raylance.dataset, such as cost="length" or cost=raylance.TokensOf("input_ids"); in a mixture, to all '
-            "datasets. Or give global_batch_size=, as for pack=, whose samples have one length and need no cost=."
+            "datasets. Or give global_batch_size=, as for packs, whose samples have one length and need no cost=."
         )
     sample = np.linspace(0, spec.rows - 1, min(spec.rows, _SAMPLED)).astype(np.int64)
     costs = order.costs(sample)

@@ -1,11 +1,10 @@
 """The size of a step, a number of rows or a cost, and what follows the last whole step of an epoch."""
 
 import dataclasses
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
+from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown, warn_replaced
 from raylance.errors import ConfigError
 
 Remainder = Literal["drop", "pad", "ragged"]
@@ -183,12 +182,7 @@ def _read_older(call: str, budget: Any, given: Mapping[str, Any]) -> tuple[Budge
         return None, None
     meant = Budget(cost, max_rows=most, padded=padded, micro=micro) if cost is not None else None
     wanted = meant or f"Budget(max_rows=…, {'' if padded else 'padded=False, '}micro={micro})"
-    warnings.warn(
-        f"{call}: {', '.join(given)} have one name since raylance 0.13, budget=, and go in 0.14. Write "
-        f"budget=raylance.{wanted}.",
-        FutureWarning,
-        stacklevel=4,
-    )
+    warn_replaced(call, given, f"budget=raylance.{wanted}")
     if meant is not None:
         return meant, None
     return None, CostLimit(cost=check_integer("micro_batch_cost", micro, 1), padded=check_flag("padded", padded))

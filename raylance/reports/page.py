@@ -312,7 +312,7 @@ def _reopened(run: Run, storage_options: StorageOptions | None) -> dict[str, Any
     except Exception as error:  # a storage fails, or a dataset was moved: the rest of the page is still written
         why = (
             f"The dataset could not be opened for it ({(str(error).splitlines() or [repr(error)])[0]}). If only a "
-            "setting is missing that no record holds (order=, pack=, windows=, storage_options=), "
+            "setting is missing that no record holds (order=, samples=, storage_options=), "
             "raylance.audit.reopen(state, …) takes it, and .plan(…).shuffle_quality() of that says it."
         )
         found |= {"quality_note": why, "bad_note": why if bad else ""}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from raylance.api.dataset import spec_of
+from raylance.api.opening import take_samples
 from raylance.audit.epoch import EpochAudit
 from raylance.audit.reopening import reopen
 from raylance.columns import dataset_stem
@@ -30,8 +31,8 @@ _LINES = 3  # most lines of a verdict
 FEW_ROWS = 10**7  # most rows of plans to compute, in about ten seconds, if the proof is only a part of the work
 _UNKNOWN_ROWS = "its records do not hold which rows were handed out: a raylance before 0.8 wrote them"
 _LACKING = (
-    "Records hold no storage_options=, new place of moved data (uri=), or code of your own (order=, windows=), and "
-    "those of raylance 0.11 and older no pack=: give them to prove_run."
+    "Records hold no storage_options=, new place of moved data (uri=), or code of your own (order=, samples=), and "
+    "those of raylance 0.11 and older no samples= of packs: give them to prove_run."
 )
 
 
@@ -148,13 +149,15 @@ def prove_run(
             order in which `raylance.mix` got them.
         dataset: The name of one dataset in the run; None for all.
         storage_filesystem: A file system of pyarrow, as for `ray.train.RunConfig`; `path` is then a path in it.
-        **changes: Arguments of `raylance.dataset` that records do not hold, such as `storage_options`, `pack`,
-            `windows`, or a custom `order`.
+        **changes: Arguments of `raylance.dataset` that records do not hold, such as `storage_options`, `samples`
+            by code of your own, or a custom `order`.
 
     Raises:
         ConfigError: If `path` holds no record of the run, or none of this dataset; if the run has several datasets, and
-            `uri`, `order` or `pack` is given without `dataset`.
+            `uri`, `order` or `samples` is given without `dataset`.
     """
+    if (samples := take_samples("prove_run()", changes.pop("samples", None), changes)) is not None:
+        changes["samples"] = samples
     run = read_run(path, storage_filesystem)
     groups = _groups(run)
     names = sorted({name for label, records in groups.items() for name in (label, *_names(records))})

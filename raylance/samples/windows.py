@@ -76,7 +76,7 @@ class Windows:
         object.__setattr__(self, "seconds", given)
         if not self.columns:
             raise ConfigError(
-                "Windows(): no column has a window. Name some in offsets= or seconds=, or leave windows= out."
+                "Windows(): no column has a window. Name some in offsets= or seconds=, or leave samples= out."
             )
         if both := sorted(self.offsets.keys() & self.seconds.keys()):
             raise ConfigError(f"Windows(): {both[0]!r} is in offsets= and in seconds=. Name it in one of them.")

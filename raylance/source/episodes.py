@@ -120,13 +120,13 @@ def check_windows(
         DatasetError: If the dataset has not the column of episodes, or of timestamps, or is a shuffled copy.
     """
     if not isinstance(windows, Windows | SampleTable):
-        raise ConfigError(f"windows={windows!r}: give raylance.Windows(episode=…, offsets={{…}}), or a SampleTable.")
+        raise ConfigError(f"samples={windows!r}: give raylance.Windows(episode=…, offsets={{…}}), or a SampleTable.")
     schema = opened.schema
     if isinstance(windows, Windows) and windows.timestamp is None and KEY in (schema.metadata or {}):
         raise DatasetError(
             f"{opened.uri!r} is a copy that jobs/materialize.py made, as {KEY.decode()!r} in its metadata says, whose "
             "rows are shuffled, so that those of an episode do not follow one another; nothing was started. Open its "
-            "source with windows=; or, if the rows were sorted again, give timestamp=, by which that is checked."
+            "source with samples=; or, if the rows were sorted again, give timestamp=, by which that is checked."
         )
     for name in windows.needs if isinstance(windows, Windows) else ():
         if name not in schema.names:

@@ -91,7 +91,7 @@ class SelectionRows:
     def _rows(self, what: str) -> Selection:
         if not isinstance(self.selection, Selection):
             raise ConfigError(
-                f"the order needs {what} of each row, but with pack= the rows are sequences of many documents. Nothing "
+                f"the order needs {what} of each row, but the rows of packs are sequences of many documents. Nothing "
                 "was started. Use window, shard, sequential or row, which need none."
             )
         return self.selection

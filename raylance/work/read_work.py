@@ -263,7 +263,7 @@ class ReadWork:
             f"the {what} at offset {offset} of {self._source.uri!r}, version {self._source.version}, has {nbytes:,} "
             f"bytes by itself{as_decoded}, max_window_bytes allows {self._limit:,}; the epoch stops here, because the "
             "memory of a shard actor is bounded. Raise max_window_bytes, or leave the row out with filter=, and out of "
-            "windows= with neighbours='selected'."
+            "Windows with neighbours='selected'."
         )
 
     def _empty_table(self, epoch: int) -> pa.Table:

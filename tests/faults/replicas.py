@@ -68,7 +68,7 @@ def open_data(setting: Setting) -> Any:
 
     windows = raylance.Windows(episode="episode", offsets={"x": [-1, 0]}) if setting.windows else None
     costs = {"cost": "cost", "balance": raylance.Balance()} if setting.by_cost else {}
-    return raylance.dataset(setting.uri, order="window", seed=3, windows=windows, **costs)
+    return raylance.dataset(setting.uri, order="window", seed=3, samples=windows, **costs)
 
 
 def average(model: torch.nn.Module, manager: Any) -> None:

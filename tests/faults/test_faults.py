@@ -179,7 +179,7 @@ def open_shared_fatal(write_dataset: Callable[..., str], armed: Path, **options:
     uri = write_dataset(pa.table({"episode": np.arange(80) // 40, "id": np.arange(80), "number": cells}))
     windows = raylance.Windows(episode="episode", offsets={"number": [-1, 0]})
     decode = workloads.Fatal("number", str(armed), 23)
-    return raylance.dataset(uri, decode=decode, windows=windows, order="sequential", **options)
+    return raylance.dataset(uri, decode=decode, samples=windows, order="sequential", **options)
 
 
 def test_a_shared_row_that_ends_its_decoder_is_named(write_dataset: Callable[..., str], tmp_path: Path) -> None:

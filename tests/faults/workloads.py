@@ -138,17 +138,17 @@ def opened(name: str, folder: str | os.PathLike[str], armed: str = "", **argumen
             return raylance.dataset(uri, columns=["id", "vector"], transform=Slowly(), **common)
         case "windows":
             windows = raylance.Windows(episode="episode", offsets={"vector": range(-2, 3)})
-            return raylance.dataset(uri, columns=["id", "vector"], windows=windows, transform=Slowly(), **common)
+            return raylance.dataset(uri, columns=["id", "vector"], samples=windows, transform=Slowly(), **common)
         case "pictures":
             windows = raylance.Windows(episode="episode", offsets={"image": [-20, -1, 0]})
             decode = raylance.Image("image", size=(16, 16))
-            return raylance.dataset(uri, columns=["id", "image"], decode=decode, windows=windows, **common)
+            return raylance.dataset(uri, columns=["id", "image"], decode=decode, samples=windows, **common)
         case "packs":
-            return raylance.dataset(uri, pack=raylance.Pack("tokens", length=LENGTH, block_rows=50), **common)
+            return raylance.dataset(uri, samples=raylance.Pack("tokens", length=LENGTH, block_rows=50), **common)
         case "clips":
             windows = raylance.Windows(episode="video", offsets={"top": [-2, 0]})
             camera = raylance.Video("top", f"{folder}/videos.lance", video="video", frame="frame")
-            return raylance.dataset(uri, columns=["id"], decode=camera, windows=windows, transform=Slowly(), **common)
+            return raylance.dataset(uri, columns=["id"], decode=camera, samples=windows, transform=Slowly(), **common)
         case "mixture":
             remainder = common.pop("remainder")
             parts = {

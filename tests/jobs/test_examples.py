@@ -129,7 +129,7 @@ def test_torchdata_nodes(labelled_uri: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_torchtitan(tokens_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torchtitan")
-    packed = raylance.dataset(tokens_uri, pack=raylance.PackTokens("tokens", length=65, eos_id=0))
+    packed = raylance.dataset(tokens_uri, samples=raylance.PackTokens("tokens", length=65, eos_id=0))
     steps = len(packed.loader().batches(batch_size=4))
     assert run("torchtitan_loader", "--data", tokens_uri, "--seq-len", 64) == 0
     assert f"{steps} steps, {steps * 4 * 64:,} tokens" in capsys.readouterr().out
@@ -245,7 +245,7 @@ def test_recipes_are_killed_and_continue(recipe: str, tmp_path: Path, capsys: py
     wanted = [row for row in range(320) if split[row] == "train"]
     if name == "language_model":  # sequences
         example = importlib.import_module("jobs.examples.language_model")
-        wanted = list(range(len(raylance.dataset(str(uri), pack=example.PACK, filter="split = 'train'"))))
+        wanted = list(range(len(raylance.dataset(str(uri), samples=example.PACK, filter="split = 'train'"))))
     assert each_row_once(rows, epochs, wanted)
     assert epochs == 2 or "'rows': 256" in capsys.readouterr().out
 
@@ -262,7 +262,7 @@ def test_a_packed_loss_is_that_of_the_documents_one_by_one(tmp_path: Path) -> No
         count += len(text)
     for policy in ("stream", "whole"):
         pack = dataclasses.replace(example.PACK, policy=policy, length=61 if policy == "whole" else 10**4)
-        data, packed, labels = raylance.dataset(uri, pack=pack, remainder="ragged"), 0.0, 0
+        data, packed, labels = raylance.dataset(uri, samples=pack, remainder="ragged"), 0.0, 0
         for batch in data.iter_torch_batches(global_batch_size=7):
             found = int((batch["labels"] != -100).sum())
             packed, labels = packed + example.loss_of(model, batch).item() * found, labels + found

@@ -267,11 +267,11 @@ def test_a_stale_copy_is_named_once_or_refused(copied: tuple[str, str], caplog: 
 
 def test_windows_of_a_copy_are_refused(copied: tuple[str, str]) -> None:
     windows = raylance.Windows(episode="id", offsets={"id": [0]})
-    raylance.dataset(copied[0], columns=["id"], windows=windows)
+    raylance.dataset(copied[0], columns=["id"], samples=windows)
     with pytest.raises(raylance.DatasetError, match=r"copy\.lance.* shuffled"):
-        raylance.dataset(copied[1], columns=["id"], windows=windows)
+        raylance.dataset(copied[1], columns=["id"], samples=windows)
     timed = dataclasses.replace(windows, timestamp="id")  # each row is an episode
-    assert len(raylance.dataset(copied[1], columns=["id"], windows=timed)) == 60
+    assert len(raylance.dataset(copied[1], columns=["id"], samples=timed)) == 60
 
 
 def test_a_source_rewritten_is_another_one(copied: tuple[str, str]) -> None:

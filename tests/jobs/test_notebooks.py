@@ -133,7 +133,7 @@ def test_a_row_that_cannot_be_read_hides_nothing_else(write_dataset: Callable[..
 
 def test_other_datasets_show_themselves(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"tokens": pa.array([[1, 2, 3]] * 40, pa.list_(pa.int32()))}))
-    packed = raylance.dataset(uri, pack=raylance.PackTokens("tokens", length=8, eos_id=0))
+    packed = raylance.dataset(uri, samples=raylance.PackTokens("tokens", length=8, eos_id=0))
     assert "input_ids" in packed._repr_html_()
     mixed = raylance.mix({"a": (raylance.dataset(uri), 0.5), "b": (raylance.dataset(uri), 0.5)}, stop=30)
     assert "<td>80 rows (30 an epoch)</td>" in mixed._repr_html_()

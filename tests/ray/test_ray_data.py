@@ -74,12 +74,12 @@ def test_mixtures_windows_packed_and_masked_rows(images_uri: str, tmp_path: Path
     assert found["vector"].shape == (40, 3)
     assert_same(found, numbers[:])
     windows = raylance.dataset(
-        uri, columns=["id"], windows=raylance.Windows(episode="episode", offsets={"id": [0, 1]}, at_ends="drop")
+        uri, columns=["id"], samples=raylance.Windows(episode="episode", offsets={"id": [0, 1]}, at_ends="drop")
     )
     assert columns_of(windows.to_ray_dataset())["id"].tolist() == [[row, row + 1] for row in range(39)]
     mixed = raylance.mix({"a": (numbers, 0.5), "b": (numbers, 0.5)})
     assert set(columns_of(mixed.to_ray_dataset(epoch=0))["_component"].tolist()) == {0, 1}
-    packed = raylance.dataset(uri, pack=raylance.Pack("ids", 16))
+    packed = raylance.dataset(uri, samples=raylance.Pack("ids", 16))
     assert_same(columns_of(packed.to_ray_dataset()), packed[:])
     [second] = packed.iter_batches(epoch=1, global_batch_size=len(packed), with_row_offset=True)
     by_number = {name: values[np.argsort(second["_rowoffset"])] for name, values in second.items()}
@@ -255,7 +255,7 @@ def test_tensors_of_all_kinds_come_as_arrays_and_go_back(tmp_path: Path) -> None
     }
     lance.write_dataset(pa.table(columns), uri)
     dataset = raylance.dataset(
-        uri, windows=raylance.Windows(episode="number", offsets={"number": [0, 1]}), order="sequential"
+        uri, samples=raylance.Windows(episode="number", offsets={"number": [0, 1]}), order="sequential"
     )
     wanted = dataset[:]
     assert wanted["number_is_pad"].tolist() == [[False, True]] * 4

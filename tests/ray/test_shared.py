@@ -64,7 +64,7 @@ def test_a_handle_comes_back_from_a_task_that_ended(uri: str, ray_session: None,
 def test_packing_tables_are_shared(tokens_uri: str, ray_session: None) -> None:
     import ray
 
-    dataset = raylance.dataset(tokens_uri, pack=raylance.PackTokens("tokens", length=64))
+    dataset = raylance.dataset(tokens_uri, samples=raylance.PackTokens("tokens", length=64))
     (loader,) = loaders_of_run(dataset, 1)
     assert len(ray.cloudpickle.dumps(loader)) < 20_000
     copy = ray.cloudpickle.loads(ray.cloudpickle.dumps(loader))

@@ -10,7 +10,7 @@ from tests.helpers.filmed import EPISODES, FRAMES, camera, check, rows_of, windo
 def test_videos_through_ray(made: Callable[..., Any], write_dataset: Callable[..., str], ray_session: None) -> None:
     uri, frames = made("keyframes every 12")
     data = raylance.dataset(
-        write_dataset(rows_of()), columns=["action"], decode=camera(uri), windows=windows("top"), remainder="ragged"
+        write_dataset(rows_of()), columns=["action"], decode=camera(uri), samples=windows("top"), remainder="ragged"
     )
     with data.loader(runtime="ray") as loader:
         seen = [row for batch in loader.iter_torch_batches(global_batch_size=32) for row in check(batch, frames)]

@@ -32,7 +32,7 @@ def test_pictures_that_samples_share(
     table = pa.table({"episode": np.arange(120) // 40, "image": files, "x": rng.random(120)})
     windows = raylance.Windows(episode="episode", offsets={"image": [-30, *range(-7, 1)], "x": [0, 1]})
     data = raylance.dataset(
-        write_dataset(table), decode=raylance.Image("image", size=16), windows=windows, transform=transform,
+        write_dataset(table), decode=raylance.Image("image", size=16), samples=windows, transform=transform,
         order="window", on_bad_row="mask", max_bad_rows=None, remainder="ragged",
     )  # fmt: skip
     found, stats = [], []
@@ -56,7 +56,7 @@ def test_a_rank_without_a_row_gets_a_batch_of_the_same_columns(
     uri = write_dataset(pa.table({"episode": [0] * 5, "image": files}))
     windows = raylance.Windows(episode="episode", offsets={"image": [-1, 0]})
     data = raylance.dataset(
-        uri, decode=raylance.Image("image", size=8), windows=windows, remainder="ragged", empty_batches=True
+        uri, decode=raylance.Image("image", size=8), samples=windows, remainder="ragged", empty_batches=True
     )
     with data.loader(runtime="ray", num_decoders=decoders, rank=0, world_size=4) as loader:
         batches = list(loader.iter_batches(global_batch_size=4))
@@ -66,14 +66,14 @@ def test_a_rank_without_a_row_gets_a_batch_of_the_same_columns(
 
 @pytest.fixture
 def by_ray(uri: str, ray_session: None) -> Iterator[raylance.RankLoader]:
-    with raylance.dataset(uri, windows=WINDOWS, remainder="ragged").loader(runtime="ray") as loader:
+    with raylance.dataset(uri, samples=WINDOWS, remainder="ragged").loader(runtime="ray") as loader:
         yield loader
 
 
 def test_windows_through_ray(uri: str, by_ray: raylance.RankLoader) -> None:
     samples = expected(frames())
     batches = [check(each, samples) for each in by_ray.iter_batches(global_batch_size=32, with_row_offset=True)]
-    data = raylance.dataset(uri, windows=WINDOWS, remainder="ragged")
+    data = raylance.dataset(uri, samples=WINDOWS, remainder="ragged")
     with data.loader(runtime="threads") as loader:
         here = [each["_rowoffset"].tolist() for each in loader.iter_batches(global_batch_size=32, with_row_offset=True)]
     assert batches == here

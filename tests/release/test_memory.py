@@ -109,7 +109,7 @@ def test_frames_of_videos_are_held_within_both_limits(
     uri = write_dataset(pa.table({"row": rows, "file": rows // 240, "frame": rows % 240}))
     top = raylance.Video("top", write_videos(str(tmp_path / "videos.lance"), videos), video="file", frame="frame")
     windows = raylance.Windows(episode="file", offsets={"top": range(-7, 1)})
-    dataset = raylance.dataset(uri, columns=["row"], decode=top, windows=windows, seed=1, remainder="ragged")
+    dataset = raylance.dataset(uri, columns=["row"], decode=top, samples=windows, seed=1, remainder="ragged")
     limit, inflight = 48 * MIB, 24 * MIB
     seen: list[int] = []
     with watch_shard_actor() as watch, dataset.loader(max_window_bytes=limit, max_inflight_bytes=inflight) as loader:
@@ -134,9 +134,9 @@ def test_documents_are_counted_and_packed_by_their_bytes(write_dataset: Callable
 import sys, tracemalloc, resource, numpy as np, raylance
 def own(): return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) << 10
 uri = sys.argv[1]
-raylance.dataset(uri, filter="id < 2", pack=raylance.PackTokens("tokens", 4096)).head(1)
+raylance.dataset(uri, filter="id < 2", samples=raylance.PackTokens("tokens", 4096)).head(1)
 before = own()
-handle = raylance.dataset(uri, pack=raylance.PackTokens("tokens", 4096), order="sequential")
+handle = raylance.dataset(uri, samples=raylance.PackTokens("tokens", 4096), order="sequential")
 opened = own()
 batch = handle.head(128)
 print(len(handle), opened - before, own() - before)

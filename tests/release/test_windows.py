@@ -18,7 +18,7 @@ def test_wide_columns_through_ray(write_dataset: Callable[..., str], ray_session
     table = table.append_column("full", pa.array([[row] * 256 for row in range(ROWS)], pa.list_(pa.int32(), 256)))
     offsets = {"wide": (-1, 0, 2), "full": (0, 1), "state": (0, 1)}
     windows = raylance.Windows(episode="episode", offsets=offsets)
-    data = raylance.dataset(write_dataset(table), windows=windows, remainder="ragged")
+    data = raylance.dataset(write_dataset(table), samples=windows, remainder="ragged")
     samples, seen = expected(table, windows), []
     with data.loader(runtime="ray", max_window_bytes=400_000) as loader:
         for epoch in range(2):
@@ -36,7 +36,7 @@ def uri(write_dataset: Callable[..., str]) -> str:
 
 
 def test_workers_of_torchs_dataloader(uri: str) -> None:
-    samples, data = expected(frames()), raylance.dataset(uri, windows=WINDOWS, remainder="ragged")
+    samples, data = expected(frames()), raylance.dataset(uri, samples=WINDOWS, remainder="ragged")
     made = torch_data.IterableDataset(data, global_batch_size=32, with_row_offset=True)
     seen = [offset for batch in torch_data.Loader(made, num_workers=2) for offset in check(batch, samples)]
     assert sorted(seen) == list(range(ROWS))

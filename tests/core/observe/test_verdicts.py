@@ -152,8 +152,8 @@ ADVICE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ('order="bucket" brings', PADS, {**PADS, "facts": {"order": "bucket"}}),
     ('order="bucket"', {**PADS, "cost": 100.0}, {**PADS, "cost": 100.0, "facts": {"order": "bucket"}}),
     ('order="bucket"', PADS, {**PADS, "cost": 100.0, "dearest_cost": 100.0}),
-    ("pack=", PADS, {**PADS, "cost": 99.0}),
-    ("pack=", PADS, {**PADS, "facts": {"budget": {"padded": False}}}),
+    ("samples=raylance.Pack", PADS, {**PADS, "cost": 99.0}),
+    ("samples=raylance.Pack", PADS, {**PADS, "facts": {"budget": {"padded": False}}}),
     ("balance=", PADS, {**PADS, "facts": {"balances": True}}),
     ("balance=", PADS, {**PADS, "dearest_cost": 101.0}),
     # of training

@@ -118,8 +118,8 @@ def test_columns_to_pack_are_checked_at_the_opening(write_dataset: Any) -> None:
         (["t", "w"], "w"),
     ):
         with pytest.raises(DatasetError, match=f"'{wrong}'"):
-            raylance.dataset(uri, pack=raylance.Pack(names, length=4))
-    assert len(raylance.dataset(uri, pack=raylance.Pack(["t", "f"], length=4))) == 1
+            raylance.dataset(uri, samples=raylance.Pack(names, length=4))
+    assert len(raylance.dataset(uri, samples=raylance.Pack(["t", "f"], length=4))) == 1
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_an_error_names_a_way_that_is_open(place: Path) -> None:
     uri = str(place / "d.lance")
     for given in ({"cost": "n"}, {"balance": raylance.Balance()}, {"order": raylance.Buckets()}):
         with pytest.raises(ConfigError, match="global_batch_size="):
-            raylance.dataset(uri, pack=raylance.Pack("t", length=4), **given)
+            raylance.dataset(uri, samples=raylance.Pack("t", length=4), **given)
 
 
 @pytest.mark.promise("P8")

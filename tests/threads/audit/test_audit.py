@@ -59,10 +59,10 @@ SINGLE: dict[str, dict[str, Any]] = {
     "value": {"split": raylance.ValueSplit("split", "train"), "order": "row"},
     "weighted": {"order": raylance.Weighted(weights="weight", rows_per_epoch=300)},
     "balanced": {"order": raylance.ClassBalanced(column="label", classes_per_batch=4), "filter": "label IS NOT NULL"},
-    "windows": {"windows": raylance.Windows(episode="episode", offsets={"id": [-1, 0, 2]}, stride=2)},
-    "whole windows": {"windows": WHOLE, "filter": "id % 5 != 0"},
-    "packed": {"pack": raylance.PackTokens("tokens", length=16, eos_id=9), "filter": "id > 20"},
-    "packed split": {"pack": raylance.PackTokens("tokens", length=7), "split": raylance.ValueSplit("split", "val")},
+    "windows": {"samples": raylance.Windows(episode="episode", offsets={"id": [-1, 0, 2]}, stride=2)},
+    "whole windows": {"samples": WHOLE, "filter": "id % 5 != 0"},
+    "packed": {"samples": raylance.PackTokens("tokens", length=16, eos_id=9), "filter": "id > 20"},
+    "packed split": {"samples": raylance.PackTokens("tokens", length=7), "split": raylance.ValueSplit("split", "val")},
 }
 
 
@@ -80,7 +80,7 @@ def opened(uris: tuple[str, ...], kind: str, remainder: Remainder = "drop") -> r
                 name: raylance.Windows(episode="episode", offsets={"id": [at, 0]}) for name, at in SHIFTS.items()
             }
             parts = {
-                name: (raylance.dataset(uri, windows=windows[name], order=WINDOW, **columns), 0.5)
+                name: (raylance.dataset(uri, samples=windows[name], order=WINDOW, **columns), 0.5)
                 for name, uri in zip(SHIFTS, uris, strict=True)
             }
         if kind == "mixture with draws":
@@ -88,7 +88,7 @@ def opened(uris: tuple[str, ...], kind: str, remainder: Remainder = "drop") -> r
             parts["second"] = (raylance.dataset(uris[1], order=drawn, **columns), 0.4)
         stop = "first_exhausted" if kind == "short mixture" else "all_exhausted"
         return raylance.mix(parts, stop=stop, remainder=remainder)
-    columns = {} if "pack" in SINGLE[kind] else {"columns": ["id"]}
+    columns = {} if kind.startswith("packed") else {"columns": ["id"]}
     return raylance.dataset(uris[0], **columns, **SINGLE[kind], remainder=remainder)
 
 
@@ -196,7 +196,7 @@ def test_a_run_is_reopened_from_its_checkpoint(kind: str, uris: tuple[str, ...])
         batches = itertools.islice(loader.iter_batches(global_batch_size=9, with_row_offset=True), 4)
         batch = list(batches)[3]
         state = json.loads(json.dumps(loader.state_dict()))
-    pack = {"pack": SINGLE[kind]["pack"]} if kind.startswith("packed") else {}
+    pack = {"samples": SINGLE[kind]["samples"]} if kind.startswith("packed") else {}
     again = reopen(state, uri=uris if "mixture" in kind else uris[0], **pack)
     assert spec_of(again).delivery.fingerprint == spec_of(data).delivery.fingerprint
     assert again.schema.names == data.schema.names

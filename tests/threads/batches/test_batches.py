@@ -147,7 +147,7 @@ def test_a_handle_gives_rows_by_offset_and_by_place(images_uri: str, write_datas
         handle[5000]
     with pytest.raises(raylance.DatasetError, match="cannot give these rows"):
         handle.take([10**6])
-    packed = raylance.dataset(write_dataset(pa.table({"t": [[1, 2, 3]] * 4})), pack=raylance.PackTokens("t", 4))
+    packed = raylance.dataset(write_dataset(pa.table({"t": [[1, 2, 3]] * 4})), samples=raylance.PackTokens("t", 4))
     assert packed.take([2, 0])["input_ids"].tolist() == [[3, 1, 2, 3], [1, 2, 3, 1]]
     for sequence in (3, -1):
         with pytest.raises(raylance.DatasetError, match="numbered from 0 to 2"):

@@ -123,7 +123,7 @@ def test_windows_have_costs(write_dataset: Callable[..., str]) -> None:
     rows = np.arange(400)
     uri = write_dataset(pa.table({"episode": rows // 40, "cost": rows % 9 + 1, "x": rows.astype(np.float32)}))
     windows = raylance.Windows(episode="episode", offsets={"x": (-1, 0, 1)}, at_ends="drop")
-    dataset = raylance.dataset(uri, windows=windows, cost="cost", order="bucket")
+    dataset = raylance.dataset(uri, samples=windows, cost="cost", order="bucket")
     anchors = [row for row in range(400) if 0 < row % 40 < 39]
     assert dataset.costs is not None
     assert dataset.costs.tolist() == [row % 9 + 1 for row in anchors]
@@ -157,7 +157,7 @@ def test_a_run_is_recorded_proven_and_reopened(texts: str, tmp_path: Path) -> No
 def test_the_proof_of_packed_documents_counts_tokens(texts: str, tmp_path: Path) -> None:
     lengths, pack = opened(texts).costs, raylance.Pack("ids", 64, "whole", too_long="drop")
     assert lengths is not None
-    dataset = raylance.dataset(texts, pack=pack, remainder="ragged")
+    dataset = raylance.dataset(texts, samples=pack, remainder="ragged")
     with dataset.loader(record=str(tmp_path / "run"), name="train") as loader:
         found = sum(int((batch["segment_ids"] >= 0).sum()) for batch in loader.iter_batches(global_batch_size=8))
     assert found == lengths[lengths <= 64].sum() < lengths.sum()

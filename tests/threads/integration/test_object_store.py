@@ -72,7 +72,7 @@ def test_frames_of_videos_in_a_store(uri: str) -> None:
     data = raylance.dataset(
         "s3://read/filmed.lance",
         decode=raylance.Video("top", "s3://read/videos.lance", video="file", frame="frame"),
-        windows=raylance.Windows(episode="file", offsets={"top": [-2, 0]}),
+        samples=raylance.Windows(episode="file", offsets={"top": [-2, 0]}),
         remainder="ragged",
     )
     frames, seen = [whole(video) for video in videos], []

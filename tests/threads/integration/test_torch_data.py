@@ -184,7 +184,7 @@ def test_batches_are_those_of_the_rank_loader(images_uri: str, order: Any) -> No
 def test_sequences_are_those_of_their_epoch(write_dataset: Callable[..., str], is_mixed: bool) -> None:
     """In each epoch, after a move from a RankLoader in mid-epoch, and by index."""
     tokens = write_dataset(pa.table({"tokens": [list(range(5 * row, 5 * row + 5)) for row in range(40)]}))
-    packed = raylance.dataset(tokens, pack=raylance.Pack("tokens", 16), order="sequential", remainder="ragged")
+    packed = raylance.dataset(tokens, samples=raylance.Pack("tokens", 16), order="sequential", remainder="ragged")
     handle = raylance.mix({"a": (packed, 1.0), "b": (packed, 1.0)}, remainder="ragged") if is_mixed else packed
 
     def of(batches: Any) -> list[list[int]]:

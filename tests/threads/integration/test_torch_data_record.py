@@ -85,7 +85,7 @@ def test_sequences_of_a_run_that_moves_to_torch_in_mid_epoch(write_dataset: Call
     """Each token comes once in each epoch. The proof says that it counts sequences by their numbers."""
     data = write_dataset(pa.table({"tokens": [list(range(5 * row, 5 * row + 5)) for row in range(20)]}))
     pack = raylance.Pack("tokens", 16)
-    handle = raylance.dataset(data, pack=pack, order="sequential", remainder="ragged")
+    handle = raylance.dataset(data, samples=pack, order="sequential", remainder="ragged")
     with handle.loader(runtime="threads", record=str(tmp_path)) as ranked:
         for _ in ranked.iter_batches(global_batch_size=2):
             pass
@@ -96,7 +96,7 @@ def test_sequences_of_a_run_that_moves_to_torch_in_mid_epoch(write_dataset: Call
     tokens = np.concatenate([np.asarray(batch["input_ids"]).ravel() for batch in (*seen, *loader)])
     loader.close()
     assert np.sort(tokens[np.flatnonzero(tokens)]).tolist() == list(range(1, 100)), "0 is also padding"
-    proof = raylance.prove_run(tmp_path, pack=pack)
+    proof = raylance.prove_run(tmp_path, samples=pack)
     assert proof.ok, proof
     assert "by their numbers" in str(proof)
 

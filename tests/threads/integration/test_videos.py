@@ -28,7 +28,7 @@ def test_frames_are_those_of_the_whole_file(
 ) -> None:
     uri, frames = made(kind)
     data = raylance.dataset(
-        write_dataset(rows_of()), columns=["action"], decode=camera(uri), windows=windows("top"), remainder="ragged",
+        write_dataset(rows_of()), columns=["action"], decode=camera(uri), samples=windows("top"), remainder="ragged",
         order=raylance.WindowShuffle(shard_rows=7, lanes=4, window_shards=2),
     )  # fmt: skip
     assert data.schema.names == ["action", "top", "top_is_pad"]
@@ -48,7 +48,7 @@ def test_cameras_of_unlike_sizes_in_any_order(
     side, others = made("frames before their keyframe")
     data = raylance.dataset(
         write_dataset(rows_of()), columns=["action", "frame"], filter="action % 3 != 1", order="row",
-        decode=[camera(top), camera(side, "side")], windows=windows("top", "side"),
+        decode=[camera(top), camera(side, "side")], samples=windows("top", "side"),
     )  # fmt: skip
     with data.loader() as loader:
         batches = iter(loader.iter_batches(global_batch_size=20))
@@ -93,7 +93,7 @@ def test_only_frames_that_samples_have_are_decoded(tmp_path: Path, write_dataset
     data = raylance.dataset(
         write_dataset(rows_of(3)), columns=["action"], filter="frame % 10 = 3 AND (file != 1 OR frame < 30)",
         decode=[camera(uri, size=(32, 48)), camera(uri, "side", size=(32, 48))], remainder="ragged",
-        windows=raylance.Windows(episode="episode", offsets={"action": range(30), "side": [-1, 0]}),
+        samples=raylance.Windows(episode="episode", offsets={"action": range(30), "side": [-1, 0]}),
     )  # fmt: skip
     assert "about 1.00 frames are decoded a sample" in repr(data.plan(4))
 
@@ -116,7 +116,7 @@ def test_little_memory(made: Callable[..., Any], write_dataset: Callable[..., st
     """Chunks of a few frames, and items that are larger than thought."""
     uri, frames = made("keyframes every 12")
     data = raylance.dataset(
-        write_dataset(rows_of()), columns=["action"], decode=camera(uri), windows=windows("top"), remainder="ragged"
+        write_dataset(rows_of()), columns=["action"], decode=camera(uri), samples=windows("top"), remainder="ragged"
     )
     with data.loader(runtime="threads", max_window_bytes=200_000, max_inflight_bytes=200_000) as loader:
         seen = [row for batch in loader.iter_batches(global_batch_size=16) for row in check(batch, frames)]
@@ -178,7 +178,7 @@ def test_a_bad_video_is_named_after_the_rows_before_it(
 
 def test_a_sample_is_shown_as_a_strip(made: Callable[..., Any], write_dataset: Callable[..., str]) -> None:
     top = camera(made("keyframes every 12")[0])
-    data = raylance.dataset(write_dataset(rows_of()), decode=top, windows=windows("top"))
+    data = raylance.dataset(write_dataset(rows_of()), decode=top, samples=windows("top"))
     batch = next(iter(data.iter_torch_batches(batch_size=4)))
     for shown, rows in ((data.show(3), 3), (data.show(batch), 4), (data.show(data.head(2)), 2)):
         assert shown._repr_html_().count("48 × 32") == 4 * rows
@@ -235,7 +235,7 @@ def test_bad_frames_are_masked(kind: str, tmp_path: Path, write_dataset: Callabl
     data = raylance.dataset(
         rows, columns=["action"], on_bad_row="mask", max_bad_rows=None, remainder="ragged",
         decode=[camera(bad, size=(32, 48)), camera(write_videos(str(tmp_path / "good.lance"), videos), "side")],
-        windows=windows("top"),
+        samples=windows("top"),
     )  # fmt: skip
     assert {*data.schema.names} == {"action", "top", "side", "top_is_pad"}
     seen, masked = [], []
@@ -262,7 +262,7 @@ def test_a_frame_that_is_bad_in_two_cameras_masks_the_samples_of_both(
     bad = write_videos(str(tmp_path / "bad.lance"), [broken("short")])
     data = raylance.dataset(
         write_dataset(rows_of(1)), decode=[camera(bad), camera(bad, "side")], on_bad_row="mask", max_bad_rows=None,
-        windows=raylance.Windows(episode="episode", offsets={"side": [0, 3]}),
+        samples=raylance.Windows(episode="episode", offsets={"side": [0, 3]}),
     )  # fmt: skip
     assert data.take(range(FRAMES))["_valid"].tolist() == [row < 22 for row in range(FRAMES)], "25 frames are there"
 
@@ -276,7 +276,7 @@ def test_a_transform_may_put_the_channels_first(made: Callable[..., Any], write_
             top = batch["top"].astype(np.float32)
             return {"action": batch["action"], "top": np.moveaxis(top, -1, -3) if move else top}
 
-        data = raylance.dataset(rows, columns=["action"], decode=camera(uri), windows=windows("top"), transform=change)
+        data = raylance.dataset(rows, columns=["action"], decode=camera(uri), samples=windows("top"), transform=change)
         batch = next(iter(data.iter_torch_batches(batch_size=8)))
         assert batch["top"].shape == (8, 4, 3, 32, 48)
         check(batch, frames)
@@ -292,7 +292,7 @@ def test_all_frames_of_a_sample_get_one_part(made: Callable[..., Any], write_dat
     ]
     data = raylance.dataset(
         write_dataset(rows_of()), columns=["action"], decode=[camera(uri), camera(uri, "side"), *crops], seed=5,
-        windows=windows("top", "side"), remainder="ragged",
+        samples=windows("top", "side"), remainder="ragged",
     )  # fmt: skip
     parts: dict[int, tuple[int, int, bool]] = {}
     for batch in data.iter_torch_batches(batch_size=16):

@@ -4,6 +4,7 @@ import dataclasses
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import lance
@@ -35,7 +36,7 @@ def delivered(data: raylance.Dataset, samples: dict[int, dict[str, Any]], **argu
 )
 def test_each_sample_comes_once(uri: str, changes: dict[str, Any]) -> None:
     windows = dataclasses.replace(WINDOWS, **changes)
-    data, samples = raylance.dataset(uri, windows=windows, remainder="ragged"), expected(frames(), windows)
+    data, samples = raylance.dataset(uri, samples=windows, remainder="ragged"), expected(frames(), windows)
     assert len(data) == len(samples) > 0
     for epoch in range(2):
         assert sorted(delivered(data, samples, epoch=epoch)) == sorted(samples)
@@ -45,7 +46,7 @@ def test_each_sample_comes_once(uri: str, changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("order", ["row", "sequential", "shard", raylance.WindowShuffle(shard_rows=7, lanes=3)])
 def test_orders_and_worlds_and_resumes(uri: str, order: Any) -> None:
     """The global batches are the same for each world, also after a resume with another one."""
-    data, samples = raylance.dataset(uri, windows=WINDOWS, order=order), expected(frames())
+    data, samples = raylance.dataset(uri, samples=WINDOWS, order=order), expected(frames())
     whole = list(data.iter_batches(global_batch_size=24, with_row_offset=True))
     seen = [offset for batch in whole for offset in check(batch, samples)]
     assert len(set(seen)) == len(seen) == ROWS // 24 * 24
@@ -65,7 +66,7 @@ def test_orders_and_worlds_and_resumes(uri: str, order: Any) -> None:
 def test_filters_select_anchors(uri: str, neighbours: Any) -> None:
     windows = dataclasses.replace(WINDOWS, neighbours=neighbours)
     selected = {row for row, state in enumerate(frames()["state"].to_pylist()) if state % 3}
-    data = raylance.dataset(uri, windows=windows, filter="state % 3 != 0", remainder="ragged")
+    data = raylance.dataset(uri, samples=windows, filter="state % 3 != 0", remainder="ragged")
     samples = expected(frames(), windows, selected)
     assert sorted(delivered(data, samples)) == sorted(selected)
 
@@ -74,7 +75,7 @@ def test_a_split_by_episode_keeps_neighbours_apart(uri: str) -> None:
     samples, found = expected(frames()), []
     for part in ("train", "val"):
         split = raylance.FractionSplit(fractions={"train": 0.7, "val": 0.3}, part=part, by="episode")
-        data = raylance.dataset(uri, windows=WINDOWS, split=split, remainder="ragged")
+        data = raylance.dataset(uri, samples=WINDOWS, split=split, remainder="ragged")
         found.append(delivered(data, samples))
     episodes = [{samples[offset]["episode"] for offset in part} for part in found]
     assert not episodes[0] & episodes[1]
@@ -84,7 +85,7 @@ def test_a_split_by_episode_keeps_neighbours_apart(uri: str) -> None:
 def test_rows_of_an_episode_need_not_be_stored_together(write_dataset: Callable[..., str]) -> None:
     table = frames()
     mixed = table.take(np.random.default_rng(1).permutation(ROWS))
-    data = raylance.dataset(write_dataset(mixed), windows=WINDOWS, remainder="ragged")
+    data = raylance.dataset(write_dataset(mixed), samples=WINDOWS, remainder="ragged")
     samples = expected(mixed)
     assert sorted(delivered(data, samples)) == list(range(ROWS))
 
@@ -94,12 +95,12 @@ def test_deleted_rows_and_appended_episodes(write_dataset: Callable[..., str]) -
     lance.dataset(uri).delete("state < 100")
     lance.write_dataset(frames(1, 50, first_episode=1000), uri, mode="append")
     live = lance.dataset(uri).to_table()
-    data = raylance.dataset(uri, windows=WINDOWS, remainder="ragged")
+    data = raylance.dataset(uri, samples=WINDOWS, remainder="ragged")
     assert sorted(delivered(data, expected(live))) == list(range(live.num_rows))
 
 
 def test_rows_on_request(uri: str) -> None:
-    data, samples = raylance.dataset(uri, windows=WINDOWS), expected(frames())
+    data, samples = raylance.dataset(uri, samples=WINDOWS), expected(frames())
     assert check(data.head(7), samples) == list(range(7))
     assert check(data.take([399, 3, 3, 0]), samples) == [399, 3, 3, 0]
     assert check(data[100:110], samples) == list(range(100, 110))
@@ -110,7 +111,7 @@ def test_rows_on_request(uri: str) -> None:
     assert "action" in repr(data.show(3))
     assert f"{ROWS} rows" in repr(data.plan(32))
     empty = raylance.dataset(
-        uri, windows=dataclasses.replace(WINDOWS, stride=20), remainder="ragged", empty_batches=True
+        uri, samples=dataclasses.replace(WINDOWS, stride=20), remainder="ragged", empty_batches=True
     )
     with empty.loader(rank=0, world_size=3) as loader:
         shapes = [batch["action"].shape for batch in loader.iter_batches(global_batch_size=len(empty) - 1)]
@@ -120,14 +121,14 @@ def test_rows_on_request(uri: str) -> None:
 def test_map_style_rows(uri: str) -> None:
     from raylance import torch_data
 
-    rows = torch_data.MapDataset(raylance.dataset(uri, windows=WINDOWS))
+    rows = torch_data.MapDataset(raylance.dataset(uri, samples=WINDOWS))
     assert [rows[3][name].tolist() for name in ("state", "action_is_pad")] == [
         expected(frames())[3][name] for name in ("state", "action_is_pad")
     ]
 
 
 def test_shares_change_in_mid_epoch(uri: str) -> None:
-    samples, data = expected(frames()), raylance.dataset(uri, windows=WINDOWS, order="row", remainder="ragged")
+    samples, data = expected(frames()), raylance.dataset(uri, samples=WINDOWS, order="row", remainder="ragged")
     loaders = [data.loader(rank=rank, world_size=2) for rank in range(2)]
     seen = []
     for loader in loaders:
@@ -144,12 +145,12 @@ def test_shares_change_in_mid_epoch(uri: str) -> None:
 
 def test_weighted_samples_and_mixtures(uri: str, write_dataset: Callable[..., str]) -> None:
     samples = expected(frames())
-    drawn = raylance.dataset(uri, windows=WINDOWS, order=raylance.Weighted(weights="state"))
+    drawn = raylance.dataset(uri, samples=WINDOWS, order=raylance.Weighted(weights="state"))
     assert len(delivered(drawn, samples)) > len(set(delivered(drawn, samples))) > 100, "some come repeatedly"
     other = frames(5, 100, first_episode=7)
     parts = {
-        "a": (raylance.dataset(uri, windows=WINDOWS), 0.75),
-        "b": (raylance.dataset(write_dataset(other), windows=WINDOWS), 0.25),
+        "a": (raylance.dataset(uri, samples=WINDOWS), 0.75),
+        "b": (raylance.dataset(write_dataset(other), samples=WINDOWS), 0.25),
     }
     mixture, of = raylance.mix(parts), [samples, expected(other)]
     seen: list[tuple[int, int]] = []
@@ -161,17 +162,17 @@ def test_weighted_samples_and_mixtures(uri: str, write_dataset: Callable[..., st
     assert len(set(seen)) == len(seen) > 300
     assert {number for number, _ in seen} == {0, 1}
     assert check(mixture.take([9, 2], component="b"), of[1]) == [9, 2]
-    unlike = raylance.dataset(uri, windows=dataclasses.replace(WINDOWS, offsets={"state": (0, 1)}))
+    unlike = raylance.dataset(uri, samples=dataclasses.replace(WINDOWS, offsets={"state": (0, 1)}))
     with pytest.raises(ConfigError, match="schema"):
-        raylance.mix({"a": (raylance.dataset(uri, windows=WINDOWS), 1), "b": (unlike, 1)})
+        raylance.mix({"a": (raylance.dataset(uri, samples=WINDOWS), 1), "b": (unlike, 1)})
 
 
 def test_a_state_of_other_windows_is_refused(uri: str) -> None:
-    with raylance.dataset(uri, windows=WINDOWS).loader() as loader:
+    with raylance.dataset(uri, samples=WINDOWS).loader() as loader:
         next(iter(loader.iter_batches(batch_size=16)))
         state = loader.state_dict()
     longer = dataclasses.replace(WINDOWS, offsets=OFFSETS | {"done": (1, 2)})
-    for other in ({"windows": longer}, {}):
+    for other in ({"samples": longer}, {}):
         with (
             raylance.dataset(uri, **other).loader() as loader,
             pytest.raises(StateError, match=r"windows: saved .*Windows\("),
@@ -189,7 +190,7 @@ def test_pictures_come_from_the_anchor(write_dataset: Callable[..., str]) -> Non
 
     table = frames(rows=100).append_column("image", pa.array([png(row) for row in range(100)]))
     data = raylance.dataset(
-        write_dataset(table), windows=WINDOWS, decode=raylance.Image("image", size=(8, 8)), remainder="ragged"
+        write_dataset(table), samples=WINDOWS, decode=raylance.Image("image", size=(8, 8)), remainder="ragged"
     )
     seen = []
     for batch in data.iter_torch_batches(batch_size=16, with_row_offset=True):
@@ -200,13 +201,13 @@ def test_pictures_come_from_the_anchor(write_dataset: Callable[..., str]) -> Non
     with pytest.raises(ConfigError, match="'state_is_pad'"):
         raylance.dataset(
             data._spec.read.source.uri,
-            windows=WINDOWS,
+            samples=WINDOWS,
             decode=raylance.Image("image", size=(8, 8), name="state_is_pad"),
         )
     encoded = raylance.dataset(
         data._spec.read.source.uri,
         columns=["image"],
-        windows=raylance.Windows(episode="episode", offsets={"image": [0, 1]}),
+        samples=raylance.Windows(episode="episode", offsets={"image": [0, 1]}),
     )
     for batch in encoded.iter_batches(batch_size=20, batch_format="pyarrow", with_row_offset=True):
         offsets = batch["_rowoffset"].to_pylist()
@@ -216,7 +217,7 @@ def test_pictures_come_from_the_anchor(write_dataset: Callable[..., str]) -> Non
 def test_times_are_checked(write_dataset: Callable[..., str]) -> None:
     table = frames()
     by_time = raylance.Windows(episode="episode", seconds={"state": (-0.3, 0)}, timestamp="time")
-    data = raylance.dataset(write_dataset(table), windows=by_time, columns=["state"], remainder="ragged")
+    data = raylance.dataset(write_dataset(table), samples=by_time, columns=["state"], remainder="ragged")
     wanted = expected(table, raylance.Windows(episode="episode", offsets={"state": (-3, 0)}))
     assert sorted(delivered(data, wanted)) == list(range(ROWS))
     times = table["time"].to_numpy().copy()
@@ -224,7 +225,7 @@ def test_times_are_checked(write_dataset: Callable[..., str]) -> None:
     times[late] += 0.05
     wrong = table.set_column(1, "time", pa.array(times))
     with pytest.raises(DatasetError, match=rf"offset {late} .*0\.15 s .*0\.1 s"):
-        raylance.dataset(write_dataset(wrong), windows=by_time)
+        raylance.dataset(write_dataset(wrong), samples=by_time)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,7 @@ def test_times_are_checked(write_dataset: Callable[..., str]) -> None:
 def test_times_that_are_not_regular_are_named(write_dataset: Callable[..., str], times: pa.Array, row: int) -> None:
     uri = write_dataset(pa.table({"e": np.zeros(40, np.int64), "x": np.arange(40), "t": times}))
     with pytest.raises(DatasetError, match=rf"offset {row} "):
-        raylance.dataset(uri, windows=raylance.Windows(episode="e", offsets={"x": [0]}, timestamp="t", fps=10))
+        raylance.dataset(uri, samples=raylance.Windows(episode="e", offsets={"x": [0]}, timestamp="t", fps=10))
 
 
 def test_types_of_windows(write_dataset: Callable[..., str]) -> None:
@@ -267,7 +268,7 @@ def test_types_of_windows(write_dataset: Callable[..., str]) -> None:
     )
     names = ["flag", "flags", "half", "brain", "tensor", "nested.x"]
     windows = raylance.Windows(episode="e", offsets={name: range(8) for name in names})
-    data = raylance.dataset(write_dataset(table), columns=names, windows=windows, remainder="ragged")
+    data = raylance.dataset(write_dataset(table), columns=names, samples=windows, remainder="ragged")
     assert [data.head(2)[name].shape for name in names] == [(2, 8), (2, 8, 8), (2, 8), (2, 8), (2, 8, 3, 2), (2, 8)]
     seen = 0
     for batch in data.iter_batches(batch_size=16, with_row_offset=True):
@@ -290,21 +291,21 @@ def test_bytes_of_an_episode_that_processes_get(at_ends: Any, most: int, write_d
     episodes, lengths = 20_000, np.random.default_rng(0).integers(5, 9, 20_000)
     rows = pa.table({"e": np.repeat(np.arange(episodes), lengths), "v": np.arange(lengths.sum())})
     windows = raylance.Windows(episode="e", offsets={"v": [0, 1]}, at_ends=at_ends)
-    data = raylance.dataset(write_dataset(rows), windows=windows)
+    data = raylance.dataset(write_dataset(rows), samples=windows)
     assert len(data) == lengths.sum() - (at_ends == "drop") * episodes
     assert len(pickle.dumps(data)) < most * episodes + 20_000
 
 
 def test_a_row_without_whole_windows_is_not_given_on_request(uri: str, write_dataset: Callable[..., str]) -> None:
-    data = raylance.dataset(uri, windows=dataclasses.replace(WINDOWS, at_ends="drop"))
+    data = raylance.dataset(uri, samples=dataclasses.replace(WINDOWS, at_ends="drop"))
     with pytest.raises(DatasetError, match="row 0 "):
         data.take([0])
     assert data.take([int(offset) for offset in data.head(3)["_rowoffset"]])["action"].shape == (3, 4, 3)
     mixture = raylance.mix({"a": (data, 1.0), "b": (data, 1.0)})
     apart = frames().take(np.random.default_rng(2).permutation(ROWS))
     for each in (uri, write_dataset(apart)):  # also rows of whole windows, if they are not selected
-        chosen = raylance.dataset(each, windows=dataclasses.replace(WINDOWS, at_ends="drop"), filter="state < 500")
-        whole = raylance.dataset(each, windows=dataclasses.replace(WINDOWS, at_ends="drop"), filter="state >= 500")
+        chosen = raylance.dataset(each, samples=dataclasses.replace(WINDOWS, at_ends="drop"), filter="state < 500")
+        whole = raylance.dataset(each, samples=dataclasses.replace(WINDOWS, at_ends="drop"), filter="state >= 500")
         with pytest.raises(DatasetError, match="no sample"):
             chosen.take([int(whole.head(1)["_rowoffset"][0])])
     row = int(data.head(1)["_rowoffset"][0])
@@ -318,14 +319,14 @@ def test_mixtures_have_windows_in_all_parts_or_in_none(write_dataset: Callable[.
     uri = write_dataset(pa.table({"e": rows // 10, "v": rows}))
     lists = write_dataset(pa.table({"e": rows, "v": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(80)), 2)}))
     windows = raylance.Windows(episode="e", offsets={"v": [0, 1]}, at_ends="drop")
-    parts = {"a": (raylance.dataset(uri, windows=windows), 1), "b": (raylance.dataset(lists), 1)}
+    parts = {"a": (raylance.dataset(uri, samples=windows), 1), "b": (raylance.dataset(lists), 1)}
     for names in ("ab", "ba"):
-        with pytest.raises(ConfigError, match="windows="):
+        with pytest.raises(ConfigError, match="samples="):
             raylance.mix({name: parts[name] for name in names})
     both = raylance.Windows(episode="e", offsets={"v": [0], "e": [0]})
     other = raylance.Windows(episode="e", offsets={"e": [0], "v": [0]})
     mixture = raylance.mix(
-        {"a": (raylance.dataset(uri, windows=both), 1), "b": (raylance.dataset(uri, windows=other), 1)}
+        {"a": (raylance.dataset(uri, samples=both), 1), "b": (raylance.dataset(uri, samples=other), 1)}
     )
     assert mixture.schema.names == ["e", "v", "e_is_pad", "v_is_pad"]
 
@@ -333,19 +334,19 @@ def test_mixtures_have_windows_in_all_parts_or_in_none(write_dataset: Callable[.
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"windows": "rows"}, ConfigError, "'rows'"),
-        ({"windows": raylance.Windows(episode="nothing", offsets=OFFSETS)}, DatasetError, "'nothing'"),
-        ({"windows": raylance.Windows(episode="time", offsets=OFFSETS)}, ConfigError, "float"),
-        ({"windows": raylance.Windows(episode="episode", offsets={"name": [0]})}, ConfigError, "'name'.*string"),
-        ({"windows": raylance.Windows(episode="episode", offsets={"none": [0]})}, ConfigError, "'none'"),
-        ({"windows": WINDOWS, "columns": ["state"]}, ConfigError, "'action'"),
+        ({"samples": "rows"}, ConfigError, "'rows'"),
+        ({"samples": raylance.Windows(episode="nothing", offsets=OFFSETS)}, DatasetError, "'nothing'"),
+        ({"samples": raylance.Windows(episode="time", offsets=OFFSETS)}, ConfigError, "float"),
+        ({"samples": raylance.Windows(episode="episode", offsets={"name": [0]})}, ConfigError, "'name'.*string"),
+        ({"samples": raylance.Windows(episode="episode", offsets={"none": [0]})}, ConfigError, "'none'"),
+        ({"samples": WINDOWS, "columns": ["state"]}, ConfigError, "'action'"),
         (
-            {"windows": dataclasses.replace(WINDOWS, offsets={"state": [0, 99]}, at_ends="drop")},
+            {"samples": dataclasses.replace(WINDOWS, offsets={"state": [0, 99]}, at_ends="drop")},
             DatasetError,
             "whole windows",
         ),
-        ({"windows": dataclasses.replace(WINDOWS, stride=50), "filter": "state = 5"}, DatasetError, "stride="),
-        ({"windows": WINDOWS, "pack": raylance.PackTokens("name", 8)}, ConfigError, "pack="),
+        ({"samples": dataclasses.replace(WINDOWS, stride=50), "filter": "state = 5"}, DatasetError, "stride="),
+        ({"samples": WINDOWS, "pack": raylance.PackTokens("name", 8)}, ConfigError, "PackTokens"),
     ],
 )
 def test_what_cannot_be_honoured(uri: str, changes: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -359,7 +360,7 @@ def test_a_row_without_an_episode_is_named(write_dataset: Callable[..., str]) ->
     episodes[123] = None
     uri = write_dataset(table.set_column(0, "episode", pa.array(episodes)))
     with pytest.raises(DatasetError, match="offset 123"):
-        raylance.dataset(uri, windows=WINDOWS)
+        raylance.dataset(uri, samples=WINDOWS)
 
 
 def test_samples_that_need_more_rows_than_a_reader_may_hold(write_dataset: Callable[..., str]) -> None:
@@ -369,7 +370,7 @@ def test_samples_that_need_more_rows_than_a_reader_may_hold(write_dataset: Calla
     table = pa.table({"e": np.arange(rows) // 500, "x": pa.FixedSizeListArray.from_arrays(values, 256)})
     uri = write_dataset(table)
     windows = raylance.Windows(episode="e", offsets={"x": range(-32, 32, 4)})
-    data = raylance.dataset(uri, windows=windows, order="row", remainder="ragged")
+    data = raylance.dataset(uri, samples=windows, order="row", remainder="ragged")
     with data.loader(runtime="threads", max_window_bytes=1 << 20, max_inflight_bytes=4 << 20) as loader:
         seen = []
         for batch in loader.iter_batches(global_batch_size=50, with_row_offset=True):
@@ -403,7 +404,7 @@ def test_pictures_in_windows_get_one_crop(write_dataset: Callable[..., str]) -> 
             raylance.Image("image", size=8, augment=cut, hflip=0.5, interpolation="nearest"),
             raylance.Image("mask", like="image", mode="L", interpolation="nearest"),
         ],
-        windows=raylance.Windows(episode="episode", offsets={"image": offsets, "mask": offsets}),
+        samples=raylance.Windows(episode="episode", offsets={"image": offsets, "mask": offsets}),
     )  # fmt: skip
     assert data.schema.names == ["row", "image", "mask", "image_is_pad", "mask_is_pad"]
     masked, seen = [], []
@@ -425,7 +426,7 @@ def test_pictures_in_windows_get_one_crop(write_dataset: Callable[..., str]) -> 
     assert sorted(seen) == list(range(rows))
     assert sorted(masked) == [23, 25, 26]
     with pytest.raises(raylance.ConfigError, match="'image'"):
-        raylance.dataset(uri, decode=raylance.DeviceImage("image", size=8), windows=data_windows("image"))
+        raylance.dataset(uri, decode=raylance.DeviceImage("image", size=8), samples=data_windows("image"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -454,7 +455,7 @@ def counted(
         texts[row] = value
     uri = write_dataset(pa.table({"episode": np.arange(rows) // 60, "near": texts, "far": texts}))
     windows = raylance.Windows(episode="episode", offsets={"near": range(-7, 1), "far": [-20, 0]})
-    arguments = {"decode": [Counted("near"), Counted("far")], "windows": windows, "remainder": "ragged"} | arguments
+    arguments = {"decode": [Counted("near"), Counted("far")], "samples": windows, "remainder": "ragged"} | arguments
     return raylance.dataset(uri, **arguments)
 
 
@@ -552,7 +553,7 @@ def test_a_row_far_from_the_others_makes_no_long_shards(write_dataset: Callable[
     offsets = {"near": range(-7, 1), "far": [0, 50]}
     windows = raylance.Windows(episode="episode", offsets=offsets)
     near = dataclasses.replace(windows, offsets={"near": range(-7, 1), "far": [0, 1]})
-    plans = [str(counted(write_dataset, windows=each).plan(global_batch_size=8)) for each in (windows, near)]
+    plans = [str(counted(write_dataset, samples=each).plan(global_batch_size=8)) for each in (windows, near)]
     orders = [plan.splitlines()[0] for plan in plans]
     assert orders[0] == orders[1]
     assert "order window (shard_rows=" in orders[0]
@@ -613,7 +614,7 @@ def test_values_that_are_random_are_those_of_each_sample(write_dataset: Callable
     uri = write_dataset(pa.table({"episode": np.arange(60) // 30, "image": files, "plain": files}))
     decoders = [raylance.Image("image", size=8, hflip=0.5), raylance.Image("plain", size=8)]
     windows = raylance.Windows(episode="episode", offsets={"image": [-1, 0], "plain": [-1, 0]})
-    data = raylance.dataset(uri, decode=decoders, windows=windows, order="shard")
+    data = raylance.dataset(uri, decode=decoders, samples=windows, order="shard")
     with data.loader(runtime="threads") as loader:
         (batch,) = loader.iter_batches(global_batch_size=60)
     flipped = batch["plain"][..., ::-1, :]
@@ -625,3 +626,22 @@ def test_values_that_are_random_are_those_of_each_sample(write_dataset: Callable
 
 def data_windows(name: str) -> raylance.Windows:
     return raylance.Windows(episode="episode", offsets={name: [0, 1]})
+
+
+@pytest.mark.parametrize("older", ["windows", "pack"])
+def test_what_samples_has_replaced_works_with_a_warning(
+    write_dataset: Callable[..., str], tmp_path: Path, older: str
+) -> None:
+    kind = WINDOWS if older == "windows" else raylance.Pack("tokens", length=8)
+    table = frames() if older == "windows" else pa.table({"tokens": [[*range(5)]] * 40})
+    uri = write_dataset(table)
+    wanted = raylance.dataset(uri, samples=kind, remainder="ragged")
+    with pytest.warns(FutureWarning, match=f"{older}=.*samples="):
+        found = raylance.dataset(uri, **{older: kind}, remainder="ragged")
+    assert repr(found) == repr(wanted)
+    assert raylance.dataset(uri, **{older: None}).schema == raylance.dataset(uri).schema, "no setting, no warning"
+    with found.loader(record=str(tmp_path / "run")) as loader:
+        for _ in loader.iter_batches(global_batch_size=8):
+            pass
+    with pytest.warns(FutureWarning, match=f"{older}=.*samples="):
+        assert raylance.prove_run(str(tmp_path / "run"), **{older: kind}).ok

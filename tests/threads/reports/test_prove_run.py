@@ -216,7 +216,7 @@ def test_packed_documents_are_proven_by_their_sequences(
 ) -> None:
     """The record says how they were packed: before, only whoever gave all arguments of `Pack` again had a proof."""
     texts = write_dataset(pa.table({"tokens": [list(range(row % 50 + 1)) for row in range(100)]}))
-    data = raylance.dataset(texts, pack=pack, remainder="ragged", order="row")
+    data = raylance.dataset(texts, samples=pack, remainder="ragged", order="row")
     state = train(data, tmp_path, -(-len(data) // 10), size=10)
     proof = raylance.prove_run(tmp_path)
     assert values(proof) == [("data", 0, 1, "proven", len(data))]
@@ -234,7 +234,7 @@ def test_windows_of_pictures_are_proven_without_a_decoder(write_dataset: Callabl
     stored = {"episode": np.repeat(np.arange(9), 10), "image": pa.array(make_images(90), pa.binary())}
     data = raylance.dataset(
         write_dataset(pa.table(stored)),
-        windows=raylance.Windows(episode="episode", offsets={"image": [-2, 0]}, at_ends="drop"),
+        samples=raylance.Windows(episode="episode", offsets={"image": [-2, 0]}, at_ends="drop"),
         decode=raylance.Image("image", size=8),
     )
     train(data, tmp_path, len(data) // 30, size=30)

@@ -42,7 +42,7 @@ def test_batches_are_those_of_a_plain_loop(documents: str, policy: Any, labels: 
         block_rows=50,
     )
     dataset = raylance.dataset(
-        documents, pack=pack, filter="id % 7 != 3", seed=5, order="sequential", remainder="ragged"
+        documents, samples=pack, filter="id % 7 != 3", seed=5, order="sequential", remainder="ragged"
     )
     rows = dataset.head(0) | {}
     assert set(rows) == {"input_ids", "mask", "score", "labels", "position_ids", "segment_ids", "_rowoffset"}
@@ -81,7 +81,7 @@ def test_batches_are_those_of_a_plain_loop(documents: str, policy: Any, labels: 
 def test_packed_datasets_are_mixed_whatever_their_labels(documents: str, labels: Any) -> None:
     def packed(**settings_: Any) -> raylance.Dataset:
         pack = Pack(["tokens", "mask"], length=16, policy="whole", block_rows=30, **settings_)
-        return raylance.dataset(documents, pack=pack, seed=2)
+        return raylance.dataset(documents, samples=pack, seed=2)
 
     parts = [packed(), packed(labels=labels, label_mask="mask")]
     mixed = raylance.mix({"plain": (parts[0], 2), "masked": (parts[1], 1)})
@@ -107,7 +107,7 @@ def test_packed_datasets_are_mixed_whatever_their_labels(documents: str, labels:
 
 def test_ranks_without_a_sequence_get_empty_batches(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"t": [[1, 2, 3]]}))
-    dataset = raylance.dataset(uri, pack=Pack("t", length=3), remainder="ragged", empty_batches=True)
+    dataset = raylance.dataset(uri, samples=Pack("t", length=3), remainder="ragged", empty_batches=True)
     counts = []
     for rank in range(3):
         with dataset.loader(rank=rank, world_size=3, record=False) as loader:
@@ -122,12 +122,12 @@ def test_bins_are_found_once(write_dataset: Callable[..., str], tmp_path: Path) 
     texts = pa.ListArray.from_arrays(np.arange(70_001, dtype=np.int32) * 3, np.arange(210_000, dtype=np.int32))
     uri, pack = write_dataset(pa.table({"t": texts})), Pack("t", length=100, policy="whole")
     folders = [tmp_path / "kept", tmp_path / "kept", "/proc/nothing"]
-    first, second, without = (raylance.dataset(uri, pack=pack, cost_folder=folder) for folder in folders)
+    first, second, without = (raylance.dataset(uri, samples=pack, cost_folder=folder) for folder in folders)
     assert len(first) == len(second) == len(without) > 70_000 // 34
     [kept] = (tmp_path / "kept").glob("*.npy")
     assert without.head(1)["input_ids"].tolist() == second.head(1)["input_ids"].tolist()
     np.save(kept, np.zeros_like(np.load(kept)))
-    assert len(raylance.dataset(uri, pack=pack, cost_folder=tmp_path / "kept")) < 100, "what is kept is used"
+    assert len(raylance.dataset(uri, samples=pack, cost_folder=tmp_path / "kept")) < 100, "what is kept is used"
 
 
 def dataset_rows(uri: str) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def dataset_rows(uri: str) -> list[dict[str, Any]]:
 
 def test_no_token_attends_to_another_document(documents: str) -> None:
     """Attention over `cu_seqlens`, piece by piece, is attention under the mask of `segment_ids`."""
-    dataset = raylance.dataset(documents, pack=Pack("tokens", length=24, policy="whole", block_rows=40), seed=2)
+    dataset = raylance.dataset(documents, samples=Pack("tokens", length=24, policy="whole", block_rows=40), seed=2)
     batch = next(iter(dataset.iter_torch_batches(global_batch_size=6)))
     ids, segments = batch["input_ids"], batch["segment_ids"]
     torch.manual_seed(0)
@@ -165,7 +165,7 @@ def test_no_token_attends_to_another_document(documents: str) -> None:
 def test_sequences_are_the_same_on_any_world_and_after_any_resume(documents: str, order: Any) -> None:
     dataset = raylance.dataset(
         documents,
-        pack=Pack("tokens", length=16, policy="whole", block_rows=30),
+        samples=Pack("tokens", length=16, policy="whole", block_rows=30),
         order=order,
         remainder="ragged",
         seed=4,
@@ -190,7 +190,7 @@ def test_sequences_are_the_same_on_any_world_and_after_any_resume(documents: str
 @pytest.mark.promise("P8")
 def test_documents_that_cannot_be_packed(write_dataset: Callable[..., str]) -> None:
     def read(columns: dict[str, Any], pack: Pack) -> None:
-        list(raylance.dataset(write_dataset(pa.table(columns)), pack=pack).iter_batches(global_batch_size=1))
+        list(raylance.dataset(write_dataset(pa.table(columns)), samples=pack).iter_batches(global_batch_size=1))
 
     pair = Pack(["t", "m"], length=4)
     with pytest.raises(DatasetError, match="'t' and 1 in 'm'"):
@@ -217,7 +217,7 @@ def test_tokens_that_are_left_out_are_counted(
     uri = write_dataset(pa.table({"t": [[1] * 3, [2] * 9, [3] * 4]}))
     for too_long, count in (("drop", 9), ("truncate", 5)):
         caplog.clear()
-        dataset = raylance.dataset(uri, pack=Pack("t", length=4, policy="whole", too_long=too_long))  # type: ignore[arg-type]
+        dataset = raylance.dataset(uri, samples=Pack("t", length=4, policy="whole", too_long=too_long))  # type: ignore[arg-type]
         assert f"{count} of 16" in caplog.text
         tokens = sum(int((batch["segment_ids"] >= 0).sum()) for batch in dataset.iter_batches(global_batch_size=1))
         assert tokens == 16 - count
@@ -230,7 +230,7 @@ def test_sequences_without_a_label_are_named_once(
     """A long prompt is cut, and its first piece has nothing to learn."""
     uri = write_dataset(pa.table({"t": [[1] * 9, [2] * 3], "m": [[0] * 8 + [1], [0, 1, 1]]}))
     pack = Pack(["t", "m"], length=4, policy="whole", label_mask="m", too_long=too_long)
-    dataset = raylance.dataset(uri, pack=pack)
+    dataset = raylance.dataset(uri, samples=pack)
     for _ in range(2):
         labels = np.concatenate([batch["labels"] for batch in dataset.iter_batches(global_batch_size=1)])
     assert bool((labels == -100).all(axis=1).any()) == named
@@ -239,7 +239,7 @@ def test_sequences_without_a_label_are_named_once(
 
 def test_the_number_of_sequences_is_known(documents: str) -> None:
     tokens = sum(len(row["tokens"]) for row in dataset_rows(documents))
-    assert len(raylance.dataset(documents, pack=Pack("tokens", length=7))) == math.ceil(tokens / 7)
+    assert len(raylance.dataset(documents, samples=Pack("tokens", length=7))) == math.ceil(tokens / 7)
 
 
 @pytest.mark.parametrize("order", ["window", "row"])
@@ -250,7 +250,7 @@ def test_documents_that_a_reader_does_not_hold_together_give_the_same_sequences(
     rng = np.random.default_rng(4)
     texts = [rng.integers(1, 1 << 15, size) for size in rng.integers(0, 700, 4000)]
     uri = write_dataset(pa.table({"t": pa.array(texts, pa.list_(pa.int64()))}))
-    data = raylance.dataset(uri, pack=Pack("t", length=512, eos_id=1), order=order, window_bytes=64 << 20)
+    data = raylance.dataset(uri, samples=Pack("t", length=512, eos_id=1), order=order, window_bytes=64 << 20)
     found = []
     for limit in (1 << 30, 1 << 20):
         with data.loader(max_window_bytes=limit) as loader:

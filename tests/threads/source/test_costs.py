@@ -109,7 +109,7 @@ def test_a_store_that_fails_is_said(
         ({"cost": raylance.TokensOf("length", multiple=8)}, DatasetError, "length"),
         ({"cost": "length", "cost_folder": "none://bucket/costs"}, ConfigError, "none"),
         ({"cost": "length", "cost_folder": 3}, ConfigError, "cost_folder=3"),
-        ({"cost": "length", "pack": raylance.PackTokens("ids", 8), "columns": None}, ConfigError, "pack"),
+        ({"cost": "length", "samples": raylance.PackTokens("ids", 8), "columns": None}, ConfigError, "Pack"),
         ({"order": "bucket"}, ConfigError, "cost="),
         ({"balance": raylance.Balance()}, ConfigError, "cost="),
         ({"cost": "length", "balance": "cost"}, ConfigError, "balance"),

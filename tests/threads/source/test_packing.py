@@ -67,7 +67,7 @@ def uri(write_dataset: Callable[..., str]) -> str:
 
 def test_every_token_comes_once_through_the_loader(uri: str) -> None:
     pack = PackTokens("tokens", 32, EOS, PAD)
-    data = raylance.dataset(uri, filter="id % 3 != 0", pack=pack, order="row", remainder="ragged")
+    data = raylance.dataset(uri, filter="id % 3 != 0", samples=pack, order="row", remainder="ragged")
     wanted = [corpus()[row] for row in range(300) if row % 3]
     with data.loader() as loader:
         batches = list(loader.iter_batches(global_batch_size=16))
@@ -101,16 +101,16 @@ def test_every_token_comes_once_through_the_loader(uri: str) -> None:
 def test_columns_that_hold_no_documents(write_dataset: Callable[..., str], column: pa.Array, message: str) -> None:
     uri = write_dataset(pa.table({"tokens": column}))
     with pytest.raises(raylance.DatasetError, match=message):
-        raylance.dataset(uri, pack=PackTokens("tokens", 8))
+        raylance.dataset(uri, samples=PackTokens("tokens", 8))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"pack": PackTokens("text", 8)}, "has no column 'text'"),
-        ({"pack": "tokens"}, "pack='tokens': give raylance.Pack"),
-        ({"pack": PackTokens("tokens", 8), "columns": ["id"]}, "columns="),
-        ({"pack": PackTokens("tokens", 8), "order": raylance.Weighted(weights="id")}, "with pack="),
+        ({"samples": PackTokens("text", 8)}, "has no column 'text'"),
+        ({"samples": "tokens"}, "samples='tokens'.*raylance.Pack"),
+        ({"samples": PackTokens("tokens", 8), "columns": ["id"]}, "columns="),
+        ({"samples": PackTokens("tokens", 8), "order": raylance.Weighted(weights="id")}, "packs"),
     ],
 )
 def test_what_does_not_go_with_packing(uri: str, arguments: dict[str, Any], message: str) -> None:
@@ -136,4 +136,4 @@ def test_settings_that_are_none(arguments: dict[str, Any], message: str) -> None
 def test_tokens_of_uint64_are_kept(write_dataset: Callable[..., str]) -> None:
     tokens = [2**63 - 1, 0, 7]
     uri = write_dataset(pa.table({"tokens": pa.array([tokens, []], pa.list_(pa.uint64()))}))
-    assert raylance.dataset(uri, pack=PackTokens("tokens", 3)).head(1)["input_ids"].tolist() == [tokens]
+    assert raylance.dataset(uri, samples=PackTokens("tokens", 3)).head(1)["input_ids"].tolist() == [tokens]

@@ -196,7 +196,7 @@ def test_storage_that_fails_is_not_waited_for_if_nobody_wants_the_rows(tmp_path:
     uri, add = str(tmp_path / "data.lance"), list[pa.Table]().append
     lance.write_dataset(pa.table({"tokens": [[token] * 8 for token in range(40)]}), uri)
     pack = raylance.PackTokens("tokens", 16) if kind == "sequences" else None
-    data = raylance.dataset(uri, columns=None if pack else ["tokens"], pack=pack)
+    data = raylance.dataset(uri, columns=None if pack else ["tokens"], samples=pack)
     mixed = raylance.mix({"a": (data, 1.0), "b": (data, 1.0)}, stop=60) if kind == "mixture" else data
     reader = spec_of(mixed).read.source.open_reader(30.0)
     shutil.rmtree(Path(uri, "data"))

@@ -97,7 +97,7 @@ def test_the_checker_catches(wrong: raylance.SampleTable, message: str) -> None:
 
 def test_a_table_of_ones_own_through_everything(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"x": np.arange(ROWS), "y": np.arange(ROWS) * 10, "z": np.arange(ROWS) % 7}))
-    data = raylance.dataset(uri, windows=Mirrored(), remainder="ragged")
+    data = raylance.dataset(uri, samples=Mirrored(), remainder="ragged")
     seen = []
     for batch in data.iter_torch_batches(batch_size=16, with_row_offset=True):
         anchors = batch["_rowoffset"].numpy()
@@ -111,21 +111,21 @@ def test_a_table_of_ones_own_through_everything(write_dataset: Callable[..., str
     with data.loader() as loader:
         next(iter(loader.iter_batches(batch_size=16)))
         state = loader.state_dict()
-    assert len(reopen(state, windows=Mirrored())) == ROWS - 10
-    with pytest.raises(raylance.ConfigError, match="Mirrored.*windows="):
+    assert len(reopen(state, samples=Mirrored())) == ROWS - 10
+    with pytest.raises(raylance.ConfigError, match="Mirrored.*samples="):
         reopen(state)
     changed = Mirrored()
     changed.fingerprint = "changed"
-    with raylance.dataset(uri, windows=changed).loader() as loader, pytest.raises(StateError):
+    with raylance.dataset(uri, samples=changed).loader() as loader, pytest.raises(StateError):
         loader.load_state_dict(state)
     windows = raylance.Windows(episode="z", offsets={"x": [0, 1], "y": [0, 1]})
     mixture = raylance.mix(
         {
-            "own": (raylance.dataset(uri, windows=Mirrored(), columns=["y", "x"]), 0.5),
-            "own again": (raylance.dataset(uri, windows=Mirrored(), columns=["y", "x"], filter="z = 3"), 0.5),
+            "own": (raylance.dataset(uri, samples=Mirrored(), columns=["y", "x"]), 0.5),
+            "own again": (raylance.dataset(uri, samples=Mirrored(), columns=["y", "x"], filter="z = 3"), 0.5),
         }
     )
     for batch in mixture.iter_batches(batch_size=20, with_row_offset=True):
         assert batch["x"].tolist() == [[at, ROWS - 1 - at] for at in batch["_rowoffset"]]
     with pytest.raises(raylance.ConfigError, match="schema"):
-        raylance.mix({"a": (data, 0.5), "b": (raylance.dataset(uri, windows=windows), 0.5)})
+        raylance.mix({"a": (data, 0.5), "b": (raylance.dataset(uri, samples=windows), 0.5)})
