@@ -18,13 +18,14 @@ from raylance.batches.conversion import (
     BatchFormat,
     BatchSpec,
     Dtypes,
+    collate_format,
     host_converter,
     make_batch_spec,
     torch_converter,
 )
 from raylance.batches.device import can_pin, torch_device
 from raylance.batches.list_padding import check_counted
-from raylance.decode.arrays import NumpyBatch, Paddings
+from raylance.decode.arrays import Paddings
 from raylance.environment import process
 from raylance.errors import ConfigError, RaylanceError
 from raylance.observe.verdict import Verdict
@@ -217,7 +218,7 @@ class RankLoader(Positioned):
         prefetch_batches: int = 2,
         dtypes: Dtypes = None,
         device: str | torch.device = "auto",
-        collate_fn: Callable[[NumpyBatch], Any] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
         drop_last: bool | None = None,
         pin_memory: bool = False,
         with_row_offset: bool = False,
@@ -242,8 +243,9 @@ class RankLoader(Positioned):
             device: The device of the tensors. "auto" is the device of the Ray Train worker; the CPU if there is none.
                 Batches for CUDA are copied through pinned memory on a side stream as soon as they are made. So finished
                 batches that wait for the training loop take memory of the device.
-            collate_fn: A function that makes the batch from a dict of NumPy arrays; without it, a batch is a dict of
-                tensors. It is called in a thread of the loader.
+            collate_fn: A function that makes the batch from a dict of NumPy arrays; or an object of Ray Data's
+                `ArrowBatchCollateFn`, `NumpyBatchCollateFn` or `PandasBatchCollateFn`, which takes what its name says.
+                Without it, a batch is a dict of tensors. It is called in a thread of the loader.
             drop_last: Replaces the dataset's `remainder`: True by "drop", False by "ragged". None keeps it.
             pin_memory: Whether batches that stay on the CPU are put into pinned memory.
             with_row_offset: Whether to add the column `_rowoffset`, int64: the row offsets that `Dataset.take` takes.
@@ -278,11 +280,11 @@ class RankLoader(Positioned):
         step = require_size(read_size("iter_torch_batches()", self.dp_size, **sizes, others=others, known=known))
         pin_memory = can_pin(check_flag("pin_memory", pin_memory))
         target = process.default_device() if device == "auto" else torch_device(device)
+        takes = collate_format(collate_fn)
         if callable(collate_fn):
             collate_fn = self._consumer.recorder.stats.timed("collate_fn_s")(collate_fn)
-        convert = torch_converter(
-            self._consumer.read_spec, dtypes, collate_fn, pad_lists, pin_memory or target.type == "cuda"
-        )
+        pins = pin_memory or target.type == "cuda"
+        convert = torch_converter(self._consumer.read_spec, dtypes, collate_fn, pad_lists, pins, takes)
         return self._batches(
             "torch",
             pad_lists,

@@ -44,6 +44,11 @@ Dtypes = torch.dtype | Mapping[str, torch.dtype] | None
 # From the rows of a step, the columns to convert, and the columns that were decoded on the device.
 Convert = Callable[[StepRows, Sequence[str], Mapping[str, torch.Tensor]], Any]
 _ADDED = (ROW_OFFSET, COMPONENT, VALID)
+_COLLATED: Mapping[str, BatchFormat] = {
+    "NumpyBatchCollateFn": "numpy",
+    "ArrowBatchCollateFn": "pyarrow",
+    "PandasBatchCollateFn": "pandas",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,16 +123,26 @@ def make_batch_spec(
     )
 
 
+def collate_format(collate_fn: Any) -> BatchFormat:
+    """Returns the format in which a `collate_fn` takes a batch: that of a class of Ray Data, such as
+    `ArrowBatchCollateFn`, or "numpy" for any other function.
+    """
+    ours = [kind.__name__ for kind in type(collate_fn).__mro__ if kind.__module__.partition(".")[0] == "ray"]
+    return next((_COLLATED[name] for name in ours if name in _COLLATED), "numpy")
+
+
 def torch_converter(
     read_spec: "ReadSpec",
     dtypes: Dtypes,
-    collate_fn: Callable[[NumpyBatch], Any] | None,
+    collate_fn: Callable[[Any], Any] | None,
     pad_lists: Paddings | None,
     pins: bool = False,
+    batch_format: BatchFormat = "numpy",
 ) -> Convert:
     """Checks arguments of `iter_torch_batches`, and returns the function that makes batches.
 
-    With `pins`, batches that are joined from pieces lie in pinned memory.
+    With `pins`, batches that are joined from pieces lie in pinned memory. `batch_format` is that which `collate_fn`
+    takes.
 
     Raises:
         ConfigError: If an argument cannot be honoured.
@@ -140,6 +155,14 @@ def torch_converter(
             raise ConfigError(f"collate_fn={collate_fn!r}: give a function that makes the batch of a dict of arrays.")
         if dtypes is not None:
             raise ConfigError("dtypes= and collate_fn= exclude each other: collate_fn makes the batch, so cast there.")
+        if batch_format != "numpy":
+            if read_spec.on_device is not None:
+                raise ConfigError(
+                    f"collate_fn= takes {batch_format} batches, and columns that are decoded on the trainer's device "
+                    "are tensors. Decode them in helpers, by raylance.Image; or give a function that takes a dict."
+                )
+            host = host_converter(read_spec, batch_format, pad_lists)
+            return lambda rows, names, decoded: collate_fn(host(rows, names, decoded))
         return lambda rows, names, decoded: collate_fn(in_order(read_spec, rows.to_numpy(names, lists, join), decoded))
     by_column = _dtypes(read_spec, dtypes, lists)
     for name, how in lists.items():

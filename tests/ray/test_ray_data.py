@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import ray.data
+import torch
+from ray.data.collate_fn import ArrowBatchCollateFn, NumpyBatchCollateFn, PandasBatchCollateFn
 
 import raylance
 from raylance.errors import ConfigError
@@ -280,3 +282,43 @@ def test_nulls_among_tensors_are_named(tmp_path: Path) -> None:
         raylance.dataset(uri).to_ray_dataset().take_all()
     filtered = raylance.dataset(uri, filter="f IS NOT NULL").to_ray_dataset()
     assert [row["f"].tolist() for row in filtered.take_all()] == [[1, 2]]
+
+
+class FromArrow(ArrowBatchCollateFn):
+    def __call__(self, batch: pa.Table) -> Any:
+        assert isinstance(batch, pa.Table)
+        return {"id": torch.from_numpy(batch["id"].to_numpy().copy()), "names": batch.column_names}
+
+
+class FromNumpy(NumpyBatchCollateFn):
+    def __call__(self, batch: dict[str, np.ndarray]) -> Any:
+        assert all(isinstance(each, np.ndarray) for each in batch.values())
+        return {"id": torch.from_numpy(batch["id"]), "names": list(batch)}
+
+
+class FromPandas(PandasBatchCollateFn):
+    def __call__(self, batch: Any) -> Any:
+        return {"id": torch.from_numpy(batch.set_index("text").loc[:, "id"].to_numpy().copy()), "names": list(batch)}
+
+
+@pytest.mark.parametrize("kind", [FromArrow, FromNumpy, FromPandas])
+def test_ray_datas_collate_functions_get_what_their_class_says(tmp_path: Path, kind: type[Any]) -> None:
+    """As in Ray Data, which is given the same objects."""
+    uri = str(tmp_path / "rows.lance")
+    table = pa.table({"id": np.arange(40), "text": [f"row {number}" for number in range(40)]})
+    lance.write_dataset(table, uri)
+    wanted = ray.data.from_arrow(table).iter_torch_batches(batch_size=8, collate_fn=kind(), device="cpu")
+    with raylance.dataset(uri, order="sequential").loader(runtime="threads", record=False) as loader:
+        found = list(loader.iter_torch_batches(global_batch_size=8, collate_fn=kind(), device="cpu"))
+        assert loader.stats()["collate_fn_s"] > 0
+        with pytest.raises(ConfigError, match="dtypes"):
+            loader.iter_torch_batches(global_batch_size=8, collate_fn=kind(), dtypes=torch.int32)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert torch.equal(ours["id"], theirs["id"])
+        assert ours["names"] == theirs["names"] == ["id", "text"]
+
+
+def test_columns_that_the_device_decodes_are_not_arrow(images_uri: str) -> None:
+    data = raylance.dataset(images_uri, decode=raylance.DeviceImage("image", size=8))
+    with data.loader(runtime="threads", record=False) as loader, pytest.raises(ConfigError, match="device"):
+        loader.iter_torch_batches(global_batch_size=8, collate_fn=FromArrow())
