@@ -40,7 +40,7 @@ HIDDEN = "…"  # in the place of a secret
 SECRET = re.compile(r"secret|token|password|account_key|sas|credential", re.IGNORECASE)
 
 
-class RefusedError(raylance.ConfigError):
+class RefusedError(raylance.errors.ConfigError):
     """A request that cannot be fulfilled; the text gives cause, consequence and fix."""
 
 
@@ -187,7 +187,7 @@ def open_filesystem(uri: str, options: dict[str, str]) -> tuple[pafs.FileSystem,
     if "://" not in (uri := locate(uri)):
         return pafs.LocalFileSystem(), uri
     if not options:
-        filesystem, path = raylance.open_folder(uri)
+        filesystem, path = raylance.runs.open_folder(uri)
         return filesystem, str(path)
     scheme, _, path = uri.partition("://")
     named = {key.lower().removeprefix("aws_"): value for key, value in options.items()}

@@ -75,7 +75,7 @@ class _Wandb:
         )
         self.id = self._run.id
         for loader in () if self._run.offline else data.values():  # W&B refuses it offline
-            self._run.use_artifact(raylance.wandb_artifact(loader))
+            self._run.use_artifact(raylance.tracking.wandb_artifact(loader))
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._run.log(dict(figures), step=step)
@@ -102,7 +102,7 @@ class _Mlflow:
         texts = {f"{group}.{key}": str(value) for group, values in facts.items() for key, value in values.items()}
         mlflow.set_tags(texts)  # a parameter could not be changed by the next attempt
         for name, loader in data.items():
-            mlflow.log_input(raylance.mlflow_dataset(loader), context=name)
+            mlflow.log_input(raylance.tracking.mlflow_dataset(loader), context=name)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         if step > self._logged:
@@ -163,7 +163,7 @@ def choose(asked: Sequence[str] | None, is_local: bool) -> list[str]:
     if "mlflow" in asked and not is_local and not os.environ.get("MLFLOW_TRACKING_URI"):
         why = why or "MLFLOW_TRACKING_URI is not set, and the runs' object store cannot hold a database"
     if why:
-        raise raylance.ConfigError(
+        raise raylance.errors.ConfigError(
             f"--track {','.join(asked)}: {why}. The run would not be tracked. Install it or set the variable on all "
             "nodes, or leave the tracker out."
         )

@@ -120,14 +120,14 @@ def check_labels(args: argparse.Namespace, train: raylance.Dataset, val: raylanc
         if not pa.types.is_integer(kind):
             words = ["--data", uri, "--string-column", args.label_column, "--label-column", "class_id"]
             command = common.show_command([*words, *common.store_words(args.storage_options)])
-            raise raylance.DatasetError(
+            raise raylance.errors.DatasetError(
                 f"--label-column {args.label_column} of {uri} is {kind}. A classifier learns integers from 0 up. Name "
                 f"such a column; strings become one by `python jobs/create_dataset.py classes {command}`, and train "
                 "with --label-column class_id."
             )
     names = [(data.schema.metadata or {}).get(b"classes") for data in (train, val)]
     if None not in names and names[0] != names[1]:
-        raise raylance.DatasetError(
+        raise raylance.errors.DatasetError(
             f"--val-data {args.val_data} names other classes than --data {args.data}. The same label would mean two "
             "things. Make both with the same names (`--classes` of jobs/create_dataset.py)."
         )
@@ -168,7 +168,7 @@ def check_model(args: argparse.Namespace, classes: int, train: raylance.Dataset)
         with torch.device("meta"):
             build_model(args.model, classes)(torch.empty(2, 3, height, width))
     except Exception as error:  # torchvision is missing or has no such model, or layers do not fit
-        raise raylance.ConfigError(
+        raise raylance.errors.ConfigError(
             f"--model {args.model} cannot classify images of {height}x{width} into {classes} classes ({error}). "
             "Nothing can be trained. Give small_cnn or a classifier of torchvision, or another --image-size."
         ) from error
@@ -304,7 +304,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         filesystem.create_dir(folder)
     except OSError as error:
-        raise raylance.ConfigError(
+        raise raylance.errors.ConfigError(
             f"--storage-path {args.storage_path} cannot be written to ({error}). Nothing would be kept. Give another."
         ) from error
     before, epoch = look_up(args, folder, filesystem, train_data, [args.model, classes])
@@ -313,7 +313,7 @@ def run(args: argparse.Namespace) -> int:
         return summarise(args, folder, filesystem, before)
     other = None
     if args.continue_from is not None and before is None:
-        other = raylance.newest_checkpoint(*reversed(common.open_filesystem(args.continue_from, store)))
+        other = raylance.runs.newest_checkpoint(*reversed(common.open_filesystem(args.continue_from, store)))
 
     log = output.log_file(folder if is_local else None, name)
     with output.separate_output(log, common.show_command(["python", *args.command]), f"{SELF}: ", as_options) as user:
@@ -413,7 +413,7 @@ def joined_ray(args: argparse.Namespace, user: output.UserStreams) -> Iterator[N
             short = f"the run needs {needed} {kind}s, and Ray has {there:g}"
             fewer = "Give fewer --num-workers or --num-decoders"
             if there < needed and started_here:
-                raise raylance.ConfigError(
+                raise raylance.errors.ConfigError(
                     f"{short} on this machine. No node joins a Ray that a job starts. {fewer}, or set RAY_ADDRESS to "
                     "the address of a cluster."
                 )

@@ -174,7 +174,7 @@ def setting(text: str) -> Any:
     """An argparse type: a setting as Python writes it, or a name."""
     try:
         return raylance.audit.read_setting(text) if "(" in text else text
-    except raylance.ConfigError as error:
+    except raylance.errors.ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
@@ -275,7 +275,7 @@ def make_order(args: argparse.Namespace) -> None:
         raise ValueError(f"no order {args.order!r} takes {sizes}: see --order and its sizes")
     try:
         args.order = kind(**sizes)
-    except raylance.ConfigError as error:
+    except raylance.errors.ConfigError as error:
         raise ValueError(str(error)) from error
 
 

@@ -97,8 +97,8 @@ class BadRowError(RaylanceError):
 
 class CoverageError(RaylanceError):
     """Raised if rows are not delivered as planned, or an order is not a permutation, so that the epoch would not cover
-    the selection exactly once. It is also raised by `raylance.read_values` if the number of rows with a computed value
-    is wrong.
+    the selection exactly once. It is also raised by `raylance.writing.read_values` if the number of rows with a
+    computed value is wrong.
     """
 
 

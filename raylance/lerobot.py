@@ -103,7 +103,7 @@ def open(
         columns: Features to deliver, `task` among them; None for all but those of dtype "language".
         size: Height and width to which frames and pictures are resized, or an integer for both, or a dict of these by
             feature; None if all of a feature have one size.
-        crops: `raylance.FrameCrop` of cameras, by feature.
+        crops: `raylance.images.FrameCrop` of cameras, by feature.
         depth_unit: Unit of depths: "mm" for millimetres, "m" for metres. Statistics in `Metadata.stats` are in the unit
             in which depths were recorded, `features[…]["info"]["depth_unit"]`.
         tolerance_s: By how many seconds timestamps may differ from frames, and `delta_timestamps` from whole frames.
@@ -185,7 +185,7 @@ def _check_arguments(
     if not isinstance(delta_timestamps, Mapping | None):
         raise ConfigError(f"delta_timestamps={delta_timestamps!r}: give a dict of feature to a list of seconds.")
     if not (isinstance(crops, Sequence) and all(isinstance(each, FrameCrop) for each in crops)):
-        raise ConfigError(f"crops={crops!r}: give a list of raylance.FrameCrop.")
+        raise ConfigError(f"crops={crops!r}: give a list of raylance.images.FrameCrop.")
     check_word("depth_unit", depth_unit, get_args(Unit))
     check_word("at_ends", at_ends, get_args(Ends))
     if not is_positive(tolerance_s):

@@ -30,7 +30,7 @@ GRID = 8
 def map_all(batch: dict[str, Any], size: int) -> dict[str, Any]:
     """Boxes of the whole image to boxes of its crop."""
     mapped = [
-        raylance.map_boxes(boxes, crop, (size, size), least_visible=0.2)[0].astype(np.float32).tolist()
+        raylance.images.map_boxes(boxes, crop, (size, size), least_visible=0.2)[0].astype(np.float32).tolist()
         for boxes, crop in zip(batch["boxes"], batch.pop("image_crop"), strict=True)
     ]
     return batch | {"boxes": pa.array(mapped, pa.list_(pa.list_(pa.float32(), 4)))}
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         filter="split = 'train'",
         decode=[
             raylance.Image("image", size=args.image_size, augment=crop, hflip=0.5),
-            raylance.ImageCrop("image"),
+            raylance.images.ImageCrop("image"),
         ],
         transform=functools.partial(map_all, size=args.image_size),
         remainder="ragged",

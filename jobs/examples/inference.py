@@ -53,7 +53,7 @@ def train_fn(config: dict[str, Any]) -> dict[str, Any]:
                 values.append(values_of(model(batch["image"].float() / 255)).cpu().numpy())
             offsets.append(batch["_rowoffset"].cpu().numpy())
             if step % config["checkpoint_every_steps"] == 0 or loader.epoch:
-                raylance.write_values(config["parts"], np.concatenate(offsets), np.concatenate(values), type)
+                raylance.writing.write_values(config["parts"], np.concatenate(offsets), np.concatenate(values), type)
                 offsets, values = [], []
                 raylance.report({"position": loader.state_dict()["position"]}, loader)
     return {"parts": config["parts"]}
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     uri, tag = locate(args.data), f"inference-{args.run_name}"
     args.parts = f"{locate(args.storage_path)}/{args.run_name}/parts"
-    raylance.add_column(uri, args.column, VALUES[args.predict][0])
+    raylance.writing.add_column(uri, args.column, VALUES[args.predict][0])
     dataset = lance.dataset(uri)
     if tag not in dataset.tags.list():
         dataset.tags.create(tag, dataset.version)
@@ -81,8 +81,8 @@ def main(argv: list[str] | None = None) -> int:
         remainder="ragged",
     )
     common.fit(args, train_fn, train_data=data)
-    values = raylance.read_values(args.parts, len(data))
-    left = raylance.write_column(uri, args.column, values, version=tag)
+    values = raylance.writing.read_values(args.parts, len(data))
+    left = raylance.writing.write_column(uri, args.column, values, version=tag)
     dataset.tags.delete(tag)
     print(f"{uri}: {len(data):,} rows were predicted; {left:,} of them were rewritten meanwhile and have no value yet")
     return 0

@@ -1,7 +1,7 @@
 """Pretraining of a small GPT on packed documents: no token attends to another document, and padding has no labels.
 
 `Pack` joins documents to sequences, in each epoch in another way, and gives labels, positions and segments. The mask of
-the attention follows from the segments; on a GPU, `raylance.cu_seqlens(segment_ids)` gives the arguments of
+the attention follows from the segments; on a GPU, `raylance.text.cu_seqlens(segment_ids)` gives the arguments of
 `flash_attn_varlen_func` in its place. A run that is killed continues with the next sequence, on any number of ranks.
 
 Cost: a document that does not fit into the rest of a sequence is cut ("stream") or moved ("whole"). If documents are

@@ -101,7 +101,7 @@ def open_source(args: argparse.Namespace) -> Wish:
             keep_bad=args.on_bad_image == "keep",
         )
         if args.image_column not in columns:
-            raise raylance.ConfigError(
+            raise raylance.errors.ConfigError(
                 f"--image-column {args.image_column} is none of the columns {', '.join(columns)}. No image would be "
                 "made smaller. Name the column of encoded images."
             )
@@ -109,7 +109,7 @@ def open_source(args: argparse.Namespace) -> Wish:
         raylance.dataset(locate(args.data), decode=raylance.Image(images.column, size=8), stale="ignore", **given)
     out = locate_dataset(args.out)
     if out.rstrip("/") == locate(args.data).rstrip("/"):
-        raise raylance.ConfigError(
+        raise raylance.errors.ConfigError(
             f"--out {args.out} is the source itself. It would be overwritten. Give another name."
         )
     as_given = ("filter", "group_by", "seed", "image_column", "rows_per_fragment", "bucket_bytes", "overwrite")
@@ -198,7 +198,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     try:
         print(run(args))
-    except raylance.CoverageError as error:
+    except raylance.errors.CoverageError as error:
         print(f"FAULT: {error}", file=sys.stderr)
         return 1
     except raylance.RaylanceError as error:

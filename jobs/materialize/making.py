@@ -52,13 +52,13 @@ def make(plan: Plan, progress: Bar) -> lance.LanceDataset:
         made.sort(key=lambda one: one.start)
         rows, total = sum(one.rows for one in made), sum(one.checksum for one in made) & WORD
         if (rows, total) != (plan.found.rows, plan.found.checksum):
-            raise raylance.CoverageError(
+            raise raylance.errors.CoverageError(
                 f"{rows:,} rows with checksum {total:016x} were written, and {plan.found.rows:,} with "
                 f"{plan.found.checksum:016x} are selected. Nothing was committed. Run it again, and report this if it "
                 "comes again."
             )
         if not present and exists(work.out, options):
-            raise raylance.DatasetError(
+            raise raylance.errors.DatasetError(
                 f"--out {work.out} became a dataset of another run meanwhile. It is left as it is, and nothing "
                 "was committed. Choose another --out."
             )
@@ -77,7 +77,7 @@ def each(task: Callable[[Any, Work], list[Any]], items: list[Any], work: Work) -
     need = task_bytes(work.bucket_bytes)
     has = max((node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"]), default=0)
     if need > has:
-        raise raylance.ConfigError(
+        raise raylance.errors.ConfigError(
             f"a task needs {need:,} bytes of memory for buckets of {work.bucket_bytes:,}, and no node has more than "
             f"{has:,.0f}. None would ever start. Give a smaller --bucket-bytes."
         )
@@ -89,7 +89,7 @@ def check_target(wish: Wish, present: bool) -> None:
     if present and not wish.overwrite:
         raise taken(wish.out)
     if not present and (files := list_files(wish.out, wish.storage_options)):
-        raise raylance.ConfigError(
+        raise raylance.errors.ConfigError(
             f"--out {wish.out} is no Lance dataset, and {len(files):,} files lie there, such as {files[0]}. A run that "
             "was killed leaves such. Remove them, or choose another --out."
         )

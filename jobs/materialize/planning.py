@@ -136,10 +136,10 @@ def make_plan(wish: Wish, progress: Bar) -> Plan:
     return Plan(wish=wish, found=found, row_bytes=row_bytes, fragments=fragments, work=work)
 
 
-def describe(wish: Wish, facts: dict[str, Any]) -> raylance.Provenance:
+def describe(wish: Wish, facts: dict[str, Any]) -> raylance.writing.Provenance:
     """What the copy records of its source."""
     names = ("uri", "version", "branch", "identity", "filter", "rows", "fingerprint")
-    return raylance.Provenance(
+    return raylance.writing.Provenance(
         **{name: facts[name] for name in names},
         columns=wish.columns,
         seed=wish.seed,
@@ -171,30 +171,30 @@ def check_columns(source: lance.LanceDataset, wish: Wish) -> None:
     fields = {field.name: field for field in source.schema}
     for name in wish.columns:
         if name not in fields:
-            raise raylance.ConfigError(
+            raise raylance.errors.ConfigError(
                 f"column {name} lies inside a struct. A copy holds whole columns, so nothing was copied. Name "
                 f"{name.partition('.')[0]} by --columns, unless it holds blobs, or leave it out."
             )
         if is_blob(fields[name]):
-            raise raylance.ConfigError(
+            raise raylance.errors.ConfigError(
                 f"column {name} is blob-encoded. A scan gives descriptors and not its bytes, so a copy would hold no "
                 "data. Leave it out by --columns, or write it as a plain binary column first."
             )
         if name in (PLACE, OFFSET):
-            raise raylance.ConfigError(
+            raise raylance.errors.ConfigError(
                 f"column {name} has a name that this job uses itself. One of the two would be lost. Leave it out "
                 "by --columns."
             )
     if wish.group_by is None:
         return
     if wish.group_by not in fields:
-        raise raylance.DatasetError(
+        raise raylance.errors.DatasetError(
             f"--group-by {wish.group_by}: {source.uri!r} has no such column. It has {', '.join(fields)}."
         )
     kind = fields[wish.group_by].type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if pa.types.is_nested(kind) or pa.types.is_floating(kind):
-        raise raylance.ConfigError(
+        raise raylance.errors.ConfigError(
             f"--group-by {wish.group_by} is {kind}, by which rows make no classes. Name a column of integers or "
             "strings."
         )

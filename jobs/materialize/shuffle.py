@@ -81,7 +81,7 @@ class Work:
         )
         try:
             self._check_running()
-        except raylance.DatasetError:
+        except raylance.errors.DatasetError:
             session = LanceFileSession(uri, storage_options=self.storage_options)
             for file in written.files:
                 if session.contains(path := f"data/{file.path}"):
@@ -95,7 +95,7 @@ class Work:
 
     def _check_running(self) -> None:
         if not LanceFileSession(self.scratch, storage_options=self.storage_options).contains(RUNNING):
-            raise raylance.DatasetError("the run was given up; this task writes nothing more")
+            raise raylance.errors.DatasetError("the run was given up; this task writes nothing more")
 
     @property
     def scratch_schema(self) -> pa.Schema:
@@ -125,7 +125,7 @@ def scatter(chunk: Chunk, work: Work) -> list[Run]:
     pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps what Lance's threads free: twice the memory
     source = open_version(work.source, work.version, work.storage_options)
     if (files := identity(source)) != work.files:
-        raise raylance.DatasetError(
+        raise raylance.errors.DatasetError(
             f"{work.source!r} was rewritten in place while it was copied. The files of version {work.version} were "
             f"{work.files}, and are {files} now. Nothing was committed. Run it again for a copy of the new rows."
         )
@@ -163,16 +163,16 @@ def scatter(chunk: Chunk, work: Work) -> list[Run]:
             held_bytes = 0
     flush()
     if seen != chunk.rows:
-        raise raylance.CoverageError(
+        raise raylance.errors.CoverageError(
             f"{work.source!r} gave {seen:,} rows of {chunk.rows:,} from selected row {chunk.first:,} on. Nothing was "
             "committed. Files of this version have changed: tag what is read, and make it again."
         )
     return runs
 
 
-def bad_image(column: str, offsets: np.ndarray, row: int, error: Exception) -> raylance.DatasetError:
+def bad_image(column: str, offsets: np.ndarray, row: int, error: Exception) -> raylance.errors.DatasetError:
     """The error of an image that cannot be decoded; `offsets` are those of the rows that are read with it."""
-    return raylance.DatasetError(
+    return raylance.errors.DatasetError(
         f"column {column} of row offset {offsets[row]} cannot be decoded ({error}). Nothing was committed. Repair the "
         "row, leave it out by --filter, or keep such bytes as they are by --on-bad-image keep."
     )
@@ -205,7 +205,7 @@ def gather(bucket: Bucket, work: Work) -> list[Made]:
         written = work.write(batches, work.schema, work.out, work.mode)
         made.append(Made(start=start, fragment=written, rows=stop - start, checksum=loaded.checksum))
         if written.physical_rows != stop - start:
-            raise raylance.CoverageError(
+            raise raylance.errors.CoverageError(
                 f"{written.physical_rows:,} rows were written for the places {start:,} to {stop:,} of {work.out!r}. "
                 "Nothing was committed. Run it again, and report this if it comes again."
             )
@@ -254,7 +254,7 @@ def load(scratch: lance.LanceDataset, stretch: Stretch, work: Work) -> pa.Table:
     places = table[PLACE].to_numpy()
     order = np.argsort(places)
     if not np.array_equal(places[order], np.arange(stretch.start, stretch.stop)):
-        raise raylance.CoverageError(
+        raise raylance.errors.CoverageError(
             f"the places {stretch.start:,} to {stretch.stop:,} were not each filled once. Rows would be lost or "
             "doubled, so nothing was committed. Run it again, and report this if it comes again."
         )

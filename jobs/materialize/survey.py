@@ -129,7 +129,7 @@ def survey(
         seen += len(offsets)
         progress(len(offsets))
     if seen != rows:
-        raise raylance.CoverageError(
+        raise raylance.errors.CoverageError(
             f"{dataset.uri!r} at version {dataset.version} gave {seen:,} rows of {rows:,} that are selected. Nothing "
             "was written. Files of this version have changed: tag what is read, and make it again."
         )

@@ -93,7 +93,8 @@ def dataset(
     """Opens a Lance dataset for training: pins the version, builds the selection, checks every argument.
 
     Args:
-        uri: Path or URI of the dataset, or of a branch of it, readable from every node; or a `raylance.NamespaceTable`.
+        uri: Path or URI of the dataset, or of a branch of it, readable from every node; or a
+            `raylance.namespaces.NamespaceTable`.
         version: Version number, tag, or (branch, number). None takes the newest version, and (branch, None) the newest
             version of the branch. The version is resolved now, and recorded in checkpoints.
         columns: Columns to deliver; None for all. "image.bytes" names the field `bytes` of the struct `image`, and the

@@ -125,7 +125,7 @@ def map_points(points: npt.ArrayLike, crop: npt.ArrayLike, size: tuple[int, int]
     Args:
         points: (x, y) in pixels of the source after EXIF rotation, shape (…, 2), or (0,) for none. Pixel i covers
             [i, i + 1).
-        crop: Crop and flip of the row, as `raylance.ImageCrop` gives them: shape (7,), or (views, 7).
+        crop: Crop and flip of the row, as `raylance.images.ImageCrop` gives them: shape (7,), or (views, 7).
         size: (height, width) of the output, or one number for a square, as `raylance.Image` takes it.
 
     Returns:
@@ -154,7 +154,7 @@ def map_boxes(
 
     Args:
         boxes: (left, top, right, bottom) in pixels of the source after EXIF rotation, shape (k, 4), or (0,) for none.
-        crop: Crop and flip of the row, as `raylance.ImageCrop` gives them: shape (7,), or (views, 7).
+        crop: Crop and flip of the row, as `raylance.images.ImageCrop` gives them: shape (7,), or (views, 7).
         size: (height, width) of the output, or one number for a square, as `raylance.Image` takes it.
         least_visible: The fraction of a box's area that must be visible for the box to be kept.
 

@@ -231,8 +231,8 @@ class ImageCrop(Decoder):
     The seven numbers are left, top, width and height of the crop; width and height of the whole image as displayed; and
     1 if the crop is flipped, else 0.
 
-    A transform can use these numbers to map boxes and points that belong to the image: see `raylance.map_boxes` and
-    `raylance.map_points`. Only the header of the image is parsed; the image is not decoded again.
+    A transform can use these numbers to map boxes and points that belong to the image: see `raylance.images.map_boxes`
+    and `map_points` there. Only the header of the image is parsed; the image is not decoded again.
 
     Attributes:
         column: Column of encoded images, binary.

@@ -36,7 +36,7 @@ class Pack:
 
     A batch holds, for n sequences, arrays of shape (n, length): `input_ids`, int32; the other columns, of their stored
     type; `labels`, int32; `position_ids`, int32, which count from 0 in each piece of a document; and `segment_ids`,
-    int32, which number the pieces of a sequence from 0, and are -1 for padding. `raylance.cu_seqlens` makes the
+    int32, which number the pieces of a sequence from 0, and are -1 for padding. `raylance.text.cu_seqlens` makes the
     arguments of attention over lengths ("varlen") from `segment_ids`.
 
     Attributes:

@@ -176,8 +176,8 @@ def write_column(
     if not (isinstance(values, pa.Table) and {ROW_OFFSET, _VALUE} <= {*values.column_names}):
         found = values.column_names if isinstance(values, pa.Table) else type(values).__name__
         raise ConfigError(
-            f"write_column(): values is {found}: give a table of {ROW_OFFSET} and {_VALUE}, as raylance.read_values "
-            "returns it. Nothing was written."
+            f"write_column(): values is {found}: give a table of {ROW_OFFSET} and {_VALUE}, as read_values returns it. "
+            "Nothing was written."
         )
     pinned = pin(uri, version, storage_options)
     retried = tenacity.Retrying(
@@ -199,7 +199,7 @@ def _write(pinned: Source, column: str, values: pa.Table) -> int:
     newest = pinned.newest().open()
     if column not in newest.schema.names:
         raise DatasetError(
-            f"{pinned.uri!r} has no column {column!r}: nothing was written. Add it with raylance.add_column, or name "
+            f"{pinned.uri!r} has no column {column!r}: nothing was written. Add it with writing.add_column, or name "
             f"one of {', '.join(newest.schema.names)}."
         )
     if len(values):  # the type of an empty table is not known

@@ -68,8 +68,9 @@ def test_errors_survive_pickling() -> None:
 
 
 PUBLIC = {
-    "raylance", "raylance.__version__", "raylance.audit", "raylance.errors", "raylance.orders.permutation",
-    "raylance.testing", "raylance.torch_data", "raylance.torchft",
+    "raylance", "raylance.__version__", "raylance.audit", "raylance.errors", "raylance.images", "raylance.namespaces",
+    "raylance.orders.permutation", "raylance.runs", "raylance.testing", "raylance.text", "raylance.torch_data",
+    "raylance.torchft", "raylance.tracking", "raylance.writing",
     "raylance.observe.metrics",  # names that dashboards and alerts are made of, which a user's own may be as well
 }  # fmt: skip
 

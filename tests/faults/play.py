@@ -259,7 +259,7 @@ class Run:
         if "CheckpointManager" in output or "JSONDecode" in output:  # the list of checkpoints is damaged
             run = f"{self.setting.storage}/{self.setting.name}"
             with contextlib.suppress(raylance.StateError):  # without any checkpoint the run begins
-                raylance.newest_checkpoint(run, self.setting.filesystem())
+                raylance.runs.newest_checkpoint(run, self.setting.filesystem())
                 self.setting = dataclasses.replace(self.setting, continues=run)
             self.setting = dataclasses.replace(self.setting, name=f"run-{len(self.drivers)}")
         self._start_driver()

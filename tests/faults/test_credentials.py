@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from raylance.errors import ConfigError, DatasetError
 from tests.helpers.faulty_store import FaultyStore
 from tests.helpers.vending import Keys
 
@@ -21,10 +22,10 @@ URI = "s3://expiring/data.lance"
 TABLE = pa.table({"id": np.arange(ROWS), "bulk": pa.array([bytes(200)] * ROWS, pa.binary())})
 
 
-def vended(store: FaultyStore, folder: Path, token: str = "right", **more: str) -> raylance.NamespaceTable:
+def vended(store: FaultyStore, folder: Path, token: str = "right", **more: str) -> raylance.namespaces.NamespaceTable:
     """The table of a namespace that vends such credentials."""
     properties = {"uri": URI, "port": str(store.port), "folder": str(folder), "token": token, **more}
-    return raylance.NamespaceTable(["lake", "data"], "tests.helpers.vending.Vending", properties)
+    return raylance.namespaces.NamespaceTable(["lake", "data"], "tests.helpers.vending.Vending", properties)
 
 
 def check_renewal(store: FaultyStore, folder: Path, runtime: Any, processes: int, **source: Any) -> None:
@@ -64,7 +65,7 @@ def test_a_table_that_moved_is_not_read_on_with_credentials_for_its_new_place(
     data = raylance.dataset(vended(store, tmp_path))
     (tmp_path / "moved").write_text("s3://expiring/other.lance")
     with (
-        pytest.raises(raylance.DatasetError, match="s3://expiring/other.lance"),
+        pytest.raises(DatasetError, match="s3://expiring/other.lance"),
         data.loader(runtime="threads") as loader,
     ):
         next(iter(loader.iter_batches(global_batch_size=50)))
@@ -73,7 +74,7 @@ def test_a_table_that_moved_is_not_read_on_with_credentials_for_its_new_place(
 @pytest.mark.parametrize("token", ["planted-secret", "Bearer planted-secret"])
 def test_a_token_that_the_namespace_refuses_is_not_shown(store: FaultyStore, tmp_path: Path, token: str) -> None:
     table = vended(store, tmp_path, token=token)
-    with pytest.raises(raylance.DatasetError, match="lake.data") as refused:
+    with pytest.raises(DatasetError, match="lake.data") as refused:
         raylance.dataset(table)
     assert "planted-secret" not in "".join(traceback.format_exception(refused.value)) + repr(table)
 
@@ -90,7 +91,7 @@ def test_the_newest_version_of_a_table_whose_versions_the_namespace_keeps_is_ref
     store: FaultyStore, tmp_path: Path
 ) -> None:
     table = vended(store, tmp_path, keeps_versions="true")
-    with pytest.raises(raylance.ConfigError, match="version="):
+    with pytest.raises(ConfigError, match="version="):
         raylance.dataset(table)
     assert len(raylance.dataset(table, version=1)) == ROWS
 
@@ -108,7 +109,7 @@ def test_credentials_of_a_shard_actor_are_renewed_before_they_expire(store: Faul
     ],
 )
 def test_a_function_that_fails_says_so(options: Any, text: str) -> None:
-    with pytest.raises(raylance.DatasetError, match=text):
+    with pytest.raises(DatasetError, match=text):
         raylance.dataset(URI, storage_options=options)
 
 

@@ -16,6 +16,7 @@ import ray.exceptions
 
 import raylance
 from raylance.api.loader import consumer_of
+from raylance.errors import DatasetError, HelperError
 from tests.faults import workloads
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -125,7 +126,7 @@ def test_a_fault_that_does_not_end_is_an_error_with_rows_cause_and_fix(
     transform.errors = {43: error}
     with dataset.loader(num_decoders=0) as loader:
         ids = []
-        with pytest.raises(raylance.HelperError, match=rf"between 40 and 49 of .*{type(error).__name__}.*{fix}") as got:
+        with pytest.raises(HelperError, match=rf"between 40 and 49 of .*{type(error).__name__}.*{fix}") as got:
             for batch in loader.iter_batches(global_batch_size=10):
                 ids += batch["id"].tolist()
         assert numbers in str(got.value)
@@ -313,7 +314,7 @@ def test_a_selection_that_cannot_be_built_again_is_refused(write_dataset: Callab
     time.sleep(1)
     shutil.rmtree(uri)
     lance.write_dataset(pa.table({"id": np.arange(300_000)}), uri)
-    with dataset.loader() as loader, pytest.raises(raylance.DatasetError, match="was rewritten in place"):
+    with dataset.loader() as loader, pytest.raises(DatasetError, match="was rewritten in place"):
         ids_of(loader, 20_000)
 
 

@@ -114,14 +114,14 @@ def test_the_newest_checkpoint_that_is_whole_is_found(
         return read(directory)
 
     monkeypatch.setattr(checkpoint_files, "read_state", read_late)
-    assert raylance.newest_checkpoint(run).path == str(run / "own files")
+    assert raylance.runs.newest_checkpoint(run).path == str(run / "own files")
     assert not (run / "deleted meanwhile").exists()
     shutil.rmtree(run / "own files")
-    found = raylance.newest_checkpoint(run)
+    found = raylance.runs.newest_checkpoint(run)
     assert found.path == str(run / "checkpoint_1")
     assert raylance.restore(loader, found) == {"step": 1}
     local = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
-    assert raylance.newest_checkpoint("a run", local).path == "a run/checkpoint_1"
+    assert raylance.runs.newest_checkpoint("a run", local).path == "a run/checkpoint_1"
 
 
 @pytest.mark.parametrize("kept", [1, 1_000, 40_000, 79_000])
@@ -134,7 +134,7 @@ def test_a_state_that_was_cut_anywhere_is_damaged(images_uri: str, tmp_path: Pat
     path = tmp_path / "checkpoint_2" / "state.pt"
     whole = path.read_bytes()
     path.write_bytes(whole[:kept] + bytes(len(whole) - kept if has_zeros else 0))
-    assert raylance.newest_checkpoint(tmp_path).path == str(tmp_path / "checkpoint_1")
+    assert raylance.runs.newest_checkpoint(tmp_path).path == str(tmp_path / "checkpoint_1")
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty", "a file"])
@@ -143,4 +143,4 @@ def test_a_folder_without_a_whole_checkpoint_is_refused(tmp_path: Path, name: st
     (tmp_path / "empty").mkdir()
     (tmp_path / "a file").touch()
     with pytest.raises(raylance.StateError, match="whole checkpoint"):
-        raylance.newest_checkpoint(tmp_path / name)
+        raylance.runs.newest_checkpoint(tmp_path / name)

@@ -23,6 +23,7 @@ import torch
 
 import raylance
 from raylance.audit.reopening import read_setting
+from raylance.errors import ConfigError, DatasetError
 from raylance.integrations.checkpoint_files import load_state_file
 from raylance.observe.record import COLUMNS
 from raylance.planning import state as states
@@ -101,7 +102,7 @@ def test_a_dataset_of_pickled_objects_is_refused(tmp_path: Path, mark: Path, is_
     """Also where Ray Data is not imported: rows travel to processes that have it."""
     uri = str(tmp_path / "x.lance")
     lance.write_dataset(pickled(mark, 3, is_nested=is_nested), uri)
-    with pytest.raises(raylance.DatasetError, match="'x'"):
+    with pytest.raises(DatasetError, match="'x'"):
         raylance.dataset(uri)
     if not is_nested:
         shown = read_beside_ray_data(f"raylance.dataset({uri!r}, order='sequential').head(1)")
@@ -123,14 +124,14 @@ def test_records_and_parts_of_pickled_objects_are_left_alone(
         file.write_table(pickled(mark, 1, "_rowoffset"))
     report, parts = str(tmp_path / "run"), str(tmp_path / "parts")
     records = f"__import__('raylance.reports.reading').reports.reading.read_run({report!r}).records"
-    shown = read_beside_ray_data(f"({records}, raylance.read_values({parts!r}, 1))")
+    shown = read_beside_ray_data(f"({records}, raylance.writing.read_values({parts!r}, 1))")
     assert "DatasetError" in shown
     assert not mark.exists()
 
 
 @pytest.mark.parametrize("text", ["(" * 100_000, "-" * 1_000_000 + "1", f"FractionSplit({'[' * 5000}{']' * 5000})"])
 def test_a_setting_that_is_nested_too_deep_is_refused(text: str) -> None:
-    with pytest.raises(raylance.ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_setting(text)
 
 
@@ -233,7 +234,7 @@ def test_no_data_file_of_another_dataset_is_read(tmp_path: Path, is_absolute: bo
 
     read = DataFiles(lance.dataset(str(hostile)), ["id"]).read(0, 10)
     assert read is None, "the rows of another dataset were read"
-    with pytest.raises(raylance.DatasetError, match="cannot be read"):
+    with pytest.raises(DatasetError, match="cannot be read"):
         raylance.dataset(str(hostile)).head()
 
 
@@ -311,7 +312,7 @@ SECRET = "pl4nted"
     ],
 )
 def test_a_secret_in_a_uri_is_refused_and_not_shown(uri: str) -> None:
-    with pytest.raises(raylance.ConfigError, match=r"storage_options") as caught:
+    with pytest.raises(ConfigError, match=r"storage_options") as caught:
         raylance.dataset(uri)
     assert SECRET not in str(caught.value) + public_uri(uri)
 
@@ -326,7 +327,7 @@ def test_a_secret_in_a_uri_is_refused_and_not_shown(uri: str) -> None:
     ],
 )
 def test_options_that_would_show_a_secret_are_refused(options: Any, message: str) -> None:
-    with pytest.raises(raylance.ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         raylance.dataset("s3://bucket/x.lance", storage_options=options)
     assert SECRET not in str(caught.value)
 
@@ -340,12 +341,12 @@ def test_the_errors_of_a_storage_show_no_password(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize(
-    "call", [raylance.report_run, raylance.explain_run, raylance.prove_run, raylance.newest_checkpoint]
+    "call", [raylance.report_run, raylance.explain_run, raylance.prove_run, raylance.runs.newest_checkpoint]
 )
 def test_a_folder_is_shown_without_its_password(call: Callable[[str], Any], s3_port: int) -> None:
     bucket_of(s3_port, "hostile")
     at = f"127.0.0.1%3A{s3_port}"
-    with pytest.raises((raylance.ConfigError, raylance.StateError)) as caught:
+    with pytest.raises((ConfigError, raylance.StateError)) as caught:
         call(f"s3://me:{SECRET}@hostile/run?scheme=http&region=us-east-1&endpoint_override={at}")
     assert "hostile/run" in str(caught.value)
     assert SECRET not in str(caught.value)

@@ -376,7 +376,7 @@ for how in ("between two batches", "again", "thread"):
                 seen += batch["id"].tolist()
                 if len(seen) == 100:
                     thread = leave(how)
-        except raylance.HelperError as error:
+        except raylance.errors.HelperError as error:
             errors.append(str(error))
     if thread is not None:
         thread.join()

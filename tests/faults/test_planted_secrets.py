@@ -20,6 +20,7 @@ import ray.train
 from ray.train.torch import TorchTrainer
 
 import raylance
+from raylance.errors import DatasetError
 from raylance.reports.reading import read_run
 from tests.helpers.faulty_store import FaultyStore, store_options
 
@@ -69,7 +70,7 @@ def test_a_run_leaves_no_secret(
     assert "no Lance dataset can be opened" in str(caught.value)
     shown.append("".join(traceback.format_exception(caught.value)))
     store.disturb("403", "/data/")
-    with pytest.raises(raylance.DatasetError) as refused:
+    with pytest.raises(DatasetError) as refused:
         data.head()
     shown.append("".join(traceback.format_exception(refused.value)))
     store.disturb("")

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from raylance.errors import DatasetError
 from raylance.source import retrying
 from raylance.source.lance_errors import Failure, failure_of
 from tests.helpers.faulty_store import Fault, FaultyStore, bucket_of, store_options
@@ -118,11 +119,11 @@ def test_a_storage_that_fails_for_too_long_is_an_error_that_says_so(
     data = opened(store)
     monkeypatch.setattr(retrying, "OPENING_S", 0.1)
     store.disturb(fault)
-    with pytest.raises(raylance.DatasetError, match=r"cannot be opened") as caught:
+    with pytest.raises(DatasetError, match=r"cannot be opened") as caught:
         opened(store, version=1)
     assert "has no version" not in str(caught.value)
     store.disturb("")
-    with pytest.raises(raylance.DatasetError, match=r"rows \d+ to \d+ of .* cannot be read .* tried (once|\d+ times)"):
+    with pytest.raises(DatasetError, match=r"rows \d+ to \d+ of .* cannot be read .* tried (once|\d+ times)"):
         epoch(data, lambda: store.disturb(fault, "/data/"), read_timeout_s=0.1)
 
 
@@ -131,18 +132,18 @@ def test_a_storage_that_refuses_is_an_error_at_once(store: FaultyStore, heal: He
     data = opened(store)
     healed = heal(lambda: None)
     store.disturb("403")
-    with pytest.raises(raylance.DatasetError, match=r"403") as caught:
+    with pytest.raises(DatasetError, match=r"403") as caught:
         opened(store, **arguments)
     assert "has no version" not in str(caught.value)
     store.disturb("")
-    with pytest.raises(raylance.DatasetError, match="403"):
+    with pytest.raises(DatasetError, match="403"):
         epoch(data, lambda: store.disturb("403", "/data/"), read_timeout_s=1000)
     assert not healed
 
 
 def test_a_filter_is_not_blamed_for_the_storage(store: FaultyStore) -> None:
     store.disturb("403", "/data/")
-    with pytest.raises(raylance.DatasetError, match="403"):
+    with pytest.raises(DatasetError, match="403"):
         opened(store, filter="id >= 0")
 
 
@@ -156,7 +157,7 @@ def test_what_is_not_there_is_said_at_once(store: FaultyStore, heal: Heal) -> No
         ("s3://faulty/none.lance", 1, "no Lance dataset can be opened at"),
         ("s3://none/data.lance", 1, "NoSuchBucket"),
     ]:
-        with pytest.raises(raylance.DatasetError, match=message):
+        with pytest.raises(DatasetError, match=message):
             raylance.dataset(uri, version=version, storage_options=options_of(store))
     assert not healed
 
@@ -180,7 +181,7 @@ def test_a_dataset_that_was_rewritten_in_a_bucket_is_refused(store: FaultyStore,
         bucket_of(s3_port, "faulty").objects.filter(Prefix="other.lance/").delete()
         lance.write_dataset(TABLE, uri, max_rows_per_file=500, storage_options=options)
 
-    with pytest.raises(raylance.DatasetError, match=r"rewritten in place: its files were \w{32}.* and are \w{32}"):
+    with pytest.raises(DatasetError, match=r"rewritten in place: its files were \w{32}.* and are \w{32}"):
         epoch(data, rewrite, read_timeout_s=1000)
 
 
@@ -224,7 +225,7 @@ def test_an_outage_that_stays_says_since_when(local: Path) -> None:
         for _ in range(4):
             next(iterator)
         (local / "data").rename(local / "away")
-        with pytest.raises(raylance.DatasetError, match="cannot be read") as caught:
+        with pytest.raises(DatasetError, match="cannot be read") as caught:
             list(iterator)
         times, seconds = re.findall(r"tried (\d+) times in (\d+) s", str(caught.value))[0]
         assert int(times) >= 3
@@ -237,9 +238,9 @@ def test_a_version_that_was_cleaned_up_is_an_error_at_once(local: Path, heal: He
     data, healed = in_chunks(local), heal(lambda: None)
     lance.write_dataset(table(10), str(local), mode="overwrite")
     lance.dataset(str(local)).cleanup_old_versions(timedelta(0), delete_unverified=True)
-    with pytest.raises(raylance.DatasetError, match="no version 1 .*versions 2 to 2"):
+    with pytest.raises(DatasetError, match="no version 1 .*versions 2 to 2"):
         epoch(data, lambda: None, read_timeout_s=1000)
-    with pytest.raises(raylance.DatasetError, match="has no version 1 any more"):
+    with pytest.raises(DatasetError, match="has no version 1 any more"):
         data.head()
     assert not healed
 
@@ -248,7 +249,7 @@ def test_a_path_without_a_dataset_is_an_error_at_once(tmp_path: Path, heal: Heal
     healed = heal(lambda: None)
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "none.lance", tmp_path, tmp_path / "file"):
-        with pytest.raises(raylance.DatasetError, match=re.escape(repr(str(path)))):
+        with pytest.raises(DatasetError, match=re.escape(repr(str(path)))):
             raylance.dataset(path)
     assert not healed
 
@@ -261,7 +262,7 @@ def test_a_damaged_manifest_is_an_error_at_once(local: Path, heal: Heal, how: st
     whole = manifest.read_bytes()
     noise = np.random.default_rng(0).bytes(len(whole) - 16) + whole[-16:]
     manifest.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "noise": noise}[how])
-    with pytest.raises(raylance.DatasetError, match="whether the files are whole|that the dataset was written"):
+    with pytest.raises(DatasetError, match="whether the files are whole|that the dataset was written"):
         raylance.dataset(str(local))
     assert not healed
 
@@ -270,7 +271,7 @@ def test_a_damaged_manifest_is_an_error_at_once(local: Path, heal: Heal, how: st
 def test_a_data_file_that_is_missing_at_an_opening_is_an_error_at_once(local: Path, columns: list[str]) -> None:
     for path in (local / "data").iterdir():
         path.unlink()
-    with pytest.raises(raylance.DatasetError, match="cannot be (read|selected).*Not found"):
+    with pytest.raises(DatasetError, match="cannot be (read|selected).*Not found"):
         raylance.dataset(str(local), columns=columns, filter="id >= 0" if columns == ["id"] else None)
 
 
@@ -308,8 +309,8 @@ def test_what_lance_says_is_classified(texts: list[str], failure: Failure | None
     for text in texts:
         for kind in (OSError, ValueError, pa.ArrowInvalid):
             assert failure_of(kind(text)) is failure, text
-            found = raylance.DatasetError("rows cannot be read")
+            found = DatasetError("rows cannot be read")
             found.__cause__ = kind(text)
             assert failure_of(found) is failure
     assert failure_of(TimeoutError()) is failure_of(ConnectionResetError()) is Failure.PASSING
-    assert failure_of(raylance.DatasetError("it has no version 1 any more: Not found: x")) is Failure.LASTING
+    assert failure_of(DatasetError("it has no version 1 any more: Not found: x")) is Failure.LASTING

@@ -20,6 +20,7 @@ import pytest
 
 import raylance
 from raylance.api.dataset import spec_of
+from raylance.errors import DatasetError
 from raylance.source import retrying
 from raylance.source.lance_errors import LANCE_ERRORS
 from raylance.source.limits import with_limits
@@ -58,7 +59,7 @@ def check_hang(store: FaultyStore, runtime: str, match: str, after: int = 50, re
         begun.append(time.monotonic())
         store.disturb("hang", match)
 
-    with pytest.raises(raylance.DatasetError, match=r"cannot be .*tried (once|\d+ times) in \d+ s") as caught:
+    with pytest.raises(DatasetError, match=r"cannot be .*tried (once|\d+ times) in \d+ s") as caught:
         epoch(data, hang, after, read_timeout_s=read_timeout_s, runtime=runtime)
     spent_s = time.monotonic() - begun[0]
     print(f"{runtime}, {match!r}, {read_timeout_s} s: the error came after {spent_s:.1f} s: {caught.value}")
@@ -104,7 +105,7 @@ def test_an_opening_that_hangs_is_an_error_in_time(
     other.disturb("hang", "/data/")
 
     def refused(at: FaultyStore, arguments: dict[str, Any]) -> str:
-        with pytest.raises(raylance.DatasetError, match="has not answered for") as caught:
+        with pytest.raises(DatasetError, match="has not answered for") as caught:
             opened(at, **arguments)
         return str(caught.value)
 

@@ -115,7 +115,7 @@ def train_fn(config: dict[str, Any]) -> None:
     loader, val = (ray.train.get_dataset_shard(name) for name in ("train", "val"))
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None and setting.continues:
-        checkpoint = raylance.newest_checkpoint(setting.continues, setting.filesystem())
+        checkpoint = raylance.runs.newest_checkpoint(setting.continues, setting.filesystem())
     saved = raylance.restore(loader, checkpoint)
     state = loader.state_dict()
     at = [state["epoch"], state["position"]]

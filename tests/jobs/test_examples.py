@@ -22,6 +22,8 @@ import torch
 
 import raylance
 from jobs.examples import common
+from raylance.errors import ConfigError
+from raylance.samples.pack_tokens import PackTokens
 from tests.helpers.images import make_images
 from tests.helpers.witness import rows_by_epoch, steps_seen, watched
 
@@ -129,7 +131,7 @@ def test_torchdata_nodes(labelled_uri: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_torchtitan(tokens_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torchtitan")
-    packed = raylance.dataset(tokens_uri, samples=raylance.PackTokens("tokens", length=65, eos_id=0))
+    packed = raylance.dataset(tokens_uri, samples=PackTokens("tokens", length=65, eos_id=0))
     steps = len(packed.loader().batches(batch_size=4))
     assert run("torchtitan_loader", "--data", tokens_uri, "--seq-len", 64) == 0
     assert f"{steps} steps, {steps * 4 * 64:,} tokens" in capsys.readouterr().out
@@ -295,7 +297,7 @@ def test_inference_writes_each_row_once_also_where_the_dataset_grows(
     uri = str(tmp_path / "scenes.lance")
     assert run("made_data", "scenes", uri, "--count", 150) == 0
     more = lance.dataset(uri).take(range(10))
-    commit, commits, read = lance.LanceDataset.commit, [], raylance.read_values
+    commit, commits, read = lance.LanceDataset.commit, [], raylance.writing.read_values
 
     def grow_and_read(*arguments: Any) -> Any:
         lance.write_dataset(more, uri, mode="append")
@@ -344,7 +346,7 @@ def test_inference_refuses_a_column_of_another_type_before_it_predicts(
 ) -> None:
     """It predicted all rows, and failed at the commit with `LanceError(Schema)`."""
     monkeypatch.setattr(common, "fit", lambda *_, **__: pytest.fail("it predicts"))
-    with pytest.raises(raylance.ConfigError, match=r"'label' of .* is int64, and the values are fixed_size_list"):
+    with pytest.raises(ConfigError, match=r"'label' of .* is int64, and the values are fixed_size_list"):
         run("inference", "--data", labelled_uri, "--column", "label", "--predict", "scores")
     assert lance.dataset(labelled_uri).tags.list() == {}
 

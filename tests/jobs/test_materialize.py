@@ -35,6 +35,7 @@ from jobs.materialize.layout import Run, fragment_bounds, plan_buckets, slot_bou
 from jobs.materialize.planning import make_plan
 from jobs.materialize.shuffle import Work, scatter
 from jobs.materialize.survey import Chunk, Places
+from raylance.errors import ConfigError, DatasetError
 from raylance.source import provenance
 from tests.helpers import created
 from tests.helpers.cluster import CPUS, wait_for_free_cpus
@@ -98,7 +99,7 @@ def test_every_selected_row_comes_once_and_the_copy_says_what_it_was_made_from(
     assert max(counts) - 1 <= min(counts) <= 110
     assert len(counts) == -(-len(wanted) // 110)
     assert made.schema.metadata[b"classes"] == b'["a", "b", "c"]'
-    said = raylance.Provenance.read(raylance.dataset(str(made.uri)).schema)
+    said = raylance.writing.Provenance.read(raylance.dataset(str(made.uri)).schema)
     state = raylance.dataset(source, filter=rows).loader(rank=0, runtime="threads").state_dict()
     for name in ("uri", "version", "branch", "identity", "filter", "rows", "fingerprint"):
         assert getattr(said, name) == state[name], name
@@ -109,7 +110,7 @@ def test_every_selected_row_comes_once_and_the_copy_says_what_it_was_made_from(
     assert "made from" not in caplog.text
     assert "was not compared" not in caplog.text
     lance.dataset(source).delete("id = 3")
-    with pytest.raises(raylance.DatasetError, match="made from version 2 of .* which is at version 3: .* Nothing"):
+    with pytest.raises(DatasetError, match="made from version 2 of .* which is at version 3: .* Nothing"):
         raylance.dataset(str(made.uri), stale="refuse")
 
 
@@ -241,7 +242,7 @@ def copied(write_dataset: Callable[..., str], tmp_path: Path) -> tuple[str, str]
     said = {name: state[name] for name in ("uri", "version", "branch", "identity", "rows", "fingerprint", "columns")}
     more = {"filter": None, "seed": 0, "order": "shuffled", "group_by": None, "transform": None, "raylance": "0"}
     table = lance.dataset(uri).to_table()
-    table = table.replace_schema_metadata(raylance.Provenance(**said, **more).add_to(table.schema).metadata)
+    table = table.replace_schema_metadata(raylance.writing.Provenance(**said, **more).add_to(table.schema).metadata)
     lance.write_dataset(table, str(tmp_path / "copy.lance"))
     provenance.warn_once.cache_clear()
     return uri, str(tmp_path / "copy.lance")
@@ -259,16 +260,16 @@ def test_a_stale_copy_is_named_once_or_refused(copied: tuple[str, str], caplog: 
         raylance.dataset(copy, filter="id < 9")
         raylance.dataset(copy, stale="ignore")
     assert caplog.text.count("which is at version 3: it lacks the changes since then") == 1
-    with pytest.raises(raylance.DatasetError, match="was made from version 1 of"):
+    with pytest.raises(DatasetError, match="was made from version 1 of"):
         raylance.dataset(copy, stale="refuse")
-    with pytest.raises(raylance.ConfigError, match="stale='maybe': must be one of 'warn', 'refuse', 'ignore'"):
+    with pytest.raises(ConfigError, match="stale='maybe': must be one of 'warn', 'refuse', 'ignore'"):
         raylance.dataset(copy, stale="maybe")
 
 
 def test_windows_of_a_copy_are_refused(copied: tuple[str, str]) -> None:
     windows = raylance.Windows(episode="id", offsets={"id": [0]})
     raylance.dataset(copied[0], columns=["id"], samples=windows)
-    with pytest.raises(raylance.DatasetError, match=r"copy\.lance.* shuffled"):
+    with pytest.raises(DatasetError, match=r"copy\.lance.* shuffled"):
         raylance.dataset(copied[1], columns=["id"], samples=windows)
     timed = dataclasses.replace(windows, timestamp="id")  # each row is an episode
     assert len(raylance.dataset(copied[1], columns=["id"], samples=timed)) == 60
@@ -278,7 +279,7 @@ def test_a_source_rewritten_is_another_one(copied: tuple[str, str]) -> None:
     source, copy = copied
     shutil.rmtree(source)
     lance.write_dataset(rows_table(60), source, max_rows_per_file=20)
-    with pytest.raises(raylance.DatasetError, match="at version 1, written again"):
+    with pytest.raises(DatasetError, match="at version 1, written again"):
         raylance.dataset(copy, stale="refuse")
 
 
@@ -289,7 +290,7 @@ def test_a_branch_is_compared_with_its_own_newest_version(
     branch = lance.dataset(source).create_branch("side")
     lance.write_dataset(rows_table(10), branch, mode="append")
     state = raylance.dataset(source, version=("side", None)).loader(rank=0, runtime="threads").state_dict()
-    said = raylance.Provenance.read(lance.dataset(copied[1]).schema)
+    said = raylance.writing.Provenance.read(lance.dataset(copied[1]).schema)
     table = lance.dataset(copied[1]).to_table()
     kept = {name: state[name] for name in ("branch", "version", "identity")}
     of_branch = dataclasses.replace(said, **kept).add_to(table.schema).metadata
@@ -297,7 +298,7 @@ def test_a_branch_is_compared_with_its_own_newest_version(
     lance.write_dataset(rows_table(10), source, mode="append")
     raylance.dataset(str(tmp_path / "side.lance"), stale="refuse")
     lance.write_dataset(rows_table(10), lance.dataset(source).checkout_version(("side", None)), mode="append")
-    with pytest.raises(raylance.DatasetError, match="made from version"):
+    with pytest.raises(DatasetError, match="made from version"):
         raylance.dataset(str(tmp_path / "side.lance"), stale="refuse")
 
 
@@ -317,7 +318,7 @@ def test_a_store_that_never_answers_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(provenance, "_REACH_S", 0.5)
     table = lance.dataset(copied[1]).to_table()
-    said = dataclasses.replace(raylance.Provenance.read(table.schema), uri="s3://bucket/gone.lance")
+    said = dataclasses.replace(raylance.writing.Provenance.read(table.schema), uri="s3://bucket/gone.lance")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         options = store_options(silent.getsockname()[1])
         lance.write_dataset(table.replace_schema_metadata(said.add_to(table.schema).metadata), str(tmp_path / "far"))
@@ -334,7 +335,7 @@ def test_provenance_that_cannot_be_read_is_said(
 ) -> None:
     provenance.warn_once.cache_clear()
     uri = write_dataset(rows_table(5).replace_schema_metadata({"raylance:provenance": text}))
-    with pytest.raises(raylance.DatasetError, match="'raylance:provenance' cannot be read"):
+    with pytest.raises(DatasetError, match="'raylance:provenance' cannot be read"):
         raylance.dataset(uri, stale="refuse")
     with caplog.at_level(logging.DEBUG, logger="raylance"):
         assert len(raylance.dataset(uri, stale="ignore")) == 5
@@ -372,7 +373,7 @@ def test_images_are_made_smaller_or_encoded_again(write_dataset: Callable[..., s
         wanted = np.asarray(stored.resize(sizes[name], PIL.Image.Resampling.BILINEAR)).astype(int)
         assert np.abs(by_pillow(found[name]) - wanted).mean() < 3, name
     assert made.schema.field("image").type == pa.binary()
-    assert raylance.Provenance.read(made.schema).transform == {
+    assert raylance.writing.Provenance.read(made.schema).transform == {
         "image_column": "image", "shorter_side": 60, "jpeg_quality": None, "keep_bad": False,
         "pillow": PIL.__version__,
     }  # fmt: skip
@@ -487,10 +488,10 @@ def test_a_task_whose_run_is_given_up_as_it_writes_leaves_nothing(tmp_path: Path
         work.mark_running()
         assert work.write(batches(lambda: None), schema, work.out, "create").physical_rows == 20
         files = set(tmp_path.rglob("*.lance"))
-        with pytest.raises((raylance.DatasetError, OSError)):
+        with pytest.raises((DatasetError, OSError)):
             work.write(batches(give_up), schema, work.out, "create")
         assert set(tmp_path.rglob("*.lance")) <= files
-        with pytest.raises(raylance.DatasetError, match="given up"):
+        with pytest.raises(DatasetError, match="given up"):
             work.write(batches(lambda: None), schema, work.out, "create")
         assert set(tmp_path.rglob("*.lance")) <= files
         sweep()
@@ -547,7 +548,7 @@ def test_buckets_that_no_node_can_hold_are_refused(source: str, tmp_path: Path) 
     args = command.parse_args(["--data", source, "--out", str(tmp_path / "out")])
     plan = make_plan(command.open_source(args), lambda phase, rows: None)
     huge = dataclasses.replace(plan, work=dataclasses.replace(plan.work, bucket_bytes=1 << 50))
-    with pytest.raises(raylance.ConfigError, match="no node has more than .* Give a smaller --bucket-bytes"):
+    with pytest.raises(ConfigError, match="no node has more than .* Give a smaller --bucket-bytes"):
         making.make(huge, lambda phase, rows: None)
     assert os.listdir(tmp_path) == []
 
@@ -563,11 +564,11 @@ def test_a_source_that_is_rewritten_meanwhile_is_refused(source: str, tmp_path: 
     args = command.parse_args(["--data", source, "--out", str(tmp_path / "out")])
     plan = make_plan(command.open_source(args), lambda phase, rows: None)
     rewrite()
-    with pytest.raises(raylance.DatasetError, match=r"rewritten in place .* were \w{32}, and are \w{32} now"):
+    with pytest.raises(DatasetError, match=r"rewritten in place .* were \w{32}, and are \w{32} now"):
         scatter(plan.found.chunks[0], plan.work)
     wish = command.open_source(args)
     rewrite()
-    with pytest.raises(raylance.DatasetError, match="rewritten in place"):
+    with pytest.raises(DatasetError, match="rewritten in place"):
         make_plan(wish, lambda phase, rows: None)
 
 
@@ -597,7 +598,7 @@ def test_a_uri_is_written_to_and_swept_through_lance(
     uri = write_dataset(pa.table({"id": range(60), "image": pa.array(images, pa.binary())}), max_rows_per_file=20)
     out = f"file://{tmp_path}/out.lance"
     assert command.main(["--data", f"file://{uri}", "--out", out, "--scratch", f"file://{tmp_path}/between/x"]) == 0
-    assert raylance.Provenance.read(lance.dataset(out).schema).uri == f"file://{uri}"
+    assert raylance.writing.Provenance.read(lance.dataset(out).schema).uri == f"file://{uri}"
     assert lance.dataset(out).count_rows() == 60
     assert [path for path in (tmp_path / "between").rglob("*") if path.is_file()] == []
     lance.write_dataset(pa.table({"id": [60], "image": pa.array([b"no image"], pa.binary())}), uri, mode="append")
@@ -621,7 +622,7 @@ def test_an_older_version_is_copied_by_number_and_by_tag(source: str, tmp_path: 
     ):
         words = ["--data", source, "--out", str(tmp_path / "out"), *(["--version", version] if version else [])]
         plan = make_plan(command.open_source(command.parse_args(words)), lambda phase, rows: None)
-        said = raylance.Provenance.read(plan.work.schema)
+        said = raylance.writing.Provenance.read(plan.work.schema)
         assert (plan.found.rows, (said.version, said.branch)) == (rows, found)
     assert make(source, tmp_path / "aside", "--version", "aside").count_rows() == 3010
 

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from raylance.errors import ConfigError
+from raylance.samples.pack_tokens import PackTokens
 from tests.helpers.images import make_images
 
 NOTEBOOKS = Path(__file__).parents[2] / "jobs" / "notebooks"
@@ -69,7 +71,7 @@ def test_a_dataset_shows_itself(labelled: raylance.Dataset) -> None:
     assert "0 (ant)\t15" in text
     assert "[0.5, 0.5, 0.5, 0.5, … 8 values]" in text
     assert labelled.show(0)._repr_html_().count("<img") == 0
-    with pytest.raises(raylance.ConfigError, match="rows"):
+    with pytest.raises(ConfigError, match="rows"):
         labelled.show(-1)
 
 
@@ -109,7 +111,7 @@ def test_labels_of_any_kind_are_counted_or_none(
     for shown in (data.show(4), data.show(batch)):
         assert (f"\n{text}" in repr(shown)) if text else ("among" not in repr(shown))
         assert "<b>" not in shown._repr_html_()
-    with pytest.raises(raylance.ConfigError, match="make no rows"):
+    with pytest.raises(ConfigError, match="make no rows"):
         data.show({"label": [1, 2], "id": [1]})
 
 
@@ -133,7 +135,7 @@ def test_a_row_that_cannot_be_read_hides_nothing_else(write_dataset: Callable[..
 
 def test_other_datasets_show_themselves(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"tokens": pa.array([[1, 2, 3]] * 40, pa.list_(pa.int32()))}))
-    packed = raylance.dataset(uri, samples=raylance.PackTokens("tokens", length=8, eos_id=0))
+    packed = raylance.dataset(uri, samples=PackTokens("tokens", length=8, eos_id=0))
     assert "input_ids" in packed._repr_html_()
     mixed = raylance.mix({"a": (raylance.dataset(uri), 0.5), "b": (raylance.dataset(uri), 0.5)}, stop=30)
     assert "<td>80 rows (30 an epoch)</td>" in mixed._repr_html_()

@@ -35,6 +35,7 @@ from jobs import train_images as job
 from jobs.create_dataset import command as create_dataset
 from jobs.train_images import count_classes, open_data
 from raylance.api.dataset import spec_of
+from raylance.errors import ConfigError, DatasetError
 from tests.helpers.cluster import free_ports
 from tests.helpers.created import write_digits
 from tests.helpers.images import encode
@@ -556,7 +557,7 @@ def test_rows_to_validate_on_may_lie_elsewhere(small, write_dataset):
     assert (len(train), len(val), spec_of(val).read.source.uri) == (20, 7, other)
     for uri, names in ((small, ["a", "b", "c", "d", "e"]), (other, ["e", "d", "c", "b", "a"])):
         lance.dataset(uri).update_schema_metadata({"classes": json.dumps(names)})
-    with pytest.raises(raylance.DatasetError, match="names other classes than --data"):
+    with pytest.raises(DatasetError, match="names other classes than --data"):
         open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
 
 
@@ -577,5 +578,5 @@ def test_trackers_are_chosen_by_what_is_installed_and_where_runs_are_kept(monkey
     assert trackers.choose([], is_local=True) == []
     assert trackers.choose(["mlflow"], is_local=True) == ["mlflow"]
     for asked in ("wandb", "mlflow"):  # not installed; nowhere to write
-        with pytest.raises(raylance.ConfigError, match=f"--track {asked}"):
+        with pytest.raises(ConfigError, match=f"--track {asked}"):
             trackers.choose([asked], is_local=False)

@@ -14,6 +14,7 @@ import ray
 import torch
 
 import raylance
+from raylance.errors import CoverageError, PlacementError
 from tests.helpers.cluster import CPUS, actors_of, in_object_store, wait_for_free_cpus
 from tests.helpers.damaged_rows import check_bad_row, damaged
 from tests.helpers.epochs import assert_same, batches_of, join, open_images
@@ -83,7 +84,7 @@ def test_placement_fails_in_time_with_the_numbers(images_uri: str) -> None:
     dataset = open_images(images_uri)
     with dataset.loader(num_decoders=3, decoder_cpus=CPUS + 1, placement_timeout_s=0.2) as loader:
         begin = time.monotonic()
-        with pytest.raises(raylance.PlacementError, match=rf"of 3 decode actors.*counts {CPUS} CPUs.*free now"):
+        with pytest.raises(PlacementError, match=rf"of 3 decode actors.*counts {CPUS} CPUs.*free now"):
             next(loader.iter_torch_batches(global_batch_size=36))
         assert time.monotonic() - begin < 60
     wait_for_free_cpus(CPUS)  # nothing that was asked for is left pending or held
@@ -130,5 +131,5 @@ def test_rows_that_were_not_planned_end_the_epoch(images_uri: str, monkeypatch: 
             return put(dataclasses.replace(plan, order=dataclasses.replace(plan.order, seed=99)))
 
         monkeypatch.setattr(ray, "put", put_other)
-        with pytest.raises(raylance.CoverageError, match="position 0 of epoch 0, data-parallel rank 0"):
+        with pytest.raises(CoverageError, match="position 0 of epoch 0, data-parallel rank 0"):
             next(loader.iter_batches(global_batch_size=100))

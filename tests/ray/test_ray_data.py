@@ -13,7 +13,7 @@ import torch
 from ray.data.collate_fn import ArrowBatchCollateFn, NumpyBatchCollateFn, PandasBatchCollateFn
 
 import raylance
-from raylance.errors import ConfigError
+from raylance.errors import ConfigError, DatasetError
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 AUGMENTED = raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(), hflip=0.5)
@@ -113,7 +113,7 @@ def test_a_dataset_of_ray_data_is_written_and_trained_on(tmp_path: Path) -> None
         }
 
     ds = ray.data.range(rows, override_num_blocks=4).map_batches(make)
-    assert raylance.from_ray_dataset(ds, uri, rows_per_file=300) == rows
+    assert raylance.writing.from_ray_dataset(ds, uri, rows_per_file=300) == rows
     made = lance.dataset(uri)
     assert {fragment.count_rows() for fragment in made.get_fragments()} <= {100, 200, 250, 300}
     assert made.schema.field("vector").type == pa.list_(pa.float32(), 4)
@@ -127,12 +127,12 @@ def test_a_dataset_of_ray_data_is_written_and_trained_on(tmp_path: Path) -> None
     assert [len(each) for each in batch["tokens"]] == [each % 5 + 1 for each in range(rows)]
     assert batch["text"][17] == "row 17"
     with pytest.raises(ConfigError, match=r"made\.lance"):
-        raylance.from_ray_dataset(ds, uri)
-    assert raylance.from_ray_dataset(ds.limit(10), uri, overwrite=True) == 10
+        raylance.writing.from_ray_dataset(ds, uri)
+    assert raylance.writing.from_ray_dataset(ds.limit(10), uri, overwrite=True) == 10
     assert lance.dataset(uri).version == 2
     again = dataset.to_ray_dataset(override_num_blocks=2)
     copy = str(tmp_path / "copy.lance")
-    assert raylance.from_ray_dataset(again.drop_columns(["_rowoffset"]), copy) == rows
+    assert raylance.writing.from_ray_dataset(again.drop_columns(["_rowoffset"]), copy) == rows
     assert lance.dataset(copy).schema.field("vector").type == pa.list_(pa.float32(), 4)
 
 
@@ -144,7 +144,7 @@ def test_types_that_lance_does_not_store(tmp_path: Path) -> None:
         return {"odd": odd}
 
     with pytest.raises(ConfigError, match="odd"):
-        raylance.from_ray_dataset(
+        raylance.writing.from_ray_dataset(
             ray.data.range(4, override_num_blocks=1).map_batches(make), str(tmp_path / "odd.lance")
         )
     assert not (tmp_path / "odd.lance").exists()
@@ -159,10 +159,10 @@ def test_a_write_that_fails_leaves_no_dataset(tmp_path: Path) -> None:
         return batch
 
     with pytest.raises(ray.exceptions.RayTaskError, match="no row 90"):
-        raylance.from_ray_dataset(ray.data.range(100, override_num_blocks=4).map_batches(fail), uri)
+        raylance.writing.from_ray_dataset(ray.data.range(100, override_num_blocks=4).map_batches(fail), uri)
     with pytest.raises(ValueError, match=r"failed\.lance"):
         lance.dataset(uri)
-    assert raylance.from_ray_dataset(ray.data.range(100), uri) == 100, "the next one does not see what is left"
+    assert raylance.writing.from_ray_dataset(ray.data.range(100), uri) == 100, "the next one does not see what is left"
 
 
 def blocks(*tables: pa.Table) -> Any:
@@ -205,33 +205,33 @@ def test_a_later_block_of_another_schema_is_refused(
     uri = str(tmp_path / "made.lance")
     odd = "b" if "b" in first.column_names + later.column_names else "a"
     with pytest.raises(ConfigError, match=f"'{odd}'"):
-        raylance.from_ray_dataset(blocks(first, first, later), uri)
+        raylance.writing.from_ray_dataset(blocks(first, first, later), uri)
     with pytest.raises(ValueError, match=r"made\.lance"):
         lance.dataset(uri)
     if kind is not None:
-        assert raylance.from_ray_dataset(blocks(first, later), uri, schema=pa.schema([("a", kind)])) == 2
+        assert raylance.writing.from_ray_dataset(blocks(first, later), uri, schema=pa.schema([("a", kind)])) == 2
         assert lance.dataset(uri).to_table()["a"].to_pylist() == (first["a"].to_pylist() + later["a"].to_pylist())
 
 
 def test_blocks_of_narrower_types_and_without_rows_are_written(tmp_path: Path) -> None:
     uri = str(tmp_path / "made.lance")
     narrow = column(3, None, kind=pa.int32())
-    found = raylance.from_ray_dataset(blocks(column(1), narrow, column(None), column(5)[:0], pa.table({})), uri)
+    found = raylance.writing.from_ray_dataset(blocks(column(1), narrow, column(None), column(5)[:0], pa.table({})), uri)
     assert found == 4
     made = lance.dataset(uri).to_table()
     assert made.schema.field("a").type == pa.int64()
     assert made["a"].to_pylist() == [1, 3, None, None]
     filtered = ray.data.from_arrow([column(each, each) for each in range(4)]).filter(lambda row: row["a"] > 2)
-    assert raylance.from_ray_dataset(filtered, uri, overwrite=True) == 2
+    assert raylance.writing.from_ray_dataset(filtered, uri, overwrite=True) == 2
 
 
 @pytest.mark.promise("P8")
 def test_arguments_that_are_refused(tmp_path: Path, images_uri: str) -> None:
     uri, rows, dataset = str(tmp_path / "made.lance"), ray.data.range(3), raylance.dataset(images_uri)
     calls: dict[str, Any] = {
-        "None": lambda: raylance.from_ray_dataset(None, uri),
-        "schema=3": lambda: raylance.from_ray_dataset(rows, uri, schema=3),  # type: ignore[arg-type]
-        "concurency": lambda: raylance.from_ray_dataset(rows, uri, concurency=1),
+        "None": lambda: raylance.writing.from_ray_dataset(None, uri),
+        "schema=3": lambda: raylance.writing.from_ray_dataset(rows, uri, schema=3),  # type: ignore[arg-type]
+        "concurency": lambda: raylance.writing.from_ray_dataset(rows, uri, concurency=1),
         "epoc": lambda: dataset.to_ray_dataset(epoc=1),
         "foo": lambda: dataset.to_ray_dataset(foo=1),
     }
@@ -266,7 +266,7 @@ def test_tensors_of_all_kinds_come_as_arrays_and_go_back(tmp_path: Path) -> None
     assert_same({name: np.stack([row[name] for row in rows]) for name in wanted}, wanted)
     [batch] = dataset.to_ray_dataset().iter_torch_batches(batch_size=4)
     assert_same({name: tensor.numpy() for name, tensor in batch.items()}, wanted)
-    assert raylance.from_ray_dataset(dataset.to_ray_dataset().drop_columns(["_rowoffset"]), copy) == 4
+    assert raylance.writing.from_ray_dataset(dataset.to_ray_dataset().drop_columns(["_rowoffset"]), copy) == 4
     again = raylance.dataset(copy)[:]
     assert_same(
         {name: again[name] for name in wanted if name != "_rowoffset"},
@@ -278,7 +278,7 @@ def test_tensors_of_all_kinds_come_as_arrays_and_go_back(tmp_path: Path) -> None
 def test_nulls_among_tensors_are_named(tmp_path: Path) -> None:
     uri = str(tmp_path / "rows.lance")
     lance.write_dataset(pa.table({"f": pa.array([[1, 2], None], pa.list_(pa.int16(), 2)), "id": [0, 1]}), uri)
-    with pytest.raises(raylance.DatasetError, match="'f' has 1 nulls"):
+    with pytest.raises(DatasetError, match="'f' has 1 nulls"):
         raylance.dataset(uri).to_ray_dataset().take_all()
     filtered = raylance.dataset(uri, filter="f IS NOT NULL").to_ray_dataset()
     assert [row["f"].tolist() for row in filtered.take_all()] == [[1, 2]]

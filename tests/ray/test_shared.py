@@ -8,6 +8,7 @@ import pytest
 
 import raylance
 from raylance.environment.shared import Shared
+from raylance.samples.pack_tokens import PackTokens
 from tests.helpers.large_values import LARGE, first_ids, large_table
 
 
@@ -64,7 +65,7 @@ def test_a_handle_comes_back_from_a_task_that_ended(uri: str, ray_session: None,
 def test_packing_tables_are_shared(tokens_uri: str, ray_session: None) -> None:
     import ray
 
-    dataset = raylance.dataset(tokens_uri, samples=raylance.PackTokens("tokens", length=64))
+    dataset = raylance.dataset(tokens_uri, samples=PackTokens("tokens", length=64))
     (loader,) = loaders_of_run(dataset, 1)
     assert len(ray.cloudpickle.dumps(loader)) < 20_000
     copy = ray.cloudpickle.loads(ray.cloudpickle.dumps(loader))

@@ -13,6 +13,7 @@ from ray.train import Checkpoint, CheckpointUploadMode, ValidationConfig
 from ray.train.torch import TorchTrainer
 
 import raylance
+from raylance.errors import ConfigError
 from tests.helpers.reporting import report_slowly
 
 BATCH = 100
@@ -26,7 +27,7 @@ def report_all(config: dict[str, Any]) -> dict[str, Any]:
     batches, refused = iter(loader.batches(global_batch_size=BATCH)), {}
 
     def refuse(name: str, **arguments: Any) -> None:
-        with pytest.raises(raylance.ConfigError) as caught:
+        with pytest.raises(ConfigError) as caught:
             raylance.report({}, **arguments)
         refused[name] = str(caught.value)
 

@@ -198,7 +198,10 @@ def test_cameras_of_depth(settings: dict[str, Any], tmp_path: Path) -> None:
     np.testing.assert_allclose(1000 * metres, robots.pixels[name][:160:7], rtol=0, atol=0.51)
     small = lerobot.open(uri, columns=["index", name], size={name: (8, 12)}).take([50])[name][0]
     assert np.isin(small, robots.pixels[name][50]).all()
-    crops = [raylance.FrameCrop(WRIST, (8, 10), random=True, hflip=0.5), raylance.FrameCrop(name, (8, 10), like=WRIST)]
+    crops = [
+        raylance.images.FrameCrop(WRIST, (8, 10), random=True, hflip=0.5),
+        raylance.images.FrameCrop(name, (8, 10), like=WRIST),
+    ]
     cut = lerobot.open(uri, delta_timestamps=deltas, crops=crops, columns=["index", name, WRIST])
     for batch in cut.iter_torch_batches(batch_size=16):
         for place, row in enumerate(batch["index"].tolist()):
@@ -496,7 +499,7 @@ def test_what_cannot_be_honoured(root: str, tmp_path: Path) -> None:
         ({"delta_timestamps": {TOP: [0.05]}}, "0.05"),
         ({"delta_timestamps": [0.1]}, r"delta_timestamps=\[0.1\]"),
         ({"columns": 5}, "columns=5"),
-        ({"crops": raylance.FrameCrop(TOP, 8)}, "crops=FrameCrop"),
+        ({"crops": raylance.images.FrameCrop(TOP, 8)}, "crops=FrameCrop"),
         ({"crops": [raylance.Image("action")]}, "crops=.*Image"),
         ({"tolerance_s": -1}, "tolerance_s=-1"),
         ({"tolerance_s": float("nan")}, "tolerance_s=nan"),

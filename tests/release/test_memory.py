@@ -134,9 +134,9 @@ def test_documents_are_counted_and_packed_by_their_bytes(write_dataset: Callable
 import sys, tracemalloc, resource, numpy as np, raylance
 def own(): return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) << 10
 uri = sys.argv[1]
-raylance.dataset(uri, filter="id < 2", samples=raylance.PackTokens("tokens", 4096)).head(1)
+raylance.dataset(uri, filter="id < 2", samples=raylance.samples.pack_tokens.PackTokens("tokens", 4096)).head(1)
 before = own()
-handle = raylance.dataset(uri, samples=raylance.PackTokens("tokens", 4096), order="sequential")
+handle = raylance.dataset(uri, samples=raylance.samples.pack_tokens.PackTokens("tokens", 4096), order="sequential")
 opened = own()
 batch = handle.head(128)
 print(len(handle), opened - before, own() - before)

@@ -7,7 +7,8 @@ import pytest
 from lance.namespace import RestAdapter
 
 import raylance
-from raylance import NamespaceTable
+from raylance.errors import DatasetError
+from raylance.namespaces import NamespaceTable
 from tests.helpers.faulty_store import bucket_of, store_options
 from tests.helpers.namespace_tables import ROWS, ids
 
@@ -25,7 +26,7 @@ def test_a_table_of_a_rest_service_that_vends_options_of_its_store_is_read_by_th
     lance.write_dataset(numbers, namespace_client=lance_namespace.connect("dir", backend), table_id=["numbers"])
     with RestAdapter("dir", backend, port=0) as service:
         table = NamespaceTable(["numbers"], "rest", {"uri": f"http://127.0.0.1:{service.port}"})
-        with pytest.raises(raylance.DatasetError, match="absent"):
+        with pytest.raises(DatasetError, match="absent"):
             raylance.dataset(NamespaceTable("absent", "rest", table.namespace_properties))
         data = raylance.dataset(table)
         assert str(s3_port) not in repr(data), "what the service vends is not shown"

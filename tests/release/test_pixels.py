@@ -13,6 +13,7 @@ import pytest
 
 import raylance
 from raylance.decode.images import Image, ImageCrop
+from raylance.errors import ConfigError, DatasetError
 from tests.helpers.images import (
     encode,
     picture,
@@ -34,7 +35,7 @@ def test_a_format_of_a_plugin_is_decoded_where_its_setup_is_named(write_dataset:
     uri = write_dataset(pa.table({"image": pa.array(images, pa.binary())}))
     register_backwards()
     try:
-        with pytest.raises(raylance.DatasetError, match="plug-in.*setup="):
+        with pytest.raises(DatasetError, match="plug-in.*setup="):
             raylance.dataset(uri, decode=Image("image", size=(20, 12)))
         plain = Image("image", size=(20, 12), setup=register_backwards)
         handle = raylance.dataset(uri, decode=[plain, ImageCrop("image")], order="sequential", remainder="ragged")
@@ -45,5 +46,5 @@ def test_a_format_of_a_plugin_is_decoded_where_its_setup_is_named(write_dataset:
         PIL.Image.ID.remove("BACKWARDS")
     found = np.concatenate([batch["image"] for batch in batches])
     np.testing.assert_array_equal(found, [np.asarray(picture(12, 20, seed)) for seed in range(6)])
-    with pytest.raises(raylance.ConfigError, match="setup=3"):
+    with pytest.raises(ConfigError, match="setup=3"):
         Image("image", setup=3)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import torch.distributed
 from jupyter_client.manager import start_new_kernel
 
 import raylance
+from raylance.errors import ConfigError
 from raylance.torch_data import IterableDataset, Loader, find_place
 from tests.helpers.cluster import free_ports
 from tests.helpers.data_loaders import STYLES, make, numbered_texts, open_dataset, shorten_waits
@@ -86,7 +87,7 @@ def with_accelerate(make, loader, folder):
     plain = accelerator.prepare(make(torch.utils.data.DataLoader))
     try:
         next(iter(plain))
-    except raylance.ConfigError as error:
+    except raylance.errors.ConfigError as error:
         assert "torch_data.Loader" in str(error)
     else:
         raise SystemExit("not refused")
@@ -152,7 +153,7 @@ def test_ray_train_gives_the_place(uri: str, tmp_path: Path, ray_session: None) 
         handle = raylance.dataset(uri, columns=["id"], remainder="ragged")
         try:
             find_place()
-        except raylance.ConfigError as error:
+        except ConfigError as error:
             refusal = str(error)
         loader = Loader(IterableDataset(handle, global_batch_size=60, dist_info="ray"), record=True)
         rank = ray.train.get_context().get_world_rank()

@@ -13,6 +13,7 @@ import torch
 import raylance
 import raylance.torchft
 from raylance.api.following import Follower
+from raylance.errors import ConfigError
 from raylance.planning.digest import Digest
 from tests.faults.replicas import (
     BATCH,
@@ -182,5 +183,5 @@ def test_the_late_end_of_batches_that_were_left_moves_nothing(loaders: list[rayl
 def test_arguments_that_cannot_be_honoured(
     loaders: list[raylance.RankLoader], arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(raylance.ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):
         next(raylance.torchft.batches(loaders[0], None, global_batch_size=BATCH, **arguments))  # type: ignore[arg-type]

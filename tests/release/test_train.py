@@ -15,6 +15,7 @@ import torch
 from ray.train.torch import TorchTrainer
 
 import raylance
+from raylance.errors import ConfigError
 from raylance.reports.progress import events
 from raylance.reports.reading import read_run
 from tests.helpers.cluster import CPUS, wait_for_free_cpus
@@ -73,7 +74,7 @@ def forgetful_fn(config: dict[str, Any]) -> None:
         kept.rename(state)
         try:
             next(iter(loader.iter_batches(global_batch_size=BATCH)))
-        except raylance.ConfigError as error:
+        except ConfigError as error:
             Path(config["log"]).write_text(str(error))
         loader.set_epoch(0)
     for step, batch in enumerate(loader.iter_batches(global_batch_size=BATCH), 1):
@@ -206,7 +207,7 @@ def mistakes_fn(config: dict[str, Any]) -> None:
     said: dict[str, str] = {}
 
     def expect(name: str, call: Any) -> None:
-        with pytest.raises(raylance.ConfigError) as caught:
+        with pytest.raises(ConfigError) as caught:
             call()
         said[name] = str(caught.value)
 
@@ -258,7 +259,7 @@ def test_datasets_to_split_that_names_no_dataset(images_uri: str, tmp_path: Path
     trainer = make_trainer(refused_fn, tmp_path, **data)
     with pytest.raises(ray.train.TrainingFailedError, match="'trian'"):
         trainer.fit()
-    with pytest.raises(raylance.ConfigError, match="give a list of names"):
+    with pytest.raises(ConfigError, match="give a list of names"):
         raylance.DataConfig(datasets_to_split="train")  # type: ignore[arg-type]
 
 
@@ -283,7 +284,7 @@ def test_an_error_that_no_restart_repairs_ends_the_run_at_once(images_uri: str, 
     )
     with pytest.raises(ray.train.ControllerError, match="10,?000.*953|953.*10,?000") as ended:
         trainer.fit()
-    assert type(ended.value.controller_failure) is raylance.ConfigError
+    assert type(ended.value.controller_failure) is ConfigError
     assert len(list(starts.iterdir())) == 1
 
 

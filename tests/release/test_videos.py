@@ -28,7 +28,7 @@ def test_frames_sent_by_block_survive_their_reader(
     uri, frames = made("keyframes every 12")
     data = raylance.dataset(
         write_dataset(rows_of()), columns=["action"], samples=windows("top", "side"), remainder="ragged",
-        decode=[camera(uri), camera(uri, "side"), raylance.FrameCrop("side", (32, 48))],
+        decode=[camera(uri), camera(uri, "side"), raylance.images.FrameCrop("side", (32, 48))],
         order=raylance.WindowShuffle(shard_rows=10, window_shards=2, lanes=2),
     )  # fmt: skip
     seen: list[int] = []

@@ -115,7 +115,19 @@ def test_the_reference_names_all_that_is_public() -> None:
     named = reference_names()
     assert len(set(named)) == len(named)
     wanted = {f"raylance.{name}" for name in raylance.__all__}
-    for module in ("torch_data", "torchft", "audit", "testing"):
+    modules = (
+        "audit",
+        "images",
+        "namespaces",
+        "runs",
+        "testing",
+        "text",
+        "torch_data",
+        "torchft",
+        "tracking",
+        "writing",
+    )
+    for module in modules:
         wanted |= {f"raylance.{module}.{name}" for name in importlib.import_module(f"raylance.{module}").__all__}
     assert wanted <= set(named)
 

@@ -4,21 +4,53 @@ import pytest
 
 import raylance
 
+MODULES = {  # beside the names at the top
+    "audit", "errors", "images", "lerobot", "namespaces", "runs", "testing", "text", "torch_data", "torchft",
+    "tracking", "writing",
+}  # fmt: skip
+
 
 def test_public_surface() -> None:
     names = """
-        BadRowError Balance BatchDecoder Batches Buckets Budget CenterCrop ClassBalanced Clip ConfigError CoverageError
-        DataConfig Dataset DatasetError Decoder DeviceImage FailFast FractionSplit FrameCrop HelperError Image ImageCrop
-        NamespaceTable Options Order Pack PackTokens Pad PlacementError Provenance RaggedDecoder RandomResizedCrop
-        RangeSplit RankLoader RaylanceError RowShuffle RunProof SampleTable Sequential ShardShuffle StateError TokensOf
-        ValueSplit Video Weighted WindowShuffle Windows add_column cu_seqlens dataset explain_run from_ray_dataset
-        map_boxes map_points mix mlflow_dataset newest_checkpoint open_folder prove_run read_values report
-        report_if_preempted report_run restore row_rng wandb_artifact watch write_column write_values
+        BadRowError Balance BatchDecoder Batches Buckets Budget CenterCrop ClassBalanced Clip DataConfig Dataset
+        Decoder DeviceImage FailFast FractionSplit Image Options Order Pack Pad RaggedDecoder RandomResizedCrop
+        RangeSplit RankLoader RaylanceError RowShuffle SampleTable Sequential ShardShuffle StateError TokensOf
+        ValueSplit Video Weighted WindowShuffle Windows dataset explain_run mix prove_run report report_if_preempted
+        report_run restore watch
     """
     assert sorted(raylance.__all__) == names.split()
     found = [name for name in dir(raylance) if not name.startswith("_")]
-    assert found == sorted([*raylance.__all__, "audit", "lerobot", "testing", "torch_data", "torchft"])
+    assert found == sorted([*raylance.__all__, *MODULES])
     for name in raylance.__all__:
         assert getattr(raylance, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = raylance.nothing
+
+
+def test_a_name_of_0_12_warns_of_its_new_place() -> None:
+    moved = {
+        "errors": ["ConfigError", "CoverageError", "DatasetError", "HelperError", "PlacementError"],
+        "images": ["FrameCrop", "ImageCrop", "map_boxes", "map_points"],
+        "namespaces": ["NamespaceTable"],
+        "runs": ["RunProof", "newest_checkpoint", "open_folder"],
+        "text": ["cu_seqlens"],
+        "tracking": ["mlflow_dataset", "wandb_artifact"],
+        "writing": ["Provenance", "add_column", "from_ray_dataset", "read_values", "write_column", "write_values"],
+    }
+    for module, names in moved.items():
+        home = getattr(raylance, module)
+        for name in names:
+            with pytest.warns(FutureWarning, match=rf"raylance\.{name} .*raylance\.{module}\.{name}"):
+                found = getattr(raylance, name)
+            assert found is getattr(home, name)
+            assert module == "errors" or name in home.__all__
+    with pytest.warns(FutureWarning, match=r"PackTokens .*raylance\.Pack\("):
+        assert raylance.PackTokens("tokens", length=8).length == 8  # type: ignore[attr-defined]
+    with pytest.warns(FutureWarning, match="row_rng"):
+        assert raylance.row_rng  # type: ignore[attr-defined]
+
+
+def test_the_page_of_help_names_all_names() -> None:
+    page = raylance.__doc__ or ""
+    assert {name for name in raylance.__all__ if f"`{name}`" not in page} == set()
+    assert {name for name in MODULES if f"`raylance.{name}`" not in page} == set()

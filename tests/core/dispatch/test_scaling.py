@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import raylance
 from raylance.dispatch.messages import Dismiss, Log, Place
 from raylance.dispatch.scaling import Scaler
+from raylance.errors import ConfigError
 from tests.helpers.dispatch import open_pool, reader_of
 
 
@@ -164,5 +165,5 @@ def test_what_grows_and_finds_no_place_is_done_without() -> None:
 
 @pytest.mark.parametrize("given", [(0, 3), (4, 2), (1, 2, 3), (1.0, 2), "two"])
 def test_ranges_that_are_none(given: object) -> None:
-    with pytest.raises(raylance.ConfigError, match=r"num_decoders=.*1 <= min < max"):
+    with pytest.raises(ConfigError, match=r"num_decoders=.*1 <= min < max"):
         raylance.Options(num_decoders=given)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-import raylance
+from raylance.errors import ConfigError
 from raylance.orders.order import Epoch, Facts, Order
 from raylance.orders.permutation import subkeys, uniform
 from raylance.orders.sampling import ClassBalanced, Weighted
@@ -158,7 +158,7 @@ def test_weights_of_many_classes() -> None:
     weights = dict.fromkeys(range(classes), 1.0)
     tables = ClassBalanced(column="class", class_weights=weights).look_up(many_classes(classes))
     assert len(tables["weights"]) == classes
-    with pytest.raises(raylance.ConfigError, match=r"names \[-1\], of which .*and 99,980 more") as caught:
+    with pytest.raises(ConfigError, match=r"names \[-1\], of which .*and 99,980 more") as caught:
         ClassBalanced(column="class", class_weights=weights | {-1: 1.0}).bind(many_classes(classes))
     assert len(str(caught.value)) < 1000
 
@@ -195,5 +195,5 @@ def test_weights_whose_sum_is_no_number() -> None:
 )
 def test_impossible_weights(order: Order, message: str) -> None:
     rows = SampleRows(count=3, columns={"class": np.array(["class 0", "class 1", "class 4"])})
-    with pytest.raises(raylance.ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):
         order.bind(rows)

@@ -84,7 +84,7 @@ def test_what_no_field_takes_is_refused_where_it_is_given(kind: Any) -> None:
     [
         *(
             (lambda kind=kind: kind(**NEEDED[kind.__name__] | {"hflip": "a"}), "hflip='a'")
-            for kind in (raylance.Image, raylance.DeviceImage, raylance.Clip, raylance.FrameCrop)
+            for kind in (raylance.Image, raylance.DeviceImage, raylance.Clip, raylance.images.FrameCrop)
         ),
         (lambda: raylance.Image("i", draft="no"), "draft='no'"),
         (lambda: raylance.Image("i", size=8, augment="crop"), "augment='crop'"),  # blamed the data
@@ -92,11 +92,11 @@ def test_what_no_field_takes_is_refused_where_it_is_given(kind: Any) -> None:
         (lambda: raylance.DeviceImage("i", size=8, augment=raylance.CenterCrop), "parentheses"),
         (lambda: raylance.Image("i", decode_fn=3), "decode_fn=3"),
         (lambda: raylance.Clip("v", frames=4, random_crop="no"), "random_crop='no'"),
-        (lambda: raylance.FrameCrop("v", 8, random="no"), "random='no'"),
+        (lambda: raylance.images.FrameCrop("v", 8, random="no"), "random='no'"),
         (lambda: raylance.FractionSplit(fractions={"a": 1.0}, part="a", seed="1"), "seed='1'"),
-        (lambda: raylance.cu_seqlens(np.zeros((2, 3))), "float64"),
-        (lambda: raylance.cu_seqlens(torch.zeros((2, 3), dtype=torch.bfloat16)), "bfloat16"),
-        (lambda: raylance.cu_seqlens(torch.zeros((2, 3), dtype=torch.bool)), "bool"),
+        (lambda: raylance.text.cu_seqlens(np.zeros((2, 3))), "float64"),
+        (lambda: raylance.text.cu_seqlens(torch.zeros((2, 3), dtype=torch.bfloat16)), "bfloat16"),
+        (lambda: raylance.text.cu_seqlens(torch.zeros((2, 3), dtype=torch.bool)), "bool"),
     ],
 )
 def test_what_was_taken_in_silence_or_failed_barely(make: Any, named: str) -> None:

@@ -11,6 +11,7 @@ import torch
 import raylance
 from raylance import torch_data
 from raylance.api.loader import consumer_of
+from raylance.errors import ConfigError
 from raylance.planning.shard_context import Assignment
 from raylance.reports.reading import read_run
 
@@ -91,12 +92,12 @@ def test_a_mesh_and_a_group_of_a_process_alone(data: raylance.Dataset) -> None:
                 assert len(take(loader, 2)) == 2
             steps = torch_data.IterableDataset(data, batch_size=BATCH, dist_info=given)
             assert len(steps) == 96
-            with pytest.raises(raylance.ConfigError, match="divide it again"):
+            with pytest.raises(ConfigError, match="divide it again"):
                 torch_data.IterableDataset(data, batch_size=BATCH, dist_info=given, ranks_per_replica=2)
         outside = torch.distributed.GroupMember.NON_GROUP_MEMBER
-        with pytest.raises(raylance.ConfigError, match="is not part of the group"):
+        with pytest.raises(ConfigError, match="is not part of the group"):
             data.loader().reshard(outside)
-        with pytest.raises(raylance.ConfigError, match="is not part of the group"):
+        with pytest.raises(ConfigError, match="is not part of the group"):
             torch_data.IterableDataset(data, batch_size=BATCH, dist_info=outside)
     finally:
         torch.distributed.destroy_process_group()
@@ -139,15 +140,15 @@ def test_what_cannot_be_resharded_is_refused(data: raylance.Dataset) -> None:
         ((1,), "1 does not say which rows this rank gets"),
         (("dp",), "'dp' does not say which rows"),
     ):
-        with pytest.raises(raylance.ConfigError, match=message):
+        with pytest.raises(ConfigError, match=message):
             loader.reshard(*given)
     assert (loader.dp_rank, loader.dp_size) == (1, 4), "nothing was changed"
-    with loader, pytest.raises(raylance.ConfigError, match="bound by batch_size="):
+    with loader, pytest.raises(ConfigError, match="bound by batch_size="):
         loader.batches(batch_size=BATCH)  # whose rows of a step would be those of four ranks
         loader.reshard(0, 2)
     whole = data().make_loader(0, 1, raylance.Options(), Assignment(name="val", is_split=False))
     whole.reshard(0, 1)  # as in Ray Train's local mode
-    with pytest.raises(raylance.ConfigError, match="data-parallel rank 0 of 2"):
+    with pytest.raises(ConfigError, match="data-parallel rank 0 of 2"):
         whole.reshard(0, 2)
 
 
@@ -166,9 +167,9 @@ def test_loaders_made_by_hand_and_torch_data_take_the_same_arrangements(data: ra
             assert [int(row) for _ in range(2) for row in next(batches)["id"]] == rows
             assert arranged.state_dict()["dp_size"] == 2
     for peers in (3, 8, 0):
-        with pytest.raises(raylance.ConfigError, match=f"ranks_per_replica={peers}"):
+        with pytest.raises(ConfigError, match=f"ranks_per_replica={peers}"):
             data.loader(rank=0, world_size=4, ranks_per_replica=peers)
-        with pytest.raises(raylance.ConfigError, match=f"ranks_per_replica={peers}"):
+        with pytest.raises(ConfigError, match=f"ranks_per_replica={peers}"):
             len(torch_data.IterableDataset(data, batch_size=BATCH, dist_info=(0, 4), ranks_per_replica=peers))
 
 
@@ -180,7 +181,7 @@ def test_a_run_of_ray_train_gives_peers_the_same_share(data: raylance.Dataset) -
     assert places == [(rank, 4, rank // 2, 2) for rank in range(4)]
     assert [(one.rank, one.world_size, one.dp_rank, one.dp_size) for one in vals] == [(0, 1, 0, 1)] * 4
     for world_size in (3, 5):
-        with pytest.raises(raylance.ConfigError, match=f"=2 does not divide the world size, {world_size}"):
+        with pytest.raises(ConfigError, match=f"=2 does not divide the world size, {world_size}"):
             config.configure({"train": data}, world_size, None, None)
-    with pytest.raises(raylance.ConfigError, match=r"did you mean ranks_per_replica=\?"):
+    with pytest.raises(ConfigError, match=r"did you mean ranks_per_replica=\?"):
         raylance.DataConfig(rank_per_replica=2)

@@ -12,6 +12,7 @@ import pytest
 
 import raylance
 from raylance.api.loader import consumer_of
+from raylance.errors import ConfigError
 
 PUBLIC = {field.name: field.default for field in dataclasses.fields(raylance.Options) if field.name != "auto_decoders"}
 OTHERS: dict[str, Any] = {
@@ -61,11 +62,11 @@ def test_a_signature_shows_each_option_with_its_default(call: Any) -> None:
 
 def test_an_option_that_there_is_not_is_refused(dataset: raylance.Dataset) -> None:
     for call in (raylance.DataConfig, dataset.loader):
-        with pytest.raises(raylance.ConfigError, match=r"no argument work_timeout=: did you mean work_timeout_s=\?"):
+        with pytest.raises(ConfigError, match=r"no argument work_timeout=: did you mean work_timeout_s=\?"):
             call(work_timeout=3)
-        with pytest.raises(raylance.ConfigError, match="auto_decoders="):
+        with pytest.raises(ConfigError, match="auto_decoders="):
             call(auto_decoders=3)
-    with pytest.raises(raylance.ConfigError, match="work_timeout_s='long'"):
+    with pytest.raises(ConfigError, match="work_timeout_s='long'"):
         raylance.DataConfig(work_timeout_s="long")
-    with pytest.raises(raylance.ConfigError, match="decode_threads=0: must be an integer of at least 1"):
+    with pytest.raises(ConfigError, match="decode_threads=0: must be an integer of at least 1"):
         raylance.DataConfig(decode_threads=0)

@@ -17,6 +17,7 @@ from raylance.api.dataset import spec_of
 from raylance.audit import EpochAudit, Step, label_codes, read_setting, reopen
 from raylance.errors import ConfigError, DatasetError, StateError
 from raylance.planning.step_size import REMAINDERS, Remainder
+from raylance.samples.pack_tokens import PackTokens
 from tests.helpers.states import signed
 
 ROWS, OTHER = 203, 61
@@ -61,8 +62,8 @@ SINGLE: dict[str, dict[str, Any]] = {
     "balanced": {"order": raylance.ClassBalanced(column="label", classes_per_batch=4), "filter": "label IS NOT NULL"},
     "windows": {"samples": raylance.Windows(episode="episode", offsets={"id": [-1, 0, 2]}, stride=2)},
     "whole windows": {"samples": WHOLE, "filter": "id % 5 != 0"},
-    "packed": {"samples": raylance.PackTokens("tokens", length=16, eos_id=9), "filter": "id > 20"},
-    "packed split": {"samples": raylance.PackTokens("tokens", length=7), "split": raylance.ValueSplit("split", "val")},
+    "packed": {"samples": PackTokens("tokens", length=16, eos_id=9), "filter": "id > 20"},
+    "packed split": {"samples": PackTokens("tokens", length=7), "split": raylance.ValueSplit("split", "val")},
 }
 
 

@@ -17,6 +17,8 @@ import torch.utils.data
 
 import raylance
 from raylance.batches import device
+from raylance.errors import ConfigError, DatasetError
+from raylance.samples.pack_tokens import PackTokens
 from raylance.torch_data import IterableDataset, MapDataset
 from tests.helpers.scripts import FORKED
 
@@ -117,7 +119,7 @@ def test_a_handle_is_a_value(uri: str) -> None:
         assert ids_of(loader.iter_batches(batch_size=7)) != epoch_1, "lanes are those of the batch of 20"
         assert not hasattr(handle, "state_dict")
         for position in (lambda: handle.state_dict(), lambda: handle.epoch, batches.state_dict):
-            with pytest.raises(raylance.ConfigError, match=r"handle.*loader\(\)"):
+            with pytest.raises(ConfigError, match=r"handle.*loader\(\)"):
                 position()
 
 
@@ -145,21 +147,21 @@ def test_a_handle_gives_rows_by_offset_and_by_place(images_uri: str, write_datas
     assert frame["image"][0].shape == (8, 6, 3)
     with pytest.raises(IndexError, match="row 5000 lies outside"):
         handle[5000]
-    with pytest.raises(raylance.DatasetError, match="cannot give these rows"):
+    with pytest.raises(DatasetError, match="cannot give these rows"):
         handle.take([10**6])
-    packed = raylance.dataset(write_dataset(pa.table({"t": [[1, 2, 3]] * 4})), samples=raylance.PackTokens("t", 4))
+    packed = raylance.dataset(write_dataset(pa.table({"t": [[1, 2, 3]] * 4})), samples=PackTokens("t", 4))
     assert packed.take([2, 0])["input_ids"].tolist() == [[3, 1, 2, 3], [1, 2, 3, 1]]
     for sequence in (3, -1):
-        with pytest.raises(raylance.DatasetError, match="numbered from 0 to 2"):
+        with pytest.raises(DatasetError, match="numbered from 0 to 2"):
             packed.take([sequence])
-    with pytest.raises(raylance.ConfigError, match="give row offsets"):
+    with pytest.raises(ConfigError, match="give row offsets"):
         handle.take(["a"])
     other = write_dataset(pa.table({"id": pa.array(np.arange(5) + 100), "label": np.zeros(5, np.int64)}))
     parts = {"a": (raylance.dataset(images_uri, columns=["id"]), 1), "b": (raylance.dataset(other, columns=["id"]), 1)}
     mixture = raylance.mix(parts)
     assert mixture.take([4, 0], component="b")["id"].tolist() == [104, 100]
     assert mixture.take([4], component=np.int64(0))["id"].tolist() == [4]
-    with pytest.raises(raylance.ConfigError, match="'a', 'b'"):
+    with pytest.raises(ConfigError, match="'a', 'b'"):
         mixture.take([4])
 
 
@@ -180,7 +182,7 @@ def test_lists_of_one_length_are_tensors_and_others_are_named(uri: str, caplog: 
 def test_a_list_of_another_length_than_those_looked_at_is_an_error(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"pair": [[1, 2]] * 50 + [[1, 2, 3]] + [[1, 2]] * 49}))
     with raylance.dataset(uri, order="sequential") as handle:
-        with pytest.raises(raylance.DatasetError, match="3 numbers.* 2.*pad_lists"):
+        with pytest.raises(DatasetError, match="3 numbers.* 2.*pad_lists"):
             list(handle.iter_torch_batches(batch_size=10))
         # Where rows are looked at, there is no pad_lists, and lists stay lists.
         assert [len(pair) for pair in handle[45:55]["pair"]] == [2] * 5 + [3] + [2] * 4
@@ -229,14 +231,14 @@ def test_lists_of_lists_of_other_shapes_are_named(
         [batch] = handle.iter_torch_batches(batch_size=20)
         assert batch["boxes"] == boxes
         assert caplog.text.count("boxes") == 2, "the column, and how to keep its lists in silence"
-        with pytest.raises(raylance.ConfigError, match="'boxes'.*lists of lists"):
+        with pytest.raises(ConfigError, match="'boxes'.*lists of lists"):
             handle.iter_torch_batches(batch_size=20, pad_lists={"boxes": 0})
         caplog.clear()
         list(handle.iter_torch_batches(batch_size=20, pad_lists={"boxes": None}))
         assert "boxes" not in caplog.text
     later = write_dataset(pa.table({"m": late}))
     with raylance.dataset(later, order="sequential") as handle:
-        with pytest.raises(raylance.DatasetError, match=r"'m'.* 1 .*\(2, 2\).*pad_lists"):
+        with pytest.raises(DatasetError, match=r"'m'.* 1 .*\(2, 2\).*pad_lists"):
             list(handle.iter_torch_batches(batch_size=10))
         rows = [row for batch in handle.iter_torch_batches(batch_size=10, pad_lists={"m": None}) for row in batch["m"]]
         assert rows == late
@@ -315,7 +317,7 @@ def test_paddings_that_the_lists_cannot_hold(lists_uri: str, column: str, value:
         functools.partial(loader.iter_torch_batches, collate_fn=dict),
         functools.partial(IterableDataset, handle),
     ):
-        with pytest.raises(raylance.ConfigError, match=message):
+        with pytest.raises(ConfigError, match=message):
             call(**arguments)
 
 
@@ -329,7 +331,7 @@ def test_paddings_that_a_cast_after_them_would_change(lists_uri: str) -> None:
             ("int32", 2049, torch.bfloat16),
             ("int32", 70000, {"int32": torch.bfloat16}),
         ):
-            with pytest.raises(raylance.ConfigError, match=f"{column}.*dtypes= converts them to torch"):
+            with pytest.raises(ConfigError, match=f"{column}.*dtypes= converts them to torch"):
                 handle.iter_torch_batches(batch_size=3, pad_lists={column: value}, dtypes=dtype)
         paddings = {"int32": -100, "float32": -1}
         (batch,) = handle.iter_torch_batches(batch_size=3, pad_lists=paddings, dtypes=torch.bfloat16)
@@ -337,7 +339,7 @@ def test_paddings_that_a_cast_after_them_would_change(lists_uri: str) -> None:
         fitting = ((0.1, torch.float8_e4m3fn), (449.5, torch.float8_e4m3fn), (-1e30, torch.bfloat16))
         for value, dtype in (*fitting, (448, torch.float8_e4m3fn), (float("inf"), torch.bfloat16)):
             handle.iter_torch_batches(batch_size=3, pad_lists={"float32": value}, dtypes=dtype)
-        with pytest.raises(raylance.ConfigError, match=r"pad_lists=0"):
+        with pytest.raises(ConfigError, match=r"pad_lists=0"):
             handle.iter_torch_batches(batch_size=3, pad_lists=0)
 
 
@@ -371,7 +373,7 @@ def test_dtypes_take_the_lengths_that_padding_adds(uri: str) -> None:
             assert batch["tokens_length"].tolist() == [0, 1, 2, 3] * 2
         for how in (0, "jagged", raylance.Pad(0, lengths=False)):
             arguments = {"batch_size": 8, "pad_lists": {"tokens": how}, "dtypes": {"tokens_length": torch.int32}}
-            with pytest.raises(raylance.ConfigError, match="'tokens_length'"):
+            with pytest.raises(ConfigError, match="'tokens_length'"):
                 handle.iter_torch_batches(**arguments)
 
 
@@ -399,7 +401,7 @@ def test_dtypes_take_the_lengths_that_padding_adds(uri: str) -> None:
 def test_what_an_iterator_cannot_honour_is_refused_at_once(uri: str, arguments: dict[str, Any], message: str) -> None:
     handle = raylance.dataset(uri)
     for owner in (handle, handle.loader()):
-        with pytest.raises(raylance.ConfigError, match=message):
+        with pytest.raises(ConfigError, match=message):
             owner.iter_torch_batches(**({"batch_size": 8} | arguments))
 
 
@@ -425,7 +427,7 @@ def test_misuse_names_what_to_do(uri: str) -> None:
         (lambda: handle.iter_batches(batch_size=4, batch_format="polars"), "must be one of 'numpy'"),
     ]
     for call, message in cases:
-        with pytest.raises(raylance.ConfigError, match=message):
+        with pytest.raises(ConfigError, match=message):
             call()
     assert len(handle.iter_batches(batch_size=np.int64(4))) == 25, "NumPy's integers are integers"
 
@@ -433,9 +435,9 @@ def test_misuse_names_what_to_do(uri: str) -> None:
 @pytest.mark.parametrize("remainder", ["drop", "pad", "ragged"])
 def test_ranks_without_a_row_are_refused(uri: str, remainder: str) -> None:
     handle = open_ids(uri, remainder=remainder)
-    with pytest.raises(raylance.ConfigError, match="3 rows on 4 "):
+    with pytest.raises(ConfigError, match="3 rows on 4 "):
         handle.loader(rank=0, world_size=4).iter_batches(global_batch_size=3)
-    with pytest.raises(raylance.ConfigError, match="3 rows on 4 "):
+    with pytest.raises(ConfigError, match="3 rows on 4 "):
         handle.plan(global_batch_size=3, world_size=4)
 
 
@@ -471,6 +473,6 @@ def test_a_worker_of_data_loader_is_refused_and_does_not_hang(uri: str, monkeypa
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
     wrapped = _Wrapped(open_ids(uri))
     batches = iter(torch.utils.data.DataLoader(wrapped, None, num_workers=1, multiprocessing_context=FORKED))
-    with pytest.raises(raylance.ConfigError, match="raylance.torch_data"):
+    with pytest.raises(ConfigError, match="raylance.torch_data"):
         next(batches)
     batches._shutdown_workers()  # else it waits until the error is gone

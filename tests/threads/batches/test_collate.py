@@ -433,7 +433,7 @@ def test_bfloat16_is_a_tensor_of_its_dtype(bfloat16_uri: str) -> None:
     assert batch["name"] == ["a", "b", "c"]
     (batch,) = handle.iter_torch_batches(batch_size=3, pad_lists={"list": "jagged"})
     assert torch.equal(batch["list"].values(), wanted)
-    with pytest.raises(raylance.ConfigError, match="257"):
+    with pytest.raises(ConfigError, match="257"):
         handle.iter_torch_batches(batch_size=3, pad_lists={"list": 257})
     (item, *_) = MapDataset(handle)
     assert item["one"].dtype == torch.bfloat16
@@ -457,11 +457,11 @@ OF_NO_DTYPE: dict[str, pa.Array] = {
 def test_a_dtype_of_a_column_without_tensors_is_refused(write_dataset: Callable[..., str], name: str) -> None:
     table = pa.table({"id": pa.array([1, 2], pa.int16()), name: OF_NO_DTYPE[name]})
     handle = raylance.dataset(write_dataset(table))
-    with pytest.raises(raylance.ConfigError, match=f"dtypes names '{name}', which is "):
+    with pytest.raises(ConfigError, match=f"dtypes names '{name}', which is "):
         handle.iter_torch_batches(batch_size=2, dtypes={name: torch.float32})
     if name not in ("date", "time"):
         (batch,) = handle.iter_torch_batches(batch_size=2, dtypes=torch.float32)
         assert batch["id"].dtype == torch.float32
     for dtype in (torch.quint8, torch.bits8):
-        with pytest.raises(raylance.ConfigError, match=f"torch cannot convert numbers to {dtype}"):
+        with pytest.raises(ConfigError, match=f"torch cannot convert numbers to {dtype}"):
             handle.iter_torch_batches(batch_size=2, dtypes={"id": dtype})

@@ -13,6 +13,7 @@ import torch
 
 import raylance
 from raylance.api.loader import consumer_of
+from raylance.errors import ConfigError, HelperError
 from raylance.testing import check_decoder
 from raylance.torch_data import IterableDataset, Loader, MapDataset
 from tests.helpers.images import make_images
@@ -123,11 +124,11 @@ def test_wrong_batch_decoders_are_refused(uri: str) -> None:
         (Returning("values"), "'values' of row offset 0 was returned as ndarray: decode_batch must write"),
         (NoMethod("values"), r"NoMethod\('values'\) cannot be opened \(AttributeError.*with decode_batch\(encoded"),
     ):
-        with pytest.raises(raylance.ConfigError, match=message):
+        with pytest.raises(ConfigError, match=message):
             raylance.dataset(uri, decode=decoder, columns=["values"])
     handle = raylance.dataset(uri, decode=Scaled("values"), columns=["values"], filter="id > 8")
     assert handle.head(1)["values"].shape == (1, 2, 3)
-    with pytest.raises(raylance.HelperError, match=r"fails on row offsets .* together \(ValueError: one at a time\)"):
+    with pytest.raises(HelperError, match=r"fails on row offsets .* together \(ValueError: one at a time\)"):
         raylance.dataset(uri, decode=AloneOnly("values"), columns=["values"], filter="id = 9 or id = 10")
 
 
@@ -231,7 +232,7 @@ def test_where_a_column_is_decoded(uri: str) -> None:
         ({"transform": dict}, r"transform= runs in decode actors, before OnDevice\('values'\) decodes on the"),
         ({"decode": [OnDevice("values"), Named("values")]}, "Decode a column in one place"),
     ):
-        with pytest.raises(raylance.ConfigError, match=message):
+        with pytest.raises(ConfigError, match=message):
             open_on_device(uri, **changes)
 
 

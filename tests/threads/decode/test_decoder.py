@@ -24,6 +24,7 @@ from raylance.api.dataset import spec_of
 from raylance.decode.arrays import to_arrow
 from raylance.decode.decoding import Decoding
 from raylance.decode.open_decoding import OpenDecoding
+from raylance.errors import ConfigError, DatasetError
 from raylance.testing import check_decoder
 from raylance.torch_data import IterableDataset, MapDataset, RowSampler
 from tests.helpers.images import encode, make_images, wav
@@ -262,7 +263,7 @@ def test_what_cannot_decode_is_refused_at_the_opening(
     write_dataset: Callable[..., str], decoder: Any, message: str
 ) -> None:
     uri = write_dataset(pa.table({"raw": pa.array([raw(range(4))] * 3, pa.binary())}))
-    with pytest.raises(raylance.ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):
         raylance.dataset(uri, decode=decoder)
 
 
@@ -270,9 +271,9 @@ def test_rows_of_another_shape(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"raw": pa.array([raw(range(4)), raw(range(5))], pa.binary()), "id": [0, 1]}))
     with pytest.raises(raylance.BadRowError, match=r"row offset 1 .*cannot reshape array of size 5"):
         raylance.dataset(uri, decode=Raw("raw"))[1]
-    with pytest.raises(raylance.DatasetError, match="'raw' "):
+    with pytest.raises(DatasetError, match="'raw' "):
         raylance.dataset(uri, decode=Raw("raw", (7,)))
-    with pytest.raises(raylance.DatasetError, match="'id' is int64"):
+    with pytest.raises(DatasetError, match="'id' is int64"):
         raylance.dataset(uri, decode=Raw("id"))
 
 
@@ -368,10 +369,10 @@ def test_too_many_bad_rows_under_torchs_dataloader(clips: str) -> None:
 
 def test_limits_of_bad_rows_are_checked(clips: str) -> None:
     for most in (-1, True, "0.1", 1.5, float("nan")):
-        with pytest.raises(raylance.ConfigError, match=f"max_bad_rows={most!r}: "):
+        with pytest.raises(ConfigError, match=f"max_bad_rows={most!r}: "):
             open_clips(clips, "other", max_bad_rows=most)
     parts = {str(most): (open_clips(clips, "other", max_bad_rows=most), 1) for most in (5, 0.5)}
-    with pytest.raises(raylance.ConfigError, match="'0.5' has max_bad_rows=0.5, '5' has 5"):
+    with pytest.raises(ConfigError, match="'0.5' has max_bad_rows=0.5, '5' has 5"):
         raylance.mix(parts)
     mixed = raylance.mix({name: (open_clips(clips, "other", max_bad_rows=4), 1) for name in "ab"}, remainder="ragged")
     with mixed.loader() as loader:
@@ -512,7 +513,7 @@ def remembering(seen: list[Any], encoded: memoryview, out: np.ndarray) -> None:
 )
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 def test_wrong_decoders_are_caught(decoder: Any, message: str) -> None:
-    with pytest.raises((AssertionError, raylance.ConfigError), match=message):
+    with pytest.raises((AssertionError, ConfigError), match=message):
         check_decoder(decoder, RAW)
 
 
@@ -523,7 +524,7 @@ def test_a_codec_that_is_not_installed_makes_no_row_bad(mask: bool) -> None:
             import no_such_codec  # noqa: F401
 
     decoding = OpenDecoding(Decoding(decoders=(Foreign("raw"),), seed=0, mask_bad_rows=mask))
-    with pytest.raises(raylance.ConfigError, match="no_such_codec"):
+    with pytest.raises(ConfigError, match="no_such_codec"):
         decoding.apply(pa.table({"raw": [b""], "_rowoffset": [0]}), 0)
 
 

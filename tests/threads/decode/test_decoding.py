@@ -12,6 +12,7 @@ import torch
 
 import raylance
 from raylance.api.loader import consumer_of
+from raylance.errors import ConfigError, DatasetError, HelperError
 from raylance.torch_data import IterableDataset
 from tests.helpers.images import encode
 
@@ -72,7 +73,7 @@ def test_transforms_run_in_helpers_and_depend_on_the_row_alone(images_uri: str) 
     ],
 )
 def test_what_is_no_batch_is_refused_at_the_opening(images_uri: str, transform: Any, message: str) -> None:
-    with pytest.raises(raylance.ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):
         open_noisy(images_uri, transform=transform)
 
 
@@ -129,7 +130,7 @@ def test_what_cannot_be_cast_is_named(images_uri: str, later: Any, message: str)
     dataset = open_noisy(images_uri, transform=functools.partial(changeling, later=later), order="sequential")
     batches = iter(IterableDataset(dataset, global_batch_size=10, dist_info=(0, 1)))
     assert next(batches)["made"].dtype == torch.float64
-    with pytest.raises(raylance.ConfigError, match=f"transform returned {message}") as caught:
+    with pytest.raises(ConfigError, match=f"transform returned {message}") as caught:
         next(batches)
     assert f"row offsets between 10 and 19 of {images_uri}, which" in str(caught.value)
 
@@ -139,7 +140,7 @@ def test_a_transform_that_changes_its_columns_is_refused(images_uri: str) -> Non
         return {"label": batch["label"]} | ({} if batch["_rowoffset"].min() == 0 else {"more": batch["label"]})
 
     dataset = open_noisy(images_uri, transform=transform, order="sequential")
-    with pytest.raises(raylance.ConfigError, match="label, more"):
+    with pytest.raises(ConfigError, match="label, more"):
         list(IterableDataset(dataset, global_batch_size=10, dist_info=(0, 1)))
 
 
@@ -249,25 +250,33 @@ def test_rows_that_the_transform_fails_on_together_alone_are_named(
         batches = iter(loader.iter_batches(global_batch_size=10))
         assert [next(batches)["id"][0] for _ in range(4)] == [1000, 1010, 1020, 1030]
         rows = f"row offsets between 40 and 49 of {plain_uri} together .StopIteration: x."
-        with pytest.raises(raylance.HelperError, match=f"transform fails on {rows}, and on none of these") as caught:
+        with pytest.raises(HelperError, match=f"transform fails on {rows}, and on none of these") as caught:
             next(batches)
     assert isinstance(caught.value.__cause__, StopIteration)
 
 
 def test_a_transform_that_fails_at_the_opening(plain_uri: str) -> None:
-    with pytest.raises(raylance.ConfigError, match="16 rows.*EOFError") as caught:
+    with pytest.raises(ConfigError, match="16 rows.*EOFError") as caught:
         open_failing(plain_uri, dict.fromkeys(range(ROWS), EOFError()))
     assert isinstance(caught.value.__cause__, EOFError)
-    with pytest.raises(raylance.HelperError, match=f"row offsets between 0 and 119 of {plain_uri} together"):
+    with pytest.raises(HelperError, match=f"row offsets between 0 and 119 of {plain_uri} together"):
         open_failing(plain_uri, {0: EOFError()}, alone=False)
 
 
 @pytest.mark.parametrize("on_bad_row", ["raise", "mask"])
 def test_what_says_nothing_of_a_row_masks_none(plain_uri: str, on_bad_row: str) -> None:
     for error, kind, message in (
-        (ImportError("no codec"), raylance.ConfigError, "transform cannot run on .*no codec.*Install the module"),
-        (MemoryError(), raylance.HelperError, "transform cannot run on .*MemoryError.*no row is bad"),
-        (raylance.ConfigError("is too long"), raylance.ConfigError, "transform refuses row offset.*30.*is too long"),
+        (
+            ImportError("no codec"),
+            ConfigError,
+            "transform cannot run on .*no codec.*Install the module",
+        ),
+        (MemoryError(), HelperError, "transform cannot run on .*MemoryError.*no row is bad"),
+        (
+            ConfigError("is too long"),
+            ConfigError,
+            "transform refuses row offset.*30.*is too long",
+        ),
     ):
         with pytest.raises(kind, match=message):
             list(open_failing(plain_uri, {BAD: error}, on_bad_row=on_bad_row).iter_batches(batch_size=10))
@@ -370,14 +379,14 @@ def test_fields_inside_structs_are_columns(tmp_path: Any, storage: str, is_blob:
     if is_blob:
         leaves = "id image.bytes image.path sample.image.bytes sample.image.path sample.number"
         assert raylance.dataset(uri).schema.names == leaves.split()
-        with pytest.raises(raylance.DatasetError, match=r"'image' .*image.bytes.*\['image.bytes', 'image.path'\]"):
+        with pytest.raises(DatasetError, match=r"'image' .*image.bytes.*\['image.bytes', 'image.path'\]"):
             raylance.dataset(uri, columns=["id", "image"])
-        with pytest.raises(raylance.DatasetError, match=r"'sample.image' .*sample.image.bytes"):
+        with pytest.raises(DatasetError, match=r"'sample.image' .*sample.image.bytes"):
             raylance.dataset(uri, columns=["sample.image"])
     else:
         whole = next(iter(raylance.dataset(uri, columns=["image", "image.path"], read=read).iter_batches(batch_size=9)))
         assert [image and image["path"] for image in whole["image"]] == whole["image.path"].tolist()
-    with pytest.raises(raylance.DatasetError, match=r"no column 'image.size'"):
+    with pytest.raises(DatasetError, match=r"no column 'image.size'"):
         raylance.dataset(uri, columns=["image.size"])
 
 
@@ -402,6 +411,6 @@ def test_blobs_inside_lists_are_refused(tmp_path: Any, storage: str) -> None:
     table = pa.table({"id": [0, 1], "pages": pa.array([[b"a"], [b"b", b"c"]], pa.list_(item))})
     lance.write_dataset(table, uri, data_storage_version=storage)
     for columns in (None, ["pages"]):
-        with pytest.raises(raylance.DatasetError, match=r"'pages' .*pages.item"):
+        with pytest.raises(DatasetError, match=r"'pages' .*pages.item"):
             raylance.dataset(uri, columns=columns)
     assert raylance.dataset(uri, columns=["id"]).head(2)["id"].tolist() == [0, 1]

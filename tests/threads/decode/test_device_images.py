@@ -13,6 +13,7 @@ import torch
 import raylance
 from raylance import DeviceImage, Image, RandomResizedCrop
 from raylance.decode.device_images import view_of
+from raylance.errors import ConfigError, DatasetError
 from raylance.testing import check_decoder
 from tests.helpers.images import KINDS, TO_PILLOW, by_pillow, encode, make_images, picture
 
@@ -119,7 +120,7 @@ def test_settings_are_those_of_an_image(uri: str) -> None:
     assert DeviceImage("image", 24).shape == (24, 24, 3)
     assert not DeviceImage("image", 24).is_random
     assert DeviceImage("image", (8, 9), **CROPS).is_random
-    with pytest.raises(raylance.ConfigError, match=r"hflip=2\): a probability"):
+    with pytest.raises(ConfigError, match=r"hflip=2\): a probability"):
         DeviceImage("image", 24, hflip=2)
     with pytest.raises(raylance.BadRowError, match="column 'image' of row offset 3 .*[Tt]runcated"):
         two = raylance.dataset(uri, decode=DeviceImage("image", 8), filter="id = 3 or id = 9")
@@ -135,13 +136,13 @@ def test_an_image_of_too_many_pixels_is_a_bad_row(uri: str) -> None:
     with handle.loader(num_decoders=0) as loader:
         (batch,) = loader.iter_batches(batch_size=ROWS)
     assert np.flatnonzero(batch["_valid"]).tolist() == list(range(5, 11))
-    with pytest.raises(raylance.DatasetError, match="max_pixels=3499"):
+    with pytest.raises(DatasetError, match="max_pixels=3499"):
         raylance.dataset(uri, decode=DeviceImage("image", 8, max_pixels=3499), filter="id = 9")
 
 
 def test_a_machine_without_the_codec_says_how_to_get_it(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "nvidia.nvimgcodec", None)
-    with pytest.raises(raylance.ConfigError, match=r"raylance\[nvjpeg\]"):
+    with pytest.raises(ConfigError, match=r"raylance\[nvjpeg\]"):
         raylance.dataset(uri, decode=DeviceImage("image", 8))
 
 

@@ -20,7 +20,7 @@ import raylance
 from raylance.api.loader import consumer_of
 from raylance.decode.crops import CenterCrop, RandomResizedCrop
 from raylance.decode.images import Image, ImageCrop
-from raylance.errors import BadRowError, ConfigError
+from raylance.errors import BadRowError, ConfigError, DatasetError
 from tests.helpers.images import by_pillow, decode, encode, make_images, with_size
 
 
@@ -196,7 +196,7 @@ def test_a_damaged_first_row_is_left_to_on_bad_row(write_dataset: Callable[..., 
         raylance.dataset(uri, decode=Image("image")).head(1)
     assert caught.value.dataset == uri
     for other in (bomb(), b"text"):
-        with pytest.raises(raylance.DatasetError, match="'image' .*3 sampled rows"):
+        with pytest.raises(DatasetError, match="'image' .*3 sampled rows"):
             raylance.dataset(write_dataset(pa.table({"image": [other] * 3})), decode=Image("image"))
 
 

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 import raylance
 from raylance.decode.images import Image, ImageCrop
 from raylance.decode.pixels import CODEC, PixelDecoder, Pixels
+from raylance.errors import ConfigError
 from tests.helpers.images import (
     KINDS,
     TO_PILLOW,
@@ -132,7 +133,7 @@ def test_a_limit_of_pixels_that_this_process_has_set_is_an_error_that_names_both
             decode([files["PNG"]], dataclasses.replace(image, max_pixels=1000))
     monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
     for unlimited in (image, dataclasses.replace(image, max_pixels=None)):
-        with pytest.raises(raylance.ConfigError, match=r"MAX_IMAGE_PIXELS.* 2000,.*max_pixels="):
+        with pytest.raises(ConfigError, match=r"MAX_IMAGE_PIXELS.* 2000,.*max_pixels="):
             decode([files["PNG"]], unlimited)
         assert decode([jpeg(picture(61, 47))], unlimited)[1].all(), "Pillow has no part in it"
     assert PIL.Image.MAX_IMAGE_PIXELS == 1000
@@ -389,7 +390,7 @@ def test_truncated_images_follow_the_setting_and_a_process_that_contradicts_it_i
     monkeypatch.setattr(PIL.ImageFile, "LOAD_TRUNCATED_IMAGES", of_process)
     for mode in ("RGB", "L"):
         image = Image("image", size=8, mode=mode)  # type: ignore[arg-type]
-        wanted = raylance.ConfigError if of_process else raylance.BadRowError
+        wanted = ConfigError if of_process else raylance.BadRowError
         with pytest.raises(wanted, match='LOAD_TRUNCATED_IMAGES.*truncated="accept"' if of_process else "truncated"):
             decode([data], image)
         accepted = decode([data], dataclasses.replace(image, truncated="accept"))[0]
@@ -397,7 +398,7 @@ def test_truncated_images_follow_the_setting_and_a_process_that_contradicts_it_i
         monkeypatch.setattr(PIL.ImageFile, "LOAD_TRUNCATED_IMAGES", not of_process)
         np.testing.assert_array_equal(decode([data], dataclasses.replace(image, truncated="accept"))[0], accepted)
         monkeypatch.setattr(PIL.ImageFile, "LOAD_TRUNCATED_IMAGES", of_process)
-    with pytest.raises(raylance.ConfigError, match="truncated='yes'"):
+    with pytest.raises(ConfigError, match="truncated='yes'"):
         Image("image", truncated="yes")  # type: ignore[arg-type]
 
 
@@ -409,7 +410,7 @@ def test_a_gif_is_not_decoded_where_the_process_turns_its_palette_into_colours(m
     data, mask = encode(image, "GIF"), Image("image", size=(7, 13), mode="L")
     np.testing.assert_array_equal(decode([data], mask)[0][0, ..., 0], numbers)
     monkeypatch.setattr(PIL.GifImagePlugin, "LOADING_STRATEGY", PIL.GifImagePlugin.LoadingStrategy.RGB_ALWAYS)
-    with pytest.raises(raylance.ConfigError, match="LOADING_STRATEGY.*RGB_AFTER_FIRST"):
+    with pytest.raises(ConfigError, match="LOADING_STRATEGY.*RGB_AFTER_FIRST"):
         decode([data], mask)
 
 

@@ -17,6 +17,7 @@ import raylance
 from raylance import Pad
 from raylance.api.loader import consumer_of
 from raylance.decode.arrays import to_arrow, to_numpy
+from raylance.errors import ConfigError, DatasetError
 from raylance.testing import check_decoder
 from raylance.torch_data import IterableDataset, Loader, MapDataset
 from tests.helpers.images import wav
@@ -208,7 +209,7 @@ def test_what_cannot_be_padded_so(uri: str) -> None:
         ({"sound": "ragged"}, 'a number or a raylance.Pad, take values and offsets with "jagged"'),
         ({"id": Pad()}, "holds no lists of numbers"),
     ):
-        with pytest.raises(raylance.ConfigError, match=message):
+        with pytest.raises(ConfigError, match=message):
             handle.iter_torch_batches(batch_size=4, pad_lists=pads)
     for make, message in (
         (lambda: Pad(length=0), "at least 1"),
@@ -216,9 +217,9 @@ def test_what_cannot_be_padded_so(uri: str) -> None:
         (lambda: Pad(truncate=True), "without length="),
         (lambda: Pad(lengths="no"), "must be True or False"),  # type: ignore[arg-type]
     ):
-        with pytest.raises(raylance.ConfigError, match=message):
+        with pytest.raises(ConfigError, match=message):
             make()
-    with pytest.raises(raylance.DatasetError, match=r"49 values, .* 20"):
+    with pytest.raises(DatasetError, match=r"49 values, .* 20"):
         list(handle.iter_batches(batch_size=ROWS, pad_lists={"sound": Pad(length=20)}))
     (cut,) = handle.iter_batches(batch_size=ROWS, pad_lists={"sound": Pad(length=20, truncate=True), "boxes": None})
     assert cut["sound"].shape == (ROWS, 20)
@@ -230,7 +231,7 @@ def test_what_cannot_be_padded_so(uri: str) -> None:
 def test_a_column_of_the_name_of_the_lengths(write_dataset: Callable[..., str]) -> None:
     table = pa.table({"tokens": [[1], [1, 2]], "tokens_length": [1, 2]})
     handle = raylance.dataset(write_dataset(table))
-    with pytest.raises(raylance.ConfigError, match="adds a column 'tokens_length'"):
+    with pytest.raises(ConfigError, match="adds a column 'tokens_length'"):
         handle.iter_batches(batch_size=2, pad_lists={"tokens": Pad()})
     (batch,) = handle.iter_batches(batch_size=2, pad_lists={"tokens": Pad(lengths=False)})
     assert batch["tokens"].shape == (2, 2)
@@ -266,9 +267,9 @@ class Wrong(Speech):
 
 
 def test_wrong_ragged_decoders_are_named(uri: str) -> None:
-    with pytest.raises(raylance.ConfigError, match=r"'sound' of row offset 0 was decoded to float64 \(\d+,\)"):
+    with pytest.raises(ConfigError, match=r"'sound' of row offset 0 was decoded to float64 \(\d+,\)"):
         raylance.dataset(uri, decode=Wrong("sound"), columns=["sound"])
-    with pytest.raises(raylance.ConfigError, match="was decoded to float64"):
+    with pytest.raises(ConfigError, match="was decoded to float64"):
         check_decoder(Wrong("sound"), [wav(np.arange(5)), wav(np.arange(9))])
     check_decoder(Speech("sound", volume=1.0), [wav(np.arange(length)) for length in (5, 9, 50)])
     check_decoder(Boxes("boxes"), [boxes(1).tobytes(), boxes(2).tobytes()], bad=[b"bad"])

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
-from raylance import Image, ImageCrop, RandomResizedCrop, map_boxes, map_points
+from raylance import Image, RandomResizedCrop
 from raylance.errors import ConfigError
+from raylance.images import ImageCrop, map_boxes, map_points
 from tests.helpers.images import encode, make_images
 
 CROPS: dict[str, Any] = {"augment": RandomResizedCrop(scale=(0.2, 1.0)), "hflip": 0.5}

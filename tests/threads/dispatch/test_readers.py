@@ -12,6 +12,7 @@ import pytest
 import raylance
 from raylance.dispatch.messages import Alive, Gather, GiveUpPlacing, Load, Lost, Place
 from raylance.dispatch.scaling import Scaler
+from raylance.errors import ConfigError
 from tests.helpers.dispatch import FAULT, Driver, of_kind, open_pool
 from tests.helpers.slow_reading import SLOW_ROWS, SMALL, ids_of, slow_loader, texts
 
@@ -155,7 +156,7 @@ def test_the_same_batches_of_a_mixture_and_of_less_than_a_chunk(uri: str) -> Non
 
 @pytest.mark.parametrize("wanted", [0, -1, 1.5, (4, 2), (0, 2), (1, 2, 3), "two", True])
 def test_numbers_that_are_none_are_refused(wanted: Any) -> None:
-    with pytest.raises(raylance.ConfigError, match=r"num_readers=.*1 <= min < max"):
+    with pytest.raises(ConfigError, match=r"num_readers=.*1 <= min < max"):
         raylance.Options(num_readers=wanted)
-    with pytest.raises(raylance.ConfigError, match="num_readers="):
+    with pytest.raises(ConfigError, match="num_readers="):
         raylance.DataConfig(num_readers=wanted)

@@ -16,6 +16,7 @@ import torch
 
 import raylance
 from raylance.environment import temporary
+from raylance.errors import ConfigError
 from raylance.integrations import checkpoint_files
 
 MEBIBYTE = 1 << 20
@@ -81,7 +82,7 @@ def test_a_full_disk_is_named_with_what_is_free_and_what_is_needed(small_disk: P
     weights = torch.zeros(8 * MEBIBYTE, dtype=torch.uint8)
     with pytest.raises(raylance.RaylanceError) as caught:
         save(small_disk, weights=weights)
-    assert not isinstance(caught.value, raylance.ConfigError), "nothing is wrong with the state"
+    assert not isinstance(caught.value, ConfigError), "nothing is wrong with the state"
     text = str(caught.value)
     assert f"can't write its checkpoint to {small_disk} (No space left on device)" in text
     assert "TMPDIR" in text

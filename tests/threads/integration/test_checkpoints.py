@@ -7,6 +7,7 @@ import pytest
 from ray.train import Checkpoint
 
 import raylance
+from raylance.errors import ConfigError
 from raylance.integrations import checkpoint_files, checkpoints
 from raylance.planning.shard_context import Assignment
 
@@ -54,7 +55,7 @@ def test_loaders_are_not_reported_under_the_names_of_one_another(images_uri: str
     handle = raylance.dataset(images_uri, columns=["id"])
     a, b = (handle().make_loader(0, 1, raylance.Options(), Assignment(name=name, is_split=True)) for name in "ab")
     for given in ({"a": b, "b": a}, {"b": a, "other": b}):
-        with pytest.raises(raylance.ConfigError, match=r"'[ab]' was given as '[ab]'"):
+        with pytest.raises(ConfigError, match=r"'[ab]' was given as '[ab]'"):
             checkpoints._by_name(given)
     for given in ({"a": a, "b": b}, {"a": a}, {"mine": a, "yours": b}):
         assert checkpoints._by_name(given) == given
@@ -64,10 +65,10 @@ def test_outside_of_ray_train_the_way_that_works_there_is_named(images_uri: str)
     with raylance.dataset(images_uri, columns=["id"]).loader(runtime="threads") as loader:
         next(iter(loader.batches(global_batch_size=BATCH)))
         for call in (lambda: raylance.report({"loss": 1}), lambda: raylance.report({"loss": 1}, loader, state={})):
-            with pytest.raises(raylance.ConfigError, match=r"report\(\).*loader\.state_dict\(\)"):
+            with pytest.raises(ConfigError, match=r"report\(\).*loader\.state_dict\(\)"):
                 call()
         for given in (loader, None):
-            with pytest.raises(raylance.ConfigError, match=r"restore\(\).*loader\.load_state_dict"):
+            with pytest.raises(ConfigError, match=r"restore\(\).*loader\.load_state_dict"):
                 raylance.restore(given)
         assert loader.state_dict()["position"] == BATCH
 
@@ -78,13 +79,13 @@ def test_a_file_with_the_name_of_the_state_is_neither_overwritten_nor_restored(
     """The user's own, or that of an earlier report to the same directory, which would go with a later position."""
     save(loader, 100, tmp_path, {"step": 1})
     save(loader, 200, tmp_path, {"step": 2})
-    with pytest.raises(raylance.ConfigError, match=r"state.pt"):
+    with pytest.raises(ConfigError, match=r"state.pt"):
         save(loader, 300, tmp_path, None)
     assert raylance.restore(loader, Checkpoint(tmp_path)) == {"step": 2}
     assert loader.state_dict()["position"] == 200
     (tmp_path / "raylance_state.json").unlink()
     for state in ({"step": 3}, None):
-        with pytest.raises(raylance.ConfigError, match="holds a state.pt"):
+        with pytest.raises(ConfigError, match="holds a state.pt"):
             save(loader, 300, tmp_path, state)
 
 

@@ -23,18 +23,18 @@ def test_mlflow_shows_the_dataset_and_opens_the_same_rows(images_uri: str, tmp_p
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     mlflow.set_experiment("lineage")
     with mlflow.start_run() as run, dataset.loader(record=False) as loader:
-        mlflow.log_input(raylance.mlflow_dataset(loader), context="train")
-        mlflow.log_input(raylance.mlflow_dataset(dataset), context="train")
+        mlflow.log_input(raylance.tracking.mlflow_dataset(loader), context="train")
+        mlflow.log_input(raylance.tracking.mlflow_dataset(dataset), context="train")
     [shown] = mlflow.get_run(run.info.run_id).inputs.dataset_inputs
     source = json.loads(shown.dataset.source)
     assert (source["uri"], source["version"], source["filter"]) == (images_uri, dataset.version, "label < 3")
     assert json.loads(shown.dataset.profile) == {"num_rows": len(dataset)}
-    assert shown.dataset.digest != raylance.mlflow_dataset(raylance.dataset(images_uri)).digest
+    assert shown.dataset.digest != raylance.tracking.mlflow_dataset(raylance.dataset(images_uri)).digest
     again = mlflow.data.get_source(shown).load(columns=["id"])
     assert again[:]["id"].tolist() == dataset[:]["id"].tolist()
     split = raylance.dataset(images_uri, split=raylance.FractionSplit(fractions={"train": 0.9, "val": 0.1}, part="val"))
     with pytest.raises(ConfigError, match="split"):
-        raylance.mlflow_dataset(split).source.load()
+        raylance.tracking.mlflow_dataset(split).source.load()
 
 
 @needs_mlflow
@@ -51,7 +51,7 @@ def test_what_is_too_long_for_mlflow_is_shortened(write_dataset: Callable[..., s
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     mlflow.set_experiment("lineage")
     with mlflow.start_run() as run:
-        mlflow.log_input(raylance.mlflow_dataset(dataset), context="train")
+        mlflow.log_input(raylance.tracking.mlflow_dataset(dataset), context="train")
     [shown] = mlflow.get_run(run.info.run_id).inputs.dataset_inputs
     assert len(shown.dataset.source) <= 65_535
     source = mlflow.data.get_source(shown)
@@ -68,21 +68,21 @@ def test_what_is_too_long_for_mlflow_is_shortened(write_dataset: Callable[..., s
 @needs_wandb
 def test_wandb_gets_a_reference_and_no_secret(images_uri: str) -> None:
     dataset = raylance.dataset(images_uri, filter="label < 3")
-    artifact = raylance.wandb_artifact(dataset, "my images")
+    artifact = raylance.tracking.wandb_artifact(dataset, "my images")
     assert (artifact.name, artifact.type) == ("my-images", "dataset")
     wanted = {"uri": images_uri, "version": dataset.version, "filter": "label < 3", "rows": len(dataset)}
     assert wanted.items() <= artifact.metadata.items()
     assert all(entry.ref.startswith(f"file://{images_uri}") for entry in artifact.manifest.entries.values())
-    mixed = raylance.wandb_artifact(raylance.mix({"a": (dataset, 0.5), "b": (dataset, 0.5)}))
+    mixed = raylance.tracking.wandb_artifact(raylance.mix({"a": (dataset, 0.5), "b": (dataset, 0.5)}))
     assert {name.partition("/")[0] for name in mixed.manifest.entries} == {"a", "b"}
 
 
 @pytest.mark.promise("P8")
-@pytest.mark.parametrize("make", [raylance.mlflow_dataset, raylance.wandb_artifact])
+@pytest.mark.parametrize("make", [raylance.tracking.mlflow_dataset, raylance.tracking.wandb_artifact])
 def test_what_is_refused(make: object, images_uri: str) -> None:
     with pytest.raises(ConfigError, match="str"):
         make(images_uri)  # type: ignore[operator]
-    package = "mlflow" if make is raylance.mlflow_dataset else "wandb"
+    package = "mlflow" if make is raylance.tracking.mlflow_dataset else "wandb"
     if package not in INSTALLED:
         with pytest.raises(ConfigError, match=package):
             make(raylance.dataset(images_uri))  # type: ignore[operator]

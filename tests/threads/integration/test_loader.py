@@ -15,6 +15,7 @@ import torch
 
 import raylance
 from raylance.api.loader import RankLoader
+from raylance.errors import ConfigError
 from raylance.planning.digest import Digest
 from tests.helpers.damaged_rows import check_bad_row, damaged
 from tests.helpers.epochs import assert_same, batches_of, join, open_images
@@ -138,7 +139,7 @@ def test_bad_arguments_are_refused_before_any_actor_starts(
     images_uri: str, arguments: dict[str, Any], message: str
 ) -> None:
     loader = raylance.dataset(images_uri, columns=["id"]).loader()
-    with pytest.raises(raylance.ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):
         loader.iter_torch_batches(**arguments)
 
 
@@ -166,9 +167,9 @@ def test_bad_arguments_are_refused_before_any_actor_starts(
     ],
 )
 def test_bad_options(images_uri: str, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(raylance.ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):
         raylance.dataset(images_uri, columns=["id"]).loader(**arguments)
-    with pytest.raises(raylance.ConfigError, match="set_epoch"):
+    with pytest.raises(ConfigError, match="set_epoch"):
         raylance.dataset(images_uri, columns=["id"]).loader().set_epoch(-1)
 
 
@@ -209,7 +210,7 @@ def test_steps_are_counted_through_epochs_and_resumes(images_uri: str) -> None:
         go(second, 100, 9)  # of 553 rows, another batch size: steps are counted, not positions
         second.set_epoch(1)
         assert (second.step, second.global_step) == (0, 8)
-        with pytest.raises(raylance.ConfigError, match=r"set_epoch\(\): epoch=.*must be less than 2\*\*63"):
+        with pytest.raises(ConfigError, match=r"set_epoch\(\): epoch=.*must be less than 2\*\*63"):
             second.set_epoch(2**70)
     assert counts == [(0, 1, 1), (1, 0, 2), (1, 1, 3), *((1, step, 2 + step) for step in range(2, 6)), (2, 0, 8)]
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from raylance.errors import DatasetError
 
 MIB = 1 << 20
 
@@ -25,7 +26,7 @@ def test_a_row_that_is_larger_than_all_that_may_be_held(write_dataset: Callable[
     dataset = raylance.dataset(uri, order="sequential")
     with dataset.loader(max_window_bytes=4 * MIB) as loader:
         rows = []
-        with pytest.raises(raylance.DatasetError, match=r"row at offset 50 .*6,29.* bytes by itself.*allows 4,194,304"):
+        with pytest.raises(DatasetError, match=r"row at offset 50 .*6,29.* bytes by itself.*allows 4,194,304"):
             for batch in loader.iter_batches(global_batch_size=10, with_row_offset=True):
                 rows += batch["_rowoffset"].tolist()
         assert rows == list(range(50))

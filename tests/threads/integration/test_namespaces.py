@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import raylance
-from raylance import NamespaceTable
+from raylance.errors import ConfigError, DatasetError
+from raylance.namespaces import NamespaceTable
 from tests.helpers.namespace_tables import ROWS, ids
 
 
@@ -40,7 +41,7 @@ def test_a_service_that_does_not_answer_is_an_error_after_the_retries(monkeypatc
         taken.bind(("127.0.0.1", 0))  # nobody listens
         port = taken.getsockname()[1]
         monkeypatch.setattr("raylance.source.retrying.OPENING_S", 0.5)
-        with pytest.raises(raylance.DatasetError, match=f"{port}"):
+        with pytest.raises(DatasetError, match=f"{port}"):
             raylance.dataset(NamespaceTable("numbers", "rest", {"uri": f"http://127.0.0.1:{port}"}))
 
 
@@ -53,7 +54,7 @@ def test_a_gateway_that_refuses_is_not_asked_again() -> None:
 
     gateway = http.server.HTTPServer(("127.0.0.1", 0), Gateway)
     threading.Thread(target=gateway.serve_forever, daemon=True).start()
-    with pytest.raises(raylance.DatasetError, match="401"):
+    with pytest.raises(DatasetError, match="401"):
         raylance.dataset(NamespaceTable("numbers", "rest", {"uri": f"http://127.0.0.1:{gateway.server_port}"}))
     gateway.shutdown()
 
@@ -70,12 +71,12 @@ def test_a_gateway_that_refuses_is_not_asked_again() -> None:
     ],
 )
 def test_what_names_no_table_is_refused(arguments: Any, names: str) -> None:
-    with pytest.raises(raylance.ConfigError, match=names) as refused:
+    with pytest.raises(ConfigError, match=names) as refused:
         NamespaceTable(*arguments)
     assert "word" not in str(refused.value).replace("password", "")
 
 
 @pytest.mark.parametrize(("impl", "properties"), [("dir", {}), ("rest", {}), ("absent.Class", {"root": "/"})])
 def test_a_client_that_cannot_be_made_is_refused(impl: str, properties: dict[str, str]) -> None:
-    with pytest.raises(raylance.ConfigError, match=impl):
+    with pytest.raises(ConfigError, match=impl):
         raylance.dataset(NamespaceTable("numbers", impl, properties))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import raylance
 from raylance import lerobot
+from raylance.errors import DatasetError
 from raylance.integrations.checkpoint_files import write_files
 from raylance.source import reader
 from raylance.source.reader import Reader, ReadMode
@@ -110,17 +111,17 @@ def test_a_column_is_written_where_the_dataset_and_the_parts_are_in_a_store(uri:
         "s3://read/copy.lance",
     )
     version = lance.write_dataset(lance.dataset(uri).to_table(columns=["id"]), copy, max_rows_per_file=700).version
-    raylance.add_column(copy, "found", pa.float32(), storage_options=options)
+    raylance.writing.add_column(copy, "found", pa.float32(), storage_options=options)
     for rows in (range(2000), range(1500, ROWS)):
-        raylance.write_values(parts, rows, np.sqrt(rows), pa.float32())
-    values = raylance.read_values(parts, ROWS)
-    assert raylance.write_column(copy, "found", values, version=version, storage_options=options) == 0
+        raylance.writing.write_values(parts, rows, np.sqrt(rows), pa.float32())
+    values = raylance.writing.read_values(parts, ROWS)
+    assert raylance.writing.write_column(copy, "found", values, version=version, storage_options=options) == 0
     np.testing.assert_array_equal(lance.dataset(copy).to_table()["found"], np.sqrt(range(ROWS)).astype(np.float32))
 
 
 def test_what_is_gone_is_named_with_pieces_under_way(uri: str) -> None:
     opened = Reader(pinned=Source(uri=uri, version=1), columns=["id"], row_bytes=1e6, mode="take")
-    with pytest.raises(raylance.DatasetError, match="rows 2998 to 3037 of 's3://read/data.lance'"):
+    with pytest.raises(DatasetError, match="rows 2998 to 3037 of 's3://read/data.lance'"):
         opened.read(np.arange(2950, 3050))
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from raylance.errors import ConfigError
 from tests.helpers.shares import BATCH, ROWS, play
 
 
@@ -55,7 +56,7 @@ def test_helpers_stay_and_records_name_the_change(data: raylance.Dataset, tmp_pa
 def test_what_cannot_be_done_is_refused(data: raylance.Dataset, what: Callable[[Any], Any], message: str) -> None:
     with (
         data.loader(rank=0, world_size=2, runtime="threads", num_decoders=0) as loader,
-        pytest.raises(raylance.ConfigError, match=message),
+        pytest.raises(ConfigError, match=message),
     ):
         what(loader)
 
@@ -65,11 +66,11 @@ def test_a_step_is_taken_back_once(data: raylance.Dataset) -> None:
         made = loader.iter_batches(global_batch_size=BATCH)
         first = next(made)["id"].tolist()
         loader.repeat()
-        with pytest.raises(raylance.ConfigError, match="without a step to repeat"):
+        with pytest.raises(ConfigError, match="without a step to repeat"):
             loader.repeat()
         assert next(made)["id"].tolist() == first
         loader.set_epoch(0)
-        with pytest.raises(raylance.ConfigError, match="without a step to repeat"):
+        with pytest.raises(ConfigError, match="without a step to repeat"):
             loader.repeat()
 
 

@@ -19,6 +19,7 @@ import torch.distributed
 from torch.utils.data import DataLoader
 
 import raylance
+from raylance.errors import ConfigError
 from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler, find_place
 from tests.helpers.data_loaders import STYLES, make, numbered_texts, open_dataset, shorten_waits
 from tests.helpers.scripts import log_to, run_script
@@ -88,7 +89,7 @@ def test_a_function_that_cannot_be_sent_is_named(uri: str) -> None:
         return batch, value
 
     loader = Loader(IterableDataset(open_dataset(uri), global_batch_size=100, collate_fn=keeps), num_workers=1)
-    with pytest.raises(raylance.ConfigError, match="collate_fn=.*keeps"):
+    with pytest.raises(ConfigError, match="collate_fn=.*keeps"):
         next(iter(loader))
 
 
@@ -101,15 +102,15 @@ def test_rays_wrapper_is_refused_with_what_to_do_instead(uri: str) -> None:
         loader = make_loader(handle, style, 100)
         if style == "map":
             assert isinstance(loader.sampler, torch.utils.data.DistributedSampler), "else Ray replaces it"
-        with pytest.raises(raylance.ConfigError, match="dist_info='ray'"):
+        with pytest.raises(ConfigError, match="dist_info='ray'"):
             next(iter(_WrappedDataLoader(loader, cpu, False)))
     sampler: Any = torch.utils.data.DistributedSampler(MapDataset(handle), num_replicas=2, rank=0)
     replaced: Any = DataLoader(MapDataset(handle), batch_size=None, sampler=sampler)
-    with pytest.raises(raylance.ConfigError, match="dist_info='ray'"):
+    with pytest.raises(ConfigError, match="dist_info='ray'"):
         next(iter(_WrappedDataLoader(replaced, cpu, False)))
     batches = handle.loader().batches(global_batch_size=100)
     assert not hasattr(batches, "sampler")
-    with pytest.raises(raylance.ConfigError, match="prepare_data_loader"):
+    with pytest.raises(ConfigError, match="prepare_data_loader"):
         batches.sampler  # noqa: B018
 
 
@@ -425,7 +426,7 @@ for make in (
     ],
 )
 def test_a_place_is_never_guessed(dist_info: Any, message: str) -> None:
-    with pytest.raises(raylance.ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):
         find_place(dist_info)
 
 
@@ -438,7 +439,7 @@ def test_torch_distributed_gives_the_place(dist_info: Any, monkeypatch: pytest.M
 
 @pytest.mark.skipif(importlib.util.find_spec("jax") is not None, reason="jax is installed")
 def test_without_jax_it_is_not_asked() -> None:
-    with pytest.raises(raylance.ConfigError, match="No module named 'jax'"):
+    with pytest.raises(ConfigError, match="No module named 'jax'"):
         find_place("jax")
 
 
@@ -446,7 +447,7 @@ def test_without_jax_it_is_not_asked() -> None:
 def test_jax_gives_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_place("jax") == (0, 1)
     monkeypatch.setenv("WORLD_SIZE", "2")  # jax.distributed is not initialised, and says 0 of 1
-    with pytest.raises(raylance.ConfigError, match="WORLD_SIZE has rank unknown of 2"):
+    with pytest.raises(ConfigError, match="WORLD_SIZE has rank unknown of 2"):
         find_place("jax")
 
 
@@ -455,7 +456,7 @@ def test_a_launcher_of_more_processes_is_believed(uri: str, monkeypatch: pytest.
     assert find_place() == (0, 1)
     sent = pickle.dumps(IterableDataset(open_dataset(uri), global_batch_size=8))
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(raylance.ConfigError, match="rank unknown of 4"):
+    with pytest.raises(ConfigError, match="rank unknown of 4"):
         next(iter(pickle.loads(sent)))
     assert find_place((0, 1)) == (0, 1)
     monkeypatch.setenv("RANK", "1")
@@ -487,7 +488,7 @@ def test_a_launcher_of_more_processes_is_believed(uri: str, monkeypatch: pytest.
     ],
 )
 def test_bad_arguments(uri: str, call: Callable[[raylance.Dataset], Any], message: str) -> None:
-    with pytest.raises(raylance.ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):
         call(open_dataset(uri))
 
 

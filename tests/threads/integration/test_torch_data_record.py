@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import raylance
+from raylance.errors import ConfigError
 from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler
 from tests.helpers import data_loaders
 from tests.helpers.data_loaders import STYLES
@@ -240,7 +241,7 @@ def test_a_new_loader_of_the_same_steps_continues_the_run(uri: str, style: str, 
 
 @pytest.mark.parametrize("record", ["", 3, Path("run")])
 def test_a_record_that_is_not_a_folder_is_refused(uri: str, record: Any) -> None:
-    with pytest.raises(raylance.ConfigError, match="record="):
+    with pytest.raises(ConfigError, match="record="):
         make(open_data(uri), "map", Path(), record=record)
 
 
@@ -250,5 +251,5 @@ def test_without_a_record_nothing_is_written(uri: str, style: str, tmp_path: Pat
     take(loader, 100)
     loader.close()
     assert loader.state_dict()["epoch"] == 1
-    with pytest.raises(raylance.ConfigError, match="record"):
+    with pytest.raises(ConfigError, match="record"):
         raylance.prove_run(tmp_path)

@@ -286,9 +286,9 @@ def test_a_transform_may_put_the_channels_first(made: Callable[..., Any], write_
 def test_all_frames_of_a_sample_get_one_part(made: Callable[..., Any], write_dataset: Callable[..., str]) -> None:
     uri, frames = made("keyframes every 12")
     crops = [
-        raylance.FrameCrop("top", (20, 30), random=True, hflip=0.5),
-        raylance.FrameCrop("side", 16, like="top"),
-        raylance.FrameCrop("top", 8, name="middle"),
+        raylance.images.FrameCrop("top", (20, 30), random=True, hflip=0.5),
+        raylance.images.FrameCrop("side", 16, like="top"),
+        raylance.images.FrameCrop("top", 8, name="middle"),
     ]
     data = raylance.dataset(
         write_dataset(rows_of()), columns=["action"], decode=[camera(uri), camera(uri, "side"), *crops], seed=5,
@@ -320,9 +320,9 @@ def test_all_frames_of_a_sample_get_one_part(made: Callable[..., Any], write_dat
     wanted = frames[EPISODES - 1][np.clip(7 + OFFSETS, 0, FRAMES - 1)][:, y : y + 20, x : x + 30]
     assert (again["top"][0] == wanted[:, :, :: -1 if flip else 1]).all()
     for wrong, message in (
-        (raylance.FrameCrop("top", 99), r"top.*99"),
-        (raylance.FrameCrop("other", 8), "'other'"),
-        (raylance.FrameCrop("top", 8, like="nothing"), "'nothing'"),
+        (raylance.images.FrameCrop("top", 99), r"top.*99"),
+        (raylance.images.FrameCrop("other", 8), "'other'"),
+        (raylance.images.FrameCrop("top", 8, like="nothing"), "'nothing'"),
     ):
         with pytest.raises(ConfigError, match=message):
             raylance.dataset(write_dataset(rows_of()), decode=[camera(uri), wrong])

@@ -15,6 +15,7 @@ from PIL import Image
 
 import raylance
 from raylance.errors import ConfigError, DatasetError, StateError
+from raylance.samples.pack_tokens import PackTokens
 from tests.helpers.images import encode
 from tests.helpers.robot_windows import OFFSETS, ROWS, WINDOWS, check, expected, frames
 
@@ -346,7 +347,7 @@ def test_mixtures_have_windows_in_all_parts_or_in_none(write_dataset: Callable[.
             "whole windows",
         ),
         ({"samples": dataclasses.replace(WINDOWS, stride=50), "filter": "state = 5"}, DatasetError, "stride="),
-        ({"samples": WINDOWS, "pack": raylance.PackTokens("name", 8)}, ConfigError, "PackTokens"),
+        ({"samples": WINDOWS, "pack": PackTokens("name", 8)}, ConfigError, "PackTokens"),
     ],
 )
 def test_what_cannot_be_honoured(uri: str, changes: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -425,7 +426,7 @@ def test_pictures_in_windows_get_one_crop(write_dataset: Callable[..., str]) -> 
             assert [(one == pictures[0]).all().item() for one in pictures] == [each == wanted[0] for each in wanted]
     assert sorted(seen) == list(range(rows))
     assert sorted(masked) == [23, 25, 26]
-    with pytest.raises(raylance.ConfigError, match="'image'"):
+    with pytest.raises(ConfigError, match="'image'"):
         raylance.dataset(uri, decode=raylance.DeviceImage("image", size=8), samples=data_windows("image"))
 
 

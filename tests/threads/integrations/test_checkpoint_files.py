@@ -8,7 +8,7 @@ import pytest
 import ray.train
 import torch
 
-import raylance
+from raylance.errors import ConfigError
 from raylance.integrations.checkpoint_files import _save, list_files, only_listed
 
 STEPS = {"": 6}
@@ -99,5 +99,5 @@ def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved(tmp_path: 
     _save({"model": {"w": quantised}}, path)
     assert torch.load(path, weights_only=True)["model"]["w"].dequantize().tolist() == pytest.approx([1, 1, 1])
     for value in (Path("x"), lambda: 1, (row for row in [1]), open(path, "rb")):  # noqa: SIM115
-        with pytest.raises(raylance.ConfigError, match="no run could resume"):
+        with pytest.raises(ConfigError, match="no run could resume"):
             _save({"value": value}, path)

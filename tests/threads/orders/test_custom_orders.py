@@ -10,6 +10,7 @@ import pytest
 
 import raylance
 from raylance import torch_data
+from raylance.errors import ConfigError, CoverageError
 from raylance.orders.order import Epoch, Order
 from raylance.orders.permutation import Int64Array, permute
 from tests.helpers import own_orders as own
@@ -50,15 +51,15 @@ def test_an_order_that_breaks_its_promise_is_refused_before_the_first_batch(
     uri: str, order: Order, message: str
 ) -> None:
     loader = open_data(uri, order).loader(runtime="threads")
-    with loader, pytest.raises(raylance.ConfigError, match=f"(?s){message}") as caught:
+    with loader, pytest.raises(ConfigError, match=f"(?s){message}") as caught:
         next(iter(loader.iter_batches(batch_size=50)))
     assert "a defect of raylance" not in str(caught.value)
-    with loader, pytest.raises(raylance.ConfigError, match=f"(?s){message}"):
+    with loader, pytest.raises(ConfigError, match=f"(?s){message}"):
         loader.prepare(batch_size=50)
-    with pytest.raises(raylance.ConfigError, match=f"(?s){message}"):
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
         next(iter(torch_data.RowSampler(open_data(uri, order), batch_size=50)))
     mixed = raylance.mix({"a": (open_data(uri, order), 1), "b": (open_data(uri, Custom()), 1)})
-    with mixed.loader(runtime="threads") as loader, pytest.raises(raylance.ConfigError, match=f"(?s){message}"):
+    with mixed.loader(runtime="threads") as loader, pytest.raises(ConfigError, match=f"(?s){message}"):
         next(iter(loader.iter_batches(batch_size=50)))
 
 
@@ -106,7 +107,7 @@ def test_an_order_that_depends_on_what_was_asked_before_is_named(write_dataset: 
     named = r"The order Impure most likely depends on more.*check_order"
     with (
         raylance.dataset(uri, order=Impure()).loader(runtime="threads") as loader,
-        pytest.raises(raylance.CoverageError, match=named),
+        pytest.raises(CoverageError, match=named),
     ):
         list(loader.iter_batches(batch_size=10_000))
 
@@ -122,7 +123,7 @@ def test_a_loader_that_is_alone_compares_a_whole_epoch_with_the_selection(
     uri = write_dataset(pa.table({"id": np.arange(100_000)}))
     with raylance.dataset(uri, order=Sly()).loader(runtime="threads") as loader:
         batches = loader.iter_batches(global_batch_size=9_999, drop_last=drop_last)
-        with pytest.raises(raylance.CoverageError, match=r"(?s)Sly .*epoch 0.*100,000 .*repeats = True"):
+        with pytest.raises(CoverageError, match=r"(?s)Sly .*epoch 0.*100,000 .*repeats = True"):
             for _ in batches:
                 pass
         assert loader.epoch == 0, "the epoch is not over"

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from raylance.errors import ConfigError
 from raylance.orders.order import Order
 from raylance.orders.sampling import ClassBalanced, Weighted
 from tests.helpers.orders import every_row, resolve
@@ -39,7 +40,7 @@ def test_a_class_without_selected_rows_is_none_through_the_loader(write_dataset:
     for uri in uris:
         with raylance.dataset(uri, order=ClassBalanced(column="kind"), filter="id % 3 != 0").loader() as loader:
             ids.append(np.concatenate([batch["id"] for batch in loader.iter_batches(global_batch_size=20)]))
-        with pytest.raises(raylance.ConfigError, match=r"'c0'"):
+        with pytest.raises(ConfigError, match=r"'c0'"):
             raylance.dataset(uri, order=ClassBalanced(column="kind", class_weights={"c0": 1}), filter="id % 3 != 0")
     assert ids[0].tolist() == ids[1].tolist()
 
@@ -57,5 +58,5 @@ def test_a_class_without_selected_rows_is_none_through_the_loader(write_dataset:
 def test_columns_of_no_classes_and_no_weights(write_dataset: Callable[..., str], column: pa.Array, why: str) -> None:
     uri = write_dataset(pa.table({"label": column}))
     for order, message in ((ClassBalanced(column="label"), why), (Weighted(weights="label"), f"{why}|not a number")):
-        with pytest.raises(raylance.ConfigError, match=f"'label'.*({message})"):
+        with pytest.raises(ConfigError, match=f"'label'.*({message})"):
             raylance.dataset(uri, order=order)

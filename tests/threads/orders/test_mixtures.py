@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import raylance
 from raylance.api.dataset import spec_of
+from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import Facts
 from raylance.orders.sampling import Weighted
@@ -164,7 +165,7 @@ def test_bad_mixtures(parts: dict[str, Any], write_dataset: Callable[..., str]) 
         ({"a": (raylance.mix(parts), 1)}, {}, "is a mixture itself"),
     ]
     for given_parts, options, message in cases:
-        with pytest.raises(raylance.ConfigError, match=message):
+        with pytest.raises(ConfigError, match=message):
             raylance.mix(given_parts, **options)
 
 

@@ -16,6 +16,7 @@ import pytest
 
 import raylance
 from raylance.audit import EpochAudit, reopen
+from raylance.errors import DatasetError
 from tests.helpers.images import encode
 from tests.helpers.states import signed
 
@@ -52,7 +53,7 @@ def test_a_tag_into_a_branch_reads_the_branch(write_dataset: Callable[..., str])
     raylance.dataset(uri, version=("exp", 2), order="sequential").loader().load_state_dict(state)
     with pytest.raises(raylance.StateError, match="branch: saved 'exp', now None"):
         raylance.dataset(uri, version=2, order="sequential").loader().load_state_dict(state)
-    with pytest.raises(raylance.DatasetError, match=r"\('none', None\).*'exp'"):
+    with pytest.raises(DatasetError, match=r"\('none', None\).*'exp'"):
         raylance.dataset(uri, version=("none", None))
 
 

@@ -20,7 +20,9 @@ from jobs import verify
 from raylance import torch_data
 from raylance.api.loader import consumer_of
 from raylance.audit.epoch import EpochAudit
+from raylance.errors import ConfigError
 from raylance.reports.reading import read_run
+from raylance.samples.pack_tokens import PackTokens
 from tests.helpers.images import make_images
 from tests.helpers.own_orders import Reversed
 from tests.helpers.proofs import values
@@ -173,7 +175,7 @@ def test_a_dataset_that_is_gone_leaves_counts(uri: str, tmp_path: Path) -> None:
     assert values(proof)[0] == ("moved", 0, 1, "counted", 280)
     assert not raylance.prove_run(run).ok
     assert raylance.prove_run(run, uri=uri).ok, "where it lies now"
-    with pytest.raises(raylance.ConfigError, match="dataset='val': the run has 'moved'"):
+    with pytest.raises(ConfigError, match="dataset='val': the run has 'moved'"):
         raylance.prove_run(run, dataset="val")
 
 
@@ -209,7 +211,7 @@ def test_a_run_continues_with_files_that_lie_elsewhere(
 
 
 @pytest.mark.parametrize(
-    "pack", [raylance.PackTokens("tokens", length=32), raylance.Pack(["tokens"], length=32, policy="whole", eos_id=7)]
+    "pack", [PackTokens("tokens", length=32), raylance.Pack(["tokens"], length=32, policy="whole", eos_id=7)]
 )
 def test_packed_documents_are_proven_by_their_sequences(
     write_dataset: Callable[..., str], tmp_path: Path, pack: Any

@@ -23,6 +23,7 @@ import raylance
 from raylance import top
 from raylance.api.loader import consumer_of
 from raylance.environment import process
+from raylance.errors import ConfigError
 from raylance.observe.record import Record, RecordFolder
 from raylance.observe.stats import NUMBERS
 from raylance.planning.shard_context import Assignment
@@ -146,11 +147,11 @@ def test_a_record_counts_the_rows_of_an_epoch_and_not_of_the_selection(images_ur
 
 def test_what_is_no_run_is_refused_with_the_runs_beside_it(make_run: Make, tmp_path: Path) -> None:
     make_run({"grows": TRAINS})
-    with pytest.raises(raylance.ConfigError, match=r"holds no record"):
+    with pytest.raises(ConfigError, match=r"holds no record"):
         read_run(str(tmp_path))
-    with pytest.raises(raylance.ConfigError, match="holds no record"):
+    with pytest.raises(ConfigError, match="holds no record"):
         raylance.report_run(str(tmp_path / "nowhere"))
-    with pytest.raises(raylance.ConfigError, match=r"nothing://x cannot be opened"):
+    with pytest.raises(ConfigError, match=r"nothing://x cannot be opened"):
         read_run("nothing://x")
 
 
@@ -200,7 +201,7 @@ def test_a_report_names_the_extra_that_it_needs(
 ) -> None:
     make_run({"grows": TRAINS})
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(raylance.ConfigError, match=rf"{module} .*pip install raylance\[report\]"):
+    with pytest.raises(ConfigError, match=rf"{module} .*pip install raylance\[report\]"):
         raylance.report_run(tmp_path / "r")
 
 
@@ -336,7 +337,7 @@ def test_a_run_is_named_by_a_path_too_and_not_by_a_file(make_run: Make, tmp_path
     out = raylance.report_run(tmp_path / "r", tmp_path / "there.html")
     assert out == str(tmp_path / "there.html")
     assert str(raylance.explain_run(tmp_path / "r"))
-    with pytest.raises(raylance.ConfigError, match=r"there\.html"):
+    with pytest.raises(ConfigError, match=r"there\.html"):
         raylance.explain_run(tmp_path / "there.html")
 
 

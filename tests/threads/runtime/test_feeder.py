@@ -228,7 +228,7 @@ def test_whole_passes_begin_at_the_start_also_after_one_that_was_left(uri: str) 
     assert ids_of(batches) == ids_of(loader.iter_batches(global_batch_size=BATCH, whole=True)) == list(range(ROWS))
     assert loader.epoch == 2
     next(iter(batches))
-    with pytest.raises(raylance.ConfigError, match="whole='yes'"):
+    with pytest.raises(ConfigError, match="whole='yes'"):
         loader.batches(global_batch_size=BATCH, whole="yes")
     assert len(ids_of(loader.batches(global_batch_size=BATCH))) == ROWS - BATCH, "others continue"
     loader.close()

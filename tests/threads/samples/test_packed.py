@@ -146,7 +146,7 @@ def test_no_token_attends_to_another_document(documents: str) -> None:
     states = torch.nn.Embedding(1000, 8)(ids)
     is_same = (segments[:, :, None] == segments[:, None, :]) & torch.ones(24, 24, dtype=torch.bool).tril()
     masked = torch.nn.functional.scaled_dot_product_attention(states, states, states, attn_mask=is_same)
-    ends, longest = raylance.cu_seqlens(segments)
+    ends, longest = raylance.text.cu_seqlens(segments)
     assert ends.dtype == torch.int32
     assert longest == int(ends.diff().max())
     flat = states.reshape(-1, 8)
@@ -155,7 +155,7 @@ def test_no_token_attends_to_another_document(documents: str) -> None:
         for low, high in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
     ]
     torch.testing.assert_close(torch.cat(by_piece).reshape(masked.shape), masked)
-    arrays, count = raylance.cu_seqlens(segments.numpy())
+    arrays, count = raylance.text.cu_seqlens(segments.numpy())
     assert arrays.tolist() == ends.tolist()
     assert count == longest
 

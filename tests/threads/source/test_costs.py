@@ -11,6 +11,7 @@ import pytest
 
 import raylance
 from raylance.errors import ConfigError, DatasetError, RaylanceError
+from raylance.samples.pack_tokens import PackTokens
 from tests.helpers.faulty_store import bucket_of
 
 
@@ -109,7 +110,7 @@ def test_a_store_that_fails_is_said(
         ({"cost": raylance.TokensOf("length", multiple=8)}, DatasetError, "length"),
         ({"cost": "length", "cost_folder": "none://bucket/costs"}, ConfigError, "none"),
         ({"cost": "length", "cost_folder": 3}, ConfigError, "cost_folder=3"),
-        ({"cost": "length", "samples": raylance.PackTokens("ids", 8), "columns": None}, ConfigError, "Pack"),
+        ({"cost": "length", "samples": PackTokens("ids", 8), "columns": None}, ConfigError, "Pack"),
         ({"order": "bucket"}, ConfigError, "cost="),
         ({"balance": raylance.Balance()}, ConfigError, "cost="),
         ({"cost": "length", "balance": "cost"}, ConfigError, "balance"),

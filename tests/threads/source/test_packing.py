@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import raylance
 from raylance.decode.sample_reading import read_samples
+from raylance.errors import ConfigError, DatasetError
 from raylance.samples.pack_tokens import Documents, PackTokens
 from raylance.source.packed import DocumentReader
 from tests.helpers.in_memory import InMemory
@@ -100,7 +101,7 @@ def test_every_token_comes_once_through_the_loader(uri: str) -> None:
 )
 def test_columns_that_hold_no_documents(write_dataset: Callable[..., str], column: pa.Array, message: str) -> None:
     uri = write_dataset(pa.table({"tokens": column}))
-    with pytest.raises(raylance.DatasetError, match=message):
+    with pytest.raises(DatasetError, match=message):
         raylance.dataset(uri, samples=PackTokens("tokens", 8))
 
 
@@ -129,7 +130,7 @@ def test_what_does_not_go_with_packing(uri: str, arguments: dict[str, Any], mess
     ],
 )
 def test_settings_that_are_none(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(raylance.ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):
         PackTokens(**({"column": "tokens", "length": 8} | arguments))
 
 

@@ -18,6 +18,7 @@ import pytest
 import raylance
 from raylance.api.dataset import spec_of
 from raylance.errors import DatasetError
+from raylance.samples.pack_tokens import PackTokens
 from raylance.source.data_files import DataFiles
 from raylance.source.reader import READ_MODES, Reader, ReadMode
 from raylance.source.reads import Reads
@@ -195,7 +196,7 @@ def test_nothing_is_read_that_nobody_wants_any_more(write_dataset: Callable[...,
 def test_storage_that_fails_is_not_waited_for_if_nobody_wants_the_rows(tmp_path: Path, kind: str) -> None:
     uri, add = str(tmp_path / "data.lance"), list[pa.Table]().append
     lance.write_dataset(pa.table({"tokens": [[token] * 8 for token in range(40)]}), uri)
-    pack = raylance.PackTokens("tokens", 16) if kind == "sequences" else None
+    pack = PackTokens("tokens", 16) if kind == "sequences" else None
     data = raylance.dataset(uri, columns=None if pack else ["tokens"], samples=pack)
     mixed = raylance.mix({"a": (data, 1.0), "b": (data, 1.0)}, stop=60) if kind == "mixture" else data
     reader = spec_of(mixed).read.source.open_reader(30.0)

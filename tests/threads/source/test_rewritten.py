@@ -16,6 +16,7 @@ import pytest
 import raylance
 from raylance.api.dataset import spec_of
 from raylance.audit import EpochAudit, reopen
+from raylance.errors import DatasetError
 from raylance.source import version
 
 ROWS = 4000
@@ -48,14 +49,14 @@ def test_a_loader_in_mid_epoch_ends(uri: str) -> None:
     options: dict[str, Any] = {"max_window_bytes": 1 << 20, "max_inflight_bytes": 100_000, "read_timeout_s": 1000}
     with chunked(uri).loader(runtime="threads", **options) as loader:
         ids: list[int] = []
-        with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+        with pytest.raises(DatasetError, match=REWRITTEN):
             for batch in loader.iter_batches(global_batch_size=50):
                 ids += batch["id"].tolist()
                 if len(ids) == ROWS // 4:
                     rewrite(uri)
         assert ROWS // 4 <= len(ids) < ROWS
         assert ids == list(range(len(ids))), "of the pinned dataset alone, and without a gap"
-        with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+        with pytest.raises(DatasetError, match=REWRITTEN):
             next(loader.iter_batches(global_batch_size=50))
 
 
@@ -75,7 +76,7 @@ def test_a_pickled_handle_refuses(uri: str, name: str) -> None:
     sent = pickle.dumps(chunked(uri, filter="id >= 10"))
     assert int(pickle.loads(sent)[0]["id"]) == 10
     rewrite(uri)
-    with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+    with pytest.raises(DatasetError, match=REWRITTEN):
         PEEKS[name](pickle.loads(sent))
 
 
@@ -83,7 +84,7 @@ def test_a_handle_that_has_looked_refuses(uri: str) -> None:
     data = chunked(uri)
     assert data.head(2)["id"].tolist() == [0, 1]
     rewrite(uri)
-    with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+    with pytest.raises(DatasetError, match=REWRITTEN):
         data.take([ROWS - 1])
 
 
@@ -92,7 +93,10 @@ def test_each_component_of_a_mixture_is_compared(uri: str, tmp_path: Path) -> No
     lance.write_dataset(rows(5 * 10**6), other, max_rows_per_file=500)
     mix = raylance.mix({"a": (chunked(uri), 1), "b": (chunked(other), 1)})
     rewrite(other)
-    with pytest.raises(raylance.DatasetError, match=REWRITTEN) as caught, mix.loader(runtime="threads") as loader:
+    with (
+        pytest.raises(DatasetError, match=REWRITTEN) as caught,
+        mix.loader(runtime="threads") as loader,
+    ):
         next(loader.iter_batches(global_batch_size=10))
     assert other in str(caught.value)
 
@@ -112,10 +116,10 @@ def test_tags_and_branches_are_pinned(uri: str, reference: Any) -> None:
     assert pickle.loads(sent).take([ROWS])["id"].tolist() == [ROWS], "a tag that moves moves nothing that was pinned"
     shutil.rmtree(uri)
     lance.write_dataset(rows(0), uri, max_rows_per_file=500)
-    with pytest.raises(raylance.DatasetError, match="has no branch 'line' any more"):
+    with pytest.raises(DatasetError, match="has no branch 'line' any more"):
         pickle.loads(sent).head()
     branch()
-    with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+    with pytest.raises(DatasetError, match=REWRITTEN):
         pickle.loads(sent).head()
 
 
@@ -123,7 +127,7 @@ def test_fewer_versions_than_were_pinned_are_another_dataset(uri: str) -> None:
     lance.write_dataset(rows(ROWS, 10), uri, mode="append")
     data = chunked(uri)
     rewrite(uri)
-    with pytest.raises(raylance.DatasetError, match="version 2 .*version is 1"):
+    with pytest.raises(DatasetError, match="version 2 .*version is 1"):
         data.head()
 
 
@@ -134,7 +138,7 @@ def test_a_checkpoint_does_not_continue_over_it(uri: str) -> None:
         next(iter(batches))
         state = loader.state_dict()
     rewrite(uri)
-    with data.loader(runtime="threads") as loader, pytest.raises(raylance.DatasetError, match=REWRITTEN):
+    with data.loader(runtime="threads") as loader, pytest.raises(DatasetError, match=REWRITTEN):
         loader.load_state_dict(state)  # the handle of before
         next(loader.iter_batches(global_batch_size=50))
     with chunked(uri).loader(runtime="threads") as loader, pytest.raises(raylance.StateError, match="identity"):
@@ -147,7 +151,7 @@ def test_files_that_are_put_back_are_the_pinned_ones(uri: str, tmp_path: Path) -
     data, kept = chunked(uri), tmp_path / "kept"
     shutil.copytree(uri, kept)
     rewrite(uri)
-    with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+    with pytest.raises(DatasetError, match=REWRITTEN):
         data.head()
     shutil.rmtree(uri)
     shutil.copytree(kept, uri)
@@ -186,5 +190,5 @@ def test_an_open_dataset_that_still_serves_what_was_removed_is_checked(
     lance.write_dataset(rows(7), uri, max_rows_per_file=500)
     for path in (kept / "data").iterdir():  # what an open file or a cache would serve
         path.rename(Path(uri, "data", path.name))
-    with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+    with pytest.raises(DatasetError, match=REWRITTEN):
         reader.read(np.arange(10))

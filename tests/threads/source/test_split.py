@@ -12,6 +12,7 @@ import pytest
 import raylance
 from raylance import FractionSplit, RangeSplit, ValueSplit
 from raylance.audit import reopen
+from raylance.errors import ConfigError, DatasetError
 
 PARTS = {"train": 0.8, "val": 0.15, "test": 0.05}
 
@@ -84,7 +85,7 @@ def test_the_split_is_part_of_the_checkpoint(uri: str) -> None:
     ],
 )
 def test_bad_fractions(fractions: dict[str, float], part: str, message: str) -> None:
-    with pytest.raises(raylance.ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):
         FractionSplit(fractions=fractions, part=part)
 
 
@@ -93,7 +94,7 @@ def test_rows_without_a_key_are_refused(write_dataset: Callable[..., str]) -> No
     uri = write_dataset(pa.table({"id": range(60), "user": users}))
     for part in PARTS:
         split = FractionSplit(fractions=PARTS, part=part, by="user")
-        with pytest.raises(raylance.DatasetError, match=r"by='user'\): 2 of .* 0 and 59 "):
+        with pytest.raises(DatasetError, match=r"by='user'\): 2 of .* 0 and 59 "):
             ids(uri, split)
     kept = [ids(uri, FractionSplit(fractions=PARTS, part=p, by="user"), filter="`user` IS NOT NULL") for p in PARTS]
     assert sorted(row for rows in kept for row in rows) == [row for row in range(60) if row not in (7, 30)]
@@ -102,16 +103,16 @@ def test_rows_without_a_key_are_refused(write_dataset: Callable[..., str]) -> No
 
 @pytest.mark.parametrize("ranges", [[], [(5, 5)], [(-1, 4)], [(0, 2), (9, 3)]])
 def test_bad_ranges(ranges: list[tuple[int, int]]) -> None:
-    with pytest.raises(raylance.ConfigError, match="half-open"):
+    with pytest.raises(ConfigError, match="half-open"):
         RangeSplit(ranges)
 
 
 def test_splits_that_select_nothing_and_missing_columns(uri: str) -> None:
-    with pytest.raises(raylance.DatasetError, match=r"has no row with ValueSplit\(column='part', value=9\)"):
+    with pytest.raises(DatasetError, match=r"has no row with ValueSplit\(column='part', value=9\)"):
         raylance.dataset(uri, split=ValueSplit("part", 9))
-    with pytest.raises(raylance.DatasetError, match="no row with RangeSplit"):
+    with pytest.raises(DatasetError, match="no row with RangeSplit"):
         raylance.dataset(uri, split=RangeSplit([(5000, 6000)]))
-    with pytest.raises(raylance.DatasetError, match="needs the column owner"):
+    with pytest.raises(DatasetError, match="needs the column owner"):
         raylance.dataset(uri, split=FractionSplit(fractions=PARTS, part="val", by="owner"))
 
 
@@ -167,7 +168,7 @@ def test_values_that_are_all_named_make_exact_parts(
     with raylance.dataset(uri, split=FractionSplit(PARTS, "val", by="robot", values=named[::-1])).loader() as loader:
         again = reopen(loader.state_dict())
         assert again.loader().state_dict() == raylance.dataset(uri, split=split).loader().state_dict()
-    with pytest.raises(raylance.DatasetError, match=str(named[19])):
+    with pytest.raises(DatasetError, match=str(named[19])):
         ids(uri, FractionSplit(PARTS, "val", by="robot", values=named[:19]))
 
 
@@ -175,5 +176,5 @@ def test_values_that_are_all_named_make_exact_parts(
     "more", [{"values": [1]}, *({"by": "id", "values": values} for values in ("ab", [1, 1], [None]))]
 )
 def test_lists_of_values_that_are_none(more: dict[str, Any]) -> None:
-    with pytest.raises(raylance.ConfigError, match="values="):
+    with pytest.raises(ConfigError, match="values="):
         FractionSplit(PARTS, "val", **more)

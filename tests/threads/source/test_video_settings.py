@@ -21,7 +21,7 @@ WRONG: dict[Callable[..., Any], dict[str, tuple[Any, ...]]] = {
         "start": (None, "late", 3), "short": (None, "late"), "size": SIZES, "crop": SIZES, "random_crop": FLAGS,
         "hflip": (None, "a", 2, -0.1, np.nan, [0.5]), "name": NAMES,
     },
-    raylance.FrameCrop: {
+    raylance.images.FrameCrop: {
         "column": (None, *NAMES), "size": (None, *SIZES), "random": FLAGS, "hflip": (None, "a", 2, -0.1, np.nan),
         "like": NAMES, "name": NAMES,
     },
@@ -29,7 +29,7 @@ WRONG: dict[Callable[..., Any], dict[str, tuple[Any, ...]]] = {
 RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
     raylance.Video: {"column": "top", "videos": "videos.lance", "video": "video", "frame": "frame"},
     raylance.Clip: {"column": "video", "frames": 2},
-    raylance.FrameCrop: {"column": "top", "size": 8},
+    raylance.images.FrameCrop: {"column": "top", "size": 8},
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import raylance
+from raylance.errors import ConfigError, CoverageError, DatasetError
 
 ROWS = 40
 
@@ -26,12 +27,12 @@ def uri(tmp_path: Path) -> str:
 
 def written(uri: str, folder: Path, values: Any, type: pa.DataType, *, meanwhile: Callable[[], object] = list) -> int:
     """Writes values of all rows in two parts, one of them twice, as a run does; returns how many were not written."""
-    raylance.add_column(uri, "found", type)
+    raylance.writing.add_column(uri, "found", type)
     version = lance.dataset(uri).version
     for part in (slice(0, 16), slice(0, 16), slice(16, ROWS)):
-        raylance.write_values(folder, torch.arange(ROWS)[part], values[part], type)
+        raylance.writing.write_values(folder, torch.arange(ROWS)[part], values[part], type)
     meanwhile()
-    return raylance.write_column(uri, "found", raylance.read_values(folder, ROWS), version=version)
+    return raylance.writing.write_column(uri, "found", raylance.writing.read_values(folder, ROWS), version=version)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +86,9 @@ def test_no_value_gets_into_a_row_of_another_fragment(uri: str, tmp_path: Path, 
         else:
             lance.write_dataset(dataset.to_table().slice(20), uri, mode="overwrite", max_rows_per_file=10)
 
-    raylance.add_column(uri, "found", pa.int32())
+    raylance.writing.add_column(uri, "found", pa.int32())
     before = pa.array([-1] * ROWS, pa.int32())  # it counted nulls, and said 0
-    raylance.write_column(
+    raylance.writing.write_column(
         uri, "found", pa.table({"_rowoffset": range(ROWS), "value": before}), version=lance.dataset(uri).version
     )
     left = written(uri, tmp_path / "parts", np.arange(ROWS), pa.int32(), meanwhile=meanwhile)
@@ -96,10 +97,10 @@ def test_no_value_gets_into_a_row_of_another_fragment(uri: str, tmp_path: Path, 
 
 
 def test_a_column_of_another_type_is_refused_before_any_value(uri: str) -> None:
-    raylance.add_column(uri, "found", pa.float32())
-    raylance.add_column(uri, "found", pa.float32())
-    with pytest.raises(raylance.ConfigError, match=r"'found' .*float.*int64"):
-        raylance.add_column(uri, "found", pa.int64())
+    raylance.writing.add_column(uri, "found", pa.float32())
+    raylance.writing.add_column(uri, "found", pa.float32())
+    with pytest.raises(ConfigError, match=r"'found' .*float.*int64"):
+        raylance.writing.add_column(uri, "found", pa.int64())
 
 
 @pytest.mark.parametrize(
@@ -115,44 +116,44 @@ def test_a_column_of_another_type_is_refused_before_any_value(uri: str) -> None:
     ],
 )
 def test_values_that_do_not_fit_are_refused(tmp_path: Path, offsets: list[int], values: list[Any], text: str) -> None:
-    with pytest.raises(raylance.ConfigError, match=text):
-        raylance.write_values(tmp_path, offsets, values, pa.int32())
+    with pytest.raises(ConfigError, match=text):
+        raylance.writing.write_values(tmp_path, offsets, values, pa.int32())
     assert not list(tmp_path.iterdir())
 
 
 def test_no_value_is_no_error(uri: str, tmp_path: Path) -> None:
-    raylance.add_column(uri, "found", pa.int32())
-    values = raylance.read_values(tmp_path / "parts", 0)
-    assert raylance.write_column(uri, "found", values, version=lance.dataset(uri).version) == 0
+    raylance.writing.add_column(uri, "found", pa.int32())
+    values = raylance.writing.read_values(tmp_path / "parts", 0)
+    assert raylance.writing.write_column(uri, "found", values, version=lance.dataset(uri).version) == 0
 
 
 def test_values_that_have_a_gradient_and_files_of_others_are_taken_as_they_are(tmp_path: Path) -> None:
-    raylance.write_values(tmp_path, [1, 0], torch.ones(2, requires_grad=True), pa.float32())
+    raylance.writing.write_values(tmp_path, [1, 0], torch.ones(2, requires_grad=True), pa.float32())
     (tmp_path / "README").write_text("parts of a run")
-    assert raylance.read_values(tmp_path, 2).to_pydict() == {"_rowoffset": [0, 1], "value": [1.0, 1.0]}
+    assert raylance.writing.read_values(tmp_path, 2).to_pydict() == {"_rowoffset": [0, 1], "value": [1.0, 1.0]}
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a`b"])
 def test_a_name_that_no_filter_can_address_is_refused(uri: str, name: str) -> None:
-    with pytest.raises(raylance.ConfigError, match="a column cannot be named"):
-        raylance.add_column(uri, name, pa.int32())
+    with pytest.raises(ConfigError, match="a column cannot be named"):
+        raylance.writing.add_column(uri, name, pa.int32())
     assert lance.dataset(uri).schema.names == ["id"]
 
 
 def test_what_cannot_be_written_is_refused(uri: str, tmp_path: Path) -> None:
-    with pytest.raises(raylance.CoverageError, match="0 rows, .*40 rows"):
-        raylance.read_values(tmp_path / "parts", ROWS)
-    raylance.write_values(tmp_path / "parts", [0, 40], [5, 6], pa.int32())
-    with pytest.raises(raylance.CoverageError, match="2 rows, .*40 rows"):
-        raylance.read_values(tmp_path / "parts", ROWS)
-    values, version = raylance.read_values(tmp_path / "parts", 2), lance.dataset(uri).version
-    with pytest.raises(raylance.DatasetError, match="'found'"):
-        raylance.write_column(uri, "found", values, version=version)
-    with pytest.raises(raylance.ConfigError, match="column 'id' of .* is int64, and the values are int32"):
-        raylance.write_column(uri, "id", values, version=version)
-    raylance.add_column(uri, "found", pa.int32())
-    with pytest.raises(raylance.ConfigError, match=r"row offsets 0 to 40, and version 2 of .* has 40 rows"):
-        raylance.write_column(uri, "found", values, version=version)
+    with pytest.raises(CoverageError, match="0 rows, .*40 rows"):
+        raylance.writing.read_values(tmp_path / "parts", ROWS)
+    raylance.writing.write_values(tmp_path / "parts", [0, 40], [5, 6], pa.int32())
+    with pytest.raises(CoverageError, match="2 rows, .*40 rows"):
+        raylance.writing.read_values(tmp_path / "parts", ROWS)
+    values, version = raylance.writing.read_values(tmp_path / "parts", 2), lance.dataset(uri).version
+    with pytest.raises(DatasetError, match="'found'"):
+        raylance.writing.write_column(uri, "found", values, version=version)
+    with pytest.raises(ConfigError, match="column 'id' of .* is int64, and the values are int32"):
+        raylance.writing.write_column(uri, "id", values, version=version)
+    raylance.writing.add_column(uri, "found", pa.int32())
+    with pytest.raises(ConfigError, match=r"row offsets 0 to 40, and version 2 of .* has 40 rows"):
+        raylance.writing.write_column(uri, "found", values, version=version)
     assert lance.dataset(uri).count_rows("found IS NULL") == ROWS
 
 
@@ -165,5 +166,5 @@ def test_writers_that_always_come_first_are_an_error(uri: str, tmp_path: Path, m
         return commit(*arguments, **options)
 
     monkeypatch.setattr(lance.LanceDataset, "commit", after_another)
-    with pytest.raises(raylance.DatasetError, match="in each of 5 attempts to write column 'found'"):
+    with pytest.raises(DatasetError, match="in each of 5 attempts to write column 'found'"):
         written(uri, tmp_path / "parts", np.arange(ROWS), pa.int32())

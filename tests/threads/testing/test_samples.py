@@ -10,7 +10,7 @@ import pytest
 
 import raylance
 from raylance.audit import EpochAudit, reopen
-from raylance.errors import StateError
+from raylance.errors import ConfigError, StateError
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.windows import Episodes, WindowTable
 from raylance.testing import check_samples
@@ -112,7 +112,7 @@ def test_a_table_of_ones_own_through_everything(write_dataset: Callable[..., str
         next(iter(loader.iter_batches(batch_size=16)))
         state = loader.state_dict()
     assert len(reopen(state, samples=Mirrored())) == ROWS - 10
-    with pytest.raises(raylance.ConfigError, match="Mirrored.*samples="):
+    with pytest.raises(ConfigError, match="Mirrored.*samples="):
         reopen(state)
     changed = Mirrored()
     changed.fingerprint = "changed"
@@ -127,5 +127,5 @@ def test_a_table_of_ones_own_through_everything(write_dataset: Callable[..., str
     )
     for batch in mixture.iter_batches(batch_size=20, with_row_offset=True):
         assert batch["x"].tolist() == [[at, ROWS - 1 - at] for at in batch["_rowoffset"]]
-    with pytest.raises(raylance.ConfigError, match="schema"):
+    with pytest.raises(ConfigError, match="schema"):
         raylance.mix({"a": (data, 0.5), "b": (raylance.dataset(uri, samples=windows), 0.5)})

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from raylance.errors import ConfigError
 from raylance.testing import check_order
 from raylance.torch_data import IterableDataset
 from tests.helpers import own_orders as own
@@ -51,11 +52,11 @@ def test_orders_that_lack_what_every_order_has() -> None:
         (no_rows(), r"NoRows a method rows_of\(epoch, positions\)"),
         (no_name(), "NoName a class att"),
     ):
-        with pytest.raises(raylance.ConfigError, match=message):
+        with pytest.raises(ConfigError, match=message):
             check_order(order)
-        with pytest.raises(raylance.ConfigError, match=message):
+        with pytest.raises(ConfigError, match=message):
             raylance.dataset("nowhere.lance", order=order)
-    with pytest.raises(raylance.ConfigError, match="order=<class .*Reversed'> is unknown"):
+    with pytest.raises(ConfigError, match="order=<class .*Reversed'> is unknown"):
         raylance.dataset("nowhere.lance", order=Reversed)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,7 @@
+"""The folder of a run: its record, its newest checkpoint, and what a proof says."""
+
+from raylance.integrations.checkpoint_files import newest_checkpoint
+from raylance.observe.record import open_folder
+from raylance.reports.proving import RunProof
+
+__all__ = ["RunProof", "newest_checkpoint", "open_folder"]
