@@ -328,7 +328,7 @@ def _warn_of_no_row(uri: str, ranks: int, rows: int) -> None:
         "%s: a step has fewer rows, %d, than there are ranks, %d, so this rank gets a batch of no row. It is the last "
         'step of remainder="ragged", or a step of budget=. The mean of its losses is NaN, and so is a mean '
         "over all ranks. Add up sums and counts, divide them after the last batch, and open the dataset with "
-        'empty_batches=True; or use remainder="pad", whose repeated rows have _valid False, or a larger cost.',
+        'remainder="ragged_or_empty"; or use remainder="pad", whose repeated rows have _valid False, or a larger cost.',
         uri,
         rows,
         ranks,

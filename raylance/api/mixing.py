@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.api.dataset import Dataset, spec_of
-from raylance.arguments import check_flag, check_integer, check_word
+from raylance.arguments import check_integer, check_word, refuse_unknown
 from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.orders.buckets import Buckets
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import COST
 from raylance.planning.balance import Balance, check_balance
-from raylance.planning.step_size import REMAINDERS, Remainder
+from raylance.planning.step_size import Ending, read_ending
 from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.source.mixed_rows import mix_rows
 
@@ -29,9 +29,9 @@ def mix(
     weigh: Literal["rows", "cost"] = "rows",
     stop: str | int = "first_exhausted",
     window_bytes: int | None = None,
-    remainder: Remainder = "drop",
-    empty_batches: bool = False,
+    remainder: Ending = "drop",
     balance: Balance | None = None,
+    **older: Any,
 ) -> Dataset:
     """Mixes datasets by weight, each in its own order.
 
@@ -52,9 +52,10 @@ def mix(
             number: after this number of rows.
         window_bytes: As in `raylance.dataset`, for all datasets together, divided among them by weight. The datasets in
             `parts` must be opened without `window_bytes`.
-        remainder: How the rows after the last whole step are handled: "drop", "pad" or "ragged".
-        empty_batches: Whether ranks may get batches of no row, as for `dataset`.
+        remainder: How the rows after the last whole step are handled: "drop", "pad", "ragged" or "ragged_or_empty", as
+            for `dataset`.
         balance: As in `raylance.dataset`. The datasets in `parts` must be opened without it.
+        **older: Arguments of 0.12 that others have replaced.
 
     Returns:
         A handle, as `raylance.dataset` returns. Checkpoints of a run on it hold the position in each dataset.
@@ -65,8 +66,8 @@ def mix(
             was opened with `window_bytes`; if `weigh` or `stop` is unknown.
     """
     _check_parts(parts)
-    check_word("remainder", remainder, REMAINDERS)
-    check_flag("empty_batches", empty_batches)
+    at_end, may_be_empty = read_ending("raylance.mix()", remainder, older)
+    refuse_unknown("raylance.mix()", older, mix.__kwdefaults__ or ())
     window_bytes = None if window_bytes is None else check_integer("mix(): window_bytes", window_bytes, 1)
     first, schemas = next(iter(parts)), {name: dataset.schema for name, (dataset, _) in parts.items()}
     for name, (dataset, _) in parts.items():
@@ -110,8 +111,8 @@ def mix(
         split={name: spec.split for name, spec in zip(parts, delivery_specs, strict=True)},
         order=MixOrder(components=components, stop=stop, spread="tree"),
         seed=delivery_specs[0].seed,
-        remainder=remainder,
-        empty_batches=empty_batches,
+        remainder=at_end,
+        empty_batches=may_be_empty,
         masks_bad_rows=delivery_specs[0].masks_bad_rows,
         window_bytes=window_bytes,
         balance=balance,

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from raylance.api.dataset import Dataset
 from raylance.api.opening_videos import open_video
-from raylance.arguments import check_flag, check_integer, check_word, listed, refuse_unknown, warn_replaced
+from raylance.arguments import check_integer, check_word, listed, refuse_unknown, warn_replaced
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
 from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
 from raylance.decode.block_decoding import BlockDecoding
@@ -33,7 +33,7 @@ from raylance.orders.order import Order
 from raylance.orders.registry import make_order
 from raylance.planning.balance import Balance, check_balance
 from raylance.planning.state import describe
-from raylance.planning.step_size import REMAINDERS, Remainder
+from raylance.planning.step_size import Ending, read_ending
 from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.samples.pack_tokens import PackTokens
 from raylance.samples.packs import Pack
@@ -81,8 +81,7 @@ def dataset(
     order: str | Order = "window",
     seed: int = 0,
     window_bytes: int | None = None,
-    remainder: Remainder = "drop",
-    empty_batches: bool = False,
+    remainder: Ending = "drop",
     on_bad_row: Literal["raise", "mask"] = "raise",
     max_bad_rows: int | float | None = 0.01,
     read: ReadMode = "auto",
@@ -127,9 +126,9 @@ def dataset(
             window of each lane. The sizes that `order` leaves to "auto" follow from it. None takes `max_window_bytes`
             of the run's `DataConfig`; without one, 512 MiB. Checkpoints record it, and a resume keeps it.
         remainder: How the rows after the last whole step are handled: "drop" leaves them out, "pad" fills the step with
-            repeated rows, whose `_valid` is False, and "ragged" makes a shorter step.
-        empty_batches: Whether ranks may get batches of no row. If False, a global batch of fewer rows than
-            data-parallel ranks is refused, and the first batch of no row in a last, shorter step logs a warning.
+            repeated rows, whose `_valid` is False, and "ragged" makes a shorter step. If that has fewer rows than there
+            are data-parallel ranks, some get a batch without rows, and a warning with the first one. With
+            "ragged_or_empty", there is no warning, and a global batch may have fewer rows than there are ranks.
         on_bad_row: "raise" stops at a bad row: a row that cannot be decoded, or on which the transform fails even if it
             gets this row alone. "mask" delivers zeros with `_valid` False instead.
         max_bad_rows: With "mask", how many bad rows a rank may be handed before there is an error. An integer counts
@@ -144,7 +143,7 @@ def dataset(
             called in each process that opens the dataset. If the options have "expires_at_millis", a time in
             milliseconds since 1970, the function is called again before that time: "refresh_offset_millis" earlier if
             the options have this, too, else a minute earlier.
-        **others: Arguments that `samples` has replaced. Any other one is refused, and the error names the right one.
+        **others: Arguments of 0.12 that others have replaced. Any other is refused, and the error names the right one.
 
     Returns:
         A handle for `TorchTrainer(datasets=…)`, which can also be iterated directly as rank 0 of 1.
@@ -156,9 +155,8 @@ def dataset(
         ConfigError: If an argument cannot be honoured.
     """
     kind = take_samples("raylance.dataset()", samples, others)
+    at_end, may_be_empty = read_ending("raylance.dataset()", remainder, others)
     refuse_unknown("raylance.dataset()", others, dataset.__kwdefaults__ or ())
-    check_word("remainder", remainder, REMAINDERS)
-    check_flag("empty_batches", empty_batches)
     check_word("on_bad_row", on_bad_row, ("raise", "mask"))
     check_word("read", read, READ_MODES)
     check_word("stale", stale, STALE)
@@ -226,8 +224,8 @@ def dataset(
             cost=None if costs is None else describe(cost),
             balance=balance,
             seed=seed,
-            remainder=remainder,
-            empty_batches=empty_batches,
+            remainder=at_end,
+            empty_batches=may_be_empty,
             masks_bad_rows=masks_bad_rows,
             window_bytes=window_bytes,
         )

@@ -129,7 +129,6 @@ def reopen(
             "seed": part["seed"],
             "order": changes["order"] if "order" in changes else _order(**part["order"]),
             "remainder": remainder,
-            "empty_batches": True,  # as the run may have allowed; nothing is trained here
             "window_bytes": None if is_mixture else saved.window_bytes,
             "decode": derived,
             "samples": samples,
@@ -139,13 +138,14 @@ def reopen(
             arguments.setdefault("columns", saved.columns)
         if arguments.get("columns") is not None:
             arguments["columns"] = _stored(arguments["columns"], samples, derived, saved.decode)
-        opened[name] = dataset(uris[number] if uris else one["uri"], **arguments)
+        # The run may have allowed batches without rows, and nothing is trained here.
+        found = spec_of(dataset(uris[number] if uris else one["uri"], **arguments))
+        opened[name] = Dataset(found.with_delivery(empty_batches=True))
     if not is_mixture:
         return opened[""]
     weighed = {name: (opened[name], part["quota"]) for name, part in parts.items()}
-    spec = spec_of(
-        mix(weighed, stop=saved.order["stop"], window_bytes=saved.window_bytes, remainder=remainder, empty_batches=True)
-    )
+    mixed = mix(weighed, stop=saved.order["stop"], window_bytes=saved.window_bytes, remainder=remainder)
+    spec = spec_of(mixed).with_delivery(empty_batches=True)
     order = cast("MixOrder", spec.delivery.order)
     # The recorded quotas are restored, because mix() divides them by a common divisor.
     components = [dataclasses.replace(part, quota=parts[part.name]["quota"]) for part in order.components]

@@ -131,7 +131,7 @@ def _check_rows(spec: DeliverySpec, global_batch_size: int, dp_size: int) -> int
         raise ConfigError(
             f"a global batch of {global_batch_size} rows on {dp_size} data-parallel ranks: some would have no row in "
             f"any step, and their loss no value. Use global_batch_size={dp_size} or more, or fewer data-parallel "
-            "ranks. If your loop adds up sums and counts, open the dataset with empty_batches=True."
+            'ranks. If your loop adds up sums and counts, open the dataset with remainder="ragged_or_empty".'
         )
     return global_batch_size
 
@@ -158,7 +158,7 @@ def _check_budget(spec: DeliverySpec, budget: CostLimit, dp_size: int) -> tuple[
             f"Budget({budget.cost:,}, max_rows={budget.max_rows}) on {dp_size} data-parallel ranks: a step of rows "
             f"that cost {costs.max():,} has {fewest}, so some ranks would have none, and their loss no value. Use "
             f"Budget({dp_size * int(costs.max())}) or more, or fewer ranks; or, if your loop adds up sums and counts, "
-            "open the dataset with empty_batches=True."
+            'open the dataset with remainder="ragged_or_empty".'
         )
     rows = max(1, int(budget.cost / max(1.0, float(costs.mean()))))
     return min(rows, budget.max_rows or rows), 1 << max(0, min(5, (fewest // _LINES).bit_length() - 1))

@@ -4,11 +4,20 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown, warn_replaced
+from raylance.arguments import (
+    check_batch_size,
+    check_flag,
+    check_integer,
+    check_word,
+    refuse_unknown,
+    warn_replaced,
+)
 from raylance.errors import ConfigError
 
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
+Ending = Literal["drop", "pad", "ragged", "ragged_or_empty"]
+ENDINGS: tuple[Ending, ...] = (*REMAINDERS, "ragged_or_empty")
 OLDER = "global_batch_cost", "max_rows", "padded", "micro_batch_cost"
 """Arguments of 0.12 that `budget` has replaced."""
 
@@ -94,6 +103,20 @@ def _check_fields(value: CostLimit | Budget, *integers: str) -> None:
         if getattr(value, name) is not None:
             object.__setattr__(value, name, check_integer(f"Budget(): {name}", getattr(value, name), 1))
     object.__setattr__(value, "padded", check_flag("Budget(): padded", value.padded))
+
+
+def read_ending(call: str, remainder: Ending, others: dict[str, Any]) -> tuple[Remainder, bool]:
+    """Returns what becomes of the rows after the last whole step, and whether ranks may get batches without rows. Takes
+    the argument that a value of `remainder` has replaced out of `others`, with a warning.
+
+    Raises:
+        ConfigError: If an argument cannot be honoured.
+    """
+    check_word("remainder", remainder, ENDINGS)
+    may_be_empty = check_flag("empty_batches", others.pop("empty_batches", False))
+    if may_be_empty:
+        warn_replaced(call, ["empty_batches"], 'remainder="ragged_or_empty"')
+    return ("ragged", True) if remainder == "ragged_or_empty" else (remainder, may_be_empty)
 
 
 class StepSize(NamedTuple):

@@ -55,9 +55,7 @@ def test_a_rank_without_a_row_gets_a_batch_of_the_same_columns(
     files = [encode(np.full((8, 8, 3), 9 * row, dtype=np.uint8)) for row in range(5)]
     uri = write_dataset(pa.table({"episode": [0] * 5, "image": files}))
     windows = raylance.Windows(episode="episode", offsets={"image": [-1, 0]})
-    data = raylance.dataset(
-        uri, decode=raylance.Image("image", size=8), samples=windows, remainder="ragged", empty_batches=True
-    )
+    data = raylance.dataset(uri, decode=raylance.Image("image", size=8), samples=windows, remainder="ragged_or_empty")
     with data.loader(runtime="ray", num_decoders=decoders, rank=0, world_size=4) as loader:
         batches = list(loader.iter_batches(global_batch_size=4))
     assert [batch["image"].shape[1:] for batch in batches] == [(2, 8, 8, 3)] * 2

@@ -441,11 +441,21 @@ def test_ranks_without_a_row_are_refused(uri: str, remainder: str) -> None:
         handle.plan(global_batch_size=3, world_size=4)
 
 
-@pytest.mark.parametrize("remainder", ["ragged", "pad", "drop"])
+@pytest.mark.parametrize("remainder", ["ragged_or_empty", "ragged", "pad", "drop"])
 def test_fewer_rows_than_ranks_come_if_asked_for(uri: str, remainder: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Each row comes once, ranks take turns or get nothing, and no warning says what was asked for."""
-    handle = open_ids(uri, remainder=remainder, empty_batches=True)
-    mixed = raylance.mix({"a": (handle, 1), "b": (handle, 1)}, remainder=remainder, empty_batches=True)
+    """Each row comes once, ranks take turns or get nothing, and no warning says what was asked for. In 0.12, another
+    argument asked for it.
+    """
+    asked: dict[str, Any] = {"remainder": remainder}
+    if remainder == "ragged_or_empty":
+        handle = open_ids(uri, **asked)
+        mixed = raylance.mix({"a": (handle, 1), "b": (handle, 1)}, **asked)
+    else:
+        asked["empty_batches"] = True
+        with pytest.warns(FutureWarning, match="empty_batches=.*ragged_or_empty"):
+            handle = open_ids(uri, **asked)
+        with pytest.warns(FutureWarning, match="empty_batches=.*ragged_or_empty"):
+            mixed = raylance.mix({"a": (handle, 1), "b": (handle, 1)}, **asked)
     for data in (handle, mixed):
         assert "each step has 3 rows, none for the same 1 of 4 ranks" in str(data.plan(3, world_size=4))
         came = []

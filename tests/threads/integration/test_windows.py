@@ -111,9 +111,7 @@ def test_rows_on_request(uri: str) -> None:
             data.take([wrong])
     assert "action" in repr(data.show(3))
     assert f"{ROWS} rows" in repr(data.plan(32))
-    empty = raylance.dataset(
-        uri, samples=dataclasses.replace(WINDOWS, stride=20), remainder="ragged", empty_batches=True
-    )
+    empty = raylance.dataset(uri, samples=dataclasses.replace(WINDOWS, stride=20), remainder="ragged_or_empty")
     with empty.loader(rank=0, world_size=3) as loader:
         shapes = [batch["action"].shape for batch in loader.iter_batches(global_batch_size=len(empty) - 1)]
     assert shapes[-1] == (0, 4, 3)
@@ -532,7 +530,7 @@ class Signs(raylance.Decoder):
 @pytest.mark.parametrize("transform", [None, dict])
 def test_ranks_without_a_row_get_batches_of_the_same_columns(write_dataset: Callable[..., str], transform: Any) -> None:
     decoders = [Signs("near", name="signs"), Signs("near", "float16", name="halves"), Counted("far")]
-    data = counted(write_dataset, decode=decoders, rows=10, empty_batches=True, transform=transform)
+    data = counted(write_dataset, decode=decoders, rows=10, remainder="ragged_or_empty", transform=transform)
     shapes, rows = [], []
     for rank in range(4):
         with data.loader(runtime="threads", rank=rank, world_size=4) as loader:

@@ -23,7 +23,9 @@ def test_which_errors_end_a_run(workers: Any, starts: list[str]) -> None:
     """Only the last start of each row does."""
     context = SimpleNamespace(scaling_config=ray.train.ScalingConfig(num_workers=workers))
     callback = raylance.FailFast()
-    *others, last = ([getattr(raylance.errors, kind, OSError)(text)] for kind, text in (it.split(": ") for it in starts))
+    *others, last = (
+        [getattr(raylance.errors, kind, OSError)(text)] for kind, text in (it.split(": ") for it in starts)
+    )
     for errors in others:
         callback.after_exception(context, dict(enumerate(errors)))
     with pytest.raises(type(last[0]), match=str(last[0])):

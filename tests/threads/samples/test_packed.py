@@ -107,7 +107,7 @@ def test_packed_datasets_are_mixed_whatever_their_labels(documents: str, labels:
 
 def test_ranks_without_a_sequence_get_empty_batches(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"t": [[1, 2, 3]]}))
-    dataset = raylance.dataset(uri, samples=Pack("t", length=3), remainder="ragged", empty_batches=True)
+    dataset = raylance.dataset(uri, samples=Pack("t", length=3), remainder="ragged_or_empty")
     counts = []
     for rank in range(3):
         with dataset.loader(rank=rank, world_size=3, record=False) as loader:
