@@ -84,11 +84,11 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
         return raylance.dataset(
             common.locate(uri),
             version=version,
-            columns=[args.image_column, args.label_column],
+            columns=[
+                raylance.Image(args.image_column, size=args.image_size, augment=augment, hflip=hflip, draft=args.draft),
+                args.label_column,
+            ],
             filter=where or None,
-            decode=raylance.Image(
-                args.image_column, size=args.image_size, augment=augment, hflip=hflip, draft=args.draft
-            ),
             seed=args.seed,
             on_bad_row=args.on_bad_row,
             storage_options=common.store_options(args.storage_options) or None,

@@ -73,8 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         offsets={"action": range(CHUNK)}, seconds={name: [-0.1, 0] for name in (*CAMERAS, "state")},
     )  # fmt: skip
     data = raylance.dataset(
-        rows, columns=["state", "action"], filter="split = 'train'", samples=windows, decode=cameras,
-        remainder="ragged",
+        rows, columns=["state", "action", *cameras], filter="split = 'train'", samples=windows, remainder="ragged",
     )  # fmt: skip
     return common.fit(args, train_fn, train_data=data)
 

@@ -37,11 +37,10 @@ def parser(file: str, doc: str | None) -> argparse.ArgumentParser:
 
 def open_data(args: argparse.Namespace) -> dict[str, raylance.Dataset]:
     """The datasets of a run: shuffled rows to train on, and all rows to validate on, in order."""
-    decode = raylance.Image("image", size=args.image_size)
+    image = raylance.Image("image", size=args.image_size)
     return {
         split: raylance.dataset(
-            locate(args.data), columns=["image", "label"], filter=f"split = '{split}'", decode=decode, order=order,
-            remainder="ragged",
+            locate(args.data), columns=[image, "label"], filter=f"split = '{split}'", order=order, remainder="ragged",
         )
         for split, order in (("train", "window"), ("val", "sequential"))
     }  # fmt: skip

@@ -71,12 +71,12 @@ def main(argv: list[str] | None = None) -> int:
     crop = raylance.RandomResizedCrop(scale=(0.3, 1.0))
     data = raylance.dataset(
         locate(args.data),
-        columns=["image", "boxes"],
-        filter="split = 'train'",
-        decode=[
+        columns=[
             raylance.Image("image", size=args.image_size, augment=crop, hflip=0.5),
             raylance.images.ImageCrop("image"),
+            "boxes",
         ],
+        filter="split = 'train'",
         transform=functools.partial(map_all, size=args.image_size),
         remainder="ragged",
     )

@@ -49,9 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     args = common.parser(__file__, __doc__).parse_args(argv)
     data = raylance.dataset(
         locate(args.data),
-        columns=["image", "label"],
+        columns=[raylance.Image("image", size=args.image_size), "label"],
         filter="split = 'train'",
-        decode=raylance.Image("image", size=args.image_size),
         order="sequential",
         remainder="ragged",
     )

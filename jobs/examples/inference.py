@@ -74,9 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     data = raylance.dataset(
         uri,
         version=tag,
-        columns=["image"],
+        columns=[raylance.Image("image", size=args.image_size)],
         filter=f"`{args.column}` IS NULL",
-        decode=raylance.Image("image", size=args.image_size),
         order="sequential",
         remainder="ragged",
     )

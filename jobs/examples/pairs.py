@@ -63,8 +63,8 @@ def train_fn(config: dict[str, Any]) -> dict[str, float]:
 def main(argv: list[str] | None = None) -> int:
     """Runs the example; returns its exit status."""
     args = common.parser(__file__, __doc__).parse_args(argv)
-    decode = raylance.Image("image", size=args.image_size)
-    data = raylance.dataset(locate(args.data), columns=["image", "caption"], filter="split = 'train'", decode=decode)
+    image = raylance.Image("image", size=args.image_size)
+    data = raylance.dataset(locate(args.data), columns=[image, "caption"], filter="split = 'train'")
     return common.fit(args, train_fn, train_data=data)
 
 

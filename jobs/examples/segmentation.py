@@ -49,12 +49,11 @@ def main(argv: list[str] | None = None) -> int:
     crop = raylance.RandomResizedCrop(scale=(0.3, 1.0))
     data = raylance.dataset(
         locate(args.data),
-        columns=["image", "mask"],
-        filter="split = 'train'",
-        decode=[
+        columns=[
             raylance.Image("image", size=args.image_size, augment=crop, hflip=0.5),
             raylance.Image("mask", like="image", mode="L", interpolation="nearest"),
         ],
+        filter="split = 'train'",
         remainder="ragged",
     )
     return common.fit(args, train_fn, train_data=data)

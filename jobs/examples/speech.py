@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the example; returns its exit status."""
     args = common.parser(__file__, __doc__).parse_args(argv)
     data = raylance.dataset(
-        locate(args.data), columns=["sound", "label"], filter="split = 'train'", decode=Sound("sound"),
+        locate(args.data), columns=[Sound("sound"), "label"], filter="split = 'train'",
         cost=f"seconds * 8000 / {PIECE}", order="bucket", remainder="ragged",
     )  # fmt: skip
     print(data.plan(world_size=max(1, args.num_workers), **SIZE))

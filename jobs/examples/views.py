@@ -76,15 +76,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     crop, part = raylance.RandomResizedCrop(scale=(0.3, 1.0)), raylance.RandomResizedCrop(scale=(0.05, 0.3))
     size, half = args.image_size, args.image_size // 2
-    decode = [raylance.Image("image", size=size, views=2, augment=crop, hflip=0.5)]
+    views = [raylance.Image("image", size=size, views=2, augment=crop, hflip=0.5)]
     if args.multi_crop:
-        decode = [
+        views = [
             raylance.Image("image", name="large", size=size, views=2, augment=crop, hflip=0.5),
             raylance.Image("image", name="small", size=half, views=4, augment=part, hflip=0.5),
         ]
-    data = raylance.dataset(
-        locate(args.data), columns=["image"], filter="split = 'train'", decode=decode, remainder="ragged"
-    )
+    data = raylance.dataset(locate(args.data), columns=views, filter="split = 'train'", remainder="ragged")
     return common.fit(args, train_fn, train_data=data)
 
 

@@ -69,7 +69,7 @@ def dataset(
     uri: str | os.PathLike[str] | NamespaceTable,
     *,
     version: Version | None = None,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str | Decoder | Derived] | None = None,
     filter: str | None = None,
     split: Split | None = None,
     decode: Decoder | Derived | Sequence[Decoder | Derived] | None = None,
@@ -96,11 +96,14 @@ def dataset(
             `raylance.namespaces.NamespaceTable`.
         version: Version number, tag, or (branch, number). None takes the newest version, and (branch, None) the newest
             version of the branch. The version is resolved now, and recorded in checkpoints.
-        columns: Columns to deliver; None for all. "image.bytes" names the field `bytes` of the struct `image`, and the
-            column in batches. With None, a struct that holds blobs or a field to decode comes as the fields inside it.
+        columns: Columns to deliver; None for all. An element is a name, or what makes a column, such as
+            `raylance.Image("image", size=224)` or `raylance.Video(…)`. "image.bytes" names the field `bytes` of the
+            struct `image`, and the column in batches. With None, a struct that holds blobs or a field to decode comes
+            as the fields inside it.
         filter: SQL expression that selects rows.
         split: A part of the filtered rows: `FractionSplit`, `RangeSplit` or `ValueSplit`.
-        decode: One decoder or a list of them: `raylance.Image`, or another `raylance.Decoder`.
+        decode: What makes columns, one or a list, if it does not stand in `columns`. Without `columns`, all other
+            columns come, too.
         transform: A function that the decode actors run after decoding. It gets a dict of arrays by column, with
             `_rowoffset` (int64) and `_seed` (uint64, from row, epoch and seed, for `numpy.random.default_rng`). It may
             change the arrays in place, and returns a dict of arrays with the same number of rows. It gets pieces of
@@ -166,9 +169,10 @@ def dataset(
     window_bytes = None if window_bytes is None else check_integer("window_bytes", window_bytes, 1)
     check_filter(filter)
     masks_bad_rows, most = on_bad_row == "mask", _check_bad_rows(max_bad_rows, on_bad_row)
-    derived, decode = _split_derived(decode)
+    named, settings = _split_columns(columns, decode)
+    derived, decoders = _split_derived(settings)
     asked = Decoding(
-        decoders=_check_decoders(decode, transform),
+        decoders=_check_decoders(decoders, transform),
         seed=seed,
         mask_bad_rows=masks_bad_rows,
         max_bad_rows=most,
@@ -176,7 +180,7 @@ def dataset(
         shares=not made_order.scatters,
     )
     if isinstance(kind, Pack | PackTokens):
-        columns = _check_pack(kind, columns, asked)
+        named = _check_pack(kind, named, asked)
         if cost is not None or balance is not None or isinstance(made_order, Buckets):
             raise ConfigError(
                 f"{kind} makes samples of one length, so all cost the same. Leave out cost=, balance= and the order "
@@ -191,7 +195,7 @@ def dataset(
     of_stored = [
         each for each in asked.decoders if each.column not in derived_names and not isinstance(each, FrameCrop)
     ]
-    names = _check_columns(opened, columns, of_stored, may_be_none=bool(derived))
+    names = _check_columns(opened, named, of_stored, may_be_none=bool(derived))
     added = _open_derived(opened, derived, names, asked, storage_options)
     selection = share_selection(source, filter, split, opened)
     table = None
@@ -533,6 +537,32 @@ def _probe(reader: RowReader, selection: Selection) -> pa.Table:
     """Reads a few rows, spread over the selection, to measure row sizes and to try the decoders."""
     rows = np.unique(np.linspace(0, selection.rows - 1, _PROBE_ROWS).astype(np.int64))
     return reader.read(selection.offsets(rows))
+
+
+def _split_columns(columns: Any, decode: Any) -> tuple[Any, Any]:
+    """Returns the names of stored columns, and what makes columns: `decode`, or what stands among the names.
+
+    Raises:
+        ConfigError: If `decode` is given beside what stands among the names.
+    """
+    given = list(columns) if isinstance(columns, list | tuple) else []
+    settings = [each for each in given if isinstance(each, Decoder | Derived)]
+    if not settings:
+        return columns, decode
+    if decode is not None:
+        raise ConfigError(
+            f"columns= has {settings[0]!r}, and decode= has {decode!r}: name what makes columns in one of them. "
+            "Move what decode= has into columns=."
+        )
+    made = {each.column for each in settings if isinstance(each, Derived)}
+    known, names = [each for each in given if isinstance(each, str)], list[Any]()
+    for each in given:
+        if isinstance(each, Decoder):  # its stored column need not be named again
+            if not (isinstance(each, FrameCrop) or each.column in (*made, *known, *names)):
+                names.append(each.column)
+        elif not isinstance(each, Derived):
+            names.append(each)
+    return names, settings
 
 
 def _split_derived(

@@ -18,6 +18,7 @@ from jobs import common
 from raylance import torch_data
 from raylance.errors import ConfigError, DatasetError
 from raylance.planning.shard_context import Assignment
+from raylance.source.derived import Renamed
 from tests.helpers.images import make_images
 from tests.helpers.scripts import run_script
 
@@ -370,3 +371,29 @@ def test_a_handle_says_where_channels_are_in_torch(images_uri: str) -> None:
     assert "channels" not in facts["label"]
     assert handle.head(2)["image"].shape == (2, 24, 32, 3)
     assert next(iter(handle.iter_torch_batches(batch_size=2)))["image"].shape == (2, 3, 24, 32)
+
+
+def test_what_makes_columns_stands_among_the_names(images_uri: str) -> None:
+    image, small = raylance.Image("image", size=16), raylance.Image("image", name="small", size=8)
+    both: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"columns": ["id", image]}, {"columns": ["id", "image"], "decode": image}),
+        ({"columns": [image]}, {"columns": ["image"], "decode": [image]}),
+        ({"columns": (image, "id", small)}, {"columns": ["image", "id"], "decode": [image, small]}),
+        ({"columns": ["image", image, "id"]}, {"columns": ["image", "id"], "decode": image}),
+        ({"columns": ["id", Renamed("picture", "image")]}, {"columns": ["id"], "decode": Renamed("picture", "image")}),
+        ({"columns": [Renamed("picture", "image")]}, {"columns": [], "decode": Renamed("picture", "image")}),
+    ]
+    for new, older in both:
+        found, wanted = (raylance.dataset(images_uri, order="sequential", **each) for each in (new, older))
+        assert found.schema == wanted.schema
+        with found.loader(record=False) as loader:
+            state = loader.state_dict()
+        with wanted.loader(record=False) as loader:
+            assert loader.state_dict() == state
+        assert [*found.head(2)] == [*wanted.head(2)]
+        for name, values in found.head(2).items():
+            np.testing.assert_array_equal(values, wanted.head(2)[name])
+    with pytest.raises(ConfigError, match="decode= has Image"):
+        raylance.dataset(images_uri, columns=["id", image], decode=small)
+    with pytest.raises(ConfigError, match="each once"):
+        raylance.dataset(images_uri, columns=["id", "id", image])
