@@ -48,15 +48,15 @@ def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) 
         raise ConfigError(f"{call} has no argument {name}=: {hint}")
 
 
-def warn_replaced(call: str, names: Iterable[str], new: str) -> None:
-    """Warns the caller of a public function that arguments of 0.12 have a new spelling. To be called by what that
-    function calls.
+def warn_replaced(call: str, names: Iterable[str], new: str, depth: int = 1) -> None:
+    """Warns the caller of a public function that arguments of 0.12 have a new spelling. `depth` is the number of calls
+    from that function to this one.
     """
     warnings.warn(
         f"{call}: {', '.join(f'{name}=' for name in names)} is the spelling of raylance 0.12, and goes in 0.14. Write "
         f"{new}.",
         FutureWarning,
-        stacklevel=4,
+        stacklevel=3 + depth,
     )
 
 

@@ -205,7 +205,7 @@ def _read_older(call: str, budget: Any, given: Mapping[str, Any]) -> tuple[Budge
         return None, None
     meant = Budget(cost, max_rows=most, padded=padded, micro=micro) if cost is not None else None
     wanted = meant or f"Budget(max_rows=…, {'' if padded else 'padded=False, '}micro={micro})"
-    warn_replaced(call, given, f"budget=raylance.{wanted}")
+    warn_replaced(call, given, f"budget=raylance.{wanted}", depth=2)
     if meant is not None:
         return meant, None
     return None, CostLimit(cost=check_integer("micro_batch_cost", micro, 1), padded=check_flag("padded", padded))

@@ -303,8 +303,9 @@ def test_what_a_budget_has_replaced_works_with_a_warning(
     with pytest.warns(FutureWarning, match=r"budget=raylance\.Budget\("):
         assert [repr(batch) for batch in dataset.iter_batches(**older)] == wanted
     with dataset.loader(record=False) as loader:
-        with pytest.warns(FutureWarning, match="budget="):
+        with pytest.warns(FutureWarning, match="budget=") as caught:
             steps = loader.steps_per_epoch(**older)
+        assert {each.filename for each in caught} == {__file__}
         assert steps == loader.steps_per_epoch(budget=budget) == len(wanted)
         with pytest.warns(FutureWarning, match="budget="):
             loader.seek(2, **older)

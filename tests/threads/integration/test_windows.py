@@ -635,8 +635,9 @@ def test_what_samples_has_replaced_works_with_a_warning(
     table = frames() if older == "windows" else pa.table({"tokens": [[*range(5)]] * 40})
     uri = write_dataset(table)
     wanted = raylance.dataset(uri, samples=kind, remainder="ragged")
-    with pytest.warns(FutureWarning, match=f"{older}=.*samples="):
+    with pytest.warns(FutureWarning, match=f"{older}=.*samples=") as caught:
         found = raylance.dataset(uri, **{older: kind}, remainder="ragged")
+    assert {each.filename for each in caught} == {__file__}
     assert repr(found) == repr(wanted)
     assert raylance.dataset(uri, **{older: None}).schema == raylance.dataset(uri).schema, "no setting, no warning"
     with found.loader(record=str(tmp_path / "run")) as loader:
