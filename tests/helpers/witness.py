@@ -18,7 +18,8 @@ import ray.train
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 import raylance.torchft
-from raylance.api.loader import _LoaderBatches, _LoaderPass
+from raylance.api.delivery import Delivery
+from raylance.api.loader import _LoaderBatches, consumer_of
 from raylance.columns import ROW_OFFSET
 
 _make_trainer, _replica_batches = DataParallelTrainer.__init__, raylance.torchft.batches
@@ -59,7 +60,7 @@ def _train(train_fn: Callable[..., Any], directory: Path, die_at: int | None, co
     def iterate(batches: _LoaderBatches) -> Iterator[Any]:
         spec, loader = batches._spec, batches.loader
         shown = dataclasses.replace(spec, hidden=tuple(name for name in spec.hidden if name != ROW_OFFSET))
-        for batch in _LoaderPass(loader, shown):
+        for batch in Delivery(consumer_of(loader), shown):
             parts = batch if isinstance(batch, list) else [batch]  # micro-batches
             rows = [each[ROW_OFFSET] if shown == spec else each.pop(ROW_OFFSET) for each in parts]
             saw(loader, np.concatenate(rows))
