@@ -325,8 +325,8 @@ class Consumer:
 def _warn_of_no_row(uri: str, ranks: int, rows: int) -> None:
     """Warns, once per process, that a batch without a row is handed out."""
     logger.warning(
-        "%s: a step has fewer rows, %d, than there are ranks, %d, so this rank gets a batch of no row. It is the last "
-        'step of remainder="ragged", or a step of budget=. The mean of its losses is NaN, and so is a mean '
+        "%s: a step has fewer rows, %d, than there are ranks, %d, so this rank gets a batch without rows. It is the "
+        'last step of remainder="ragged", or a step of budget=. The mean of its losses is NaN, and so is a mean '
         "over all ranks. Add up sums and counts, divide them after the last batch, and open the dataset with "
         'remainder="ragged_or_empty"; or use remainder="pad", whose repeated rows have _valid False, or a larger cost.',
         uri,

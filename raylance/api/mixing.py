@@ -170,7 +170,7 @@ def _check_alike(
             "other has not; use them for all or for none."
         )
     if spec.masks_bad_rows != first_spec.masks_bad_rows:
-        raise ConfigError(f"mix(): {name!r} and {first_name!r} have unlike on_bad_row=; use the same for all.")
+        raise ConfigError(f"mix(): {name!r} and {first_name!r} differ in on_bad_row=; use the same for all.")
     if spec.balance is not None:
         raise ConfigError(
             f"mix(): {name!r} has balance= of its own, and a step has rows of all datasets. Pass balance= to mix() "
@@ -192,9 +192,7 @@ def _check_alike(
             f"{_max_bad_rows(first_read_spec)!r}; a rank counts the rows of all together, so use the same for all."
         )
     if _decoding(read_spec) != _decoding(first_read_spec):
-        raise ConfigError(
-            f"mix(): {name!r} and {first_name!r} have unlike decode= or transform=; use the same for all."
-        )
+        raise ConfigError(f"mix(): {name!r} and {first_name!r} differ in decode= or transform=; use the same for all.")
     if isinstance(spec.order, MixOrder):
         raise ConfigError(f"mix(): {name!r} is a mixture itself; mix all datasets in one call.")
 

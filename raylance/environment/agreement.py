@@ -146,7 +146,8 @@ def _compare(found: Mapping[int, Terms], name: str) -> str:
         if len(by_value) > 1:
             given = "; ".join(f"{what}={value} on {name_ranks(ranks)}" for value, ranks in by_value.items())
             return (
-                f"the ranks begin to iterate over {name!r} unlike: {given}. They would make unlike numbers of steps, "
-                f"or get other rows than planned. Give all ranks the same rows, seed, epoch and batches.{_BY_HAND}"
+                f"the ranks iterate over {name!r} with different settings: {given}. Their numbers of steps "
+                "would differ, or rows would not be as planned. Give all ranks the same rows, seed, epoch and batches."
+                f"{_BY_HAND}"
             )
     return ""

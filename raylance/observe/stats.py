@@ -41,7 +41,7 @@ class Stats(WaitClock):
         masked_rows: Rows handed out as zeros with `_valid` False because they could not be decoded.
         nbytes: Bytes handed out, decoded.
         cost: Sum of the costs of the rows handed out, if the dataset has `cost=`; else 0.
-        padded_cost: The same, if each batch is padded: its rows times the cost of its dearest row. So the share of
+        padded_cost: The same, if each batch is padded: its rows times the cost of its costliest row. So the share of
             padding is 1 - `cost` / `padded_cost`.
         dearest_cost: Sum over the steps of the largest `padded_cost` that a rank had in the step. Divided by the mean
             of `padded_cost` over the ranks, it is the imbalance.

@@ -160,8 +160,8 @@ def _of_costs(run: RunFigures) -> list[str]:
             ]
         )
         lines.append(
-            f"in each step the dearest rank costs {1 + run.imbalance:.2f} times the mean of the ranks, if batches are "
-            f"padded, and the others wait for it: {changes or 'larger steps'} makes them more alike"
+            f"in each step the costliest rank costs {1 + run.imbalance:.2f} times the mean of the ranks, if batches "
+            f"are padded, and the others wait for it: {changes or 'larger steps'} makes them more alike"
         )
     return lines
 

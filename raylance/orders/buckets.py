@@ -33,8 +33,8 @@ class Buckets(Laned):
             least padding.
         bucket_rows: Rows of a bucket if batches have a number of rows; 0 if they have a cost. "auto" follows from
             `bucket_steps` and the first batches, and checkpoints record it.
-        bucket_cost: Cost of a bucket if batches have a cost: its rows times the cost of its dearest row; 0 if they have
-            a number of rows. "auto" as above.
+        bucket_cost: Cost of a bucket if batches have a cost: its rows times the cost of its costliest row; 0 if they
+            have a number of rows. "auto" as above.
         cost: What the costs are, in words. `raylance.dataset` fills it in.
     """
 

@@ -21,7 +21,7 @@ class Balance:
     """Gives all ranks about the same work in each step, by moving rows between ranks. Pass it to `raylance.dataset` as
     `balance`; it needs `cost`.
 
-    The rows of the global batch stay the same. The dearest rank swaps a row with the cheapest rank until their costs
+    The rows of the global batch stay the same. The costliest rank swaps a row with the cheapest rank until their costs
     are about equal. Each rank computes the swaps by itself.
 
     Attributes:

@@ -397,7 +397,11 @@ def _add_shares(
     for (dp_rank, dp_size), of_share in chains.items():
         every = list(itertools.chain.from_iterable(of_share))
         if len({(each.low, each.high, each.digest) for each in every}) > len({(each.low, each.high) for each in every}):
-            return [], f"ranks that had share {dp_rank} of {dp_size} were handed unlike rows at the same positions", []
+            return (
+                [],
+                f"ranks that had share {dp_rank} of {dp_size} were handed different rows at the same positions",
+                [],
+            )
         worlds.setdefault(dp_size, {})[dp_rank] = [_furthest(every)]
     spans, left = _disjoint([_add_ranks(of_world, dp_size)[0] for dp_size, of_world in worlds.items()])
     return spans, "", left
@@ -423,7 +427,7 @@ def _add_ranks(chains: Mapping[int, Sequence[Sequence[Interval]]], world_size: i
     if len(every) < world_size:
         return [], ""
     if len({len(peers) for peers in chains.values()}) > 1:
-        return [], "data-parallel ranks had unlike numbers of peers, so that rows of some counted more"
+        return [], "data-parallel ranks had different numbers of peers, so that rows of some counted more"
     common = set.intersection(*({place for each in chain for place in (each.begin, each.end)} for chain in every))
     found: dict[tuple[Place, Place], list[tuple[int, Interval]]] = {}
     for dp_rank, peers in chains.items():
@@ -438,7 +442,7 @@ def _add_ranks(chains: Mapping[int, Sequence[Sequence[Interval]]], world_size: i
             digests.setdefault(dp_rank, part.digest)
         unlike = next((dp_rank for dp_rank, part in parts if part.digest != digests[dp_rank]), None)
         if unlike is not None:
-            return [], f"the peers of data-parallel rank {unlike} were handed unlike rows"
+            return [], f"the peers of data-parallel rank {unlike} were handed different rows"
         spans.append(dataclasses.replace(parts[0][1], digest=sum(digests.values(), Digest())))
     return sorted(spans, key=lambda span: (span.low, span.high)), ""
 

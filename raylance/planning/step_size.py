@@ -64,7 +64,7 @@ class Budget:
     Attributes:
         cost: Most cost of a step over all ranks. None for steps of `max_rows` rows each, which `micro` cuts.
         max_rows: Most rows of a step over all ranks; None for any number.
-        padded: Whether a step, or a micro-batch, costs its rows times the cost of its most expensive row, because rows
+        padded: Whether a step, or a micro-batch, costs its rows times the cost of its costliest row, because rows
             are padded to the longest one. False adds up the costs, for batches that are packed or jagged. With the
             order "bucket", steps are always counted as if they were padded, because their rows have similar costs.
         micro: Most cost of a micro-batch on one rank, for accumulating gradients. Each step is then a list of batches,

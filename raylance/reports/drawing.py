@@ -150,7 +150,7 @@ def draw_costs(found: Timeline) -> str:
     middles = (found.edges[:-1] + found.edges[1:]) / 2
     for values, label, color in (
         (found.padding, "padding, if batches are padded", "#9457c4"),
-        (found.imbalance, "dearest rank, over the mean of the ranks", "#e8792b"),
+        (found.imbalance, "costliest rank, over the mean of the ranks", "#e8792b"),
     ):
         axes.step(middles, 100 * values, where="mid", color=color, linewidth=1.4, label=label)
     axes.set(ylim=(0, None), xlim=(0, found.edges[-1]), xlabel="s", ylabel="%")

@@ -155,7 +155,7 @@ class Feeder:
             where = "".join(f" {note}" for note in getattr(error, "__notes__", []))
             raise HelperError(
                 f"StopIteration was raised{where}. A loop over batches would take it for the end of the epoch, which "
-                "stops here. Mend what raised it: a next() without a default, say."
+                "stops here. Fix the code that raised it, such as a next() without a default."
             ) from error
         if error is not None:
             try:

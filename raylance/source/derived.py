@@ -116,7 +116,7 @@ class Renamed(Made):
             lengths = [0 if each is None else np.asarray(each, dtype=object).size for each in stored.to_pylist()]
             wrong = [row for row, length in enumerate(lengths) if length != size] or [0]
             row = int(table[ROW_OFFSET][wrong[0]].as_py())
-            raise BadRowError(self.column, row, f"its {self.stored!r} has not the shape {self.shape}", dataset)
+            raise BadRowError(self.column, row, f"its {self.stored!r} does not have shape {self.shape}", dataset)
         kind = pa.fixed_shape_tensor(values.type, self.shape)
         return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(values, size))
 

@@ -293,7 +293,7 @@ class _Clock:
             f"Windows: the row at offset {row} of {self._uri!r} follows the one before it in its {self._episode!r} by "
             f"{step_s:g} s in {self._name!r}, {why} (tolerance_s={self._tolerance_s:g}): rows around it are not where "
             "offsets expect them; nothing was started. If timestamps are only rounded, give fps= and a larger "
-            "tolerance_s=; else mend them, or leave the episode out of the dataset."
+            "tolerance_s=; else repair them, or leave the episode out of the dataset."
         )
 
 

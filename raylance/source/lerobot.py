@@ -417,7 +417,7 @@ class DepthCamera(Camera):
             raise DatasetError(
                 f"the numbers of {self.column!r} cannot be depths from {self.depth_min} to {self.depth_max} m, with "
                 f"shift={self.shift} and use_log={self.use_log}, as {self.root}/{_META}/info.json says; nothing was "
-                "started. Mend it, or leave the feature out of columns=."
+                "started. Repair it, or leave the feature out of columns=."
             )
 
     @property

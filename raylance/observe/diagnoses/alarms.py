@@ -35,9 +35,9 @@ ALARMS = (
         cause="bad_rows",
         means="rows could not be decoded, and were handed out as zeros",
         changes=(
-            "mend the rows in the dataset: `loader.stats()` and the log name rows and reasons",
+            "repair the rows in the dataset: `loader.stats()` and the log name rows and reasons",
             "leave them out with `filter=`",
-            "have the loss look at `_valid`, which is False for them: it learns from black images otherwise",
+            "mask the loss with `_valid`, which is False for them, or the model trains on black images",
         ),
     ),
 )

@@ -126,6 +126,7 @@ def _survives(error: Exception) -> bool:
 
 def _said(what: str, trace: str) -> str:
     return (
-        f"{what}. The epoch stops here; the batches before it were delivered. Mend what raised it; an exception that "
-        f"passes all its arguments on to super().__init__() arrives as it is. Where it was raised:\n{trace}"
+        f"{what}. The epoch stops here; the batches before it were delivered. Fix the code that raised it; an "
+        "exception that passes all its arguments on to super().__init__() arrives as it is. Where it was raised:\n"
+        f"{trace}"
     )
