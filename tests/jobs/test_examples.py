@@ -309,7 +309,7 @@ def test_inference_writes_each_row_once_also_where_the_dataset_grows(
             lance.dataset(uri).delete("label = 7")
         return commit(*arguments, **options)
 
-    monkeypatch.setattr(raylance, "read_values", grow_and_read)
+    monkeypatch.setattr(raylance.writing, "read_values", grow_and_read)
     monkeypatch.setattr(lance.LanceDataset, "commit", grow_and_commit)
     given = ["--data", uri, "--storage-path", tmp_path / "runs", "--global-batch-size", 16, "--column", "found"]
     given += ["--checkpoint-every-steps", 2, "--image-size", 32]
@@ -319,7 +319,7 @@ def test_inference_writes_each_row_once_also_where_the_dataset_grows(
     assert each_row_once(rows, 1, range(150))
     shown = capsys.readouterr().out
     assert "150 rows were predicted" in shown
-    monkeypatch.setattr(raylance, "read_values", read)
+    monkeypatch.setattr(raylance.writing, "read_values", read)
     left = lance.dataset(uri).count_rows("found IS NULL")
     assert 0 < left <= 10, "those that were added meanwhile"
     assert run("inference", *given, "--run-name", "again") == 0
