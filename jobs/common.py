@@ -23,6 +23,7 @@ from pyarrow import fs as pafs
 
 import jobs
 import raylance
+import raylance.errors
 
 # What Lance's object store calls it, without the prefix aws_ -> what pyarrow calls it.
 S3_OPTIONS = {
