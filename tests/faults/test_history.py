@@ -106,4 +106,4 @@ def test_a_schedule_is_drawn_again_the_same_and_all_that_there_is_is_drawn() -> 
     faults = [fault for schedule in drawn for fault in schedule.faults]
     assert {fault.kind for fault in faults} == set(KINDS)
     assert {fault.phase for fault in faults} == set(PHASES)
-    assert {schedule.workload for schedule in drawn} == set(workloads.NAMES)
+    assert {schedule.workload for schedule in drawn} == {*workloads.NAMES, *workloads.LATER}

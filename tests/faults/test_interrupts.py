@@ -102,34 +102,6 @@ if __name__ == "__main__":
 """
 
 
-KILLED = """
-import multiprocessing, os, signal, sys, threading, time
-import raylance
-from raylance.torch_data import IterableDataset, Loader
-
-def kill():
-    while not (workers := multiprocessing.active_children()):
-        time.sleep(0.001)
-    print(workers[0].pid, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-if __name__ == "__main__":
-    threading.Thread(target=kill, daemon=True).start()
-    list(Loader(IterableDataset(raylance.dataset(sys.argv[1]), global_batch_size=8), num_workers=1))
-"""
-
-
-def test_a_worker_ends_with_a_process_that_is_killed_while_it_starts(uri: str, tmp_path: Path) -> None:
-    """torch looks at its parent too late: such a worker never ended."""
-    (tmp_path / "script.py").write_text(KILLED)
-    with open(tmp_path / "out", "w") as out:  # not a pipe, which the worker would hold open
-        run = subprocess.run([sys.executable, tmp_path / "script.py", uri], stdout=out, stderr=out, timeout=ENDS_S)
-    assert run.returncode == -signal.SIGKILL
-    worker = int((tmp_path / "out").read_text().split()[-1])
-    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
-        psutil.Process(worker).wait(ENDS_S)
-
-
 @pytest.fixture(scope="module")
 def wide_uri(write_dataset: Callable[..., str]) -> str:
     rows, width = 100_000, 256
