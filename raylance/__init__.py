@@ -116,19 +116,9 @@ _MODULES = {
     "integrations.preemption": ("report_if_preempted",),
 }
 _SUBMODULES = (
-    "audit",
-    "errors",
-    "images",
-    "lerobot",
-    "namespaces",
-    "runs",
-    "testing",
-    "text",
-    "torch_data",
-    "torchft",
-    "tracking",
-    "writing",
-)
+    "audit", "errors", "images", "lerobot", "namespaces", "runs", "testing", "text", "torch_data", "torchft",
+    "tracking", "writing",
+)  # fmt: skip
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 _MOVED = {  # names of 0.12, and where they are now
     "writing": ("Provenance", "add_column", "from_ray_dataset", "read_values", "write_column", "write_values"),
@@ -139,6 +129,7 @@ _MOVED = {  # names of 0.12, and where they are now
     "namespaces": ("NamespaceTable",),
     "errors": ("ConfigError", "CoverageError", "DatasetError", "HelperError", "PlacementError"),
     "orders.permutation": ("row_rng",),
+    "samples.pack_tokens": ("PackTokens",),
 }
 _HOMES = {name: module for module, names in _MOVED.items() for name in names}
 
@@ -155,7 +146,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"raylance.{name}")
-    if name in _HOMES or name == "PackTokens":
+    if name in _HOMES:
         return _older(name)
     if name not in _OWNERS:
         raise AttributeError(f"module 'raylance' has no attribute {name!r}")
@@ -166,10 +157,10 @@ def __getattr__(name: str) -> Any:
 
 def _older(name: str) -> Any:
     """Returns what a name of 0.12 means, with a warning."""
-    home = _HOMES.get(name, "samples.pack_tokens")
-    new = f"raylance.{home}.{name}" if name in _HOMES else "raylance.Pack(…, shuffle=False, labels=None)"
+    home = f"raylance.{_HOMES[name]}"
+    new = "raylance.Pack(…, shuffle=False, labels=None)" if name == "PackTokens" else f"{home}.{name}"
     warnings.warn(f"raylance.{name} goes in 0.14: write {new}.", FutureWarning, stacklevel=3)
-    return getattr(importlib.import_module(f"raylance.{home}"), name)
+    return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -22,7 +22,7 @@ class Delivery(Iterator[Any]):
         """Begins nothing before the first batch."""
         self._consumer, self._spec = consumer, spec
         self._state = DeliveryState.NEW
-        self._holder: object = self  # of the cursor, once the pass has begun
+        self._holder: object = self  # what `Cursor.hold` returned, once the pass has begun
         self._stretch: Stretch | None = None
         self._last: DeliveredStep | None = None  # the step that was handed out last
         self._handed_out: float | None = None  # when

@@ -61,6 +61,7 @@ from raylance.source.videos import AddedColumns, Video
 
 logger = logging.getLogger(__name__)
 
+Samples = Windows | Pack | PackTokens | SampleTable
 _PROBE_ROWS = 16
 _PROBE_FRAMES = 4  # rows whose frames of videos are decoded: each may lie in another file
 
@@ -74,7 +75,7 @@ def dataset(
     split: Split | None = None,
     decode: Decoder | Derived | Sequence[Decoder | Derived] | None = None,
     transform: Transform | None = None,
-    samples: Windows | Pack | PackTokens | SampleTable | None = None,
+    samples: Samples | None = None,
     cost: str | TokensOf | None = None,
     cost_folder: str | os.PathLike[str] | None = None,
     balance: Balance | None = None,
@@ -169,8 +170,7 @@ def dataset(
     window_bytes = None if window_bytes is None else check_integer("window_bytes", window_bytes, 1)
     check_filter(filter)
     masks_bad_rows, most = on_bad_row == "mask", _check_bad_rows(max_bad_rows, on_bad_row)
-    named, settings = _split_columns(columns, decode)
-    derived, decoders = _split_derived(settings)
+    named, derived, decoders = _split_columns(columns, decode)
     asked = Decoding(
         decoders=_check_decoders(decoders, transform),
         seed=seed,
@@ -203,8 +203,8 @@ def dataset(
         apart = {*(each.column for each in asked.decoders), *added.drops, *added.video_drops}
         plain = [name for name in names if name not in apart]
         made = [*derived_names, *_decoded_one_by_one(asked.decoders)]
-        checked = check_windows(opened, kind, plain, made, [each.output_name for each in asked.decoders])
-        table, selection = share_windows(source, opened, checked, selection)
+        check_windows(opened, kind, plain, made, [each.output_name for each in asked.decoders])
+        table, selection = share_windows(source, opened, kind, selection)
     spec = _try_rows(source, opened, selection, table, added, names, asked, read)
     if isinstance(kind, Pack | PackTokens):
         if isinstance(kind, Pack):
@@ -328,11 +328,8 @@ def _encoded_images(rows: pa.Table, delivered: Collection[str]) -> tuple[str, ..
     return tuple(found)
 
 
-Samples = Windows | Pack | PackTokens | SampleTable
-
-
 def take_samples(call: str, samples: Any, others: dict[str, Any]) -> Samples | None:
-    """Returns what makes samples. Takes the arguments that `samples` has replaced out of `others`, with a warning.
+    """Returns what makes samples. Removes the arguments that `samples` has replaced from `others`, with a warning.
 
     Raises:
         ConfigError: If it is none of what makes samples, or several are given.
@@ -385,8 +382,8 @@ def _decoded_one_by_one(decoders: Sequence[Decoder]) -> list[str]:
     return [each.column for each in decoders if each.column not in together]
 
 
-def _check_decoders(decode: Decoder | Sequence[Decoder] | None, transform: Transform | None) -> tuple[Decoder, ...]:
-    decoders = tuple(decode) if isinstance(decode, list | tuple) else () if decode is None else (decode,)
+def _check_decoders(decode: Sequence[Decoder], transform: Transform | None) -> tuple[Decoder, ...]:
+    decoders = tuple(decode)
     if not all(isinstance(decoder, Decoder) for decoder in decoders):
         raise ConfigError(
             f"decode={decode!r}: give raylance.Image(column, size=…), an object of a subclass of raylance.Decoder, or "
@@ -539,39 +536,34 @@ def _probe(reader: RowReader, selection: Selection) -> pa.Table:
     return reader.read(selection.offsets(rows))
 
 
-def _split_columns(columns: Any, decode: Any) -> tuple[Any, Any]:
-    """Returns the names of stored columns, and what makes columns: `decode`, or what stands among the names.
+def _split_columns(columns: Any, decode: Any) -> tuple[Any, list[Derived], list[Any]]:
+    """Returns the names of stored columns; and what makes columns, which stands among the names or in `decode`: for
+    readers, and for decoders.
 
     Raises:
-        ConfigError: If `decode` is given beside what stands among the names.
+        ConfigError: If it stands in both.
     """
     given = list(columns) if isinstance(columns, list | tuple) else []
     settings = [each for each in given if isinstance(each, Decoder | Derived)]
-    if not settings:
-        return columns, decode
-    if decode is not None:
+    if settings and decode is not None:
         raise ConfigError(
             f"columns= has {settings[0]!r}, and decode= has {decode!r}: name what makes columns in one of them. "
             "Move what decode= has into columns=."
         )
-    made = {each.column for each in settings if isinstance(each, Derived)}
-    known, names = [each for each in given if isinstance(each, str)], list[Any]()
-    for each in given:
-        if isinstance(each, Decoder):  # its stored column need not be named again
-            if not (isinstance(each, FrameCrop) or each.column in (*made, *known, *names)):
-                names.append(each.column)
-        elif not isinstance(each, Derived):
-            names.append(each)
-    return names, settings
-
-
-def _split_derived(
-    decode: Decoder | Derived | Sequence[Decoder | Derived] | None,
-) -> tuple[list[Derived], list[Decoder]]:
-    """Separates columns that readers make from those that decoders make of columns."""
-    given: list[Any] = list(decode) if isinstance(decode, list | tuple) else [] if decode is None else [decode]
-    derived = [each for each in given if isinstance(each, Derived)]
-    return derived, [each for each in given if not isinstance(each, Derived)]
+    names = columns
+    if settings:
+        made = {each.column for each in settings if isinstance(each, Derived)}
+        known, names = [each for each in given if isinstance(each, str)], list[Any]()
+        for each in given:
+            if isinstance(each, Decoder):  # its stored column need not be named again
+                if not (isinstance(each, FrameCrop) or each.column in (*made, *known, *names)):
+                    names.append(each.column)
+            elif not isinstance(each, Derived):
+                names.append(each)
+    else:
+        settings = list(decode) if isinstance(decode, list | tuple) else [] if decode is None else [decode]
+    derived = [each for each in settings if isinstance(each, Derived)]
+    return names, derived, [each for each in settings if not isinstance(each, Derived)]
 
 
 def _check_decoder_of_derived(decoder: Decoder, derived: Derived | None, opened: lance.LanceDataset) -> None:

@@ -44,11 +44,7 @@ Dtypes = torch.dtype | Mapping[str, torch.dtype] | None
 # From the rows of a step, the columns to convert, and the columns that were decoded on the device.
 Convert = Callable[[StepRows, Sequence[str], Mapping[str, torch.Tensor]], Any]
 _ADDED = (ROW_OFFSET, COMPONENT, VALID)
-_COLLATED: Mapping[str, BatchFormat] = {
-    "NumpyBatchCollateFn": "numpy",
-    "ArrowBatchCollateFn": "pyarrow",
-    "PandasBatchCollateFn": "pandas",
-}
+_COLLATED: Mapping[str, BatchFormat] = {"ArrowBatchCollateFn": "pyarrow", "PandasBatchCollateFn": "pandas"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +123,8 @@ def collate_format(collate_fn: Any) -> BatchFormat:
     """Returns the format in which a `collate_fn` takes a batch: that of a class of Ray Data, such as
     `ArrowBatchCollateFn`, or "numpy" for any other function.
     """
-    ours = [kind.__name__ for kind in type(collate_fn).__mro__ if kind.__module__.partition(".")[0] == "ray"]
-    return next((_COLLATED[name] for name in ours if name in _COLLATED), "numpy")
+    of_ray = [kind.__name__ for kind in type(collate_fn).__mro__ if kind.__module__.partition(".")[0] == "ray"]
+    return next((_COLLATED[name] for name in of_ray if name in _COLLATED), "numpy")
 
 
 def torch_converter(

@@ -20,7 +20,7 @@ from raylance.orders.order import Epoch, PicklesFields, Resolved
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.balance import Balance
 from raylance.planning.item_sizes import ItemSizes
-from raylance.planning.slices import BalancedSlices, LaneSlices, UnevenSlices
+from raylance.planning.slices import BalancedSlices, LaneSlices, UnevenSlices, keep_last
 from raylance.planning.step_size import REMAINDERS, CostLimit, Remainder
 from raylance.planning.steps import CostSteps, EvenSteps, Steps
 
@@ -112,8 +112,7 @@ class Plan(PicklesFields):
         found = self._epochs.get(number)
         if found is None:
             found = self._epochs.setdefault(number, self._make_epoch(number))
-            for key in list(self._epochs)[:-_EPOCHS_KEPT]:
-                self._epochs.pop(key, None)
+            keep_last(self._epochs, _EPOCHS_KEPT)
         return found
 
     @functools.cached_property
@@ -123,11 +122,13 @@ class Plan(PicklesFields):
 
     def _make_epoch(self, number: int) -> PlannedEpoch:
         rows, dp_size = self.order.epoch(number), self.dp_size
-        steps: Steps = EvenSteps(
-            epoch_rows=self.epoch_rows, rows_each=self.global_batch_size, remainder=self.remainder, every=self.every
-        )
+        steps: Steps
         if self.budget is not None:
             steps = CostSteps(rows, self.budget, self.remainder)
+        else:
+            steps = EvenSteps(
+                epoch_rows=self.epoch_rows, rows_each=self.global_batch_size, remainder=self.remainder, every=self.every
+            )
         if self.balance is None or dp_size == 1:  # nothing is to be balanced
             return PlannedEpoch(rows, steps, LaneSlices(rows, steps, dp_size))
         if self.balance.equal_rows:

@@ -2,7 +2,7 @@
 
 import bisect
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -100,8 +100,7 @@ class BalancedSlices(LaneSlices):
                 ends = np.cumsum([len(own) for own in of_ranks]).tolist()
                 self._kept[at] = Arrangement(step[np.concatenate(of_ranks)], ends)
             found = self._kept[position]
-            for key in list(self._kept)[:-_STEPS_KEPT]:
-                self._kept.pop(key, None)
+            keep_last(self._kept, _STEPS_KEPT)
         return found
 
     def positions(self, position: int, low: int, high: int) -> Int64Array:
@@ -152,3 +151,9 @@ class UnevenSlices(BalancedSlices):
         starts = list(self._steps.starts(first, steps))
         each = [np.diff(self.arrangement(at).ends, prepend=0) for at in starts]
         return _Run(starts or [first], np.cumsum([np.zeros(self._dp_size, dtype=np.int64), *each], axis=0))
+
+
+def keep_last(kept: dict[int, Any], most: int) -> None:
+    """Removes all but the values that were added last. Other threads may add and remove some meanwhile."""
+    for key in list(kept)[:-most]:
+        kept.pop(key, None)

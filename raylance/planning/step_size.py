@@ -1,7 +1,7 @@
 """The size of a step, a number of rows or a cost, and what follows the last whole step of an epoch."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from raylance.arguments import (
@@ -29,8 +29,8 @@ class CostLimit:
     Attributes:
         cost: Most cost, over all ranks for a step. A row that costs more is a step by itself.
         max_rows: Most rows; None for any number.
-        padded: Whether rows cost their number times their dearest row, because each is padded to it; if not, the sum of
-            their costs. Steps of the order `Buckets` are always counted as if they were padded.
+        padded: Whether rows cost their number times the costliest of them, because each is padded to it; if not, the
+            sum of their costs. Steps of the order `Buckets` are always counted as if they were padded.
     """
 
     cost: int
@@ -38,8 +38,8 @@ class CostLimit:
     padded: bool = True
 
     def __post_init__(self) -> None:
-        check_integer("cost", self.cost, 1)
-        _check_fields(self, "cost", "max_rows")
+        object.__setattr__(self, "cost", check_integer("cost", self.cost, 1))
+        _check_fields(self, "max_rows")
 
     def rows_of(self, cost: int) -> int:
         """Returns how many rows of this cost a step may have, at least one."""
@@ -106,8 +106,8 @@ def _check_fields(value: CostLimit | Budget, *integers: str) -> None:
 
 
 def read_ending(call: str, remainder: Ending, others: dict[str, Any]) -> tuple[Remainder, bool]:
-    """Returns what becomes of the rows after the last whole step, and whether ranks may get batches without rows. Takes
-    the argument that a value of `remainder` has replaced out of `others`, with a warning.
+    """Returns how the rows after the last whole step are handled, and whether ranks may get batches without rows.
+    Removes the argument that a value of `remainder` has replaced from `others`, with a warning.
 
     Raises:
         ConfigError: If an argument cannot be honoured.
@@ -162,15 +162,17 @@ def read_size(
     Raises:
         ConfigError: If more than one of the sizes is given, or an argument cannot be honoured, or is not known.
     """
-    older = {name: value for name, value in (others or {}).items() if name in OLDER}
-    refuse_unknown(call, {name: others[name] for name in others or {} if name not in OLDER}, known)  # type: ignore[index]
-    micro = None
+    others = others or {}
+    older = {name: value for name, value in others.items() if name in OLDER}
+    refuse_unknown(call, {name: value for name, value in others.items() if name not in OLDER}, known)
     if older:
-        budget, micro = _read_older(call, budget, older)
+        budget = _read_older(call, budget, older, lambda: check_batch_size(global_batch_size, batch_size, dp_size))
+        if budget is not None and budget.cost is None:  # it has the number of rows, too
+            global_batch_size = batch_size = None
     if budget is None:
         if global_batch_size is None and batch_size is None:
             return None
-        return StepSize(check_batch_size(global_batch_size, batch_size, dp_size), micro)
+        return StepSize(check_batch_size(global_batch_size, batch_size, dp_size))
     if not isinstance(budget, Budget):
         raise ConfigError(f"{call}: budget={budget!r}: give a raylance.Budget, such as raylance.Budget(65_536).")
     if global_batch_size is not None or batch_size is not None:
@@ -178,8 +180,7 @@ def read_size(
             f"{call}: budget={budget}, global_batch_size={global_batch_size}, batch_size={batch_size}: a step has a "
             "cost or a number of rows. Give one of them; max_rows= of the budget limits the rows of a step of a cost."
         )
-    if budget.micro is not None:
-        micro = CostLimit(cost=budget.micro, padded=budget.padded)
+    micro = None if budget.micro is None else CostLimit(cost=budget.micro, padded=budget.padded)
     if budget.cost is None:
         return StepSize(check_batch_size(budget.max_rows, None, dp_size), micro)
     return StepSize(CostLimit(cost=budget.cost, max_rows=budget.max_rows, padded=budget.padded), micro)
@@ -190,22 +191,21 @@ def require_size(found: StepSize | None) -> StepSize:
     return StepSize(check_batch_size(None, None, 1)) if found is None else found
 
 
-def _read_older(call: str, budget: Any, given: Mapping[str, Any]) -> tuple[Budget | None, CostLimit | None]:
-    """Returns the budget that arguments of 0.12 mean; or the limit of a micro-batch, if steps have a number of rows."""
+def _read_older(call: str, budget: Any, given: Mapping[str, Any], rows: Callable[[], int]) -> Budget | None:
+    """Returns the budget that arguments of 0.12 mean, None if they say nothing. `rows` returns the number of rows of a
+    step, which micro-batches may have been given beside.
+    """
     cost, most, micro = (given.get(name) for name in ("global_batch_cost", "max_rows", "micro_batch_cost"))
     padded = given.get("padded", True)
     if budget is not None:
         raise ConfigError(f"{call}: budget={budget!r} has taken the place of {', '.join(given)}: leave these out.")
-    if cost is None and micro is None and (most is not None or padded is not True):
+    if cost is None and (most is not None or (padded is not True and micro is None)):
         raise ConfigError(
             f"{call}: max_rows={most}, padded={padded}: these belong to a cost, which is missing. Write "
             "budget=raylance.Budget(…, max_rows=…, padded=…), or leave them out."
         )
     if cost is None and micro is None:
-        return None, None
-    meant = Budget(cost, max_rows=most, padded=padded, micro=micro) if cost is not None else None
-    wanted = meant or f"Budget(max_rows=…, {'' if padded else 'padded=False, '}micro={micro})"
-    warn_replaced(call, given, f"budget=raylance.{wanted}", depth=2)
-    if meant is not None:
-        return meant, None
-    return None, CostLimit(cost=check_integer("micro_batch_cost", micro, 1), padded=check_flag("padded", padded))
+        return None
+    meant = Budget(cost, max_rows=rows() if cost is None else most, padded=padded, micro=micro)
+    warn_replaced(call, given, f"budget=raylance.{meant}", depth=2)
+    return meant

@@ -111,16 +111,18 @@ def select_anchors(source: Source, samples: SampleTable, rows: Selection) -> Sel
 
 
 def check_windows(
-    opened: lance.LanceDataset, windows: Any, stored: Sequence[str], made: Sequence[str], decoded: Sequence[str]
-) -> Windows | SampleTable:
+    opened: lance.LanceDataset,
+    windows: Windows | SampleTable,
+    stored: Sequence[str],
+    made: Sequence[str],
+    decoded: Sequence[str],
+) -> None:
     """Checks that windows fit a dataset, whose columns are delivered as they are stored, made by readers, or decoded.
 
     Raises:
         ConfigError: If a column with a window is not among them, or its windows cannot be tensors.
         DatasetError: If the dataset has not the column of episodes, or of timestamps, or is a shuffled copy.
     """
-    if not isinstance(windows, Windows | SampleTable):
-        raise ConfigError(f"samples={windows!r}: give raylance.Windows(episode=…, offsets={{…}}), or a SampleTable.")
     schema = opened.schema
     if isinstance(windows, Windows) and windows.timestamp is None and KEY in (schema.metadata or {}):
         raise DatasetError(
@@ -153,7 +155,6 @@ def check_windows(
                 f"Windows: column {name!r} is {field.type}; windows are of numbers, of lists of one length, or of "
                 "bytes. Nothing was started. Store it so, or give it no window."
             )
-    return windows
 
 
 def _is_dense(kind: pa.DataType) -> bool:

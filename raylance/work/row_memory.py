@@ -246,7 +246,7 @@ class _Fixed(_Column):
     """A column whose values have one size."""
 
     def __init__(self, kind: pa.DataType, width: int, lend: Lend) -> None:
-        self._kind, self.width, self._data, self._lend = kind, width, _Bytes(lend), lend
+        self._kind, self.width, self._data = kind, width, _Bytes(lend)
         # A number if one has this width, else a row of bytes: NumPy releases the GIL several times to assign `np.void`.
         self._value = f"u{width}" if width in _NUMBERS else "u1"
         self._shape: tuple[int, ...] = (-1,) if self._value != "u1" or width == 1 else (-1, width)
@@ -254,7 +254,8 @@ class _Fixed(_Column):
 
     def store_by(self, lines: Int64Array) -> None:
         """Stores rows line by line from now on."""
-        self.lines, self._data.memory = lines, self._lend(len(lines) * self.width)
+        self.lines = lines
+        self._data.reserve(len(lines) * self.width)
 
     def place(self, lines: Int64Array, chunks: list[pa.Array], places: Int64Array | None = None) -> bool:
         if self.lines is None:
@@ -372,6 +373,10 @@ class _Bytes:
     def __init__(self, lend: Lend) -> None:
         self.memory, self._lend = fresh_memory(0), lend
         self.used = 0
+
+    def reserve(self, size: int) -> None:
+        """Takes memory of `size` bytes in place of that which it has."""
+        self.memory = self._lend(size)
 
     def append(self, data: Bytes, room: _Room) -> None:
         """Copies bytes to the end of the used memory."""

@@ -12,6 +12,7 @@ import pytest
 import raylance
 from docs.source import promises
 from raylance import errors
+from tests.threads.test_public_surface import MODULES
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,20 +116,9 @@ def test_the_reference_names_all_that_is_public() -> None:
     named = reference_names()
     assert len(set(named)) == len(named)
     wanted = {f"raylance.{name}" for name in raylance.__all__}
-    modules = (
-        "audit",
-        "images",
-        "namespaces",
-        "runs",
-        "testing",
-        "text",
-        "torch_data",
-        "torchft",
-        "tracking",
-        "writing",
-    )
-    for module in modules:
-        wanted |= {f"raylance.{module}.{name}" for name in importlib.import_module(f"raylance.{module}").__all__}
+    for module in MODULES:
+        public = getattr(importlib.import_module(f"raylance.{module}"), "__all__", [])
+        wanted |= {f"raylance.{module}.{name}" for name in public}
     assert wanted <= set(named)
 
 

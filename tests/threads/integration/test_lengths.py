@@ -319,7 +319,8 @@ def test_what_a_budget_has_replaced_is_refused_beside_it(texts: str) -> None:
     dataset = opened(texts)
     with pytest.raises(ConfigError, match="global_batch_cost"):
         dataset.iter_batches(budget=raylance.Budget(9), global_batch_cost=9)
-    with pytest.raises(ConfigError, match="max_rows=5"):
-        dataset.iter_batches(global_batch_size=8, max_rows=5)
+    for more in ({}, {"micro_batch_cost": 400}):
+        with pytest.raises(ConfigError, match="max_rows=5"):
+            dataset.iter_batches(global_batch_size=8, max_rows=5, **more)
     with pytest.raises(ConfigError, match=r"seek\(\).*global_batch_siz"):
         dataset.loader(record=False).seek(3, global_batch_siz=8)
