@@ -13,6 +13,7 @@ import torch
 import raylance
 import raylance.torchft
 from raylance.api.following import Follower
+from raylance.api.loader import consumer_of
 from raylance.errors import ConfigError
 from raylance.planning.digest import Digest
 from tests.faults.replicas import (
@@ -108,7 +109,7 @@ def test_what_a_replica_takes_over_is_checked(loaders: list[raylance.RankLoader]
     assert called, "what was committed is counted before a state is taken"
     assert second.state_dict() == first.state_dict()
     assert second.state_dict()["position"] == 7 * BATCH
-    assert second._ledger.intervals == first._ledger.intervals
+    assert consumer_of(second).ledger.intervals == consumer_of(first).ledger.intervals
     with pytest.raises(raylance.StateError, match="seed"):
         Follower(other, BATCH, lambda: None).join(follower.known())
     with pytest.raises(raylance.StateError, match="sent no state of this version of raylance"):
