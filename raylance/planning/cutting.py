@@ -80,10 +80,13 @@ def _cut_evenly(costs: Int64Array, most: int) -> Int64Array | None:
 def _cut_greedily(costs: Int64Array, budget: CostLimit) -> Iterator[int]:
     at, most_rows = 0, budget.max_rows or len(costs)
     ends = np.append(0, np.cumsum(costs))
+    paying = np.append(np.flatnonzero(costs), len(costs))
     while at < len(costs):
         yield at
         if budget.padded:
-            few = costs[at : at + max(1, min(most_rows, budget.rows_of(int(costs[at]))))]
+            first = int(paying[np.searchsorted(paying, at)])  # rows before it cost nothing, however many they are
+            most = budget.rows_of(int(costs[first])) if first < len(costs) else 0
+            few = costs[at : at + min(most_rows, max(most, first - at))]
             paid = np.maximum.accumulate(few) * np.arange(1, len(few) + 1)
             rows = int(np.searchsorted(paid, budget.cost, side="right"))
         else:

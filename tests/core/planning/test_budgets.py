@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from raylance.orders.buckets import Buckets, BucketsResolved
@@ -87,6 +87,8 @@ def test_the_rows_of_an_item_are_those_of_its_chunk(
     check_items(plan, rank, position, item_rows, data)
 
 
+@example(costs=[0, 0, 0, 0], budget=CostLimit(cost=1))  # rows that cost nothing, one a step
+@example(costs=[0, 0, 0, 9, 9], budget=CostLimit(cost=3))
 @given(costs=st.lists(st.integers(0, 200), min_size=1, max_size=200), budget=budgets)
 def test_as_few_steps_as_can_be_or_a_few_more(costs: list[int], budget: CostLimit) -> None:
     starts = cut_costs(np.array(costs, dtype=np.int64), budget).tolist()
