@@ -11,11 +11,11 @@ from raylance.columns import COMPONENT
 from raylance.decode.arrays import Shape, shape_of
 from raylance.decode.decoding import Decoding
 from raylance.decode.open_video import codec_name
+from raylance.descriptions import describe
 from raylance.environment.shared import Shared, SharedTables
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Tables
 from raylance.planning.delivery_spec import DeliverySpec
-from raylance.planning.state import describe
 from raylance.source.rows import RowSource
 from raylance.source.videos import Video
 

@@ -26,13 +26,13 @@ from raylance.decode.open_decoding import OpenDecoding, resolve_decoder
 from raylance.decode.pixels import holds_images
 from raylance.decode.sample_reading import read_samples
 from raylance.decode.transforms import Transform
+from raylance.descriptions import describe
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.buckets import Buckets
 from raylance.orders.order import Order
 from raylance.orders.registry import make_order
 from raylance.planning.balance import Balance, check_balance
-from raylance.planning.state import describe
 from raylance.planning.step_size import Ending, read_ending
 from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.samples.pack_tokens import PackTokens
@@ -221,7 +221,7 @@ def dataset(
         DatasetSpec.of(
             spec,
             filter=filter,
-            split=None if split is None else repr(split),
+            split=describe(split),
             order=bound_order,
             tables=share_tables(made_order, tables, source, selection),
             costs={} if costs is None else share_costs(source, opened, costs, selection),

@@ -13,7 +13,8 @@ An audit by the plan shows which rows a run should get. `raylance.prove_run(fold
 """
 
 from raylance.audit.epoch import AuditReport, EpochAudit
-from raylance.audit.reopening import read_setting, reopen
+from raylance.audit.reopening import reopen
 from raylance.audit.selected import Step, label_codes
+from raylance.descriptions import read_setting
 
 __all__ = ["AuditReport", "EpochAudit", "Step", "label_codes", "read_setting", "reopen"]

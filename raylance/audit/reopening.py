@@ -1,77 +1,30 @@
 """The reopening of a run's dataset from its checkpoint."""
 
-import ast
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
-
 from raylance.api.dataset import Dataset, spec_of
 from raylance.api.mixing import mix
 from raylance.api.opening import Samples, dataset, take_samples
 from raylance.columns import COMPONENT
+from raylance.descriptions import is_description, read_description
 from raylance.errors import ConfigError, StateError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Order
 from raylance.orders.registry import ORDERS
-from raylance.orders.sampling import ClassBalanced, Weighted
+from raylance.orders.sampling import ClassBalanced
 from raylance.planning.state import parse_state
 from raylance.planning.step_size import Remainder
 from raylance.samples.pack_tokens import PackTokens
 from raylance.samples.packs import Pack
 from raylance.samples.table import IS_PAD, SampleTable
 from raylance.samples.windows import Windows
-from raylance.source.costs import TokensOf
-from raylance.source.derived import Derived, Renamed
-from raylance.source.lerobot import Camera, DepthCamera, Task
-from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
-from raylance.source.videos import Video
+from raylance.source.derived import Derived
 
 _KEPT = ("uri", "version", "branch", "filter", "split", "windows", "cost")
 _RECORDED: dict[str, type[Order]] = {**ORDERS, ClassBalanced.name: ClassBalanced}
-_WRITTEN = (*ORDERS.values(), Weighted, ClassBalanced, FractionSplit, RangeSplit, ValueSplit, Pack, PackTokens, Windows)
-_DERIVED: dict[str, type[Derived]] = {kind.__name__: kind for kind in (Video, Renamed, Camera, DepthCamera, Task)}
-_SETTINGS = {kind.__name__: kind for kind in _WRITTEN}
-
-
-class _Scalars(ast.NodeTransformer):
-    """Replaces NumPy's scalars, whose repr is np.float64(0.9) or np.True_, by constants."""
-
-    def visit(self, node: ast.AST) -> Any:
-        match super().visit(node):
-            case ast.Call(ast.Attribute(ast.Name("np"), name), [ast.expr() as value], []):
-                kind = getattr(np, name, None)
-                if isinstance(kind, type) and issubclass(kind, np.number | np.character):
-                    constant: Any = kind(ast.literal_eval(value))
-                    return ast.Constant(constant)
-            case ast.Attribute(ast.Name("np"), "True_" | "False_" as name):
-                return ast.Constant(getattr(np, name))
-        return node
-
-
-def read_setting(text: str) -> Any:
-    """Makes a split, an order, a packing or windows from the text of its repr, which checkpoints and errors hold. The
-    text is parsed, and no code in it runs.
-
-    Args:
-        text: The repr, such as "FractionSplit(fractions={'train': 0.9, 'val': 0.1}, part='train', by='key')".
-
-    Raises:
-        ConfigError: If the text is not such a repr.
-    """
-    try:
-        if not isinstance(text, str):
-            raise TypeError("it is not a str")
-        call = _Scalars().visit(ast.parse(text.strip(), mode="eval").body)
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in _SETTINGS):
-            raise ValueError("it is none of them")
-        fields = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-        return _SETTINGS[call.func.id](*map(ast.literal_eval, call.args), **fields)
-    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deep
-        names = ", ".join(_SETTINGS)
-        raise ConfigError(f"{text!r} cannot be read ({error}): write one of {names} with plain values.") from error
 
 
 def reopen(
@@ -121,11 +74,11 @@ def reopen(
             samples = _samples(one["windows"])
         is_packed = isinstance(samples, Pack | PackTokens)
         if "cost" not in changes and one["cost"] is not None:
-            changes = {**changes, "cost": TokensOf.of_saved(one["cost"])}
+            changes = {**changes, "cost": read_description(one["cost"])}
         arguments = {
             "version": one["version"] if one["branch"] is None else (one["branch"], one["version"]),
             "filter": one["filter"],
-            "split": None if one["split"] is None else read_setting(one["split"]),
+            "split": read_description(one["split"]),
             "seed": part["seed"],
             "order": changes["order"] if "order" in changes else _order(**part["order"]),
             "remainder": remainder,
@@ -164,7 +117,7 @@ def _stored(
     decoded = {
         each.get("name") or each["column"]: each["column"]
         for each in decode
-        if isinstance(each, Mapping) and "column" in each and each.get("class") not in _DERIVED
+        if isinstance(each, Mapping) and "column" in each and not is_description(each, Derived)
     }
     named = (decoded.get(name, name) for name in columns)
     return list(dict.fromkeys(name for name in named if name not in added))
@@ -172,13 +125,8 @@ def _stored(
 
 def _derived(decode: Sequence[Any], component: str) -> list[Derived]:
     """Returns the columns that readers made of a component, as a checkpoint describes them."""
-    found = []
-    for each in decode:
-        if isinstance(each, Mapping) and each.get("class") in _DERIVED and each.get(COMPONENT, "") == component:
-            fields = {name: value for name, value in each.items() if name not in ("class", COMPONENT)}
-            fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-            found.append(_DERIVED[each["class"]](**fields))
-    return found
+    found = [each for each in decode if is_description(each, Derived) and each.get(COMPONENT, "") == component]
+    return [read_description({name: value for name, value in each.items() if name != COMPONENT}) for each in found]
 
 
 def _beside(column: Derived, before: str, now: str) -> Derived:
@@ -189,25 +137,24 @@ def _beside(column: Derived, before: str, now: str) -> Derived:
     return dataclasses.replace(column, **moved) if moved else column  # type: ignore[type-var]
 
 
-def _samples(text: str) -> Windows | Pack | PackTokens:
+def _samples(described: Any) -> Windows | Pack | PackTokens:
     """Returns what makes samples of several rows, or of parts of rows, as a checkpoint holds it."""
-    try:
-        found = read_setting(text)
-    except ConfigError as error:
+    if not is_description(described):
         raise ConfigError(
-            f"the run's samples are made by {text}, whose code no checkpoint holds: give it as samples=. Nothing was "
-            "opened without it."
-        ) from error
-    return cast("Windows | Pack | PackTokens", found)
+            f"the run's samples are made by {described}, whose code no checkpoint holds: give it as samples=. Nothing "
+            "was opened without it."
+        )
+    return cast("Windows | Pack | PackTokens", read_description(described))
 
 
 def _order(name: Any = None, **params: Any) -> Order:
     """Returns the order that a checkpoint holds."""
-    if name not in _RECORDED:
+    kind = _RECORDED.get(name)
+    if kind is None:
         raise ConfigError(
             f"the run's order {name!r} is not all in its checkpoint: give it as order=. Nothing was opened without it."
         )
     try:
-        return _RECORDED[name](**params)
+        return kind(**params)
     except TypeError as error:
         raise StateError(f"the state is damaged: its order is {params} ({error}). Use an earlier one.") from error

@@ -20,6 +20,7 @@ from raylance.decode.arrays import (
     is_one_number,
     numpy_bfloat16,
 )
+from raylance.descriptions import is_description, read_description
 from raylance.errors import ConfigError
 from raylance.planning.step_size import CostLimit
 
@@ -104,10 +105,8 @@ def check_counted(spec: "ReadSpec", saved_cost: Any, pad_lists: Any, budgets: It
 
     `saved_cost` is `DeliverySpec.cost`. A cost that is not `TokensOf` counts what its writer says.
     """
-    from raylance.source.costs import TokensOf  # loads Lance
-
     costs = saved_cost.values() if isinstance(spec.source.uri, dict) and saved_cost else [saved_cost]
-    counted = [cost for saved in costs if isinstance(cost := TokensOf.of_saved(saved), TokensOf)]
+    counted = [cost for each in costs if is_description(each) and (cost := read_description(each))]
     for budget, (name, pad), cost in itertools.product(budgets, (pad_lists or {}).items(), counted):
         if not isinstance(pad, Pad) or cost.column != name:
             continue

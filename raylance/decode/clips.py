@@ -10,8 +10,8 @@ from raylance.arguments import check_flag, check_integer, check_name, check_prob
 from raylance.decode.crops import cut_frames, whole_size
 from raylance.decode.decoder import Decoder, Draws
 from raylance.decode.open_video import FrameError, OpenVideo, OtherSizeError, codec_name
+from raylance.descriptions import OMIT_DEFAULT
 from raylance.errors import ConfigError
-from raylance.planning.state import OMIT_DEFAULT
 
 Start = Literal["first", "middle", "random"]
 Short = Literal["refuse", "repeat"]

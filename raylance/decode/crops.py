@@ -11,6 +11,7 @@ import numpy.typing as npt
 from raylance.arguments import is_between, is_pair
 from raylance.decode.decoder import Draws
 from raylance.decode.pixels import Box
+from raylance.descriptions import Setting
 from raylance.errors import ConfigError
 
 BOX_DRAWS = 40
@@ -39,7 +40,7 @@ class Crop(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CenterCrop:
+class CenterCrop(Setting):
     """Takes the middle of the image, as usual for validation.
 
     Attributes:
@@ -62,7 +63,7 @@ class CenterCrop:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RandomResizedCrop:
+class RandomResizedCrop(Setting):
     """Takes a box of random area and aspect ratio (Szegedy et al., "Going deeper with convolutions", 2014).
 
     Attributes:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from raylance.arguments import check_integer
 from raylance.decode.arrays import to_arrow
+from raylance.descriptions import Setting
 from raylance.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class RowDecoderGroup(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Decoder(abc.ABC):
+class Decoder(Setting, abc.ABC):
     """Base class of `raylance.Image` and of your own decoders: a setting that decodes a column of bytes to arrays of
     one shape.
 

@@ -19,7 +19,7 @@ from raylance.decode.crops import Crop
 from raylance.decode.decoder import BatchDecoder
 from raylance.decode.images import Image, View, box_of_view, flips_view
 from raylance.decode.pixels import CODEC, MAX_PIXELS, Truncated, orientation_if_plain, part_of, shown
-from raylance.planning.state import OMIT_DEFAULT
+from raylance.descriptions import OMIT_DEFAULT
 
 _CODEC_OPTIONS = ":fancy_upsampling=1"  # interpolates colours like libjpeg-turbo
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 from raylance.arguments import check_flag, check_name, check_probability
 from raylance.decode.crops import cut_frames, whole_size
 from raylance.decode.decoder import Decoder, Draws
+from raylance.descriptions import OMIT_DEFAULT
 from raylance.errors import ConfigError
-from raylance.planning.state import OMIT_DEFAULT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

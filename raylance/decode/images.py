@@ -29,8 +29,8 @@ from raylance.decode.pixels import (
     resize_into,
     shown_size,
 )
+from raylance.descriptions import OMIT_DEFAULT
 from raylance.errors import ConfigError
-from raylance.planning.state import OMIT_DEFAULT
 
 _VIEW_DRAWS = BOX_DRAWS + 1  # the draws of the box, and one for the flip
 

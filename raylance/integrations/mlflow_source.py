@@ -8,6 +8,7 @@ from mlflow.data.dataset import Dataset
 from mlflow.data.dataset_source import DatasetSource
 
 from raylance.api.opening import dataset
+from raylance.descriptions import is_description, read_description
 from raylance.errors import ConfigError
 
 
@@ -37,12 +38,14 @@ class LanceSource(DatasetSource):  # type: ignore[misc]
                 f"the rows were those of a filter of {self.facts['filter']['characters']:,} characters, and MLflow "
                 "holds only its begin. Without it, other rows would come. Give it: source.load(filter=…)."
             )
-        if "split" in self.facts and "split" not in arguments:
+        split = self.facts.get("split")
+        if split is not None and not is_description(split) and "split" not in arguments:
             raise ConfigError(
-                f"the rows were those of split={self.facts['split']}, which MLflow holds as text. Without it, other "
+                f"the rows were those of split={split}, which MLflow holds shortened, or as text. Without it, other "
                 "rows would come. Give it: source.load(split=…)."
             )
-        given = {"version": self.facts["version"], "filter": self.facts.get("filter")}
+        split = read_description(split) if is_description(split) else None
+        given = {"version": self.facts["version"], "filter": self.facts.get("filter"), "split": split}
         return dataset(uri, **given | arguments)
 
     @staticmethod

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from raylance.descriptions import Setting
 from raylance.errors import ConfigError
 from raylance.orders.permutation import BoolArray, Int32Array, Int64Array, derive_key
 
@@ -82,7 +83,7 @@ class Facts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Order:
+class Order(Setting):
     """The base class of all orders: frozen settings that determine the row at each position of an epoch.
 
     A custom order is a frozen, keyword-only dataclass with a `name` and `rows_of`. If it depends on values of the rows,

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raylance.arguments import check_flag, check_word
+from raylance.descriptions import Setting
 from raylance.errors import ConfigError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.steps import slice_of
@@ -17,7 +18,7 @@ _ENOUGH = 0.002  # ranks are not balanced further once the dearest is this close
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
+class Balance(Setting):
     """Gives all ranks about the same work in each step, by moving rows between ranks. Pass it to `raylance.dataset` as
     `balance`; it needs `cost`.
 

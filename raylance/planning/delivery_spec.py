@@ -26,7 +26,7 @@ class DeliverySpec:
 
     Attributes:
         uri: Path or URI of the dataset. In a mixture, `uri`, `filter` and `split` are dicts by component.
-        split: The `repr` of the split, or None.
+        split: The description of the split, or None.
         rows: Number of selected rows.
         row_bytes: Bytes of a raw row, as measured when the dataset was opened.
         fingerprint: Hash of the selection's row offsets.

@@ -5,7 +5,6 @@ refer to: which rows, in which order and, for information, how batches were made
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
@@ -13,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from raylance.descriptions import CLASS, description_of, in_words, is_description
 from raylance.errors import ConfigError, StateError
 from raylance.planning.step_size import CostLimit, Size
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 5
+FORMAT = 6
 FILE_NAME = "raylance_state.json"
 LOADERS = "loaders"
 """Key of the states by name in the file of a checkpoint, if there are several loaders."""
@@ -31,14 +31,9 @@ _MAY_GROW = (*_VERSION, "rows", "fingerprint")
 _SHOULD_MATCH = ("columns", "decode", "transform", "codecs", "cost")
 _OLDEST_FORMAT = 4  # of raylance 0.8 and 0.9
 _OLD_NAMES = {"world_size": "dp_size"}  # fields of the oldest format, and their present names
+_WERE_TEXTS = ("split", "windows")  # held by older formats as the `repr` of a setting
 _MOST_BYTES = 64 << 20  # the state of a mixture of thousands of datasets needs a tenth of it
 _MOST = 2**63 - 1  # the largest count: keys, positions and tensors have 64 bits
-
-_OMITTED = "raylance.omit_default"
-OMIT_DEFAULT = {_OMITTED: True}
-"""Metadata of a field that a later version of raylance added to a setting. If it has its default, `describe` leaves it
-out, so that the description is equal to that of earlier versions.
-"""
 
 _MAY_BE_0 = ("order.bucket_rows", "order.bucket_cost")  # sizes that are 0 if they are not used
 _OMITTED_IF_ALL = ".epoch_rows"  # a component's field, left out if the component's epoch has all its selected rows
@@ -60,7 +55,7 @@ class State:
     version: Any
     identity: Any  # hash of the version's files: another dataset in the same place has another one
     filter: Any
-    split: Any  # its `repr`, or None
+    split: Any  # its description, or None
     rows: int  # number of selected rows
     fingerprint: str  # hash of the selected row offsets
     seed: int
@@ -82,7 +77,7 @@ class State:
     # notice otherwise that somebody changed them.
     checksum: str = dataclasses.field(default="", compare=False)
     # These are not in the state if they are None.
-    windows: Any = None  # the `repr` of what makes samples of several rows
+    windows: Any = None  # the description of what makes samples of several rows
     cost: Any = None  # what a row costs, in words
     budget: Any = None  # the fields of `CostLimit`, in place of `global_batch_size`; for information
     # `version` and `identity` with which the run began, if it has moved to another version with the same rows since
@@ -137,7 +132,21 @@ def states_in(content: bytes) -> list[Mapping[str, Any]]:
         return []
     several = loaded.get(LOADERS, {}) if isinstance(loaded, dict) else {}
     found = several.values() if isinstance(several, dict) and several else [loaded]
-    return [state for state in found if isinstance(state, dict)]
+    return [renew(state) for state in found if isinstance(state, dict)]
+
+
+def renew(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a state with the names and the descriptions of the present format, if it has an older one."""
+    if not (_is_count(state.get("format"), 1) and state["format"] < FORMAT):
+        return dict(state)
+    found = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
+    for name in _WERE_TEXTS:
+        value = found.get(name)
+        if isinstance(value, Mapping):  # by component
+            found[name] = {part: description_of(text) for part, text in value.items()}
+        elif value is not None:
+            found[name] = description_of(value)
+    return found | {"format": FORMAT}
 
 
 def parse_state(saved: Mapping[str, Any]) -> State:
@@ -160,9 +169,8 @@ def parse_state(saved: Mapping[str, Any]) -> State:
             "wrote it. Nothing was loaded. Load it by raylance 0.9 and save it again, or start a new run."
         )
     fields = {field.name for field in dataclasses.fields(State)}
-    given: dict[str, Any] = dict.fromkeys(_OPTIONAL) | {key: value for key, value in saved.items() if key != "format"}
-    if found < FORMAT:
-        given = {_OLD_NAMES.get(key, key): value for key, value in given.items()}
+    given: dict[str, Any] = dict.fromkeys(_OPTIONAL) | renew(saved)
+    del given["format"]
     if set(given) != fields:
         raise damaged(f"missing {sorted(fields - set(given))}, unknown {sorted(set(given) - fields)}")
     state = State(**given)
@@ -269,12 +277,16 @@ def _moved_on(
 def _compare(saved: State, current: State, names: Sequence[str]) -> str:
     """Returns a line for each field that differs, with both values side by side; "" if none differs."""
     found = [other for name in names for other in _differences(name, getattr(saved, name), getattr(current, name))]
-    return "\n".join(f"  {name}: saved {old!r}, now {new!r}" for name, old, new in found)
+    return "\n".join(f"  {name}: saved {_shown(old)}, now {_shown(new)}" for name, old, new in found)
+
+
+def _shown(value: Any) -> str:
+    return str(in_words(value)) if is_description(value) else repr(value)
 
 
 def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, Any]]:
     """Returns differing values by dotted name. Dicts are compared key by key; "auto" agrees with every number."""
-    if isinstance(saved, Mapping) and isinstance(current, Mapping):
+    if isinstance(saved, Mapping) and isinstance(current, Mapping) and saved.get(CLASS) == current.get(CLASS):
         if name == "order.components":
             # The components are numbered, so the order of their names counts.
             if list(saved) != list(current):
@@ -303,28 +315,6 @@ def _weights(components: Mapping[str, Any]) -> dict[str, float]:
 
 def _is_count(value: Any, least: int) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
-
-
-def describe(value: Any) -> Any:
-    """Describes a setting by JSON-able values that are equal in every process: functions by name, never by address."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {
-            field.name: describe(found)
-            for field in dataclasses.fields(value)
-            if field.repr and ((found := getattr(value, field.name)) != field.default or _OMITTED not in field.metadata)
-        }
-        return {"class": type(value).__qualname__, **fields}
-    if isinstance(value, functools.partial):
-        return {"partial": describe(value.func), "args": describe(value.args), "keywords": describe(value.keywords)}
-    if isinstance(value, Mapping):
-        return {str(key): describe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [describe(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    named = value if hasattr(value, "__qualname__") else type(value)
-    module = named.__module__.removesuffix("._local")  # only Python 3.13 has paths in pathlib._local
-    return f"{module}.{named.__qualname__}"
 
 
 def write_state(state: Mapping[str, Any], directory: str | Path) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from raylance.api.dataset import spec_of
 from raylance.audit.reopening import reopen
 from raylance.columns import ROW_OFFSET, TRANSFORM, dataset_of, split_offsets
+from raylance.descriptions import in_words
 from raylance.errors import DatasetError
 from raylance.observe.figures import STAGES, RankFigures
 from raylance.observe.record import open_folder
@@ -277,7 +278,7 @@ def _identity(record: LoaderRecord) -> list[tuple[str, Any]]:
     facts = record.facts
     options = {name: value for name, value in facts["options"].items() if value is not None}
     return [
-        *identity_of(facts["state"]).items(),
+        *((name, in_words(value)) for name, value in identity_of(facts["state"]).items()),
         ("global batch", _size_in_words(facts) + (f", {facts['steps']:,} steps an epoch" if facts["steps"] else "")),
         ("remainder", facts["remainder"]),
         ("options", ", ".join(f"{name}={value!r}" for name, value in options.items())),

@@ -16,6 +16,7 @@ from raylance.api.opening import take_samples
 from raylance.audit.epoch import EpochAudit
 from raylance.audit.reopening import reopen
 from raylance.columns import dataset_stem
+from raylance.descriptions import in_words
 from raylance.errors import ConfigError
 from raylance.observe.verdict import Verdict
 from raylance.planning.digest import Interval
@@ -344,7 +345,7 @@ def _groups(run: Run) -> dict[str, list[LoaderRecord]]:
         others = {name for other, found in groups.items() if other != key for name in _names(found)}
         label, state = records[-1].dataset, records[-1].facts["state"]
         if others & _names(records):
-            known = {name: state.get(name) for name in ("uri", "branch", "filter", "split")}
+            known = {name: in_words(state.get(name)) for name in ("uri", "branch", "filter", "split")}
             label += f" ({', '.join(f'{name} {value}' for name, value in known.items() if value)})"
         labels[label if label not in labels else f"{label}, number {number + 1}"] = records
     return dict(sorted(labels.items()))

@@ -25,6 +25,7 @@ from raylance.observe.figures import RankFigures, RunFigures
 from raylance.observe.record import COLUMNS, FOLDER, FORMAT, STANDING, open_folder
 from raylance.observe.stats import GAUGES, NUMBERS
 from raylance.observe.verdict import Verdict, judge_beside
+from raylance.planning.state import renew
 from raylance.secrets import public_uri
 
 logger = logging.getLogger(__name__)
@@ -338,6 +339,8 @@ def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
     facts = _printable(json.loads((table.schema.metadata or {}).get(b"raylance", b"{}")))
     if facts.get("format") != FORMAT:
         return None
+    if isinstance(facts.get("state"), dict):
+        facts["state"] = renew(facts["state"])
     known = [field.name for field in table.schema if field.name in COLUMNS and field.type == pa.float64()]
     # Other types are left out: `to_numpy` would unpickle one of Ray Data's types.
     columns = {column: table[column].to_numpy() for column in known}

@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from raylance.arguments import check_integer
+from raylance.descriptions import Setting
 from raylance.errors import ConfigError
 from raylance.orders.permutation import Int64Array
 from raylance.samples.packs import PackedSamples, Pieces
@@ -19,7 +20,7 @@ from raylance.samples.table import Described, Ranges, range_numbers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PackTokens:
+class PackTokens(Setting):
     """Joins documents, which are lists of tokens, and cuts the tokens into sequences of one length. Pass it to
     `raylance.dataset` as `pack`. It is to go: new code takes `Pack(column, length=…, shuffle=False, labels=None)`.
 

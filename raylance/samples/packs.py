@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raylance.arguments import check_flag, check_integer, check_word
+from raylance.descriptions import Setting
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import PicklesFields
 from raylance.orders.permutation import Int32Array, Int64Array, derive_key, permute, subkeys
@@ -30,7 +31,7 @@ _MADE = (INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS, BEGINS, TOKENS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Pack:
+class Pack(Setting):
     """Packs documents, which are lists of tokens, into sequences of one length. Pass it to `raylance.dataset` as
     `pack`.
 

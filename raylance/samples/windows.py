@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from raylance.arguments import check_integer, check_word, is_positive
+from raylance.descriptions import Setting, describe
 from raylance.errors import ConfigError
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.table import FindingTable, Found, Located, range_numbers
@@ -19,7 +20,7 @@ _FURTHEST = 1 << 48  # a row offset has less
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
+class Windows(Setting):
     """Makes each sample of several rows of one episode. Pass it to `raylance.dataset` as `windows`.
 
     The samples of an epoch are the selected rows, called anchors. A column in `offsets` or `seconds` comes from k rows
@@ -259,9 +260,10 @@ class WindowTable(FindingTable):
     episodes: Episodes
     offsets: dict[str, tuple[int, ...]]
 
-    def __str__(self) -> str:
-        """The settings, from which `raylance.audit.reopen` makes the same samples."""
-        return repr(self.windows)
+    @property
+    def described(self) -> Any:
+        """See `SampleTable.described`."""
+        return describe(self.windows)
 
     @property
     def columns(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raylance.arguments import check_integer
+from raylance.descriptions import OMIT_DEFAULT, Setting
 from raylance.environment.shared import Shared, SharedTables
 from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.orders.order import COST, Tables
 from raylance.orders.permutation import Int32Array
-from raylance.planning.state import OMIT_DEFAULT
 from raylance.source.fields import find_field
 from raylance.source.kept_files import KeptFiles
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
@@ -47,7 +47,7 @@ _MOST = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TokensOf:
+class TokensOf(Setting):
     """The number of tokens of each row, for `cost` of `raylance.dataset`: the length of the list in a column.
 
     Lance computes it while it scans the column. So tokens are read from storage once, but are not converted to Arrow.
@@ -64,11 +64,6 @@ class TokensOf:
         if not (isinstance(self.column, str) and self.column):
             raise ConfigError(f"TokensOf(column={self.column!r}): give the name of the column of tokens.")
         object.__setattr__(self, "multiple", check_integer("TokensOf: multiple", self.multiple, 1))
-
-    @classmethod
-    def of_saved(cls, saved: Any) -> "str | TokensOf":
-        """Returns the `cost` of `raylance.dataset` that was saved by `describe`."""
-        return cls(saved["column"], saved.get("multiple", 1)) if isinstance(saved, Mapping) else str(saved)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

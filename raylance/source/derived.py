@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.columns import ROW_OFFSET
+from raylance.descriptions import Setting
 from raylance.environment.shared import Shared
 from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.memory.arrow import wanted_rows
@@ -22,7 +23,7 @@ from raylance.source.storage_options import StorageOptions
 T = TypeVar("T")
 
 
-class Derived(abc.ABC):
+class Derived(Setting, abc.ABC):
     """A setting: a column that readers make of stored ones. Pass it to `raylance.dataset` in `decode`.
 
     Attributes:

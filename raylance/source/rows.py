@@ -68,7 +68,7 @@ class RowSource(abc.ABC):
     branch: Any  # in which the version is counted; None for the branch that the URI opens
     version: Any  # the pinned version
     identity: Any  # hash of the version's files
-    windows: Any  # the `repr` of what makes samples of several rows, or of parts of rows; None if rows are samples
+    windows: Any  # the description of what makes samples of several rows, or of parts of rows; None if rows are samples
     columns: Sequence[str]  # to read
     # As it is held, the mean of a few rows; "auto" sizes of orders follow from it. If samples share values that are
     # decoded once, with its part of the rows beside a run that belong to samples of the run.
@@ -223,7 +223,7 @@ def table_rows(
         branch=pinned.branch,
         version=pinned.version,
         identity=pinned.identity,
-        windows=None if samples is None else str(samples.get()),
+        windows=None if samples is None else samples.get().described,
         columns=columns,
         row_bytes=row_bytes * _held_rows(shared_rows),
         likely_row_bytes=max(row_bytes, stored_bytes),

@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from raylance.arguments import check_integer, check_name, is_between, is_pair
+from raylance.descriptions import Setting
 from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.orders.permutation import BoolArray, Int64Array, derive_key, subkeys, uniform
 
 
 @dataclasses.dataclass(frozen=True)
-class FractionSplit:
+class FractionSplit(Setting):
     """A random part of the rows. Each row's value in `by` is hashed to [0, 1), and each part has an interval of hashes.
 
     Attributes:
@@ -139,7 +140,7 @@ class FractionSplit:
 
 
 @dataclasses.dataclass(frozen=True)
-class RangeSplit:
+class RangeSplit(Setting):
     """The rows whose offsets lie in given ranges, like the masks of the library annbatch.
 
     Attributes:
@@ -154,6 +155,7 @@ class RangeSplit:
             raise ConfigError(
                 f"RangeSplit({self.ranges!r}): give half-open ranges (start, stop) with 0 <= start < stop."
             )
+        object.__setattr__(self, "ranges", tuple((int(start), int(stop)) for start, stop in given))
 
     @property
     def columns(self) -> list[str]:
@@ -169,7 +171,7 @@ class RangeSplit:
 
 
 @dataclasses.dataclass(frozen=True)
-class ValueSplit:
+class ValueSplit(Setting):
     """The rows that have a given value in a column, for datasets with a column that says to which split a row belongs.
 
     Attributes:

@@ -18,9 +18,9 @@ import pyarrow as pa
 from raylance.columns import ROW_OFFSET
 from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder, is_on_device, wrong_ragged
 from raylance.decode.open_decoding import resolve_decoder
+from raylance.descriptions import describe
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import derive_key, subkeys, uniform
-from raylance.planning.state import describe
 
 _KEY = derive_key("raylance.testing")
 _THREADS, _ROUNDS = 2, 3  # each of 2 threads decodes all samples 3 times

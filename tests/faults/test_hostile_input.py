@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import raylance
-from raylance.audit.reopening import read_setting
+from raylance.audit import read_setting
 from raylance.errors import ConfigError, DatasetError
 from raylance.integrations.checkpoint_files import load_state_file
 from raylance.observe.record import COLUMNS

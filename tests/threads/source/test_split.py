@@ -71,7 +71,7 @@ def test_ranges_and_values(uri: str) -> None:
 
 def test_the_split_is_part_of_the_checkpoint(uri: str) -> None:
     state = raylance.dataset(uri, split=ValueSplit("part", 3)).loader().state_dict()
-    with pytest.raises(raylance.StateError, match=r"split: saved .*value=3.*now .*value=2"):
+    with pytest.raises(raylance.StateError, match=r"split\.value: saved 3, now 2"):
         raylance.dataset(uri, split=ValueSplit("part", 2)).loader().load_state_dict(state)
 
 

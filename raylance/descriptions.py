@@ -1,0 +1,164 @@
+"""Settings as JSON, which states hold, and as text, which command lines have; and the settings that these mean.
+
+A setting is a frozen dataclass that users construct. Its JSON is `{"class": name, field: value, …}`, equal in every
+process: functions stand there by name, never by address. Its text is its `repr`.
+"""
+
+import ast
+import dataclasses
+import datetime
+import decimal
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from raylance.errors import ConfigError
+
+CLASS = "class"
+"""Key of the name of a setting's class in its description."""
+_OMITTED = "raylance.omit_default"
+OMIT_DEFAULT = {_OMITTED: True}
+"""Metadata of a field that a later version of raylance added to a setting. If it has its default, `describe` leaves it
+out, so that the description is equal to that of earlier versions.
+"""
+# Values that JSON does not have: their types by name, and how they become text and come back.
+_VALUES: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
+    "bytes": (bytes, bytes.hex, bytes.fromhex),
+    "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
+    "Decimal": (decimal.Decimal, str, decimal.Decimal),
+}
+_kinds: dict[str, type["Setting"]] = {}
+
+
+class Setting:
+    """Base class of raylance's settings, which `read_description` and `read_setting` know by their names. A class that
+    users derive from one of them is not known, because the code of no checkpoint has it.
+    """
+
+    __slots__: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if cls.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            _kinds[cls.__qualname__] = cls
+
+
+def describe(value: Any) -> Any:
+    """Returns the description of a setting, or of a value in one."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {
+            field.name: describe(found)
+            for field in dataclasses.fields(value)
+            if field.repr and ((found := getattr(value, field.name)) != field.default or _OMITTED not in field.metadata)
+        }
+        return {CLASS: type(value).__qualname__, **fields}
+    if isinstance(value, functools.partial):
+        return {"partial": describe(value.func), "args": describe(value.args), "keywords": describe(value.keywords)}
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    for name, (kind, to_text, _) in _VALUES.items():
+        if isinstance(value, kind):
+            return {CLASS: name, "text": to_text(value)}
+    if isinstance(value, np.generic):
+        return describe(value.item())
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    named = value if hasattr(value, "__qualname__") else type(value)
+    module = named.__module__.removesuffix("._local")  # only Python 3.13 has paths in pathlib._local
+    return f"{module}.{named.__qualname__}"
+
+
+def is_description(value: Any, kind: type[Setting] = Setting) -> bool:
+    """Returns whether a value is the description of a setting of this kind, whose class is known."""
+    found = _kinds.get(str(value.get(CLASS))) if isinstance(value, Mapping) else None
+    return found is not None and issubclass(found, kind)
+
+
+def read_description(described: Any) -> Any:
+    """Makes a setting, or a value in one, from its description. Sequences become tuples.
+
+    Raises:
+        ConfigError: If a class is not known, or has other fields.
+    """
+    if isinstance(described, list):
+        return tuple(map(read_description, described))
+    if not isinstance(described, Mapping):
+        return described
+    if not isinstance(described.get(CLASS), str):  # a mapping in a setting; columns may be called "class", too
+        return {name: read_description(value) for name, value in described.items()}
+    fields = {name: read_description(value) for name, value in described.items() if name != CLASS}
+    try:
+        if described[CLASS] in _VALUES:
+            return _VALUES[described[CLASS]][2](fields["text"])
+        return _kinds[described[CLASS]](**fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{dict(described)} cannot be read ({type(error).__name__}: {error}): it is not the description of a "
+            "setting of raylance. Give the setting itself."
+        ) from error
+
+
+class _Scalars(ast.NodeTransformer):
+    """Replaces NumPy's scalars, whose repr is np.float64(0.9) or np.True_, by constants."""
+
+    def visit(self, node: ast.AST) -> Any:
+        match super().visit(node):
+            case ast.Call(ast.Attribute(ast.Name("np"), name), [ast.expr() as value], []):
+                kind = getattr(np, name, None)
+                if isinstance(kind, type) and issubclass(kind, np.number | np.character):
+                    constant: Any = kind(ast.literal_eval(value))
+                    return ast.Constant(constant)
+            case ast.Attribute(ast.Name("np"), "True_" | "False_" as name):
+                return ast.Constant(getattr(np, name))
+        return node
+
+
+def read_setting(written: str | Mapping[str, Any]) -> Any:
+    """Makes a setting, such as a split, an order or what makes samples, from what is written down of it.
+
+    Args:
+        written: What a state holds of it, under "split" or "windows"; or the text of its repr, as errors and states
+            before 0.12 have it: "FractionSplit(fractions={'train': 0.9, 'val': 0.1}, part='train', by='key')". The
+            text is parsed, and no code in it runs.
+
+    Raises:
+        ConfigError: If it is neither, or its values are not those of a setting.
+    """
+    if isinstance(written, Mapping):
+        if not is_description(written):
+            raise ConfigError(f"{dict(written)} is not the description of a setting: its class is one of {_names()}.")
+        return read_description(written)
+    text = written
+    try:
+        if not isinstance(text, str):
+            raise TypeError("it is not a str")
+        call = _Scalars().visit(ast.parse(text.strip(), mode="eval").body)
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in _kinds):
+            raise ValueError("it is none of them")
+        fields = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        return _kinds[call.func.id](*map(ast.literal_eval, call.args), **fields)
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deep
+        raise ConfigError(f"{text!r} cannot be read ({error}): write one of {_names()} with plain values.") from error
+
+
+def _names() -> str:
+    return ", ".join(sorted(name for name, kind in _kinds.items() if not (inspect.isabstract(kind) or name[0] == "_")))
+
+
+def in_words(described: Any) -> Any:
+    """Returns the repr of a setting for its description; another value as it is."""
+    return repr(read_description(described)) if is_description(described) else described
+
+
+def description_of(text: Any) -> Any:
+    """Returns the description of the setting whose repr a state before 0.12 holds; `text` itself if it is another."""
+    try:
+        return describe(read_setting(text))
+    except ConfigError:
+        return text
