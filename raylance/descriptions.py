@@ -24,6 +24,9 @@ OMIT_DEFAULT = {_OMITTED: True}
 """Metadata of a field that a later version of raylance added to a setting. If it has its default, `describe` leaves it
 out, so that the description is equal to that of earlier versions.
 """
+_ORDERED = "raylance.ordered"
+ORDERED = {_ORDERED: True}
+"""Metadata of a field whose mapping has an order that counts. It is described as pairs: JSON tools sort keys."""
 # Values that JSON does not have: their types by name, and how they become text and come back.
 _VALUES: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "bytes": (bytes, bytes.hex, bytes.fromhex),
@@ -51,7 +54,7 @@ def describe(value: Any) -> Any:
     """Returns the description of a setting, or of a value in one."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
-            field.name: describe(found)
+            field.name: describe(list(found.items()) if _ORDERED in field.metadata else found)
             for field in dataclasses.fields(value)
             if field.repr and ((found := getattr(value, field.name)) != field.default or _OMITTED not in field.metadata)
         }
@@ -96,7 +99,11 @@ def read_description(described: Any) -> Any:
     try:
         if described[CLASS] in _VALUES:
             return _VALUES[described[CLASS]][2](fields["text"])
-        return _kinds[described[CLASS]](**fields)
+        kind = _kinds[described[CLASS]]
+        for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+            if _ORDERED in field.metadata and field.name in fields:
+                fields[field.name] = dict(fields[field.name])
+        return kind(**fields)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{dict(described)} cannot be read ({type(error).__name__}: {error}): it is not the description of a "

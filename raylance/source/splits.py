@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raylance.arguments import check_integer, check_name, is_between, is_pair
-from raylance.descriptions import Setting
+from raylance.descriptions import ORDERED, Setting
 from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.orders.permutation import BoolArray, Int64Array, derive_key, subkeys, uniform
 
@@ -40,7 +40,7 @@ class FractionSplit(Setting):
             these values, rounded; with another list, values change their part. Rows with another value are an error.
     """
 
-    fractions: Mapping[str, float]
+    fractions: Mapping[str, float] = dataclasses.field(metadata=ORDERED)
     part: str
     _: dataclasses.KW_ONLY
     by: str | None = None
