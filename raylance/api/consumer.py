@@ -13,6 +13,7 @@ from raylance.batches.conversion import BatchSpec
 from raylance.dispatch.states import LoaderState, change
 from raylance.environment import agreement, process
 from raylance.errors import ConfigError
+from raylance.opened import ReadSpec
 from raylance.planning.cursor import Cursor
 from raylance.planning.digest import Digest, Ledger
 from raylance.planning.plan import Plan, no_step_left
@@ -20,7 +21,6 @@ from raylance.planning.proof import check_permutation
 from raylance.planning.shard_context import RankAndSize, ShardContext
 from raylance.planning.state import FILE_NAME, State, states_in, subject_of
 from raylance.planning.step_size import Remainder, Size
-from raylance.read_spec import ReadSpec
 from raylance.runtime.feeder import Feeder
 from raylance.runtime.session import Session
 from raylance.secrets import public_uri

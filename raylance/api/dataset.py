@@ -25,12 +25,12 @@ from raylance.decode.arrays import NumpyBatch, list_lengths, to_numpy
 from raylance.environment import process
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError
+from raylance.opened import Opened
 from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import make_plan
 from raylance.planning.shard_context import PlacedBy, ShardContext, arrange_replicas
 from raylance.planning.step_size import Budget, read_size, require_size
 from raylance.planning.summary import PlanSummary, summarise
-from raylance.read_spec import DatasetSpec
 from raylance.settings import Options, make_options, takes_options
 from raylance.source.filters import short_text
 
@@ -47,7 +47,7 @@ class Dataset:
     (`num_workers=0`), one of all rows.
     """
 
-    def __init__(self, spec: DatasetSpec) -> None:
+    def __init__(self, spec: Opened) -> None:
         self._spec, self._passes = spec, HandlePasses(spec)
         self._loaders: list[weakref.ref[RankLoader]] = []  # made from this handle in this process
         self._lookup: Lookup | None = None
@@ -77,7 +77,7 @@ class Dataset:
         return self._spec.delivery.rows
 
     def __repr__(self) -> str:
-        source, filter = self._spec.read.source, self._spec.delivery.filter
+        source, filter = self._spec.read.source, self._spec.read.filter
         shown = short_text(filter) if isinstance(filter, str) else filter
         opened = f"dataset({source.uri!r}, version={source.version}, filter={shown!r})"
         if isinstance(source.uri, dict):
@@ -412,7 +412,7 @@ class Dataset:
         )
 
 
-def spec_of(handle: Dataset) -> DatasetSpec:
+def opened_of(handle: Dataset) -> Opened:
     """Returns the spec of a handle; for raylance's own modules only.
 
     Raises:
@@ -424,8 +424,8 @@ def spec_of(handle: Dataset) -> DatasetSpec:
 
 
 def context_of(handle: Dataset) -> ShardContext:
-    """Returns the `ShardContext` of a handle; see `spec_of`."""
-    spec_of(handle)
+    """Returns the `ShardContext` of a handle; see `opened_of`."""
+    opened_of(handle)
     return handle._context  # noqa: SLF001
 
 

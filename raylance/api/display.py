@@ -10,12 +10,12 @@ import pyarrow as pa
 from raylance.batches.shown_rows import Display, by_row, display_counts, display_rows, facts_table, stacked
 from raylance.columns import ROW_OFFSET, STEP_COST
 from raylance.errors import ConfigError, RaylanceError
+from raylance.opened import ReadSpec
 from raylance.orders.mixture import MixOrder
 from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import Plan
 from raylance.planning.summary import counted
-from raylance.read_spec import ReadSpec
 from raylance.samples.table import unneeded_rows
 from raylance.source.filters import short_text
 from raylance.source.rows import RowSource, TableRows
@@ -46,14 +46,14 @@ def describe(data: _Displayed, read_spec: ReadSpec, delivery_spec: DeliverySpec)
     facts = {
         "dataset": source.uri,
         "version": data.version,
-        "filter": short_text(delivery_spec.filter or "none"),
+        "filter": short_text(read_spec.filter or "none"),
         "rows": describe_rows(delivery_spec),
         "order": order.name,
     }
     if isinstance(order, MixOrder):
         facts = {
             part.name: f"{source.uri[part.name]}, version {data.version[part.name]}, "
-            f"filter {short_text(delivery_spec.filter[part.name] or 'none')}: {part.rows:,} rows, "
+            f"filter {short_text(read_spec.filter[part.name] or 'none')}: {part.rows:,} rows, "
             f"order {part.order.name}, "
             f"{100 * part.quota / sum(order.quotas):.4g}% of an epoch"
             for part in order.components

@@ -29,11 +29,11 @@ from raylance.decode.arrays import Paddings
 from raylance.environment import process
 from raylance.errors import ConfigError, RaylanceError
 from raylance.observe.verdict import Verdict
+from raylance.opened import Opened
 from raylance.orders.permutation import Int64Array
 from raylance.planning.shard_context import ShardContext
 from raylance.planning.state import State, identity_of
 from raylance.planning.step_size import Budget, read_size, require_size
-from raylance.read_spec import DatasetSpec
 from raylance.runtime.session import Session
 from raylance.settings import Options
 
@@ -49,7 +49,7 @@ class RankLoader(Positioned):
 
     def __init__(
         self,
-        spec: DatasetSpec,
+        spec: Opened,
         options: Options,
         context: ShardContext | None = None,
         *,
@@ -454,7 +454,7 @@ class RankLoader(Positioned):
             )
         budgets = ((plan.budget, plan.order.has_buckets), (spec.micro, False))
         padded = [each for each, always in budgets if each is not None and (each.padded or always)]
-        check_counted(consumer.read_spec, delivery.cost, pad_lists, padded)
+        check_counted(consumer.read_spec, pad_lists, padded)
         consumer.remainder, consumer.is_bound_by_rank = spec.remainder, is_by_rank
         size = plan.step_text.removeprefix("a ")
         text = f"{kind} batches of {consumer.read_spec.source.uri!r}, {size}, {consumer.context}"

@@ -10,16 +10,15 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from raylance.api.dataset import Dataset, spec_of
+from raylance.api.dataset import Dataset, opened_of
 from raylance.arguments import check_integer, check_word, refuse_unknown
 from raylance.columns import dataset_names
 from raylance.errors import ConfigError
-from raylance.orders.buckets import Buckets
+from raylance.opened import Opened, ReadSpec
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import COST
 from raylance.planning.balance import Balance, check_balance
 from raylance.planning.step_size import Ending, read_ending
-from raylance.read_spec import DatasetSpec, ReadSpec
 from raylance.source.mixed_rows import mix_rows
 
 
@@ -72,9 +71,9 @@ def mix(
     first, schemas = next(iter(parts)), {name: dataset.schema for name, (dataset, _) in parts.items()}
     for name, (dataset, _) in parts.items():
         _check_alike(name, dataset, schemas[name], first, parts[first][0], schemas[first])
-    specs = [spec_of(dataset) for dataset, _ in parts.values()]
+    specs = [opened_of(dataset) for dataset, _ in parts.values()]
     read_specs, delivery_specs = [spec.read for spec in specs], [spec.delivery for spec in specs]
-    has_costs = all(spec.cost is not None for spec in delivery_specs)
+    has_costs = all(spec.cost is not None for spec in read_specs)
     shares = quotas([weight for _, weight in parts.values()], _row_costs(parts, weigh, has_costs=has_costs))
     components = tuple(
         Component(
@@ -104,11 +103,12 @@ def mix(
         },
         list_dtypes=read_specs[0].list_dtypes,
         encoded=read_specs[0].encoded,
+        filter={name: spec.filter for name, spec in zip(parts, read_specs, strict=True)},
+        split={name: spec.split for name, spec in zip(parts, read_specs, strict=True)},
+        cost={name: spec.cost for name, spec in zip(parts, read_specs, strict=True)} if has_costs else None,
     )
-    spec = DatasetSpec.of(
+    spec = Opened.of(
         read_spec,
-        filter={name: spec.filter for name, spec in zip(parts, delivery_specs, strict=True)},
-        split={name: spec.split for name, spec in zip(parts, delivery_specs, strict=True)},
         order=MixOrder(components=components, stop=stop, spread="tree"),
         seed=delivery_specs[0].seed,
         remainder=at_end,
@@ -116,7 +116,6 @@ def mix(
         masks_bad_rows=delivery_specs[0].masks_bad_rows,
         window_bytes=window_bytes,
         balance=balance,
-        cost={name: spec.cost for name, spec in zip(parts, delivery_specs, strict=True)} if has_costs else None,
     )
     return Dataset(spec)
 
@@ -131,7 +130,7 @@ def _row_costs(parts: Mapping[str, tuple[Dataset, float]], weigh: str, *, has_co
             'mix(weigh="cost"): not all datasets have costs; nothing was started. Give cost= to each raylance.dataset, '
             "or leave weigh= out."
         )
-    specs = [spec_of(dataset).delivery for dataset, _ in parts.values()]
+    specs = [opened_of(dataset).delivery for dataset, _ in parts.values()]
     return [Fraction(int(spec.costs[COST].sum(dtype=np.int64)), spec.rows) for spec in specs]
 
 
@@ -157,8 +156,8 @@ def _check_alike(
     name: str, dataset: Dataset, schema: pa.Schema, first_name: str, first: Dataset, first_schema: pa.Schema
 ) -> None:
     """Raises if the rows of a dataset cannot share a batch with the rows of the first dataset."""
-    read_spec, spec = spec_of(dataset).read, spec_of(dataset).delivery
-    first_read_spec, first_spec = spec_of(first).read, spec_of(first).delivery
+    read_spec, spec = opened_of(dataset).read, opened_of(dataset).delivery
+    first_read_spec, first_spec = opened_of(first).read, opened_of(first).delivery
     if not schema.equals(first_schema, check_metadata=False):
         raise ConfigError(
             f"mix(): {name!r} delivers {_fields(schema)}, {first_name!r} delivers {_fields(first_schema)}; a "
@@ -176,7 +175,7 @@ def _check_alike(
             f"mix(): {name!r} has balance= of its own, and a step has rows of all datasets. Pass balance= to mix() "
             "instead."
         )
-    if isinstance(spec.order, Buckets):
+    if spec.order.by_cost:
         raise ConfigError(
             f'mix(): {name!r} has the order "bucket", and a step has rows of all datasets, whose buckets would not be '
             'alike. Use another order, such as "window"; budget= and balance= work with all orders.'

@@ -11,9 +11,9 @@ import numpy as np
 
 from raylance.api.batches import Batches
 from raylance.api.loader import RankLoader
+from raylance.opened import Opened
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.shard_context import ShardContext
-from raylance.read_spec import DatasetSpec
 from raylance.runtime import notes
 from raylance.runtime.session import Session
 from raylance.settings import Options
@@ -30,7 +30,7 @@ _MOVES = (
 class HandlePasses:
     """Makes passes over a whole epoch as rank 0 of 1. Each pass uses the helpers of the pass before."""
 
-    def __init__(self, spec: DatasetSpec) -> None:
+    def __init__(self, spec: Opened) -> None:
         self._spec, self._context = spec, ShardContext(placed_by="nobody")
         self._idle: Session | None = None  # session of the last pass, for the next pass
         self._whole_passes = WholePasses()

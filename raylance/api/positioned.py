@@ -4,15 +4,15 @@ import abc
 from collections.abc import Mapping
 from typing import Any
 
+from raylance.opened import Opened
 from raylance.planning.cursor import Cursor
 from raylance.planning.state import State
-from raylance.read_spec import DatasetSpec
 
 
 class Positioned(abc.ABC):
     """Has an epoch and a position, which are the same on every rank, because all ranks take the same steps."""
 
-    def __init__(self, spec: DatasetSpec) -> None:
+    def __init__(self, spec: Opened) -> None:
         self._cursor = Cursor(spec.read.origin, spec.delivery, spec.read.source.has_rows_of)
 
     @property

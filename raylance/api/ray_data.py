@@ -25,9 +25,9 @@ from raylance.decode.arrays import holds_bfloat16, is_dense, shape_of, to_arrow,
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, HelperError
 from raylance.memory.arrow import width_of
+from raylance.opened import Opened
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Plan
-from raylance.read_spec import DatasetSpec
 from raylance.runtime.ray.faults import cause_of
 
 _READ_BYTES = 256 << 20  # stored rows that a task reads and holds together
@@ -40,7 +40,7 @@ _RAGGED = "ray.data.arrow_variable_shaped_tensor"
 class _Rows(Datasource):
     """The selected rows in storage order, or those of an epoch in its order."""
 
-    def __init__(self, spec: DatasetSpec, schema: pa.Schema, plan: Plan | None, epoch: int) -> None:
+    def __init__(self, spec: Opened, schema: pa.Schema, plan: Plan | None, epoch: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._spec, self._plan, self._epoch = spec.map_shared(Shared.of_run), plan, epoch
         source = spec.read.source
@@ -92,7 +92,7 @@ class _Rows(Datasource):
 
 
 def _read(
-    spec: DatasetSpec, plan: Plan | None, epoch: int, lookup: Lookup, positions: Int64Array, block_rows: int
+    spec: Opened, plan: Plan | None, epoch: int, lookup: Lookup, positions: Int64Array, block_rows: int
 ) -> Iterator[pa.Table]:
     rows = positions if plan is None else plan.select(epoch, positions)
     draws = positions if plan is not None and plan.order.repeats else None
@@ -116,7 +116,7 @@ def _with_tensors(table: pa.Table) -> pa.Table:
     return table
 
 
-def to_ray_dataset(spec: DatasetSpec, schema: pa.Schema, plan: Plan | None, epoch: int, options: Any) -> Any:
+def to_ray_dataset(spec: Opened, schema: pa.Schema, plan: Plan | None, epoch: int, options: Any) -> Any:
     """Returns the rows of a handle as a dataset of Ray Data; see `Dataset.to_ray_dataset`."""
     _check_options("to_ray_dataset()", options, read_datasource, ("epoch", "global_batch_size"))
     return read_datasource(_Rows(spec, schema, plan, epoch), **options)

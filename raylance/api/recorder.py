@@ -29,6 +29,7 @@ from raylance.observe.recording import Recording
 from raylance.observe.spans import StepSpans
 from raylance.observe.verdict import Verdict, judge
 from raylance.observe.wait_clock import saving
+from raylance.opened import ReadSpec
 from raylance.orders.shuffles import Laned
 from raylance.planning.cursor import Cursor
 from raylance.planning.digest import Digest, Ledger
@@ -36,10 +37,8 @@ from raylance.planning.plan import Plan
 from raylance.planning.shard_context import ShardContext
 from raylance.planning.state import State, subject_of
 from raylance.planning.summary import counted
-from raylance.read_spec import ReadSpec
 from raylance.secrets import public_uri
 from raylance.settings import Options
-from raylance.source.videos import Video
 
 
 class Recorder:
@@ -319,7 +318,7 @@ class Recorder:
             "rows": self.cursor.delivery_spec.rows,
             "row_bytes": float(source.likely_row_bytes),
             "decodes": [each.output_name for each in decoding.made] if decoding else [],
-            "videos": [each.column for _, each in source.derived if isinstance(each, Video)],
+            "videos": [each.column for _, each in source.derived if each.channels],
             "draft": [getattr(each, "draft", True) for each in images],
             "order": self.cursor.delivery_spec.order.name,
             "balances": self.cursor.delivery_spec.balance is not None,

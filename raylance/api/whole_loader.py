@@ -6,8 +6,8 @@ from typing import Any
 
 from raylance.api.loader import RankLoader
 from raylance.environment.shared import Shared
+from raylance.opened import Opened
 from raylance.planning.shard_context import Assignment, RankAndSize, ShardContext
-from raylance.read_spec import DatasetSpec
 from raylance.settings import Options
 
 
@@ -24,7 +24,7 @@ class WholeLoader(RankLoader):
         context: Where Ray's own DataConfig sets options; nothing reads it.
     """
 
-    def __init__(self, spec: DatasetSpec) -> None:
+    def __init__(self, spec: Opened) -> None:
         self._whole, self.context = spec, SimpleNamespace(execution_options=None)
         self.name: str | None = None
         whole = Assignment(name=None, is_split=False)
@@ -69,7 +69,7 @@ class WholeLoader(RankLoader):
         return RankLoader(spec, options, context)
 
 
-def _for_run(spec: DatasetSpec, options: Options) -> DatasetSpec:
+def _for_run(spec: Opened, options: Options) -> Opened:
     """Returns the spec with `window_bytes` as the options of the run say, which are the same for all ranks."""
     is_open = spec.delivery.window_bytes is None
     return spec.with_delivery(window_bytes=options.max_window_bytes) if is_open else spec

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raylance.api.dataset import Dataset, spec_of
+from raylance.api.dataset import Dataset, opened_of
 from raylance.api.loader import RankLoader
 from raylance.arguments import check_integer
 from raylance.audit.selected import Step, Tally, parts_of
@@ -107,7 +107,7 @@ class EpochAudit:
             ConfigError: If a number is missing or out of range.
             StateError: If the state belongs to other rows or another order.
         """
-        self._data, read_spec, delivery_spec = data, spec_of(data).read, spec_of(data).delivery
+        self._data, read_spec, delivery_spec = data, opened_of(data).read, opened_of(data).delivery
         cursor = Cursor(read_spec.origin, delivery_spec, read_spec.source.has_rows_of)
         names = ("data", "global_batch_size", "budget", "world_size", "epoch", "position", "state")
         step = read_size(
@@ -313,7 +313,7 @@ class EpochAudit:
         plan = self.plan
         planned = dataclasses.replace(self._delivery_spec, order=plan.order.settings)
         size = budget_of(plan.budget or plan.global_batch_size)
-        cursor = Cursor(spec_of(self._data).read.origin, planned)
+        cursor = Cursor(opened_of(self._data).read.origin, planned)
         cursor.epoch, cursor.position = self.epoch, self.position
         loader.load_state_dict(cursor.state(plan.global_batch_size, plan.dp_size).to_dict())
         tables = loader.iter_batches(**size, batch_format="pyarrow", with_row_offset=True)

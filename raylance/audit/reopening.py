@@ -5,9 +5,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from raylance.api.dataset import Dataset, spec_of
+from raylance.api.asked import Samples
+from raylance.api.dataset import Dataset, opened_of
 from raylance.api.mixing import mix
-from raylance.api.opening import Samples, dataset, take_samples
+from raylance.api.opening import dataset
+from raylance.api.opening_samples import kind_of, take_samples
 from raylance.columns import COMPONENT
 from raylance.descriptions import is_description, read_description
 from raylance.errors import ConfigError, StateError
@@ -17,10 +19,7 @@ from raylance.orders.registry import ORDERS
 from raylance.orders.sampling import ClassBalanced
 from raylance.planning.state import parse_state
 from raylance.planning.step_size import Remainder
-from raylance.samples.pack_tokens import PackTokens
-from raylance.samples.packs import Pack
-from raylance.samples.table import IS_PAD, SampleTable
-from raylance.samples.windows import Windows
+from raylance.samples.table import IS_PAD
 from raylance.source.derived import Derived
 
 _KEPT = ("uri", "version", "branch", "filter", "split", "windows", "cost")
@@ -72,7 +71,6 @@ def reopen(
         samples = given
         if given is None and one["windows"] is not None:
             samples = _samples(one["windows"])
-        is_packed = isinstance(samples, Pack | PackTokens)
         if "cost" not in changes and one["cost"] is not None:
             changes = {**changes, "cost": read_description(one["cost"])}
         arguments = {
@@ -87,18 +85,18 @@ def reopen(
             "samples": samples,
             **changes,
         }
-        if not is_packed and saved.transform is None:
+        if kind_of(samples).has_columns and saved.transform is None:
             arguments.setdefault("columns", saved.columns)
         if arguments.get("columns") is not None:
             arguments["columns"] = _stored(arguments["columns"], samples, derived, saved.decode)
         # The run may have allowed batches without rows, and nothing is trained here.
-        found = spec_of(dataset(uris[number] if uris else one["uri"], **arguments))
+        found = opened_of(dataset(uris[number] if uris else one["uri"], **arguments))
         opened[name] = Dataset(found.with_delivery(empty_batches=True))
     if not is_mixture:
         return opened[""]
     weighed = {name: (opened[name], part["quota"]) for name, part in parts.items()}
     mixed = mix(weighed, stop=saved.order["stop"], window_bytes=saved.window_bytes, remainder=remainder)
-    spec = spec_of(mixed).with_delivery(empty_batches=True)
+    spec = opened_of(mixed).with_delivery(empty_batches=True)
     order = cast("MixOrder", spec.delivery.order)
     # The recorded quotas are restored, because mix() divides them by a common divisor.
     components = [dataclasses.replace(part, quota=parts[part.name]["quota"]) for part in order.components]
@@ -111,8 +109,7 @@ def _stored(
     columns: Sequence[str], samples: Samples | None, derived: Sequence[Derived], decode: Sequence[Any]
 ) -> list[str]:
     """Returns the stored columns of which those of batches were made, without those that windows and readers add."""
-    of_several = samples.columns if isinstance(samples, Windows | SampleTable) else ()
-    added = {f"{name}{IS_PAD}" for name in of_several}
+    added = {f"{name}{IS_PAD}" for name in kind_of(samples).of_several(samples)}
     added |= {each.column for each in derived}
     decoded = {
         each.get("name") or each["column"]: each["column"]
@@ -137,14 +134,14 @@ def _beside(column: Derived, before: str, now: str) -> Derived:
     return dataclasses.replace(column, **moved) if moved else column  # type: ignore[type-var]
 
 
-def _samples(described: Any) -> Windows | Pack | PackTokens:
+def _samples(described: Any) -> Samples:
     """Returns what makes samples of several rows, or of parts of rows, as a checkpoint holds it."""
     if not is_description(described):
         raise ConfigError(
             f"the run's samples are made by {described}, whose code no checkpoint holds: give it as samples=. Nothing "
             "was opened without it."
         )
-    return cast("Windows | Pack | PackTokens", read_description(described))
+    return cast("Samples", read_description(described))
 
 
 def _order(name: Any = None, **params: Any) -> Order:

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raylance.api.dataset import Dataset, spec_of
+from raylance.api.dataset import Dataset, opened_of
 from raylance.columns import ROW_OFFSET, join_offsets, split_offsets
 from raylance.descriptions import read_description
 from raylance.errors import ConfigError, DatasetError
@@ -157,12 +157,12 @@ class Part:
 
 def parts_of(data: Dataset) -> list[Part]:
     """Returns the datasets of a mixture; for a handle of one dataset, a list of that one."""
-    read_spec, delivery_spec = spec_of(data).read, spec_of(data).delivery
+    read_spec, delivery_spec = opened_of(data).read, opened_of(data).delivery
     order = delivery_spec.order
     if not (isinstance(read_spec.source, MixedRows) and isinstance(order, MixOrder)):
-        return [_part("", read_spec.source, delivery_spec.filter, delivery_spec.split, order, delivery_spec.rows)]
+        return [_part("", read_spec.source, read_spec.filter, read_spec.split, order, delivery_spec.rows)]
     return [
-        _part(of.name, source, delivery_spec.filter[of.name], delivery_spec.split[of.name], of.order, of.rows)
+        _part(of.name, source, read_spec.filter[of.name], read_spec.split[of.name], of.order, of.rows)
         for of, source in zip(order.components, read_spec.source.parts, strict=True)
     ]
 

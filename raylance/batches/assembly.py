@@ -23,7 +23,7 @@ from raylance.planning.step_costs import RowCosts, StepCosts, cut_step, row_cost
 from raylance.planning.step_size import CostLimit
 
 if TYPE_CHECKING:
-    from raylance.read_spec import ReadSpec  # loads Lance
+    from raylance.opened import ReadSpec  # loads Lance
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

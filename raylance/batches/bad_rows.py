@@ -10,7 +10,7 @@ from raylance.errors import NULL, BadRowError, filter_of_nulls
 from raylance.orders.permutation import Int64Array
 
 if TYPE_CHECKING:
-    from raylance.read_spec import ReadSpec  # loads Lance
+    from raylance.opened import ReadSpec  # loads Lance
 
 _LEAST_ROWS = 1000  # a fraction of fewer rows is not significant
 _NAMED = 5  # masked rows named in the error

@@ -37,7 +37,7 @@ from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.step_size import CostLimit, Remainder, Size, StepSize
 
 if TYPE_CHECKING:
-    from raylance.read_spec import ReadSpec  # loads Lance
+    from raylance.opened import ReadSpec  # loads Lance
 
 BatchFormat = Literal["numpy", "pyarrow", "pandas"]
 Dtypes = torch.dtype | Mapping[str, torch.dtype] | None

@@ -25,7 +25,7 @@ from raylance.errors import ConfigError
 from raylance.planning.step_size import CostLimit
 
 if TYPE_CHECKING:
-    from raylance.read_spec import ReadSpec  # loads Lance
+    from raylance.opened import ReadSpec  # loads Lance
 
 logger = logging.getLogger(__name__)
 
@@ -100,12 +100,12 @@ def _how(read_spec: "ReadSpec", name: str, how: Any) -> Pad | Jagged | None:
     return dataclasses.replace(how if isinstance(how, Pad) else Pad(lengths=False), value=held)
 
 
-def check_counted(spec: "ReadSpec", saved_cost: Any, pad_lists: Any, budgets: Iterable[CostLimit]) -> None:
-    """Raises ConfigError if a column is padded to more than the costs count that budgets of padded steps limit.
-
-    `saved_cost` is `DeliverySpec.cost`. A cost that is not `TokensOf` counts what its writer says.
+def check_counted(read_spec: "ReadSpec", pad_lists: Any, budgets: Iterable[CostLimit]) -> None:
+    """Raises ConfigError if a column is padded to more than the costs count that budgets of padded steps limit. A cost
+    that is not `TokensOf` counts what its writer says.
     """
-    costs = saved_cost.values() if isinstance(spec.source.uri, dict) and saved_cost else [saved_cost]
+    is_mixture = isinstance(read_spec.source.uri, dict) and read_spec.cost is not None
+    costs = read_spec.cost.values() if is_mixture else [read_spec.cost]
     counted = [cost for each in costs if is_description(each) and (cost := read_description(each))]
     for budget, (name, pad), cost in itertools.product(budgets, (pad_lists or {}).items(), counted):
         if not isinstance(pad, Pad) or cost.column != name:

@@ -12,8 +12,8 @@ from raylance.decode.open_decoding import OpenDecoding
 from raylance.decode.sample_reading import read_samples
 from raylance.errors import BadRowError, DatasetError
 from raylance.memory.arrow import take_rows
+from raylance.opened import ReadSpec
 from raylance.orders.permutation import Int64Array
-from raylance.read_spec import ReadSpec
 from raylance.source.lance_errors import readable_text
 from raylance.source.limits import within
 from raylance.source.mixed_rows import MixedRows

@@ -85,6 +85,7 @@ class Decoder(Setting, abc.ABC):
 
     column: str
     channels_last, content = False, "encoded data"
+    of_frames = False  # whether the column has frames of a `Video`, not bytes
     if TYPE_CHECKING:
         # Not at run time: a dataclass would take these properties as the defaults of fields with the same names.
         @property
@@ -135,6 +136,10 @@ class Decoder(Setting, abc.ABC):
             Exception: Any error, if the row is bad; then another row is tried.
         """
         return self
+
+    def of_type(self, kind: pa.DataType, leader: "Decoder | None") -> Self:
+        """Returns this decoder for frames of an Arrow type; called instead of `resolve` and `follow` if `of_frames`."""
+        raise NotImplementedError(f"{type(self).__name__} does not take frames.")
 
     def follow(self, other: "Decoder") -> Self:
         """Returns this decoder with settings taken over from `other`, the decoder that `like` names; by default as it

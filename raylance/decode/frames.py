@@ -1,7 +1,7 @@
 """Cuts a part out of frames of videos: the same part of all frames of a sample."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,7 @@ class FrameCrop(Decoder):
 
     channels_last = True
     content = "frames"
+    of_frames = True
 
     def __post_init__(self) -> None:
         owner = f"FrameCrop({self.column!r})"
@@ -78,11 +79,11 @@ class FrameCrop(Decoder):
         leader = self.follows or self
         return 3 if leader.random or leader.hflip else 0
 
-    def of_type(self, kind: pa.DataType, follows: Decoder | None) -> "FrameCrop":
+    def of_type(self, kind: pa.DataType, leader: Decoder | None) -> Self:
         """Returns the setting for a column of frames of this type.
 
         Raises:
-            ConfigError: If the frames are smaller than the part, or `follows` is no `FrameCrop`.
+            ConfigError: If the frames are smaller than the part, or `leader` is not a `FrameCrop`.
         """
         shape: tuple[int, ...] = ()
         while not isinstance(kind, pa.FixedShapeTensorType):
@@ -93,13 +94,13 @@ class FrameCrop(Decoder):
                 f"FrameCrop({self.column!r}, size={self.size}): its frames are {source[-3:-1]}, which is smaller. "
                 "Nothing was started."
             )
-        if follows is not None and not isinstance(follows, FrameCrop):
+        if leader is not None and not isinstance(leader, FrameCrop):
             raise ConfigError(
-                f"FrameCrop({self.column!r}, like={self.like!r}): that is a {type(follows).__name__}, and must be a "
+                f"FrameCrop({self.column!r}, like={self.like!r}): that is a {type(leader).__name__}, and must be a "
                 "FrameCrop. Nothing was started."
             )
         dtype = np.dtype(kind.value_type.to_pandas_dtype())
-        return dataclasses.replace(self, source=source, dtype=dtype, follows=follows)
+        return dataclasses.replace(self, source=source, dtype=dtype, follows=leader)
 
     def open(self) -> "FrameCrop":
         """See `Decoder.open`."""

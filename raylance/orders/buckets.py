@@ -39,6 +39,7 @@ class Buckets(Laned):
     """
 
     name: ClassVar[str] = "bucket"
+    by_cost: ClassVar[bool] = True
     bucket_steps: int = 1
     bucket_rows: int | Auto = "auto"
     bucket_cost: int | Auto = "auto"

@@ -207,8 +207,6 @@ class Cursor:
             shards = list_shards(spec.resolved_order.epoch(self.epoch), self.position)
         return State(
             **self._origin,
-            filter=spec.filter,
-            split=spec.split,
             rows=spec.rows,
             fingerprint=spec.fingerprint,
             seed=spec.seed,
@@ -222,7 +220,6 @@ class Cursor:
             components=spec.order.standings(self.position),
             global_batch_size=None if isinstance(size, CostLimit) else size,
             dp_size=dp_size,
-            cost=spec.cost,
             budget=dataclasses.asdict(size) if isinstance(size, CostLimit) else None,
             rows_of=self._rows_of,
         )

@@ -25,14 +25,13 @@ class DeliverySpec:
     """The rows to deliver and their order, which must agree with a checkpoint; and how last and bad rows are treated.
 
     Attributes:
-        uri: Path or URI of the dataset. In a mixture, `uri`, `filter` and `split` are dicts by component.
-        split: The description of the split, or None.
+        uri: Path or URI of the dataset; in a mixture, a dict by component.
         rows: Number of selected rows.
         row_bytes: Bytes of a raw row, as measured when the dataset was opened.
         fingerprint: Hash of the selection's row offsets.
         order: The order, whose fields may be "auto"; `tables` holds its look-ups in the selection.
-        costs: The table of the rows' costs; empty if they have none. `cost` says in words what a row costs. In a
-            mixture, `costs` is empty, because each component has its own.
+        costs: The table of the rows' costs; empty if they have none, and in a mixture, because each component has its
+            own.
         balance: How the rows of a step are divided among the ranks by their costs; None for their order alone.
         empty_batches: Whether data-parallel ranks may get batches of no row in each step.
         masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
@@ -41,15 +40,12 @@ class DeliverySpec:
     """
 
     uri: Any
-    filter: Any
-    split: Any
     rows: int
     row_bytes: float
     fingerprint: str
     order: Order
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
     costs: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
-    cost: Any = None
     balance: Balance | None = None
     seed: int
     remainder: Remainder

@@ -13,7 +13,7 @@ from typing import Any
 import PIL.Image
 import pyarrow as pa
 
-from raylance.api.dataset import spec_of
+from raylance.api.dataset import opened_of
 from raylance.audit.reopening import reopen
 from raylance.columns import ROW_OFFSET, TRANSFORM, dataset_of, split_offsets
 from raylance.descriptions import in_words
@@ -340,7 +340,7 @@ def _size_in_words(facts: Mapping[str, Any]) -> str:
 def _open_again(facts: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Opens the dataset of a record; refuses another dataset that now lies in its place, with other rows."""
     opened, saved = reopen(facts["state"], remainder=facts["remainder"], **options), facts["state"].get("identity")
-    if saved is not None and (found := spec_of(opened).read.source.identity) != saved:
+    if saved is not None and (found := opened_of(opened).read.source.identity) != saved:
         raise DatasetError(f"it was rewritten since: its files were {saved}, and are {found} now")
     return opened
 
@@ -359,7 +359,7 @@ def _remains_of(data: Any, offset: int, column: str) -> str:
     """Returns HTML of a damaged row: what can be decoded of the picture, else its first bytes; "" if no single stored
     value is damaged, as in a mixture, in packed rows, or if a transform failed.
     """
-    source = spec_of(data).read.source
+    source = opened_of(data).read.source
     if not isinstance(source, TableRows) or split_offsets(offset)[0] or column == TRANSFORM:
         return ""
     value = source.pinned.open().take(pa.array([offset]), columns=[column])[column][0].as_py()

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from raylance.api.dataset import spec_of
-from raylance.api.opening import take_samples
+from raylance.api.dataset import opened_of
+from raylance.api.opening_samples import take_samples
 from raylance.audit.epoch import EpochAudit
 from raylance.audit.reopening import reopen
 from raylance.columns import dataset_stem
@@ -393,11 +393,11 @@ def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | No
             raise
         # No record holds the code of a custom order, but the selection does not depend on it.
         opened, has_order = reopen(state, remainder=remainder, **changes, order="sequential"), False
-    selection = spec_of(opened).read.source.load_selection()
+    selection = opened_of(opened).read.source.load_selection()
     if selection.fingerprint != state["fingerprint"]:
         raise ConfigError(f"{opened!r} selects other rows than the run did.")
     if not has_order:
-        state = dataclasses.replace(parse_state(state), order=spec_of(opened).delivery.order.params()).to_dict()
+        state = dataclasses.replace(parse_state(state), order=opened_of(opened).delivery.order.params()).to_dict()
     order = EpochAudit(opened, state=state).plan.order
     return Expected(
         selection=selection, order=order if has_order else None, most_rows=most_rows, tokens=selection.tokens

@@ -30,7 +30,7 @@ from raylance.runtime import notes
 from raylance.settings import Options
 
 if TYPE_CHECKING:
-    from raylance.read_spec import ReadSpec  # loads Lance
+    from raylance.opened import ReadSpec  # loads Lance
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

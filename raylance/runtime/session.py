@@ -22,9 +22,9 @@ from raylance.dispatch.scaling import Scaler
 from raylance.dispatch.suspects import Suspects
 from raylance.environment.connection import ray_session
 from raylance.observe.observations import Observer
+from raylance.opened import ReadSpec
 from raylance.planning.plan import Plan, WorkItem
 from raylance.planning.planned_rows import PlannedRows
-from raylance.read_spec import ReadSpec
 from raylance.runtime import notes
 from raylance.runtime.feeder import Feeder
 from raylance.runtime.runtime import Runtime

@@ -33,7 +33,7 @@ from raylance.dispatch.messages import (
 )
 from raylance.memory.lending import Bytes, Lend, LendFor
 from raylance.observe import Receipt
-from raylance.read_spec import ReadSpec
+from raylance.opened import ReadSpec
 from raylance.runtime.runtime import Arrived, Runtime
 from raylance.settings import MAX_AUTO_DECODERS, Options
 from raylance.source.limits import Calls

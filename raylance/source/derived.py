@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from raylance.environment.shared import Shared
 from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.memory.arrow import wanted_rows
 from raylance.orders.permutation import Int64Array
-from raylance.source.fields import find_field
+from raylance.source.fields import find_field, is_bytes
 from raylance.source.reader import PieceReader, Prepare, RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.storage_options import StorageOptions
@@ -31,6 +31,8 @@ class Derived(Setting, abc.ABC):
     """
 
     column: str
+    channels: ClassVar[int] = 0
+    """Channels of its values, if these are pictures that are decoded by block."""
 
     @property
     @abc.abstractmethod
@@ -49,6 +51,10 @@ class Derived(Setting, abc.ABC):
                     f"{type(self).__name__}({self.column!r}) needs the column {name!r}, which {uri!r} does not have; "
                     f"nothing was started. Its columns are {', '.join(schema.names)}."
                 )
+
+    def gives_bytes(self, schema: pa.Schema) -> bool:
+        """Returns whether its values are bytes, which a decoder may decode."""
+        return False
 
 
 class Maker(Protocol):
@@ -94,6 +100,11 @@ class Renamed(Made):
     def needs(self) -> tuple[str, ...]:
         """See `Derived.needs`."""
         return (self.stored,)
+
+    def gives_bytes(self, schema: pa.Schema) -> bool:
+        """See `Derived.gives_bytes`."""
+        field = find_field(schema, self.stored)
+        return field is not None and is_bytes(field)
 
     def open(self, storage_options: StorageOptions | None) -> "Renamed":
         """See `Made.open`."""

@@ -13,7 +13,7 @@ from raylance.memory.arrow import width_of
 from raylance.source.encoded_frames import ENCODED, last_keyframe
 
 if TYPE_CHECKING:
-    from raylance.read_spec import ReadSpec  # loads Lance, which decode actors do without
+    from raylance.opened import ReadSpec  # loads Lance, which decode actors do without
 
 _WIDE_BYTES = 1 << 10  # least bytes of a value; the index that an item has instead takes 8
 

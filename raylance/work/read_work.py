@@ -15,10 +15,10 @@ from raylance.dispatch.messages import Gather, Load, Loaded
 from raylance.errors import DatasetError, HelperError
 from raylance.memory.lending import Bytes, Lender
 from raylance.observe import Receipt, clock
+from raylance.opened import ReadSpec
 from raylance.orders.permutation import BoolArray
 from raylance.planning.plan import WorkItem
 from raylance.planning.planned_rows import PlannedRows
-from raylance.read_spec import ReadSpec
 from raylance.samples.table import SampleTable
 from raylance.settings import Options
 from raylance.source.limits import Calls

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.api.dataset import spec_of
+from raylance.api.dataset import opened_of
 from raylance.errors import DatasetError
 from raylance.source import retrying
 from raylance.source.lance_errors import LANCE_ERRORS
@@ -178,7 +178,7 @@ def test_no_limit_enters_what_is_pinned_or_saved(store: FaultyStore) -> None:
         next(iter(loader.iter_batches(global_batch_size=50)))
         saved = loader.state_dict()
     assert "timeout" not in json.dumps(saved)
-    assert spec_of(data).read.source.pinned.storage_options == store_options(store.port)
+    assert opened_of(data).read.source.pinned.storage_options == store_options(store.port)
     renewed = raylance.dataset(URI, storage_options=store_options(store.port, "new"), order=ORDER)
     with renewed.loader(runtime="threads", read_timeout_s=20) as loader:
         loader.load_state_dict(saved)

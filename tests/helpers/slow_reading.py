@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 import raylance
-from raylance.api.dataset import spec_of
+from raylance.api.dataset import opened_of
 from raylance.source.reader import RowReader
 from raylance.source.rows import TableRows
 
@@ -53,7 +53,7 @@ class SlowReader(RowReader):
 
 def opened_slowly(dataset: Any, pause: Callable[[int], None]) -> Any:
     """What loaders of a dataset are made of, with slow reads."""
-    spec = spec_of(dataset)
+    spec = opened_of(dataset)
     source: Any = spec.read.source
     fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
     read = dataclasses.replace(spec.read, source=SlowRows(**fields, pause=pause))

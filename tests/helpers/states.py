@@ -12,6 +12,8 @@ ORIGIN = {
     "branch": None,
     "version": 3,
     "identity": "i",
+    "filter": "x > 1",
+    "split": None,
     "columns": ["image", "label"],
     "decode": [],
     "transform": None,
@@ -20,8 +22,6 @@ ORIGIN = {
 DELIVERY = DeliverySpec(
     uri="a.lance",
     row_bytes=8.0,
-    filter="x > 1",
-    split=None,
     rows=100,
     fingerprint="f",
     order=WindowShuffle(shard_rows=10, window_shards=2, lanes=4),

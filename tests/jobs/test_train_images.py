@@ -34,7 +34,7 @@ from jobs import common, trackers
 from jobs import train_images as job
 from jobs.create_dataset import command as create_dataset
 from jobs.train_images import count_classes, open_data
-from raylance.api.dataset import spec_of
+from raylance.api.dataset import opened_of
 from raylance.errors import ConfigError, DatasetError
 from tests.helpers.cluster import free_ports
 from tests.helpers.created import write_digits
@@ -554,7 +554,7 @@ def test_rows_to_validate_on_may_lie_elsewhere(small, write_dataset):
     given = ["--data", small, "--image-size", "8", "--val-filter", "split = 'none'"]
     other = write_dataset(pa.table({"image": [encode(np.zeros((9, 9), np.uint8))] * 7, "label": [1] * 7}))
     train, val = open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
-    assert (len(train), len(val), spec_of(val).read.source.uri) == (20, 7, other)
+    assert (len(train), len(val), opened_of(val).read.source.uri) == (20, 7, other)
     for uri, names in ((small, ["a", "b", "c", "d", "e"]), (other, ["e", "d", "c", "b", "a"])):
         lance.dataset(uri).update_schema_metadata({"classes": json.dumps(names)})
     with pytest.raises(DatasetError, match="names other classes than --data"):

@@ -15,7 +15,7 @@ import pytest
 
 import raylance
 from jobs import verify as job
-from raylance.api.dataset import spec_of
+from raylance.api.dataset import opened_of
 from raylance.audit import EpochAudit
 
 JOB = Path(__file__).parents[2] / "jobs" / "verify.py"
@@ -223,7 +223,7 @@ def test_a_mixture_is_looked_at_by_its_checkpoint(
 
 def test_bad_rows_are_counted_however_many_there_are(images_uri: str) -> None:
     options = ["--stream", "--image-column", "image", "--on-bad-row", "mask", "--global-batch-size", "8"]
-    decoding = spec_of(job.open_data(job.parse([images_uri, *options]))).read.decoding
+    decoding = opened_of(job.open_data(job.parse([images_uri, *options]))).read.decoding
     assert decoding is not None
     assert decoding.max_bad_rows is None
 
@@ -231,7 +231,7 @@ def test_bad_rows_are_counted_however_many_there_are(images_uri: str) -> None:
 def test_storage_options_reach_the_dataset(texts: list[str]) -> None:
     options = ["--storage-option", "region=mars", "--storage-option", "endpoint=http://x/?a=b"]
     data = job.open_data(job.parse([texts[0], "--global-batch-size", "8", *options]))
-    assert spec_of(data).read.source.pinned.storage_options == {"region": "mars", "endpoint": "http://x/?a=b"}
+    assert opened_of(data).read.source.pinned.storage_options == {"region": "mars", "endpoint": "http://x/?a=b"}
 
 
 def test_a_step_of_all_ranks_shows_values_briefly(

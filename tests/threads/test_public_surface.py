@@ -50,6 +50,12 @@ def test_a_name_of_0_12_warns_of_its_new_place() -> None:
         assert raylance.row_rng  # type: ignore[attr-defined]
 
 
+def test_reading_is_not_chosen_by_hand(images_uri: str) -> None:
+    with pytest.warns(FutureWarning, match="read="):
+        handle = raylance.dataset(images_uri, columns=["id"], read="take")
+    assert handle.take([3])["id"].tolist() == [3]
+
+
 def test_the_page_of_help_names_all_names() -> None:
     page = raylance.__doc__ or ""
     assert {name for name in raylance.__all__ if f"`{name}`" not in page} == set()

@@ -10,12 +10,12 @@ from raylance.api.recorder import Recorder
 from raylance.errors import RaylanceError
 from raylance.observe import clock
 from raylance.observe.observations import BatchHandedOut, Receipt
+from raylance.opened import ReadSpec
 from raylance.planning.cursor import Cursor
 from raylance.planning.digest import Digest, Ledger
 from raylance.planning.plan import Plan
 from raylance.planning.shard_context import ShardContext
 from raylance.planning.state import State
-from raylance.read_spec import ReadSpec
 from raylance.runtime import notes
 from raylance.settings import Options
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from raylance.api.dataset import Dataset, context_of, spec_of
+from raylance.api.dataset import Dataset, context_of, opened_of
 from raylance.api.passes import WholePasses, warn_of_one_order
 from raylance.api.positioned import Positioned
 from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
@@ -39,7 +39,7 @@ class Opened:
     def __init__(self, handle: Dataset) -> None:
         if not isinstance(handle, Dataset):
             raise ConfigError(f"a {type(handle).__name__} is not a handle: pass what raylance.dataset(…) returned.")
-        self.spec = spec_of(handle).map_shared(Shared.here)
+        self.spec = opened_of(handle).map_shared(Shared.here)
         self._context = context_of(handle)
 
     def __getstate__(self) -> dict[str, Any]:

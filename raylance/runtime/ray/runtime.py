@@ -51,8 +51,8 @@ from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.memory.arrow import own_memory
 from raylance.memory.lending import Lend, Lender
 from raylance.observe import Receipt
+from raylance.opened import ReadSpec
 from raylance.planning.planned_rows import PlannedRows
-from raylance.read_spec import ReadSpec
 from raylance.runtime.ray import decoders
 from raylance.runtime.ray.faults import as_raised, fault_of, is_helper_gone, is_machine_fault
 from raylance.runtime.ray.num_decoders import auto_decoders, supply

@@ -12,9 +12,9 @@ from raylance.decode.pixels import set_up_process
 from raylance.dispatch.messages import Gather, Load, Loaded
 from raylance.memory.malloc import keep_freed_memory
 from raylance.observe import Receipt
+from raylance.opened import ReadSpec
 from raylance.planning.plan import Plan
 from raylance.planning.planned_rows import PlannedRows
-from raylance.read_spec import ReadSpec
 from raylance.runtime.ray.actors import Actor
 from raylance.runtime.ray.faults import errors_travel
 from raylance.settings import Options

@@ -25,8 +25,6 @@ from tests.helpers.states import DELIVERY, ORIGIN, as_of_format_4, signed
 
 STATE = State(
     **ORIGIN,
-    filter="x > 1",
-    split=None,
     rows=100,
     fingerprint="f",
     seed=0,
@@ -256,8 +254,8 @@ def test_what_a_state_says() -> None:
     listed = list_shards(EPOCH, 90)
     assert 0 < listed["complete"] < 10
     assert at(90) == dataclasses.replace(STATE, position=90, completed_shards=listed)
-    split = dataclasses.replace(DELIVERY, order=WindowShuffle(), split="half")
-    assert at(90, split) == dataclasses.replace(STATE, position=90, completed_shards={}, order=AUTO, split="half")
+    auto = dataclasses.replace(DELIVERY, order=WindowShuffle())
+    assert at(90, auto) == dataclasses.replace(STATE, position=90, completed_shards={}, order=AUTO)
 
 
 @pytest.mark.parametrize("of_format", [dict, as_of_format_4])

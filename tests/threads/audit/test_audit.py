@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.api.dataset import spec_of
+from raylance.api.dataset import opened_of
 from raylance.audit import EpochAudit, Step, label_codes, read_setting, reopen
 from raylance.errors import ConfigError, DatasetError, StateError
 from raylance.planning.step_size import REMAINDERS, Remainder
@@ -170,7 +170,8 @@ def test_a_mixture_must_not_repeat_a_row_before_the_others(uris: tuple[str, ...]
 def test_which_rows_are_selected_is_lances_word(uris: tuple[str, ...]) -> None:
     """A selection that had lost a row would plan and deliver without a fault of its own."""
     other = raylance.dataset(uris[0], columns=["id"], filter="id < 100 and id != 50")
-    broken = raylance.Dataset(spec_of(other).with_delivery(filter="id < 100"))
+    opened = opened_of(other)
+    broken = raylance.Dataset(dataclasses.replace(opened, read=dataclasses.replace(opened.read, filter="id < 100")))
     report = EpochAudit(broken, global_batch_size=10, world_size=2).count()
     assert lance.dataset(uris[0]).take([40])["id"].to_pylist() == [50]
     assert report.counts["missing"] == 1
@@ -201,7 +202,7 @@ def test_a_run_is_reopened_from_its_checkpoint(kind: str, uris: tuple[str, ...])
         state = json.loads(json.dumps(loader.state_dict()))
     pack = {"samples": SINGLE[kind]["samples"]} if kind.startswith("packed") else {}
     again = reopen(state, uri=uris if "mixture" in kind else uris[0], **pack)
-    assert spec_of(again).delivery.fingerprint == spec_of(data).delivery.fingerprint
+    assert opened_of(again).delivery.fingerprint == opened_of(data).delivery.fingerprint
     assert again.schema.names == data.schema.names
     epoch = EpochAudit(again, state=state)
     assert (epoch.epoch, epoch.plan.global_batch_size, epoch.plan.dp_size) == (3, 9, 2)

@@ -20,7 +20,7 @@ import torch
 import torch.utils.data
 
 import raylance
-from raylance.api.dataset import spec_of
+from raylance.api.dataset import opened_of
 from raylance.decode.arrays import to_arrow
 from raylance.decode.decoding import Decoding
 from raylance.decode.open_decoding import OpenDecoding
@@ -216,8 +216,8 @@ def test_every_dtype_and_shape(write_dataset: Callable[..., str]) -> None:
         np.testing.assert_array_equal(rows[decoder.column], values)
         np.testing.assert_array_equal(batch[decoder.column].numpy(), values)
         assert dataset.schema.field(decoder.column).type == decoder.arrow_type == to_arrow(values).type
-    assert spec_of(dataset).read.decoding is not None
-    assert spec_of(dataset).read.decoding.row_bytes == sum(values[0].nbytes for values in wanted.values())
+    assert opened_of(dataset).read.decoding is not None
+    assert opened_of(dataset).read.decoding.row_bytes == sum(values[0].nbytes for values in wanted.values())
 
 
 class Returns(Raw):

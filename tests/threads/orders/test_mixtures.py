@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
-from raylance.api.dataset import spec_of
+from raylance.api.dataset import opened_of
 from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import Facts
@@ -122,7 +122,7 @@ def test_a_mixture_streams_and_resumes(parts: dict[str, Any]) -> None:
 
 def test_the_plan_of_a_mixture_says_what_becomes_of_each_datasets_rows(parts: dict[str, Any]) -> None:
     """By source, against what is delivered."""
-    uri = spec_of(parts["small"][0]).read.source.uri
+    uri = opened_of(parts["small"][0]).read.source.uri
     drawn = raylance.dataset(uri, order=raylance.Weighted(weights="half", rows_per_epoch=30))
     for stop, remainder in (("first_exhausted", "drop"), ("all_exhausted", "ragged"), (700, "pad")):
         mixed = raylance.mix({**parts, "drawn": (drawn, 0.5)}, stop=stop, remainder=remainder)

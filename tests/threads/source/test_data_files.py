@@ -219,7 +219,7 @@ def test_values_laid_over_others_are_read_and_belong_to_the_identity(
     identities = [raylance.dataset(uri).loader(runtime="threads").state_dict()["identity"]]
     for row in (7, 40_000):
         overlay(uri, "b", row, -row)
-        handle = raylance.dataset(uri, order="sequential", read="range")
+        handle = raylance.dataset(uri, order="sequential")
         identities.append(handle.loader(runtime="threads").state_dict()["identity"])
         (batch,) = handle.iter_batches(batch_size=50_000)
         assert batch["b"][row] == -row

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.api.dataset import spec_of
+from raylance.api.dataset import opened_of
 from raylance.errors import DatasetError
 from raylance.samples.pack_tokens import PackTokens
 from raylance.source.data_files import DataFiles
@@ -199,14 +199,14 @@ def test_storage_that_fails_is_not_waited_for_if_nobody_wants_the_rows(tmp_path:
     pack = PackTokens("tokens", 16) if kind == "sequences" else None
     data = raylance.dataset(uri, columns=None if pack else ["tokens"], samples=pack)
     mixed = raylance.mix({"a": (data, 1.0), "b": (data, 1.0)}, stop=60) if kind == "mixture" else data
-    reader = spec_of(mixed).read.source.open_reader(30.0)
+    reader = opened_of(mixed).read.source.open_reader(30.0)
     shutil.rmtree(Path(uri, "data"))
     begin = time.monotonic()
     reader.read_into(np.arange(10), add, lambda: False)
     reader.read_pieces(np.arange(10), lambda *rows: rows, lambda _: True, lambda: False)
     assert time.monotonic() - begin < 20
     with pytest.raises(DatasetError):
-        spec_of(mixed).read.source.open_reader(0.1).read_into(np.arange(10), add)
+        opened_of(mixed).read.source.open_reader(0.1).read_into(np.arange(10), add)
 
 
 def test_a_read_that_is_done_refers_to_nothing(write_dataset: Callable[..., str]) -> None:

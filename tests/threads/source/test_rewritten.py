@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.api.dataset import spec_of
+from raylance.api.dataset import opened_of
 from raylance.audit import EpochAudit, reopen
 from raylance.errors import DatasetError
 from raylance.source import version
@@ -182,7 +182,7 @@ def test_an_open_dataset_that_still_serves_what_was_removed_is_checked(
     """Reading alone finds nothing: the files are read that were opened before."""
     monkeypatch.setattr(version, "_CHECK_S", 0.0)
     monkeypatch.setattr(version, "_CHECK_SHARE", 0)
-    source = spec_of(raylance.dataset(uri, columns=["id", "label"])).read.source
+    source = opened_of(raylance.dataset(uri, columns=["id", "label"])).read.source
     reader = source.open_reader()
     reader.read(np.arange(ROWS))
     kept = Path(uri + ".kept")

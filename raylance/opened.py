@@ -17,7 +17,6 @@ from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Tables
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.source.rows import RowSource
-from raylance.source.videos import Video
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +32,10 @@ class ReadSpec:
             the same length, else None; for lists of lists, the shape.
         list_dtypes: For each column that can be padded, the dtype of the numbers.
         encoded: Columns that are delivered as they are stored, and hold encoded images.
+        filter: The filter of the rows; None without one. In a mixture, it is a dict by component, like `split` and
+            `cost`.
+        split: The description of the split, or None.
+        cost: That of what a row costs, or None.
     """
 
     source: RowSource
@@ -42,6 +45,9 @@ class ReadSpec:
     list_lengths: Mapping[str, int | Shape | None] = dataclasses.field(default_factory=dict)
     list_dtypes: Mapping[str, "np.dtype[Any]"] = dataclasses.field(default_factory=dict)
     encoded: tuple[str, ...] = ()
+    filter: Any = None
+    split: Any = None
+    cost: Any = None
 
     @property
     def in_helpers(self) -> Decoding | None:
@@ -64,7 +70,7 @@ class ReadSpec:
         """Names of the columns whose channels come before height and width in torch. What a transform returns keeps its
         axes if the last one cannot be that of the channels.
         """
-        channels = {each.column: each.channels for _, each in self.source.derived if isinstance(each, Video)}
+        channels = {each.column: each.channels for _, each in self.source.derived if each.channels}
         channels |= self.decoding.channels_last if self.decoding else {}
         if self.decoding is None or self.decoding.transform is None or self.schema is None:
             return frozenset(channels)
@@ -79,6 +85,9 @@ class ReadSpec:
             "branch": self.source.branch,
             "version": self.source.version,
             "identity": self.source.identity,
+            "filter": self.filter,
+            "split": self.split,
+            "cost": self.cost,
             "windows": self.source.windows,
             "columns": list(self.delivers),
             "decode": [
@@ -86,20 +95,20 @@ class ReadSpec:
                 *map(describe, decoders),
             ],
             "transform": describe(self.decoding.transform) if self.decoding else None,
-            "codecs": {each.column: codec_name() for _, each in derived if isinstance(each, Video)}
+            "codecs": {each.column: codec_name() for _, each in derived if each.channels}
             | {each.output_name: each.codec for each in decoders if each.codec},
         }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetSpec:
+class Opened:
     """Describes how the rows of a handle are read and decoded, and in which order they are delivered; picklable."""
 
     read: ReadSpec
     delivery: DeliverySpec
 
     @classmethod
-    def of(cls, read: ReadSpec, **delivery: Any) -> "DatasetSpec":
+    def of(cls, read: ReadSpec, **delivery: Any) -> "Opened":
         """Returns the spec of some rows. `delivery` has those fields of `DeliverySpec` that the rows do not give."""
         source, selection = read.source, read.source.load_selection()
         rows, fingerprint = selection.rows, selection.fingerprint
@@ -113,11 +122,11 @@ class DatasetSpec:
         )
         return cls(read=read, delivery=of_rows)
 
-    def with_delivery(self, **changes: Any) -> "DatasetSpec":
+    def with_delivery(self, **changes: Any) -> "Opened":
         """Returns a copy with these fields of `delivery` changed."""
         return dataclasses.replace(self, delivery=dataclasses.replace(self.delivery, **changes))
 
-    def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> "DatasetSpec":
+    def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> "Opened":
         """Returns a copy in which `change`, such as `Shared.of_run`, replaced each selection and table of an order."""
 
         def tables_of(tables: Tables) -> Tables:
@@ -132,6 +141,6 @@ class DatasetSpec:
             order = dataclasses.replace(order, components=parts)
         costs = tables_of(self.delivery.costs)
         read = dataclasses.replace(self.read, source=self.read.source.map_shared(change))
-        return DatasetSpec(read=read, delivery=self.delivery).with_delivery(
+        return Opened(read=read, delivery=self.delivery).with_delivery(
             order=order, tables=tables_of(self.delivery.tables), costs=costs
         )

@@ -1,0 +1,174 @@
+"""Which columns are read, decoded and made of others: the second step of opening a dataset."""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import lance
+import pyarrow as pa
+
+from raylance.api.asked import Asked, Stored
+from raylance.api.opening_videos import open_video
+from raylance.arguments import listed
+from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID
+from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder, is_on_device
+from raylance.errors import ConfigError, DatasetError
+from raylance.source.derived import Derived, Made
+from raylance.source.fields import blobs_inside, find_field, is_bytes, leaf_names
+from raylance.source.videos import AddedColumns, Video
+
+
+class Columns(NamedTuple):
+    """The columns of a dataset that is opened.
+
+    Attributes:
+        names: The stored columns that are read.
+        added: Those that readers add.
+        derived: Names of the latter.
+        plain: Stored columns that batches have as they are stored.
+        single: Columns whose values are decoded each by itself, so that a sample may have several.
+    """
+
+    names: Sequence[str]
+    added: AddedColumns
+    derived: Collection[str]
+    plain: Sequence[str]
+    single: Collection[str]
+
+
+def open_columns(asked: Asked, stored: Stored) -> Columns:
+    """Finds the columns, and opens what those need that readers make.
+
+    Raises:
+        ConfigError: If a name or a setting cannot be honoured.
+        DatasetError: If a column is missing, or has another type.
+    """
+    decoders, derived = asked.decoding.decoders, {each.column for each in asked.derived}
+    of_stored = [each for each in decoders if each.column not in derived and not each.of_frames]
+    names = _check_columns(stored.opened, asked.columns, of_stored, may_be_none=bool(derived))
+    added = _open_derived(asked, stored, names)
+    apart = {*(each.column for each in decoders), *added.drops, *added.video_drops}
+    together = {each.column for each in decoders if isinstance(each, RaggedDecoder | BatchDecoder)}
+    return Columns(
+        names=names,
+        added=added,
+        derived=derived,
+        plain=[name for name in names if name not in apart],
+        single=[each.column for each in decoders if each.column not in together],
+    )
+
+
+def _check_columns(
+    opened: lance.LanceDataset, columns: Sequence[str] | None, decoders: Sequence[Decoder], *, may_be_none: bool
+) -> list[str]:
+    if isinstance(columns, str) or not isinstance(columns, Iterable | None):
+        name = columns if isinstance(columns, str) else opened.schema.names[0]
+        raise ConfigError(f"columns={columns!r}: give a list of names, such as [{name!r}].")
+    decoded = [decoder.column for decoder in decoders]
+    names = _default_columns(opened.schema, decoded) if columns is None else list(columns)
+    fields = _find_fields(opened, [*names, *decoded])
+    if not (names or may_be_none) or len(set(names)) < len(names):
+        raise ConfigError(f"columns={names}: name at least one column, and each once.")
+    added = {COMPONENT, DRAW, ROW_OFFSET, SEED, VALID}
+    in_helpers = {decoder.column for decoder in decoders if not is_on_device(decoder)}
+    plain = set(names) - {decoder.column for decoder in decoders}
+    if reserved := sorted(added & set(names)):
+        raise ConfigError(
+            f"{opened.uri!r} has columns named {', '.join(reserved)}, the names of columns that raylance adds. "
+            "Leave them out of columns=, or rename them in the dataset."
+        )
+    for decoder in decoders:
+        name = decoder.column
+        if name not in names:
+            raise ConfigError(f"decode names {name!r}: it must be one of columns={names}.")
+        if not is_bytes(fields[name]):
+            raise DatasetError(
+                f"column {name!r} is {fields[name].type}, not binary, so it holds no {decoder.content}; nothing was "
+                "started. Decode a binary column, or leave decode= out."
+            )
+        if is_on_device(decoder) and name in in_helpers:
+            raise ConfigError(
+                f"column {name!r} is decoded in decode actors and, by {type(decoder).__name__}, on the trainer's "
+                "device: its rows would travel twice. Decode a column in one place."
+            )
+        if (made := decoder.output_name) in {*plain, *added}:
+            raise ConfigError(
+                f"{type(decoder).__name__}({name!r}, name={made!r}): batches have another column of this name. Choose "
+                "another one, or leave that column out of columns=."
+            )
+    return names
+
+
+def _default_columns(schema: pa.Schema, decoded: Sequence[str]) -> list[str]:
+    """Returns all columns. A struct with blobs, or with a field to decode, is replaced by the fields inside it."""
+    names: list[str] = []
+    for field in schema:
+        inside = leaf_names(field, field.name)
+        is_split = field.name not in decoded and (blobs_inside(field, field.name) or {*inside} & {*decoded})
+        names += inside if is_split else [field.name]
+    return names
+
+
+def _find_fields(opened: lance.LanceDataset, names: Sequence[str]) -> dict[str, pa.Field]:
+    """Returns the fields of columns, by name.
+
+    Raises:
+        DatasetError: If there is no such field, or a field has blobs inside it, which Lance does not read with it.
+    """
+    schema = opened.schema
+    found = {name: find_field(schema, name) if isinstance(name, str) else None for name in names}
+    if missing := sorted({repr(name) for name, field in found.items() if field is None}):
+        raise DatasetError(
+            f"{opened.uri!r} at version {opened.version} has no column {listed(missing)}; nothing was started. Its "
+            f"columns are {listed(schema.names)}."
+        )
+    fields = {name: field for name, field in found.items() if field is not None}
+    for name, field in fields.items():
+        if blobs := blobs_inside(field, name):
+            raise DatasetError(
+                f"column {name!r} of {opened.uri!r} holds the blobs {', '.join(blobs)}, and Lance gives only their "
+                "places, not their bytes, if the column is read as a whole; nothing was started. Name what lies inside "
+                f"structs by itself, columns={leaf_names(field, name)}. Blobs inside lists cannot be read: leave the "
+                "column out, or store one blob a row."
+            )
+    return fields
+
+
+def _check_decoder_of_derived(decoder: Decoder, derived: Derived | None, opened: lance.LanceDataset) -> None:
+    """Raises ConfigError if a decoder cannot decode the column that a reader makes; None if its column is stored."""
+    if decoder.of_frames:
+        if derived is None or not derived.channels:
+            raise ConfigError(
+                f"{type(decoder).__name__}({decoder.column!r}): there is no Video of this name. Nothing was started."
+            )
+    elif derived is not None and not derived.gives_bytes(opened.schema):
+        raise ConfigError(
+            f"{type(decoder).__name__}({decoder.column!r}): that is a {type(derived).__name__}, whose values are not "
+            f"encoded {decoder.content}. Nothing was started."
+        )
+
+
+def _open_derived(asked: Asked, stored: Stored, names: list[str]) -> AddedColumns:
+    """Opens what columns that readers make need. Adds the stored columns of which they are made to `names`."""
+    opened, derived, decoding = stored.opened, asked.derived, asked.decoding
+    by_name = {each.column: each for each in derived}
+    for decoder in decoding.decoders:
+        _check_decoder_of_derived(decoder, by_name.get(decoder.column), opened)
+    of_derived = {each.output_name for each in decoding.decoders if each.column in by_name}  # which may keep the name
+    made = [name for name in decoding.names if name not in of_derived & by_name.keys()]
+    taken, given = [*names, *made], {*names}
+    for each in derived:
+        if each.column in taken:
+            kind = type(each).__name__
+            raise ConfigError(f"{kind}({each.column!r}): batches have another column of this name. Choose another one.")
+        taken.append(each.column)
+        each.check(opened.schema, opened.uri)
+        names += [name for name in each.needs if name not in names]
+    videos = {each.column: open_video(each, stored.storage_options) for each in derived if isinstance(each, Video)}
+    for_videos = {name for each in derived if each.column in videos for name in each.needs}
+    return AddedColumns(
+        settings=tuple(videos[each.column].setting if each.column in videos else each for each in derived),
+        videos=tuple(videos.values()),
+        makers={each.column: each.open(stored.storage_options) for each in derived if isinstance(each, Made)},
+        drops=tuple(name for name in names if name not in given | for_videos),
+        video_drops=tuple(name for name in names if name in for_videos - given),
+    )
