@@ -50,7 +50,7 @@ def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) 
 
 def warn_replaced(call: str, names: Iterable[str], new: str, depth: int = 1) -> None:
     """Warns the caller of a public function that arguments of 0.12 have a new spelling. `depth` is the number of calls
-    from that function to this one.
+    between that function and this one.
     """
     warnings.warn(
         f"{call}: {', '.join(f'{name}=' for name in names)} is the spelling of raylance 0.12, and goes in 0.14. Write "
@@ -58,6 +58,16 @@ def warn_replaced(call: str, names: Iterable[str], new: str, depth: int = 1) -> 
         FutureWarning,
         stacklevel=3 + depth,
     )
+
+
+def take_renamed(call: str, given: dict[str, Any], names: Mapping[str, str], depth: int = 0) -> None:
+    """Replaces arguments of 0.12, the keys of `names`, by those that have taken their place, with a warning. `depth` is
+    as in `warn_replaced`.
+    """
+    for old, new in names.items():
+        if old in given:
+            warn_replaced(call, [old], f"{new}=", depth + 1)
+            given.setdefault(new, given.pop(old))
 
 
 def check_flag(what: str, value: Any) -> bool:

@@ -8,14 +8,16 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from raylance.arguments import check_flag, check_integer, refuse_unknown
+from raylance.arguments import check_flag, check_integer, refuse_unknown, take_renamed, warn_replaced
 from raylance.errors import ConfigError
 from raylance.observe.spans import check_traces
 from raylance.orders.order import Auto
 
+RENAMED = {"max_window_bytes": "reader_bytes", "max_inflight_bytes": "inflight_bytes"}
+"""Options of 0.12, and what has taken their place."""
 _LONGEST_S = 1_000_000_000  # about 30 years; clocks of the system may not support a longer wait
 MAX_AUTO_DECODERS = 32  # most decoders of a rank with num_decoders="auto"
-_MAX_AUTO_READERS = 4  # each of them holds max_window_bytes
+_MAX_AUTO_READERS = 4  # each of them holds reader_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,25 +33,25 @@ class Options:
             while the trainer waits for decoding, even if no CPU is free yet, so that an autoscaler adds nodes.
         num_readers: Number of shard actors, which read rows, of each rank and loader. Use more than one if the trainer
             waits for reading. They take turns: each reads one chunk, and then the next chunk that no other has. Each
-            holds up to `max_window_bytes`, so two hold up to 1 GiB by default. A pair (min, max) begins with min shard
+            holds up to `reader_bytes`, so two hold up to 1 GiB by default. A pair (min, max) begins with min shard
             actors and requests more while the trainer waits for reading; "auto" is (1, 4).
         decoder_cpus: Number of CPUs that a decode actor reserves in Ray.
         decode_threads: Number of threads in which a shard actor decodes, if it decodes itself. "auto" is one; for the
             loaders that Ray Train makes, it is the CPUs of the rank's node divided by the number of ranks there.
-        max_window_bytes: Maximum bytes of raw rows that a shard actor holds, measured as they are read: the rows of the
+        reader_bytes: Maximum bytes of raw rows that a shard actor holds, measured as they are read: the rows of the
             present chunk and those of the next chunk that it reads ahead. A chunk that takes more than about half of
             the limit is read in parts, in the same order, which takes longer. A single row that takes more than the
             limit is an error.
             Rows that are being read need memory on top of the limit: about an eighth of the limit, at most 32 MiB, or
             more if rows suddenly get larger. The size of the windows, which is the same for all ranks, follows from
-            `window_bytes` of `raylance.dataset`; without it, from the `max_window_bytes` given to `DataConfig`.
+            `window_bytes` of `raylance.dataset`; without it, from the `reader_bytes` given to `DataConfig`.
             Through Ray, values of 1 KiB and more that make samples of several rows, as frames of videos, lie in the
             object store instead, unless helpers decode or transform them.
             With the runtime "threads", there is one more need: in a batch, a column that needs no decoder is a view of
             the reader's memory. As long as the training loop refers to such a batch, all rows that were read with it
             stay in memory. If these rows take more than half of the limit, new batches are copies instead. So batches
-            to which the training loop refers need at most `max_window_bytes` on top of the limit.
-        max_inflight_bytes: Maximum bytes of raw and decoded tables on their way to a rank. A single row may be larger.
+            to which the training loop refers need at most `reader_bytes` on top of the limit.
+        inflight_bytes: Maximum bytes of raw and decoded tables on their way to a rank. A single row may be larger.
             The tables of the step that is being assembled do not count for this limit.
         placement_timeout_s: Seconds that helpers may take to be placed and to start.
         read_timeout_s: Seconds for which a failed read is tried again before the failure is an error. The storage may
@@ -76,8 +78,8 @@ class Options:
     num_readers: int | tuple[int, int] | Auto = 1
     decoder_cpus: float = 1.0
     decode_threads: int | Auto = "auto"
-    max_window_bytes: int = 512 << 20
-    max_inflight_bytes: int = 512 << 20
+    reader_bytes: int = 512 << 20
+    inflight_bytes: int = 512 << 20
     placement_timeout_s: float = 120.0
     read_timeout_s: float = 60.0
     work_timeout_s: float = 600.0
@@ -86,9 +88,15 @@ class Options:
     runtime: Literal["auto", "ray", "threads"] = "auto"
     traces: bool = False
     auto_decoders: int | None = None
+    max_window_bytes: dataclasses.InitVar[int | None] = None
+    max_inflight_bytes: dataclasses.InitVar[int | None] = None
 
-    def __post_init__(self) -> None:
-        for name in ("max_window_bytes", "max_inflight_bytes"):
+    def __post_init__(self, max_window_bytes: int | None, max_inflight_bytes: int | None) -> None:
+        for older, value in zip(RENAMED, (max_window_bytes, max_inflight_bytes), strict=True):
+            if value is not None:
+                warn_replaced("raylance.Options()", [older], f"{RENAMED[older]}=")
+                object.__setattr__(self, RENAMED[older], value)
+        for name in ("reader_bytes", "inflight_bytes"):
             value = getattr(self, name)
             if isinstance(value, float | np.floating) and float(value).is_integer():  # 1e9
                 value = int(value)
@@ -157,9 +165,10 @@ def make_options(call: str, options: Mapping[str, Any], own: Sequence[str]) -> O
     Raises:
         ConfigError: If a name or a value cannot be honoured.
     """
-    known = [field.name for field in _PUBLIC]
-    refuse_unknown(call, {name: value for name, value in options.items() if name not in known}, (*own, *known))
-    return Options(**options)
+    known, given = [field.name for field in _PUBLIC], dict(options)
+    take_renamed(call, given, RENAMED, depth=1)
+    refuse_unknown(call, {name: value for name, value in given.items() if name not in known}, (*own, *known))
+    return Options(**given)
 
 
 def _as_range(given: Any) -> tuple[int, int]:

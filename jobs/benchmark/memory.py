@@ -128,7 +128,7 @@ def _measure_tail(setting: Setting) -> dict[str, Any]:
     sizes = tail_sizes(setting.seed)
     uri = cached_dataset(setting.path(f"tail-{_TAIL_ROWS}"), _TAIL_ROWS, _tail_batches(setting.seed))
     before, rows, step_bytes = store_bytes(), 0, 0
-    limits = {"max_window_bytes": _WINDOW_BYTES, "max_inflight_bytes": _INFLIGHT_BYTES}
+    limits = {"reader_bytes": _WINDOW_BYTES, "inflight_bytes": _INFLIGHT_BYTES}
     data = raylance.dataset(uri, seed=setting.seed, window_bytes=_WINDOW_BYTES, remainder="ragged")
     with data.loader(**limits) as loader, Peak(store_bytes) as peak:
         size: dict[str, Any] = {"global_batch_size": _TAIL_BATCH, "prefetch_batches": _TAIL_PREFETCH}
@@ -177,8 +177,8 @@ def figures(found: dict[str, Any]) -> Iterator[Figure]:
     tail = found["tail"]
     spilled = (found["spilled_bytes"] + tail["spilled_bytes"]) / _MIB
     yield Figure(f"spilled in {found['epochs']} epochs", [spilled], "MiB", at_most=0.0)
-    # As documented, max_window_bytes may be exceeded by a block, and max_inflight_bytes by a step.
-    window = tail["held_bytes"] / (tail["max_window_bytes"] * (1 + 1 / 16))
-    yield Figure("heavy-tailed rows: held / max_window_bytes and a block", [window], at_most=1.0)
-    inflight = tail["store_peak_bytes"] / (tail["max_inflight_bytes"] + tail["largest_step_bytes"])
-    yield Figure("heavy-tailed rows: object store / max_inflight_bytes and a step", [inflight], at_most=1.0)
+    # As documented, reader_bytes may be exceeded by a block, and inflight_bytes by a step.
+    window = tail["held_bytes"] / (tail["reader_bytes"] * (1 + 1 / 16))
+    yield Figure("heavy-tailed rows: held / reader_bytes and a block", [window], at_most=1.0)
+    inflight = tail["store_peak_bytes"] / (tail["inflight_bytes"] + tail["largest_step_bytes"])
+    yield Figure("heavy-tailed rows: object store / inflight_bytes and a step", [inflight], at_most=1.0)

@@ -97,7 +97,7 @@ class Consumer:
         return self.cursor.plan(
             size=size,
             dp_size=self.context.dp_size,
-            max_window_bytes=self.options.max_window_bytes,
+            reader_bytes=self.options.reader_bytes,
             remainder=remainder,
         )
 

@@ -246,8 +246,8 @@ class Dataset:
             known=("global_batch_size", "world_size", "budget"),
         )
         size = 256 if found is None else found.size
-        limit, source = Options().max_window_bytes, self._spec.read.source
-        plan = make_plan(self._spec.delivery, size=size, dp_size=world_size, max_window_bytes=limit)
+        limit, source = Options().reader_bytes, self._spec.read.source
+        plan = make_plan(self._spec.delivery, size=size, dp_size=world_size, reader_bytes=limit)
         return summarise(plan, source.likely_row_bytes, how_read(source, plan), limit, source.measure)
 
     def steps_per_epoch(
@@ -264,8 +264,8 @@ class Dataset:
         """
         sizes: dict[str, Any] = {"global_batch_size": global_batch_size, "batch_size": batch_size, "budget": budget}
         found = require_size(read_size("steps_per_epoch()", 1, **sizes, others=older, known=sizes))
-        limit = Options().max_window_bytes
-        return make_plan(self._spec.delivery, size=found.size, dp_size=1, max_window_bytes=limit).steps(0)
+        limit = Options().reader_bytes
+        return make_plan(self._spec.delivery, size=found.size, dp_size=1, reader_bytes=limit).steps(0)
 
     @takes_options
     def loader(
@@ -368,8 +368,8 @@ class Dataset:
         plan = None
         if epoch is not None:
             epoch, size = check_integer("epoch", epoch, 0), check_integer("global_batch_size", global_batch_size, 1)
-            limit = Options().max_window_bytes
-            plan = make_plan(self._spec.delivery, size=size, dp_size=1, max_window_bytes=limit, remainder="ragged")
+            limit = Options().reader_bytes
+            plan = make_plan(self._spec.delivery, size=size, dp_size=1, reader_bytes=limit, remainder="ragged")
         self._passes.end_idle()
         return to_ray_dataset(self._spec, self.schema, plan, epoch or 0, options)
 

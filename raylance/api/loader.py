@@ -235,7 +235,7 @@ class RankLoader(Positioned):
             budget: Cost of one step, in place of `global_batch_size`, and of micro-batches: a `raylance.Budget`. It
                 needs `cost=` of `raylance.dataset`.
             prefetch_batches: Number of steps that are read and decoded ahead: more if decoders would be idle, fewer if
-                they do not fit in `max_inflight_bytes`. It is also the largest number of finished batches that wait for
+                they do not fit in `inflight_bytes`. It is also the largest number of finished batches that wait for
                 the training loop. 0 acts as 1.
             dtypes: One dtype for all tensors, or dtypes by column; None keeps the stored dtypes. One dtype for all does
                 not change columns that raylance adds, such as the `…_length` of a `Pad`; name these to change them. Do

@@ -90,7 +90,7 @@ def dataset(
         order: "window", "shard", "sequential", "row" or "bucket", or an order with its parameters.
         seed: Seed of the order and of augmentation, on every rank. A `FractionSplit` has another seed.
         window_bytes: Bytes of memory for the windows of a shuffle, in total over all ranks: the current and the next
-            window of each lane. The sizes that `order` leaves to "auto" follow from it. None takes `max_window_bytes`
+            window of each lane. The sizes that `order` leaves to "auto" follow from it. None takes `reader_bytes`
             of the run's `DataConfig`; without one, 512 MiB. Checkpoints record it, and a resume keeps it.
         remainder: How the rows after the last whole step are handled: "drop" leaves them out, "pad" fills the step with
             repeated rows, whose `_valid` is False, and "ragged" makes a shorter step. If that has fewer rows than there
@@ -127,7 +127,7 @@ def dataset(
     decode, read = others.pop("decode", None), others.pop("read", None)
     refuse_unknown(call, others, dataset.__kwdefaults__ or ())
     if read is not None:
-        warn_replaced(call, ["read"], "nothing: raylance chooses for each chunk")
+        warn_replaced(call, ["read"], "nothing in its place: raylance chooses for each chunk", depth=0)
     check_word("on_bad_row", on_bad_row, ("raise", "mask"))
     check_word("read", read or "auto", READ_MODES)
     check_word("stale", stale, STALE)

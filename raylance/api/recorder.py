@@ -258,8 +258,8 @@ class Recorder:
             "global_batch_size": plan.global_batch_size,
             "steps": plan.steps(self.cursor.epoch) if plan.budget is None else None,  # these take seconds to count
             "limits": {
-                "inflight_limit_bytes": float(self._options.max_inflight_bytes),
-                "window_limit_bytes": float(self._options.max_window_bytes),
+                "inflight_limit_bytes": float(self._options.inflight_bytes),
+                "window_limit_bytes": float(self._options.reader_bytes),
                 "epoch_rows": float(
                     plan.steps(self.cursor.epoch) * plan.global_batch_size
                     if plan.remainder != "ragged" and plan.budget is None

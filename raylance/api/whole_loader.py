@@ -72,4 +72,4 @@ class WholeLoader(RankLoader):
 def _for_run(spec: Opened, options: Options) -> Opened:
     """Returns the spec with `window_bytes` as the options of the run say, which are the same for all ranks."""
     is_open = spec.delivery.window_bytes is None
-    return spec.with_delivery(window_bytes=options.max_window_bytes) if is_open else spec
+    return spec.with_delivery(window_bytes=options.reader_bytes) if is_open else spec

@@ -127,9 +127,7 @@ class EpochAudit:
         world = check_integer("world_size", 1 if given["dp_size"] is None else given["dp_size"], 1)
         self.epoch = check_integer("epoch", given["epoch"] or 0, 0)
         self.position = check_integer("position", position, 0)
-        self.plan: Plan = make_plan(
-            delivery_spec, size=size, dp_size=world, max_window_bytes=Options().max_window_bytes
-        )
+        self.plan: Plan = make_plan(delivery_spec, size=size, dp_size=world, reader_bytes=Options().reader_bytes)
         if self.position >= self.plan.epoch_rows:
             raise ConfigError(
                 f"position={position}: the epoch has {self.plan.epoch_rows:,} rows. There is nothing to audit. Begin "

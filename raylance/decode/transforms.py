@@ -150,7 +150,7 @@ def error_of_no_row(what: str, error: ImportError | MemoryError) -> RaylanceErro
     if isinstance(error, ImportError):
         return ConfigError(f"{cause} Install the module on all nodes with helpers.")
     return HelperError(
-        f"{cause} Use fewer helpers there (num_decoders=…), lower max_inflight_bytes or max_window_bytes, or give them "
+        f"{cause} Use fewer helpers there (num_decoders=…), lower inflight_bytes or reader_bytes, or give them "
         "more memory."
     )
 

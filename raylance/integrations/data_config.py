@@ -46,7 +46,7 @@ class DataConfig(ray.train.DataConfig):
                 replica. For any other arrangement, call `reshard` in the training function.
             **options: Fields of `raylance.Options`, such as `num_decoders=2`, for the loaders of all datasets and
                 ranks. `num_decoders="auto"` takes the CPUs that the trainer leaves free. A dataset without
-                `window_bytes` takes `max_window_bytes` for it.
+                `window_bytes` takes `reader_bytes` for it.
 
         Raises:
             ConfigError: If an option is unknown, or a value is not allowed.

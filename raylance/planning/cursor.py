@@ -171,20 +171,20 @@ class Cursor:
         *,
         size: Size,
         dp_size: int,
-        max_window_bytes: int,
+        reader_bytes: int,
         remainder: Remainder | None = None,
     ) -> Plan:
         """Returns the plan of the epochs, see `make_plan`. It is the same object until an argument changes or a state
         is loaded.
         """
         spec = self.delivery_spec
-        sizes = (size, dp_size, max_window_bytes, remainder or spec.remainder)
+        sizes = (size, dp_size, reader_bytes, remainder or spec.remainder)
         if self._plan is None or self._plan[0] is not spec or self._plan[1] != sizes:
             plan = make_plan(
                 spec,
                 size=size,
                 dp_size=dp_size,
-                max_window_bytes=max_window_bytes,
+                reader_bytes=reader_bytes,
                 remainder=remainder,
             )
             self._plan = spec, sizes, plan

@@ -70,13 +70,13 @@ def make_plan(
     *,
     size: Size,
     dp_size: int,
-    max_window_bytes: int,
+    reader_bytes: int,
     remainder: Remainder | None = None,
 ) -> Plan:
     """Makes the plan of all epochs.
 
     Sizes that the order leaves to "auto" follow from the dataset and the global batch alone, never from the world size
-    or a limit of one rank, so that all ranks have the same order. Chunks that do not fit `max_window_bytes` of a rank
+    or a limit of one rank, so that all ranks have the same order. Chunks that do not fit `reader_bytes` of a rank
     are read in parts. If `remainder` is None, that of `spec` is used.
 
     Raises:
@@ -104,11 +104,11 @@ def make_plan(
     if chunk_positions is None:
         chunk_positions = max(1, int(_CHUNK_BYTES / row_bytes)) * dp_size
     # Two chunks are held at a time. A chunk that does not fit is read in parts, in the same order.
-    fitting = max(order.lane_count, int(max_window_bytes / 2 * dp_size / row_bytes))
+    fitting = max(order.lane_count, int(reader_bytes / 2 * dp_size / row_bytes))
     if chunk_positions > fitting:
         if order.needs_whole_windows:
             window_bytes = int(chunk_positions / dp_size * spec.row_bytes)
-            _warn_of_parts(str(spec.uri), str(order.settings), window_bytes, max_window_bytes)
+            _warn_of_parts(str(spec.uri), str(order.settings), window_bytes, reader_bytes)
         chunk_positions = -(-chunk_positions // -(-chunk_positions // fitting))
     return Plan(
         order=order,
@@ -161,16 +161,16 @@ def _check_budget(spec: DeliverySpec, budget: CostLimit, dp_size: int) -> tuple[
 
 
 @functools.cache
-def _warn_of_parts(uri: str, order: str, window_bytes: int, max_window_bytes: int) -> None:
+def _warn_of_parts(uri: str, order: str, window_bytes: int, reader_bytes: int) -> None:
     """Warns that windows are read in parts; only once per process, although each loader makes a plan."""
     logger.warning(
-        "%s: a window of %s has %s MiB of raw rows on each rank, and max_window_bytes=%d has room for two of %s MiB. "
+        "%s: a window of %s has %s MiB of raw rows on each rank, and reader_bytes=%d has room for two of %s MiB. "
         "Each window is read in parts, whose rows lie scattered over it: the same batches, more slowly. Raise "
-        "max_window_bytes, or start the run with a smaller window_bytes= of raylance.dataset, or smaller sizes of the "
+        "reader_bytes, or start the run with a smaller window_bytes= of raylance.dataset, or smaller sizes of the "
         "order.",
         uri,
         order,
         f"{window_bytes / 2**20:,.1f}",
-        max_window_bytes,
-        f"{max_window_bytes / 2**21:,.1f}",
+        reader_bytes,
+        f"{reader_bytes / 2**21:,.1f}",
     )

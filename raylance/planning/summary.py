@@ -18,12 +18,12 @@ _RANKS = 16  # most ranks that a legend names
 
 
 def summarise(
-    plan: Plan, row_bytes: float, reads: str, max_window_bytes: int = sys.maxsize, measure: str = "as given"
+    plan: Plan, row_bytes: float, reads: str, reader_bytes: int = sys.maxsize, measure: str = "as given"
 ) -> "PlanSummary":
     """Summarises an epoch of a plan. `PlanSummary` explains the arguments."""
     chunk, last = plan.chunk_at(0, 0), plan.dp_size - 1  # no rank has more rows than the last one
     rows = plan.chunk_size(chunk, last) if chunk is not None else 0
-    window_bytes = int(fitting_rows(rows, row_bytes, max_window_bytes) * row_bytes)
+    window_bytes = int(fitting_rows(rows, row_bytes, reader_bytes) * row_bytes)
     steps = plan.steps(0)
     end = plan.after(0, 0, steps)
     repeated = max(0, steps * plan.global_batch_size - plan.epoch_rows) if plan.remainder == "pad" else 0
@@ -36,7 +36,7 @@ def summarise(
         shards=plan.order.shard_count,
         reads=reads,
         window_bytes=window_bytes,
-        held_bytes=min(2 * window_bytes, max_window_bytes),
+        held_bytes=min(2 * window_bytes, reader_bytes),
         row_bytes=row_bytes,
         measure=measure,
         costs=cost_figures(plan),
@@ -97,7 +97,7 @@ class PlanSummary:
             or the dataset is a mixture or packed.
         window_bytes: Approximate bytes of raw rows that one rank reads together.
         held_bytes: Approximate bytes of raw rows that one rank holds: the rows in use and the rows that are read ahead,
-            at most `max_window_bytes`. Rows that are being read need more memory; see `Options.max_window_bytes`.
+            at most `reader_bytes`. Rows that are being read need more memory; see `Options.reader_bytes`.
         row_bytes: Approximate bytes of a row as it is read; `window_bytes` and `held_bytes` follow from it.
         measure: How `row_bytes` was measured.
         costs: What padding and what imbalance follow from the costs of the rows; None if they have none.

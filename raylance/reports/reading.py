@@ -27,6 +27,7 @@ from raylance.observe.stats import GAUGES, NUMBERS
 from raylance.observe.verdict import Verdict, judge_beside
 from raylance.planning.state import renew
 from raylance.secrets import public_uri
+from raylance.settings import RENAMED
 
 logger = logging.getLogger(__name__)
 
@@ -341,6 +342,8 @@ def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
         return None
     if isinstance(facts.get("state"), dict):
         facts["state"] = renew(facts["state"])
+    options = facts.get("options") or {}
+    facts["options"] = {RENAMED.get(name, name): value for name, value in options.items()}
     known = [field.name for field in table.schema if field.name in COLUMNS and field.type == pa.float64()]
     # Other types are left out: `to_numpy` would unpickle one of Ray Data's types.
     columns = {column: table[column].to_numpy() for column in known}

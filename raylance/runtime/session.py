@@ -194,8 +194,8 @@ class Session:
             rows_each=self._read_spec.source.rows_each,
             raw_bytes=self._read_spec.source.sample_bytes + (of_blocks.row_bytes if of_blocks else 0),
             decoded_bytes=of_items.row_bytes if of_items else 0,
-            inflight_bytes=options.max_inflight_bytes,
-            window_bytes=options.max_window_bytes,
+            inflight_bytes=options.inflight_bytes,
+            window_bytes=options.reader_bytes,
         )
         chunks = ChunkTable(
             account,

@@ -54,7 +54,7 @@ class ReadWork:
         self._threads = Calls(threads, "raylance-decode") if decoding else None
         self._source, self._limit, self._read_timeout_s = (
             read_spec.source,
-            options.max_window_bytes,
+            options.reader_bytes,
             options.read_timeout_s,
         )
         self._selection, self._samples = self._source.load_selection(), self._source.load_samples()
@@ -261,8 +261,8 @@ class ReadWork:
         as_decoded = ", with what is decoded of it" if self._by_block.row_bytes else ""
         return DatasetError(
             f"the {what} at offset {offset} of {self._source.uri!r}, version {self._source.version}, has {nbytes:,} "
-            f"bytes by itself{as_decoded}, max_window_bytes allows {self._limit:,}; the epoch stops here, because the "
-            "memory of a shard actor is bounded. Raise max_window_bytes, or leave the row out with filter=, and out of "
+            f"bytes by itself{as_decoded}, reader_bytes allows {self._limit:,}; the epoch stops here, because the "
+            "memory of a shard actor is bounded. Raise reader_bytes, or leave the row out with filter=, and out of "
             "Windows with neighbours='selected'."
         )
 

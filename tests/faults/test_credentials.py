@@ -35,7 +35,7 @@ def check_renewal(store: FaultyStore, folder: Path, runtime: Any, processes: int
     data = raylance.dataset(**source or {"uri": URI, "storage_options": Keys(store.port, folder)}, order=order)
     data = pickle.loads(pickle.dumps(data))
     ids: list[int] = []
-    with data.loader(runtime=runtime, max_window_bytes=1 << 15, max_inflight_bytes=8_000, num_decoders=0) as loader:
+    with data.loader(runtime=runtime, reader_bytes=1 << 15, inflight_bytes=8_000, num_decoders=0) as loader:
         for batch in loader.iter_batches(global_batch_size=50):
             ids += batch["id"].tolist()
             time.sleep(5 * 50 / ROWS)

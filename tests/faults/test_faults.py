@@ -21,7 +21,7 @@ from tests.faults import workloads
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
-ONE_STEP = {"max_inflight_bytes": 400}  # so little in flight that items are single steps
+ONE_STEP = {"inflight_bytes": 400}  # so little in flight that items are single steps
 
 
 def ids_of(loader: raylance.RankLoader, batch: int, limit: int = 10**9, **options: Any) -> list[int]:
@@ -47,7 +47,7 @@ def chunked(uri: str) -> raylance.Dataset:
 
 
 def test_no_chunk_is_read_twice_after_breaking_off_in_its_middle(chunks_uri: str) -> None:
-    with chunked(chunks_uri).loader(max_inflight_bytes=100_000) as loader:
+    with chunked(chunks_uri).loader(inflight_bytes=100_000) as loader:
         ids = ids_of(loader, 50, limit=4) + ids_of(loader, 50)
         assert ids == list(range(20_000))
         read = loader.stats()["read_bytes"]
@@ -111,7 +111,7 @@ def test_faults_of_the_machines_cost_no_row(numbers: str, tmp_path: Path, decode
 @pytest.mark.parametrize(
     ("error", "fix"),
     [
-        (MACHINE_FAULTS[0], "max_window_bytes"),
+        (MACHINE_FAULTS[0], "reader_bytes"),
         (MACHINE_FAULTS[3], "object_store_memory"),
         (MACHINE_FAULTS[4], ""),
     ],

@@ -80,10 +80,10 @@ def main():
     uri, how = sys.argv[1:]
     handle = raylance.dataset(uri, filter="id % 3 != 0", window_bytes=8 << 20)
     if how == "workers":
-        steps = torch_data.IterableDataset(handle, global_batch_size=256, max_window_bytes=16 << 20)
+        steps = torch_data.IterableDataset(handle, global_batch_size=256, reader_bytes=16 << 20)
         batches = torch_data.Loader(steps, num_workers=2)
     else:
-        loader = handle.loader(max_window_bytes=16 << 20)
+        loader = handle.loader(reader_bytes=16 << 20)
         batches = loader.batches(global_batch_size=256)
     for _ in range(1 if how == "workers" else 2):
         for step, _ in enumerate(batches):
@@ -340,7 +340,7 @@ for how in ("between two batches", "again", "thread"):
     if not ray.is_initialized():
         join()
     seen, errors = [], []
-    loader = data.loader(num_decoders=1, max_inflight_bytes=400)
+    loader = data.loader(num_decoders=1, inflight_bytes=400)
     thread = None
     while loader.epoch == 0:
         try:
@@ -386,7 +386,7 @@ TABLE = pa.table({"id": np.arange(1500), "bulk": [np.random.default_rng(row).byt
 HUNG = """
 import json, sys, time, raylance
 data = raylance.dataset(sys.argv[1], storage_options=json.loads(sys.argv[2]), order="sequential")
-with data.loader(runtime="threads", max_window_bytes=1 << 17, max_inflight_bytes=30_000) as loader:
+with data.loader(runtime="threads", reader_bytes=1 << 17, inflight_bytes=30_000) as loader:
     for batch in loader.iter_batches(global_batch_size=50):
         print("handed out", flush=True)
         time.sleep(0.5)
@@ -484,7 +484,7 @@ def test_the_same_cell_continues_after_an_interrupt(
     assert kernel(f"URI = {uri!r}\n" + OPEN) == ""
     if runtime == "ray":
         kernel(INITIALISE)
-    assert kernel(f"fresh(runtime={runtime!r}, num_decoders=1, max_inflight_bytes=400)") == ""
+    assert kernel(f"fresh(runtime={runtime!r}, num_decoders=1, inflight_bytes=400)") == ""
     assert "KeyboardInterrupt" in kernel(LOOP, "at 80", times, pause_s)
     assert kernel("print(len(seen), loader.state_dict()['position'])") == "80 80\n"
     assert kernel('open(URI + ".go", "w").close()\n' + LOOP) == ""

@@ -21,7 +21,7 @@ dataset = raylance.dataset(sys.argv[1], columns=["image", "id"], decode=decode, 
 def epoch(lose):
     rows = []
     # One decoder: of two, the other may be on another node, and do all that is left before the loss is seen.
-    with dataset.loader(num_decoders=1, max_inflight_bytes=200_000, placement_timeout_s=120) as loader:
+    with dataset.loader(num_decoders=1, inflight_bytes=200_000, placement_timeout_s=120) as loader:
         for step, batch in enumerate(loader.iter_torch_batches(global_batch_size=50)):
             rows += list(zip(batch["id"].tolist(), batch["image"].long().flatten(1).sum(1).tolist()))
             if lose and step == 5:

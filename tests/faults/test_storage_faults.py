@@ -72,7 +72,7 @@ def opened(store: FaultyStore, **arguments: Any) -> raylance.Dataset:
 def epoch(data: raylance.Dataset, broken: Callable[[], Any], **options: Any) -> list[int]:
     """An epoch of single small windows, of which the storage fails from the first batch on."""
     ids: list[int] = []
-    limits = {"max_window_bytes": 1 << 17, "max_inflight_bytes": 30_000, "runtime": "threads"}
+    limits = {"reader_bytes": 1 << 17, "inflight_bytes": 30_000, "runtime": "threads"}
     with data.loader(**{**limits, **options}) as loader:
         for batch in loader.iter_batches(global_batch_size=50):
             if not ids:
@@ -219,7 +219,7 @@ def test_a_local_folder_that_is_away_before_the_first_batch(local: Path, heal: H
 def test_an_outage_that_stays_says_since_when(local: Path) -> None:
     """It begins while windows are read ahead, and what was read ahead is asked for when that has given up."""
     data = in_chunks(local)
-    limits: dict[str, Any] = {"max_window_bytes": 1 << 17, "max_inflight_bytes": 30_000, "runtime": "threads"}
+    limits: dict[str, Any] = {"reader_bytes": 1 << 17, "inflight_bytes": 30_000, "runtime": "threads"}
     with data.loader(read_timeout_s=1, **limits) as loader:
         iterator = iter(loader.iter_batches(global_batch_size=50))
         for _ in range(4):

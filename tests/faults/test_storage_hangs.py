@@ -31,7 +31,7 @@ URI = "s3://hanging/data.lance"
 TABLE = pa.table({"id": np.arange(ROWS), "bulk": [np.random.default_rng(row).bytes(100) for row in range(ROWS)]})
 KEYS = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "aws_region": "us-east-1"}
 ORDER = raylance.Sequential(shard_rows=500, window_shards=1)
-SMALL = {"max_window_bytes": 1 << 17, "max_inflight_bytes": 30_000}
+SMALL = {"reader_bytes": 1 << 17, "inflight_bytes": 30_000}
 
 pytestmark = pytest.mark.timeout(200)
 

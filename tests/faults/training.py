@@ -175,8 +175,8 @@ def fit(setting: Setting, folder: Path) -> None:
             num_decoders=setting.decoders,
             work_timeout_s=setting.work_timeout_s,
             placement_timeout_s=60,
-            max_inflight_bytes=20_000,
-            max_window_bytes=1 << 20,
+            inflight_bytes=20_000,
+            reader_bytes=1 << 20,
         ),
         scaling_config=ray.train.ScalingConfig(num_workers=setting.world, resources_per_worker={"CPU": 1}),
         run_config=ray.train.RunConfig(

@@ -15,7 +15,7 @@ from raylance.source.reader import RowReader
 from raylance.source.rows import TableRows
 
 SLOW_ROWS = 720
-SMALL = {"max_window_bytes": 90_000, "max_inflight_bytes": 40_000}  # many chunks, and little on its way
+SMALL = {"reader_bytes": 90_000, "inflight_bytes": 40_000}  # many chunks, and little on its way
 
 
 def texts() -> pa.Table:

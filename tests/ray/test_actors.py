@@ -58,7 +58,7 @@ def test_a_killed_helper_costs_no_row(images_uri: str, undisturbed: list[dict[st
     """A decoder and a reader whose processes die, and a reader that Ray ends."""
     dataset = open_images(images_uri, order=raylance.WindowShuffle(shard_rows=20, window_shards=2, lanes=18))
     # Little in flight, so that there is always work left for the helper that is killed.
-    with dataset.loader(num_decoders=2, max_inflight_bytes=200_000) as loader:
+    with dataset.loader(num_decoders=2, inflight_bytes=200_000) as loader:
         batches = []
         for step, batch in enumerate(loader.iter_torch_batches(global_batch_size=36, with_row_offset=True)):
             batches.append({name: value.clone() for name, value in batch.items()})
@@ -93,12 +93,12 @@ def test_placement_fails_in_time_with_the_numbers(images_uri: str) -> None:
 @pytest.mark.promise("P7")
 @on_ray
 def test_what_is_in_flight_is_bounded_by_bytes(images_uri: str) -> None:
-    """A consumer that never comes back leaves at most max_inflight_bytes in the object store."""
+    """A consumer that never comes back leaves at most inflight_bytes in the object store."""
     limit = 16 << 20
     image = raylance.Image("image", size=(256, 256))  # 180 MiB all together
     dataset = raylance.dataset(images_uri, columns=["image"], decode=image, order="sequential")
     before = in_object_store()
-    with dataset.loader(num_decoders=0, max_inflight_bytes=limit) as loader:
+    with dataset.loader(num_decoders=0, inflight_bytes=limit) as loader:
         batches = iter(loader.iter_torch_batches(global_batch_size=16, prefetch_batches=2000))
         next(batches)
         seen = [0]

@@ -36,7 +36,7 @@ def test_loads_that_begin_together_have_the_plan(
     """The second one came to a reader that still unpickled the plan of the first one."""
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(2000 * 256, np.float32)), 256)
     handle = raylance.dataset(write_dataset(pa.table({"id": np.arange(2000), "x": vectors})), order=SlowToArrive())
-    with handle.loader(runtime="ray", max_window_bytes=1 << 20) as loader:
+    with handle.loader(runtime="ray", reader_bytes=1 << 20) as loader:
         for size in (25, 50, 100, 40, 80, 125):
             rows = [row for batch in loader.iter_torch_batches(global_batch_size=size) for row in batch["id"].tolist()]
             assert rows == list(range(2000))[::-1]

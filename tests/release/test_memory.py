@@ -60,7 +60,7 @@ def test_a_step_larger_than_the_limit_is_read_in_parts(write_dataset: Callable[.
     uri = write_dataset(table([MIB // 2] * 600))
     limit = 16 * MIB
     dataset = raylance.dataset(uri, seed=1, remainder="ragged")
-    loader = dataset.loader(max_window_bytes=limit, max_inflight_bytes=8 * MIB)
+    loader = dataset.loader(reader_bytes=limit, inflight_bytes=8 * MIB)
     rows, peak, stats = run(loader, global_batch_size=256)
     assert sorted(rows) == list(range(600))
     assert peak - floor < 4 * limit, "a step has 128 MiB"
@@ -74,7 +74,7 @@ def test_large_rows_all_in_one_place(write_dataset: Callable[..., str], floor: i
     uri = write_dataset(*[table(sizes[low : low + 400]) for low in range(0, 1600, 400)])
     dataset = raylance.dataset(uri, order="sequential", remainder="ragged")
     limit, inflight = 32 * MIB, 8 * MIB
-    with watch_shard_actor() as watch, dataset.loader(max_window_bytes=limit, max_inflight_bytes=inflight) as loader:
+    with watch_shard_actor() as watch, dataset.loader(reader_bytes=limit, inflight_bytes=inflight) as loader:
         rows: list[int] = []
         # What is in flight, or one row that is larger, and the step being made.
         most = inflight + (4 + 1) * 8 * MIB
@@ -112,7 +112,7 @@ def test_frames_of_videos_are_held_within_both_limits(
     dataset = raylance.dataset(uri, columns=["row"], decode=top, samples=windows, seed=1, remainder="ragged")
     limit, inflight = 48 * MIB, 24 * MIB
     seen: list[int] = []
-    with watch_shard_actor() as watch, dataset.loader(max_window_bytes=limit, max_inflight_bytes=inflight) as loader:
+    with watch_shard_actor() as watch, dataset.loader(reader_bytes=limit, inflight_bytes=inflight) as loader:
         for number, batch in enumerate(loader.iter_batches(global_batch_size=4, prefetch_batches=99)):
             seen += batch["row"].tolist()
             del batch

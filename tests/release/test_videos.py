@@ -32,7 +32,7 @@ def test_frames_sent_by_block_survive_their_reader(
         order=raylance.WindowShuffle(shard_rows=10, window_shards=2, lanes=2),
     )  # fmt: skip
     seen: list[int] = []
-    options: dict[str, Any] = {"max_window_bytes": 1 << 20, "max_inflight_bytes": 1 << 20}
+    options: dict[str, Any] = {"reader_bytes": 1 << 20, "inflight_bytes": 1 << 20}
     with data.loader(runtime="ray", num_decoders=num_decoders, **options) as loader:
         for step, batch in enumerate(loader.iter_torch_batches(global_batch_size=8)):
             assert check(batch, frames, "side") == check(batch, frames)

@@ -20,7 +20,7 @@ def test_wide_columns_through_ray(write_dataset: Callable[..., str], ray_session
     windows = raylance.Windows(episode="episode", offsets=offsets)
     data = raylance.dataset(write_dataset(table), samples=windows, remainder="ragged")
     samples, seen = expected(table, windows), []
-    with data.loader(runtime="ray", max_window_bytes=400_000) as loader:
+    with data.loader(runtime="ray", reader_bytes=400_000) as loader:
         for epoch in range(2):
             loader.set_epoch(epoch)
             for batch in loader.iter_batches(global_batch_size=20, batch_format="pyarrow", with_row_offset=True):

@@ -252,8 +252,8 @@ class SimulatedSession(Session):
         options: Any = SimpleNamespace(
             reader_range=(scenario.readers, most_readers),
             decoder_range=(scenario.decoders, scenario.decoders),
-            max_inflight_bytes=scenario.limit_bytes,
-            max_window_bytes=scenario.window_bytes,
+            inflight_bytes=scenario.limit_bytes,
+            reader_bytes=scenario.window_bytes,
             placement_timeout_s=scenario.placement_timeout_s,
             work_timeout_s=scenario.work_timeout_s,
         )

@@ -16,7 +16,7 @@ from raylance.decode.arrays import to_numpy
 from raylance.environment import process
 from raylance.errors import ConfigError
 from raylance.integrations.torch_data.handed_out import Note, RowsRead
-from raylance.integrations.torch_data.steps import Opened, Pass, Steps
+from raylance.integrations.torch_data.steps import HandleCopy, Pass, Steps
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan
@@ -63,7 +63,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __init__(self, handle: Dataset, *, with_row_offset: bool = False) -> None:
         """Takes the handle of `raylance.dataset`; `with_row_offset` adds `_rowoffset` to each row."""
-        self._opened, self.epoch, self.note = Opened(handle), 0, Note()
+        self._opened, self.epoch, self.note = HandleCopy(handle), 0, Note()
         delivery_spec = self._opened.spec.delivery
         self._hidden = hidden_columns(delivery_spec, delivery_spec.remainder, with_row_offset)
         self._lookup: Lookup | None = None

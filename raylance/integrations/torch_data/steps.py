@@ -14,7 +14,7 @@ import torch.utils.data
 from raylance.api.dataset import Dataset, context_of, opened_of
 from raylance.api.passes import WholePasses, warn_of_one_order
 from raylance.api.positioned import Positioned
-from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
+from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown, take_renamed
 from raylance.environment import process
 from raylance.environment.process import NO_GROUP, DistInfo, Mesh, data_parallel_of, find_place
 from raylance.environment.shared import Shared
@@ -25,7 +25,7 @@ from raylance.planning.plan import Plan, no_step_left
 from raylance.planning.shard_context import RankAndSize, ShardContext, arrange_replicas
 from raylance.planning.state import State
 from raylance.planning.step_size import Remainder
-from raylance.settings import Options
+from raylance.settings import RENAMED, Options
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _DEFAULTS = Options()
 _MOVES = "Call set_epoch() before each epoch, or take raylance.torch_data.Loader in place of DataLoader."
 
 
-class Opened:
+class HandleCopy:
     """A handle's specification with copies of its shared values, because DataLoader workers cannot read Ray's store."""
 
     def __init__(self, handle: Dataset) -> None:
@@ -69,7 +69,7 @@ class Steps(Positioned):
         dist_info: DistInfo | Mesh = None,
         ranks_per_replica: int = 1,
         drop_last: bool | None = None,
-        max_window_bytes: int = _DEFAULTS.max_window_bytes,
+        reader_bytes: int = _DEFAULTS.reader_bytes,
         **unknown: Any,
     ) -> None:
         """Starts at epoch 0.
@@ -83,10 +83,14 @@ class Steps(Positioned):
                 or process group, which gives the data-parallel rank and size once, as in `RankLoader.reshard`.
             ranks_per_replica: Number of contiguous ranks that get the same rows; see `raylance.DataConfig`.
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
-            max_window_bytes: Most bytes of raw rows that a process holds; see `raylance.Options`. It does not change
+            reader_bytes: Most bytes of raw rows that a process holds; see `raylance.Options`. It does not change
                 batches.
             **unknown: Refused with an error that suggests a known argument.
         """
+        if "max_window_bytes" in unknown:
+            between = int(type(self).__init__ is not Steps.__init__)  # calls from the subclass to this one
+            take_renamed(f"torch_data.{type(self).__name__}()", unknown, RENAMED, depth=between)
+            reader_bytes = unknown.pop("reader_bytes")
         refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, Steps.__init__.__kwdefaults__ or ())
         check_batch_size(global_batch_size, batch_size, 1)
         self._ranks_per_replica = check_integer("ranks_per_replica", ranks_per_replica, 1)
@@ -99,7 +103,7 @@ class Steps(Positioned):
             dist_info = data_parallel_of(dist_info)  # worker processes do not have the mesh
         if isinstance(dist_info, tuple):
             find_place(dist_info)
-        self._opened = Opened(handle)
+        self._opened = HandleCopy(handle)
         self._sizes, self._dist_info = (global_batch_size, batch_size), dist_info
         spec = self._opened.spec
         if drop_last is not None:
@@ -107,7 +111,7 @@ class Steps(Positioned):
             spec = spec.with_delivery(remainder=remainder)
         super().__init__(spec)
         self._options = Options(
-            max_window_bytes=check_integer("max_window_bytes", max_window_bytes, 1), num_decoders=0, runtime="threads"
+            reader_bytes=check_integer("reader_bytes", reader_bytes, 1), num_decoders=0, runtime="threads"
         )
         self._whole_passes = WholePasses()
         self._start, self._writer = torch.zeros(4, dtype=torch.int64), os.getpid()
@@ -233,8 +237,8 @@ class Steps(Positioned):
     def _plan(self) -> tuple[Plan, int]:
         dp_rank, dp_size = self._rank_and_size()
         size = check_batch_size(*self._sizes, dp_size)
-        limit = self._options.max_window_bytes
-        return self._cursor.plan(size=size, dp_size=dp_size, max_window_bytes=limit), dp_rank
+        limit = self._options.reader_bytes
+        return self._cursor.plan(size=size, dp_size=dp_size, reader_bytes=limit), dp_rank
 
     def begin(self) -> tuple[Plan, int]:
         """Returns plan and data-parallel rank of an iteration. The first iteration fixes the order's "auto" values."""

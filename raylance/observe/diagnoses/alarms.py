@@ -7,7 +7,7 @@ ALARMS = (
         cause="inflight_limit",
         means="bytes in flight are at their limit while the trainers wait",
         changes=(
-            "raise `max_inflight_bytes=`, as far as the object store has room for that much of each rank and dataset",
+            "raise `inflight_bytes=`, as far as the object store has room for that much of each rank and dataset",
             "lower `num_decoders=` or batch sizes, if it has not",
         ),
     ),
@@ -15,7 +15,7 @@ ALARMS = (
         cause="crash_loop",
         means="helpers die or hang again and again",
         changes=(
-            "memory, mostly: lower `max_window_bytes=` (shard actors), `max_inflight_bytes=` or `num_decoders=`, or "
+            "memory, mostly: lower `reader_bytes=` (shard actors), `inflight_bytes=` or `num_decoders=`, or "
             "give the nodes more",
             "a row that crashes its decoder, or nodes that are taken away: `ray list actors --filter state=DEAD "
             "--detail` gives the causes of death, and the run's log the rows",

@@ -65,7 +65,7 @@ def longer_reads(run: RunFigures) -> list[str]:
     facts = run.facts
     if facts.get("in_parts"):
         return [
-            f"windows do not fit max_window_bytes={facts['options']['max_window_bytes']:,} twice, so they are read in "
+            f"windows do not fit reader_bytes={facts['options']['reader_bytes']:,} twice, so they are read in "
             "parts, row by row: a larger one makes reads longer, before more readers"
         ]
     shard_bytes, lane_bytes = facts.get("shard_bytes"), facts.get("lane_bytes", 0.0)
@@ -96,7 +96,7 @@ def _more_readers(run: RunFigures) -> list[str]:
     if most > readers:
         return [
             f"more shard actors read several windows at once: num_readers={most}, which holds {most} times "
-            f"max_window_bytes on each rank{', and is not enough by itself' * (wanted > most)}; keep it only if "
+            f"reader_bytes on each rank{', and is not enough by itself' * (wanted > most)}; keep it only if "
             "the rate rises"
         ]
     if readers > 1 and is_fixed(run, "num_readers"):
@@ -108,7 +108,7 @@ READING = Diagnosis(
     cause="reading",
     means="storage is too slow",
     changes=(
-        "larger windows, if their reads are short (`window_bytes=`, `max_window_bytes=`)",
+        "larger windows, if their reads are short (`window_bytes=`, `reader_bytes=`)",
         '`num_readers="auto"`',
         "fewer `columns=`",
         "smaller rows (`jobs/materialize.py`)",

@@ -66,13 +66,13 @@ def _advice(cause: BaseException) -> str:
     """Returns the advice for a fault that comes again and again."""
     if isinstance(cause, OutOfMemoryError):
         return (
-            "A node runs out of memory: lower max_window_bytes, max_inflight_bytes or num_decoders, or give the nodes "
+            "A node runs out of memory: lower reader_bytes, inflight_bytes or num_decoders, or give the nodes "
             "of the helpers more of it."
         )
     if isinstance(cause, _STORE_FULL):
         return (
             "The object store of a node is full and cannot spill: keep fewer batches alive (on the CPU they are views "
-            "of it), lower max_inflight_bytes, or give Ray more object_store_memory or disk."
+            "of it), lower inflight_bytes, or give Ray more object_store_memory or disk."
         )
     if isinstance(cause, (ObjectLostError, NodeDiedError)):
         return "Nodes are lost faster than the work is done: look at what ends them."

@@ -171,7 +171,7 @@ class RayRuntime(Runtime):
         self._world_size, self._session, self._key = world_size, ray_session(), uuid.uuid4().hex
         self._decoding, self._by_block = read_spec.in_helpers, BlockColumns.of(read_spec, sends=True)
         self._decodes_items = self._decoding is not None and self._decoding.of_items is not None
-        self._lender = Lender(2 * options.max_inflight_bytes)  # the trainer holds some batches, too
+        self._lender = Lender(2 * options.inflight_bytes)  # the trainer holds some batches, too
         super().__init__(read_spec, options)
 
     @property

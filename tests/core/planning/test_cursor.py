@@ -11,7 +11,7 @@ from raylance.planning.cursor import Cursor
 from tests.helpers.states import DELIVERY, ORIGIN
 
 SPEC = dataclasses.replace(DELIVERY, order=WindowShuffle(), remainder="ragged")
-SIZES = {"size": 30, "dp_size": 2, "max_window_bytes": 1 << 20}
+SIZES = {"size": 30, "dp_size": 2, "reader_bytes": 1 << 20}
 
 
 def test_a_plan_is_made_once_until_something_of_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:

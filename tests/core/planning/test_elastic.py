@@ -57,7 +57,7 @@ class Training:
         self.made += 1
 
     def plan(self, cursor: Cursor, size: int) -> Plan:
-        return cursor.plan(size=BATCH, dp_size=size, max_window_bytes=1 << 20)
+        return cursor.plan(size=BATCH, dp_size=size, reader_bytes=1 << 20)
 
     def step(
         self, takes_part: list[Replica], *, is_committed: bool, spoil: bool = False, healing: Sequence[Replica] = ()
@@ -217,7 +217,7 @@ def test_digests_of_changing_shares_add_up_if_no_rank_is_missing(
 
 def test_a_cursor_seeks_over_epochs_and_back() -> None:
     cursor = Cursor(ORIGIN, SPEC)
-    plan = cursor.plan(size=BATCH, dp_size=2, max_window_bytes=1 << 20)
+    plan = cursor.plan(size=BATCH, dp_size=2, reader_bytes=1 << 20)
     whole = plan.steps(0)
     for number in (0, 3, whole - 1, whole, 2 * whole + 1, whole, 5, 0):
         cursor.seek(plan, number)
@@ -227,7 +227,7 @@ def test_a_cursor_seeks_over_epochs_and_back() -> None:
     cursor.seek(plan, 3)
     assert cursor.place == (0, 3 * BATCH, 3, 3)
     assert not cursor.take_back(), "there is nothing more to take back"
-    odd = cursor.plan(size=7, dp_size=2, max_window_bytes=1 << 20)
+    odd = cursor.plan(size=7, dp_size=2, reader_bytes=1 << 20)
     cursor.seek(odd, 4)
     assert cursor.position == 3 * BATCH + 7
     with pytest.raises(ConfigError, match="position 43 of epoch 0.*12"):

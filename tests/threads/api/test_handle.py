@@ -124,11 +124,11 @@ def test_the_memory_of_a_rank_changes_no_batch(
     uri = write_dataset(pa.table({"vector": pa.FixedSizeListArray.from_arrays(np.arange(320_000.0), 320)}))
     dataset = raylance.dataset(uri, order=order, seed=3)
     wanted = batches_of(dataset)
-    assert batches_of(dataset, max_window_bytes=150_000) == wanted
-    is_cut = "max_window_bytes=150000 has room for two of 0.1 MiB. Each window is read in parts" in caplog.text
+    assert batches_of(dataset, reader_bytes=150_000) == wanted
+    is_cut = "reader_bytes=150000 has room for two of 0.1 MiB. Each window is read in parts" in caplog.text
     assert is_cut == (order != "shard"), "rows that are not shuffled inside of windows are read in smaller ones"
     halves = [
-        batches_of(dataset, rank=rank, world_size=2, max_window_bytes=limit)
+        batches_of(dataset, rank=rank, world_size=2, reader_bytes=limit)
         for rank, limit in enumerate((512 << 20, 150_000))
     ]
     assert [first + second for first, second in zip(*halves, strict=True)] == wanted
@@ -143,12 +143,12 @@ def test_window_bytes_belong_to_the_dataset_and_are_kept(write_dataset: Callable
     first = next(iter(before.iter_batches(global_batch_size=100, with_row_offset=True)))["_rowoffset"].tolist()
     before.close()
     for state in (before.state_dict(), small.loader().state_dict()):  # with sizes, and before there were any
-        rest = batches_of(large, state, max_window_bytes=64 << 20)
+        rest = batches_of(large, state, reader_bytes=64 << 20)
         assert [first] * (state["position"] > 0) + rest == batches_of(small)
     # A run's config sets it for all ranks, where the dataset leaves it open.
     assignment = Assignment(name="train", is_split=True)
     for data, wanted in ((small, 150_000), (large, 1 << 20)):
-        of_run = data().make_loader(0, 2, raylance.Options(max_window_bytes=1 << 20), assignment)
+        of_run = data().make_loader(0, 2, raylance.Options(reader_bytes=1 << 20), assignment)
         assert of_run.state_dict()["window_bytes"] == wanted
     with pytest.raises(ConfigError, match="window_bytes=0: must be an integer of at least 1"):
         raylance.dataset(uri, window_bytes=0)

@@ -13,6 +13,7 @@ import pytest
 import raylance
 from raylance.api.loader import consumer_of
 from raylance.errors import ConfigError
+from raylance.torch_data import IterableDataset
 
 PUBLIC = {field.name: field.default for field in dataclasses.fields(raylance.Options) if field.name != "auto_decoders"}
 OTHERS: dict[str, Any] = {
@@ -20,8 +21,8 @@ OTHERS: dict[str, Any] = {
     "num_readers": 2,
     "decoder_cpus": 0.5,
     "decode_threads": 3,
-    "max_window_bytes": 1 << 20,
-    "max_inflight_bytes": 2 << 20,
+    "reader_bytes": 1 << 20,
+    "inflight_bytes": 2 << 20,
     "placement_timeout_s": 1.5,
     "read_timeout_s": 2.5,
     "work_timeout_s": 3.5,
@@ -48,8 +49,8 @@ def test_each_option_reaches_the_loaders(dataset: raylance.Dataset) -> None:
 
 
 def test_numbers_of_bytes_may_be_written_as_floats() -> None:
-    options = raylance.Options(max_window_bytes=1e9, max_inflight_bytes=np.float64(2e6))  # type: ignore[arg-type]
-    assert (repr(options.max_window_bytes), repr(options.max_inflight_bytes)) == ("1000000000", "2000000")
+    options = raylance.Options(reader_bytes=1e9, inflight_bytes=np.float64(2e6))  # type: ignore[arg-type]
+    assert (repr(options.reader_bytes), repr(options.inflight_bytes)) == ("1000000000", "2000000")
     assert raylance.Options(read_timeout_s=float("inf")).read_timeout_s == float("inf"), "it is tried for ever"
 
 
@@ -58,6 +59,18 @@ def test_a_signature_shows_each_option_with_its_default(call: Any) -> None:
     shown = inspect.signature(call).parameters
     assert {name: shown[name].default for name in PUBLIC} == PUBLIC
     assert not {"options", "auto_decoders"} & shown.keys()
+
+
+def test_options_of_0_12_work_with_a_warning_at_the_line_that_has_them(dataset: raylance.Dataset) -> None:
+    older = {"max_window_bytes": 1 << 20, "max_inflight_bytes": 2 << 20}
+    wanted = raylance.Options(reader_bytes=1 << 20, inflight_bytes=2 << 20)
+    with pytest.warns(FutureWarning) as caught:
+        assert raylance.Options(**older) == wanted  # type: ignore[arg-type]
+        assert consumer_of(dataset.loader(**older)).options == wanted
+        raylance.DataConfig(**older)
+        IterableDataset(dataset, batch_size=8, max_window_bytes=1 << 20)
+    assert [warning.filename for warning in caught] == [__file__] * 7
+    assert {str(warning.message).split()[1] for warning in caught} == {f"{name}=" for name in older}
 
 
 def test_an_option_that_there_is_not_is_refused(dataset: raylance.Dataset) -> None:

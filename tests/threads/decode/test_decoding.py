@@ -102,7 +102,7 @@ def test_pieces_of_a_transform_have_the_types_of_the_opening(write_dataset: Any)
     dataset = raylance.dataset(uri, transform=rare, order="sequential", remainder="ragged")
     assert dataset.schema.field("note").type == pa.string()
     # So few bytes in flight that a step is cut into pieces of a few rows.
-    with dataset.loader(num_decoders=0, max_inflight_bytes=64 << 10) as loader:
+    with dataset.loader(num_decoders=0, inflight_bytes=64 << 10) as loader:
         tables = list(loader.iter_batches(global_batch_size=100, batch_format="pyarrow"))
     assert max(table["id"].num_chunks for table in tables) > 5
     for table in tables:

@@ -148,7 +148,7 @@ def test_the_same_batches_of_a_mixture_and_of_less_than_a_chunk(uri: str) -> Non
     for dataset in (mixed, few):
         passes = []
         for readers in (1, 2):
-            with dataset.loader(num_readers=readers, runtime="threads", max_window_bytes=20_000) as loader:
+            with dataset.loader(num_readers=readers, runtime="threads", reader_bytes=20_000) as loader:
                 passes.append([ids_of(batch) for _ in range(2) for batch in loader.iter_batches(global_batch_size=8)])
                 assert loader.stats()["readers"] == readers
         assert passes[0] == passes[1]

@@ -150,13 +150,13 @@ def test_bad_arguments_are_refused_before_any_actor_starts(
         ({"rank": 2, "world_size": 2}, "rank=2 lies outside a world of 2"),
         ({"num_decoders": -1}, "num_decoders=-1"),
         ({"num_decoder": 2}, r"loader\(\) has no argument num_decoder=: did you mean num_decoders="),
-        ({"max_window_bytes": 0}, "max_window_bytes=0"),
+        ({"reader_bytes": 0}, "reader_bytes=0"),
         ({"rank": 0.0}, "rank=0.0: must be an integer"),
         ({"world_size": 0}, "world_size=0: must be an integer of at least 1"),
         *[
             ({name: value}, f"{name}={value}: must be ")
             for names, values in (
-                (("max_window_bytes", "max_inflight_bytes"), (float("inf"), 0.5, -1)),
+                (("reader_bytes", "inflight_bytes"), (float("inf"), 0.5, -1)),
                 (("placement_timeout_s", "work_timeout_s"), (float("nan"), 0, 10**10)),
                 (("decoder_cpus",), (float("inf"), -1)),
             )

@@ -24,7 +24,7 @@ def table(sizes: list[int]) -> pa.Table:
 def test_a_row_that_is_larger_than_all_that_may_be_held(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(table([6 * MIB if row == 50 else 1000 for row in range(100)]))
     dataset = raylance.dataset(uri, order="sequential")
-    with dataset.loader(max_window_bytes=4 * MIB) as loader:
+    with dataset.loader(reader_bytes=4 * MIB) as loader:
         rows = []
         with pytest.raises(DatasetError, match=r"row at offset 50 .*6,29.* bytes by itself.*allows 4,194,304"):
             for batch in loader.iter_batches(global_batch_size=10, with_row_offset=True):

@@ -328,10 +328,10 @@ def test_an_empty_pass_is_said(uri: str, caplog: pytest.LogCaptureFixture) -> No
 
 def test_options_of_the_rank_loader(uri: str) -> None:
     handle = open_dataset(uri)
-    arguments: dict[str, Any] = {"global_batch_size": 100, "drop_last": True, "max_window_bytes": 4000}
+    arguments: dict[str, Any] = {"global_batch_size": 100, "drop_last": True, "reader_bytes": 4000}
     batches = list(IterableDataset(handle, dtypes=torch.float32, with_row_offset=True, **arguments))
     assert (batches[0]["id"].dtype, batches[0]["_rowoffset"].dtype) == (torch.float32, torch.int64)
-    with handle.loader(max_window_bytes=4000) as loader:
+    with handle.loader(reader_bytes=4000) as loader:
         assert ids(iter(batches)) == ids(loader.iter_batches(global_batch_size=100, drop_last=True))
     sums = list(IterableDataset(handle, collate_fn=lambda batch: int(batch["id"].sum()), **arguments))
     assert sums == [int(batch["id"].sum()) for batch in batches]

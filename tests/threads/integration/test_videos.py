@@ -118,7 +118,7 @@ def test_little_memory(made: Callable[..., Any], write_dataset: Callable[..., st
     data = raylance.dataset(
         write_dataset(rows_of()), columns=["action"], decode=camera(uri), samples=windows("top"), remainder="ragged"
     )
-    with data.loader(runtime="threads", max_window_bytes=200_000, max_inflight_bytes=200_000) as loader:
+    with data.loader(runtime="threads", reader_bytes=200_000, inflight_bytes=200_000) as loader:
         seen = [row for batch in loader.iter_batches(global_batch_size=16) for row in check(batch, frames)]
     assert sorted(seen) == list(range(EPISODES * FRAMES))
 

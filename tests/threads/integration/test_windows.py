@@ -370,7 +370,7 @@ def test_samples_that_need_more_rows_than_a_reader_may_hold(write_dataset: Calla
     uri = write_dataset(table)
     windows = raylance.Windows(episode="e", offsets={"x": range(-32, 32, 4)})
     data = raylance.dataset(uri, samples=windows, order="row", remainder="ragged")
-    with data.loader(runtime="threads", max_window_bytes=1 << 20, max_inflight_bytes=4 << 20) as loader:
+    with data.loader(runtime="threads", reader_bytes=1 << 20, inflight_bytes=4 << 20) as loader:
         seen = []
         for batch in loader.iter_batches(global_batch_size=50, with_row_offset=True):
             anchors = batch["_rowoffset"]
@@ -380,8 +380,8 @@ def test_samples_that_need_more_rows_than_a_reader_may_hold(write_dataset: Calla
             seen += anchors.tolist()
     assert sorted(seen) == list(range(rows))
     with (
-        data.loader(runtime="threads", max_window_bytes=8 << 10) as loader,
-        pytest.raises(DatasetError, match="max_window_bytes"),
+        data.loader(runtime="threads", reader_bytes=8 << 10) as loader,
+        pytest.raises(DatasetError, match="reader_bytes"),
     ):
         next(iter(loader.iter_batches(global_batch_size=50)))
 

@@ -33,7 +33,7 @@ def advised(uri: str, tmp_path: Path) -> Callable[..., str]:
     """The advice on a loader with these arguments, for other figures than its own."""
 
     def advise(counts: dict[str, float], upload: bool = False, **arguments: Any) -> str:
-        options = {name: arguments.pop(name) for name in ("max_window_bytes", "num_readers") if name in arguments}
+        options = {name: arguments.pop(name) for name in ("reader_bytes", "num_readers") if name in arguments}
         data, folder = raylance.dataset(uri, cost="length", **arguments), str(tmp_path / "run")
         with data.loader(runtime="threads", num_decoders=0, record=folder, **options) as loader:
             next(iter(loader.iter_batches(global_batch_size=32)))
@@ -58,7 +58,7 @@ def advised(uri: str, tmp_path: Path) -> Callable[..., str]:
         ("checkpoint_upload_mode=", SAVES, {}, {"upload": True}),
         # The reads are short because windows are small, or are read in parts.
         ("window_bytes= of raylance.dataset", READS, {"window_bytes": 64 << 10}, {}),
-        ("max_window_bytes=", READS, {"max_window_bytes": 64 << 10}, {}),
+        ("reader_bytes=", READS, {"reader_bytes": 64 << 10}, {}),
     ],
 )
 def test_what_is_set_is_not_advised(

@@ -41,7 +41,7 @@ def uri(write_dataset: Callable[..., str]) -> str:
 
 
 def loader_of(uri: str, **settings: Any) -> raylance.RankLoader:
-    options = {name: settings.pop(name) for name in ("max_inflight_bytes", "num_decoders") if name in settings}
+    options = {name: settings.pop(name) for name in ("inflight_bytes", "num_decoders") if name in settings}
     dataset = raylance.dataset(uri, columns=["id"], order="sequential", **settings)
     return dataset.loader(runtime="threads", **options)
 

@@ -253,7 +253,7 @@ def test_documents_that_a_reader_does_not_hold_together_give_the_same_sequences(
     data = raylance.dataset(uri, samples=Pack("t", length=512, eos_id=1), order=order, window_bytes=64 << 20)
     found = []
     for limit in (1 << 30, 1 << 20):
-        with data.loader(max_window_bytes=limit) as loader:
+        with data.loader(reader_bytes=limit) as loader:
             found.append([batch["input_ids"] for batch in loader.iter_batches(global_batch_size=64)])
             held = loader.stats()["held_bytes"]
     assert held <= 1 << 20

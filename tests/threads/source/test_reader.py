@@ -100,7 +100,7 @@ def test_rows_between_the_wanted_ones_never_come(
     uri = write_dataset(whole.slice(0, 2500), whole.slice(2500))
     order = raylance.WindowShuffle(shard_rows=500, window_shards=1, lanes=4)  # so that ranges are read
     handle = raylance.dataset(uri, columns=columns, filter=f"id % {modulus} != 1", order=order)
-    loader = handle.loader(runtime="threads", max_window_bytes=8 << 20)
+    loader = handle.loader(runtime="threads", reader_bytes=8 << 20)
     for _ in range(3):
         found = pa.concat_tables(loader.iter_batches(batch_size=64, batch_format="pyarrow", drop_last=False))
         assert sorted(found["id"].to_pylist()) == ids[ids % modulus != 1].tolist()

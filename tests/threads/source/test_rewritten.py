@@ -46,7 +46,7 @@ def chunked(uri: str, **options: Any) -> raylance.Dataset:
 
 
 def test_a_loader_in_mid_epoch_ends(uri: str) -> None:
-    options: dict[str, Any] = {"max_window_bytes": 1 << 20, "max_inflight_bytes": 100_000, "read_timeout_s": 1000}
+    options: dict[str, Any] = {"reader_bytes": 1 << 20, "inflight_bytes": 100_000, "read_timeout_s": 1000}
     with chunked(uri).loader(runtime="threads", **options) as loader:
         ids: list[int] = []
         with pytest.raises(DatasetError, match=REWRITTEN):
@@ -165,7 +165,7 @@ def test_a_version_that_was_cleaned_up_is_read_while_its_files_are_there(
     monkeypatch.setattr(version, "_CHECK_S", 0.0)
     monkeypatch.setattr(version, "_CHECK_SHARE", 0)
     caplog.set_level(logging.WARNING, "raylance.source.version")
-    with chunked(uri).loader(runtime="threads", max_window_bytes=1 << 20, max_inflight_bytes=100_000) as loader:
+    with chunked(uri).loader(runtime="threads", reader_bytes=1 << 20, inflight_bytes=100_000) as loader:
         ids: list[int] = []
         for batch in loader.iter_batches(global_batch_size=50):
             if not ids:
