@@ -4,9 +4,9 @@ Open
     `dataset` opens a Lance dataset, `mix` several with weights; both return a `Dataset`. `FractionSplit`, `RangeSplit`
     and `ValueSplit` are parts of one.
 Columns
-    `Image`, `DeviceImage`, `Video` and `Clip` decode columns; `RandomResizedCrop` and `CenterCrop` crop them. A
-    `Decoder` of your own decodes a value, a `RaggedDecoder` one of any length, a `BatchDecoder` many at once. `Pad`
-    pads lists.
+    `Image`, `Video` and `Clip` decode columns; `RandomResizedCrop` and `CenterCrop` crop them. A `Decoder` of your own
+    decodes a value, a `RaggedDecoder` one of any length, a `BatchDecoder` many at once. `Renamed` is a column under
+    another name. `Pad` pads lists.
 Samples
     `Windows` makes a sample of rows around a row, `Pack` packs documents of tokens, a `SampleTable` takes any rows.
 Orders
@@ -24,7 +24,7 @@ Prove
 Errors
     `RaylanceError` is the base; `BadRowError` is a row that cannot be decoded, `StateError` a state of other data.
 
-Modules: `raylance.writing` (columns, and datasets of Ray Data), `raylance.images` (crops, boxes, points),
+Modules: `raylance.writing` (columns, and datasets of Ray Data), `raylance.images` (on GPUs; crops, boxes, points),
 `raylance.text`, `raylance.runs`, `raylance.tracking` (MLflow, W&B), `raylance.namespaces`, `raylance.lerobot`,
 `raylance.torch_data`, `raylance.torchft`, `raylance.audit`, `raylance.testing`, `raylance.errors`.
 """
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from raylance.decode.clips import Clip
     from raylance.decode.crops import CenterCrop, RandomResizedCrop
     from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder
-    from raylance.decode.device_images import DeviceImage
     from raylance.decode.images import Image
     from raylance.errors import BadRowError, RaylanceError, StateError
     from raylance.integrations.checkpoints import report, restore
@@ -78,6 +77,7 @@ if TYPE_CHECKING:
     from raylance.samples.windows import Windows
     from raylance.settings import Options
     from raylance.source.costs import TokensOf
+    from raylance.source.derived import Renamed
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
     from raylance.source.videos import Video
 
@@ -89,7 +89,6 @@ _MODULES = {
     "decode.clips": ("Clip",),
     "decode.crops": ("CenterCrop", "RandomResizedCrop"),
     "decode.decoder": ("BatchDecoder", "Decoder", "RaggedDecoder"),
-    "decode.device_images": ("DeviceImage",),
     "decode.images": ("Image",),
     "api.batches": ("Batches",),
     "api.loader": ("RankLoader",),
@@ -105,6 +104,7 @@ _MODULES = {
     "samples.table": ("SampleTable",),
     "samples.windows": ("Windows",),
     "settings": ("Options",),
+    "source.derived": ("Renamed",),
     "source.splits": ("FractionSplit", "RangeSplit", "ValueSplit"),
     "source.videos": ("Video",),
     "integrations.data_config": ("DataConfig",),
@@ -123,7 +123,7 @@ _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 _MOVED = {  # names of 0.12, and where they are now
     "writing": ("Provenance", "add_column", "from_ray_dataset", "read_values", "write_column", "write_values"),
     "tracking": ("mlflow_dataset", "wandb_artifact"),
-    "images": ("FrameCrop", "ImageCrop", "map_boxes", "map_points"),
+    "images": ("DeviceImage", "FrameCrop", "ImageCrop", "map_boxes", "map_points"),
     "text": ("cu_seqlens",),
     "runs": ("RunProof", "newest_checkpoint", "open_folder"),
     "namespaces": ("NamespaceTable",),
@@ -135,8 +135,8 @@ _HOMES = {name: module for module, names in _MOVED.items() for name in names}
 
 __all__ = [
     "BadRowError", "Balance", "BatchDecoder", "Batches", "Buckets", "Budget", "CenterCrop", "ClassBalanced", "Clip",
-    "DataConfig", "Dataset", "Decoder", "DeviceImage", "FailFast", "FractionSplit", "Image", "Options", "Order",
-    "Pack", "Pad", "RaggedDecoder", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle",
+    "DataConfig", "Dataset", "Decoder", "FailFast", "FractionSplit", "Image", "Options", "Order", "Pack", "Pad",
+    "RaggedDecoder", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "Renamed", "RowShuffle",
     "SampleTable", "Sequential", "ShardShuffle", "StateError", "TokensOf", "ValueSplit", "Video", "Weighted",
     "WindowShuffle", "Windows", "dataset", "explain_run", "mix", "prove_run", "report", "report_if_preempted",
     "report_run", "restore", "watch",

@@ -138,7 +138,7 @@ def check_pictures(device: torch.device, folder: Path, number: int) -> Iterator[
     ):
         (wanted, valid, _), (pixels, ours, _) = (
             _decoded(uri, kind("image", 224, **settings), device, on_bad_row="mask", max_bad_rows=None)
-            for kind in (raylance.Image, raylance.DeviceImage)
+            for kind in (raylance.Image, raylance.images.DeviceImage)
         )
         # A codec may accept damage that another one refuses, and make other pixels of it.
         differ, broken = valid != ours, torch.tensor(damaged)
@@ -148,7 +148,7 @@ def check_pictures(device: torch.device, folder: Path, number: int) -> Iterator[
         intact, rest = apart[valid & ours & ~broken], apart[valid & ours & broken]
         # A batch with a bad row is decoded row by row: what the codec leaves to Image shows among good rows alone.
         good = f"id in ({', '.join(map(str, np.flatnonzero(valid).tolist()))})"
-        left = _decoded(uri, raylance.DeviceImage("image", 224, **settings), device, filter=good)[2]
+        left = _decoded(uri, raylance.images.DeviceImage("image", 224, **settings), device, filter=good)[2]
         found = f"{_apart(intact)}; {left} of {int(valid.sum())} decoded by Image; damaged ones: {_apart(rest)}"
         yield Check(f"pictures, {name}: intact ones are close", _worst(intact) <= _CLOSE, found)
 
@@ -186,7 +186,7 @@ def check_memory(device: torch.device, folder: Path, passes: int) -> Iterator[Ch
         return
     encoded = pa.array([odd_picture(1, each)[0] for each in range(256)], pa.binary())
     uri = _write(folder / "pictures.lance", pa.table({"id": np.arange(256), "image": encoded}))
-    decode = raylance.DeviceImage("image", 224)
+    decode = raylance.images.DeviceImage("image", 224)
     handle = raylance.dataset(uri, decode=decode, on_bad_row="mask", max_bad_rows=None)
     held = [_held(device)]
     with handle.loader(runtime="threads") as loader:

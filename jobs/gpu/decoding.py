@@ -20,7 +20,7 @@ from jobs.benchmark.setting import Job, start_ray
 
 from .setting import QUALITIES, GpuSetting
 
-KINDS: dict[str, type[Any]] = {"Image": raylance.Image, "DeviceImage": raylance.DeviceImage}
+KINDS: dict[str, type[Any]] = {"Image": raylance.Image, "DeviceImage": raylance.images.DeviceImage}
 
 
 def measure(setting: GpuSetting) -> Iterator[Figure]:
@@ -98,7 +98,7 @@ def _codec_alone(job: Job, device: torch.device) -> Callable[[int], Iterable[tup
 
 def _decoder_alone(job: Job, device: torch.device) -> Callable[[int], Iterable[tuple[Any, Any]]]:
     """What `DeviceImage` opens, on images in memory."""
-    decoder = raylance.DeviceImage("image", (SIDE, SIDE)).open_on(device)
+    decoder = raylance.images.DeviceImage("image", (SIDE, SIDE)).open_on(device)
     batches = [[torch.from_numpy(file.copy()) for file in files] for files in _files(job)]
     out = torch.empty((job.batch_size, SIDE, SIDE, 3), dtype=torch.uint8, device=device)
     draws = np.zeros((job.batch_size, 64))  # there is no augmentation that would use them

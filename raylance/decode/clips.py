@@ -52,7 +52,7 @@ class Clip(Decoder):
     random_crop: bool = False
     hflip: float = 0.0
     name: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
-    keeps_size: bool = dataclasses.field(default=False, repr=False)
+    keeps_size: bool = dataclasses.field(default=False, init=False, repr=False)
 
     dtype = np.dtype(np.uint8)
     channels_last = True
@@ -103,7 +103,7 @@ class Clip(Decoder):
             size = video.shown_size(_whole(encoded))
         finally:
             video.close()
-        return dataclasses.replace(self, size=size, keeps_size=True)
+        return self._found(size=size, keeps_size=True)
 
     def open(self) -> Self:
         """See `Decoder.open`."""

@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
@@ -136,6 +137,13 @@ class Decoder(Setting, abc.ABC):
             Exception: Any error, if the row is bad; then another row is tried.
         """
         return self
+
+    def _found(self, **fields: Any) -> Self:
+        """Returns a copy with these fields, which users do not construct: what is found when a dataset is opened."""
+        made = copy.copy(self)
+        for name, value in fields.items():
+            object.__setattr__(made, name, value)
+        return made
 
     def of_type(self, kind: pa.DataType, leader: "Decoder | None") -> Self:
         """Returns this decoder for frames of an Arrow type; called instead of `resolve` and `follow` if `of_frames`."""

@@ -28,7 +28,7 @@ class DepthImage(Decoder):
 
     stored: Unit | None
     unit: Unit
-    size: tuple[int, int] = dataclasses.field(default=(0, 0), repr=False)
+    size: tuple[int, int] = dataclasses.field(default=(0, 0), init=False, repr=False)
 
     dtype = np.dtype(np.float32)
     channels_last = True
@@ -42,7 +42,7 @@ class DepthImage(Decoder):
     def resolve(self, encoded: memoryview) -> Self:
         """See `Decoder.resolve`."""
         height, width = decode_depth(encoded).shape
-        return dataclasses.replace(self, size=(height, width))
+        return self._found(size=(height, width))
 
     def open(self) -> Self:
         """See `Decoder.open`."""

@@ -40,9 +40,9 @@ class FrameCrop(Decoder):
     hflip: float = 0.0
     like: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
     name: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
-    source: tuple[int, ...] = dataclasses.field(default=(), repr=False)
-    dtype: npt.DTypeLike = dataclasses.field(default=np.dtype(np.uint8), repr=False)
-    follows: "FrameCrop | None" = dataclasses.field(default=None, repr=False)
+    source: tuple[int, ...] = dataclasses.field(default=(), init=False, repr=False)
+    dtype: npt.DTypeLike = dataclasses.field(default=np.dtype(np.uint8), init=False, repr=False)
+    follows: "FrameCrop | None" = dataclasses.field(default=None, init=False, repr=False)
 
     channels_last = True
     content = "frames"
@@ -100,7 +100,7 @@ class FrameCrop(Decoder):
                 "FrameCrop. Nothing was started."
             )
         dtype = np.dtype(kind.value_type.to_pandas_dtype())
-        return dataclasses.replace(self, source=source, dtype=dtype, follows=leader)
+        return self._found(source=source, dtype=dtype, follows=leader)
 
     def open(self) -> "FrameCrop":
         """See `Decoder.open`."""

@@ -91,12 +91,12 @@ class Image(Decoder):
     augment: Crop | None = None
     hflip: float = 0.0
     decode_fn: Callable[[bytes], Pixels] | None = None
-    keeps_size: bool = dataclasses.field(default=False, repr=False)
+    keeps_size: bool = dataclasses.field(default=False, init=False, repr=False)
     draft: bool = dataclasses.field(default=False, metadata=OMIT_DEFAULT)
     like: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
     mode: Literal["RGB", "L"] = dataclasses.field(default="RGB", metadata=OMIT_DEFAULT)
     interpolation: Literal["bilinear", "nearest"] = dataclasses.field(default="bilinear", metadata=OMIT_DEFAULT)
-    follows: "Image | None" = dataclasses.field(default=None, repr=False)
+    follows: "Image | None" = dataclasses.field(default=None, init=False, repr=False)
     views: int = dataclasses.field(default=1, metadata=OMIT_DEFAULT)
     name: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
     max_pixels: int | None = dataclasses.field(default=MAX_PIXELS, metadata=OMIT_DEFAULT)
@@ -184,7 +184,7 @@ class Image(Decoder):
                 "and each view has one crop. Leave views= out here."
             )
         size, keeps = (leader.size, leader.keeps_size) if self.size is None else (self.size, self.keeps_size)
-        return dataclasses.replace(self, size=size, keeps_size=keeps, views=leader.views, follows=leader)
+        return self._found(size=size, keeps_size=keeps, views=leader.views, follows=leader)
 
     def open(self) -> "_ImageRows":
         """Opens a row decoder for one thread; see `Decoder.open`.
@@ -217,7 +217,7 @@ class Image(Decoder):
         self.prepare()
         decode_fn = self.decode_fn
         pixels = decode_fn(bytes(encoded)) if decode_fn else PixelDecoder(self.rules).decode(encoded, _whole)
-        return dataclasses.replace(self, size=(int(pixels.shape[0]), int(pixels.shape[1])), keeps_size=True)
+        return self._found(size=(int(pixels.shape[0]), int(pixels.shape[1])), keeps_size=True)
 
     def decode_into(self, encoded: bytes | memoryview, draws: Draws, out: Pixels) -> None:
         """Decodes one image into `out`, by a row decoder that is opened for this call only; see `open`."""
@@ -243,7 +243,7 @@ class ImageCrop(Decoder):
 
     like: str | None = None
     name: str | None = None
-    follows: Image | None = dataclasses.field(default=None, repr=False)
+    follows: Image | None = dataclasses.field(default=None, init=False, repr=False)
 
     dtype = np.dtype(np.int32)
     content = "images"
@@ -281,7 +281,7 @@ class ImageCrop(Decoder):
                 f"ImageCrop({self.column!r}, like={self.like!r}): that image is of the column {leader.column!r}, so "
                 f"its boxes lie in images of that column. Write ImageCrop({leader.column!r}, like={self.like!r})."
             )
-        return dataclasses.replace(self, follows=leader)
+        return self._found(follows=leader)
 
     def open(self) -> Self:
         """Returns this object, because an `ImageCrop` keeps nothing between rows; see `Decoder.open`."""

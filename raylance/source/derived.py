@@ -9,10 +9,11 @@ from typing import ClassVar, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from raylance.arguments import check_integer, check_name
 from raylance.columns import ROW_OFFSET
 from raylance.descriptions import Setting
 from raylance.environment.shared import Shared
-from raylance.errors import BadRowError, ConfigError, DatasetError
+from raylance.errors import BadRowError, DatasetError
 from raylance.memory.arrow import wanted_rows
 from raylance.orders.permutation import Int64Array
 from raylance.source.fields import find_field, is_bytes
@@ -78,12 +79,14 @@ class Made(Derived):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Renamed(Made):
-    """A column under another name.
+    """A stored column under another name, or with another shape. Pass it to `raylance.dataset` in `columns`; a decoder
+    may decode it.
 
     Attributes:
         column: Name in batches.
         stored: Name in the dataset.
-        shape: Shape of each value, which may be stored as lists of lists, at least one axis; None as it is stored.
+        shape: Shape of each value, at least one axis, for values that are stored as lists, or as lists of lists, of
+            this number of numbers; None for values as they are stored.
     """
 
     column: str
@@ -91,10 +94,12 @@ class Renamed(Made):
     shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("column", "stored"):
+            check_name(f"Renamed: {name}", getattr(self, name))
         if self.shape is not None:
-            object.__setattr__(self, "shape", tuple(self.shape))
-            if not self.shape or min(self.shape) < 1:
-                raise ConfigError(f"Renamed({self.column!r}, shape={self.shape}): give positive sizes.")
+            owner = f"Renamed({self.column!r}).shape"
+            given = self.shape if isinstance(self.shape, list | tuple) and self.shape else (None,)
+            object.__setattr__(self, "shape", tuple(check_integer(owner, side, 1) for side in given))
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -111,7 +116,11 @@ class Renamed(Made):
         return self
 
     def make(self, table: pa.Table, dataset: str) -> pa.ChunkedArray | pa.Array:
-        """See `Maker.make`."""
+        """See `Maker.make`.
+
+        Raises:
+            BadRowError: If a value does not have the shape.
+        """
         stored = table[self.stored]
         if self.shape is None:
             return stored

@@ -319,6 +319,6 @@ def test_ray_datas_collate_functions_get_what_their_class_says(tmp_path: Path, k
 
 
 def test_columns_that_the_device_decodes_are_not_arrow(images_uri: str) -> None:
-    data = raylance.dataset(images_uri, decode=raylance.DeviceImage("image", size=8))
+    data = raylance.dataset(images_uri, decode=raylance.images.DeviceImage("image", size=8))
     with data.loader(runtime="threads", record=False) as loader, pytest.raises(ConfigError, match="device"):
         loader.iter_torch_batches(global_batch_size=8, collate_fn=FromArrow())

@@ -13,8 +13,8 @@ MODULES = {  # beside the names at the top
 def test_public_surface() -> None:
     names = """
         BadRowError Balance BatchDecoder Batches Buckets Budget CenterCrop ClassBalanced Clip DataConfig Dataset
-        Decoder DeviceImage FailFast FractionSplit Image Options Order Pack Pad RaggedDecoder RandomResizedCrop
-        RangeSplit RankLoader RaylanceError RowShuffle SampleTable Sequential ShardShuffle StateError TokensOf
+        Decoder FailFast FractionSplit Image Options Order Pack Pad RaggedDecoder RandomResizedCrop
+        RangeSplit RankLoader RaylanceError Renamed RowShuffle SampleTable Sequential ShardShuffle StateError TokensOf
         ValueSplit Video Weighted WindowShuffle Windows dataset explain_run mix prove_run report report_if_preempted
         report_run restore watch
     """
@@ -30,7 +30,7 @@ def test_public_surface() -> None:
 def test_a_name_of_0_12_warns_of_its_new_place() -> None:
     moved = {
         "errors": ["ConfigError", "CoverageError", "DatasetError", "HelperError", "PlacementError"],
-        "images": ["FrameCrop", "ImageCrop", "map_boxes", "map_points"],
+        "images": ["DeviceImage", "FrameCrop", "ImageCrop", "map_boxes", "map_points"],
         "namespaces": ["NamespaceTable"],
         "runs": ["RunProof", "newest_checkpoint", "open_folder"],
         "text": ["cu_seqlens"],

@@ -30,6 +30,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Pack": {"columns": "t", "length": 16},
     "PackTokens": {"column": "t", "length": 16},
     "RangeSplit": {"ranges": [(0, 5)]},
+    "Renamed": {"column": "a", "stored": "b"},
     "TokensOf": {"column": "t"},
     "ValueSplit": {"column": "c", "value": "v"},
     "Video": {"column": "a", "videos": "b", "video": "x", "frame": "y"},
@@ -38,7 +39,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 
 
-SET_BY_RAYLANCE = {"auto_decoders", "cost", "dtype", "fingerprint", "follows", "keeps_size", "source"}
+SET_BY_RAYLANCE = {"auto_decoders", "cost", "fingerprint"}
 
 
 def settings() -> list[Any]:
@@ -84,12 +85,12 @@ def test_what_no_field_takes_is_refused_where_it_is_given(kind: Any) -> None:
     [
         *(
             (lambda kind=kind: kind(**NEEDED[kind.__name__] | {"hflip": "a"}), "hflip='a'")
-            for kind in (raylance.Image, raylance.DeviceImage, raylance.Clip, raylance.images.FrameCrop)
+            for kind in (raylance.Image, raylance.images.DeviceImage, raylance.Clip, raylance.images.FrameCrop)
         ),
         (lambda: raylance.Image("i", draft="no"), "draft='no'"),
         (lambda: raylance.Image("i", size=8, augment="crop"), "augment='crop'"),  # blamed the data
         (lambda: raylance.Image("i", size=8, augment=raylance.RandomResizedCrop), "parentheses"),
-        (lambda: raylance.DeviceImage("i", size=8, augment=raylance.CenterCrop), "parentheses"),
+        (lambda: raylance.images.DeviceImage("i", size=8, augment=raylance.CenterCrop), "parentheses"),
         (lambda: raylance.Image("i", decode_fn=3), "decode_fn=3"),
         (lambda: raylance.Clip("v", frames=4, random_crop="no"), "random_crop='no'"),
         (lambda: raylance.images.FrameCrop("v", 8, random="no"), "random='no'"),

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -64,11 +65,13 @@ def test_a_signature_shows_each_option_with_its_default(call: Any) -> None:
 def test_options_of_0_12_work_with_a_warning_at_the_line_that_has_them(dataset: raylance.Dataset) -> None:
     older = {"max_window_bytes": 1 << 20, "max_inflight_bytes": 2 << 20}
     wanted = raylance.Options(reader_bytes=1 << 20, inflight_bytes=2 << 20)
-    with pytest.warns(FutureWarning) as caught:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FutureWarning)
         assert raylance.Options(**older) == wanted  # type: ignore[arg-type]
         assert consumer_of(dataset.loader(**older)).options == wanted
         raylance.DataConfig(**older)
         IterableDataset(dataset, batch_size=8, max_window_bytes=1 << 20)
+    caught = [warning for warning in caught if warning.category is FutureWarning]
     assert [warning.filename for warning in caught] == [__file__] * 7
     assert {str(warning.message).split()[1] for warning in caught} == {f"{name}=" for name in older}
 

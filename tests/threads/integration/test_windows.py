@@ -425,7 +425,7 @@ def test_pictures_in_windows_get_one_crop(write_dataset: Callable[..., str]) -> 
     assert sorted(seen) == list(range(rows))
     assert sorted(masked) == [23, 25, 26]
     with pytest.raises(ConfigError, match="'image'"):
-        raylance.dataset(uri, decode=raylance.DeviceImage("image", size=8), samples=data_windows("image"))
+        raylance.dataset(uri, decode=raylance.images.DeviceImage("image", size=8), samples=data_windows("image"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
