@@ -170,9 +170,8 @@ def open(
         return dataset(
             source.uri,
             version=source.version if source.branch is None else (source.branch, source.version),
-            columns=stored,
+            columns=[*stored, *decode],
             filter=_filter_of(chosen, filter),
-            decode=decode,
             samples=windows,
             storage_options=storage_options,
             **options,

@@ -53,7 +53,7 @@ class Clips:
             for name, uri in zip(names, self.videos, strict=True)
         ]
         return raylance.dataset(
-            self.rows, columns=["episode", "frame"], decode=cameras, remainder="ragged", seed=self.seed,
+            self.rows, columns=["episode", "frame", *cameras], remainder="ragged", seed=self.seed,
             samples=raylance.Windows(episode="episode", offsets=dict.fromkeys(names, OFFSETS)),
         )  # fmt: skip
 
@@ -82,8 +82,9 @@ class Pictures(Clips):
 
     def open(self) -> raylance.Dataset:
         """The dataset as raylance opens it."""
+        pictures = [raylance.Image(name, size=self.side) for name in self.videos]
         return raylance.dataset(
-            self.rows, decode=[raylance.Image(name, size=self.side) for name in self.videos], remainder="ragged",
+            self.rows, columns=["frame", *pictures], remainder="ragged",
             samples=raylance.Windows(episode="episode", offsets=dict.fromkeys(self.videos, OFFSETS)), seed=self.seed,
         )  # fmt: skip
 

@@ -37,7 +37,7 @@ class Job:
         """The dataset as raylance opens it: shuffled in windows, images by the built-in decoder or a function."""
         options: dict[str, Any] = {"order": "window", "seed": self.seed, "remainder": "ragged"}
         if self.is_images:
-            options["decode"] = own_image(decode_fn)
+            options["decode"] = own_image(decode_fn)  # not in `columns`, for the raylance of `--against`
         return raylance.dataset(self.uri, columns=list(self.columns), **(options | changes))
 
 

@@ -171,7 +171,7 @@ def _apart(apart: torch.Tensor) -> str:
 
 def _decoded(uri: str, decode: Any, device: torch.device, **options: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
     """All pixels, int16 (n, 3, H, W); which rows are good, bool (n,); how many `Image` decoded for `DeviceImage`."""
-    handle = raylance.dataset(uri, decode=decode, order="sequential", remainder="ragged", **options)
+    handle = raylance.dataset(uri, columns=[decode], order="sequential", remainder="ragged", **options)
     with handle.loader(runtime="threads") as loader:
         batches = list(loader.iter_torch_batches(batch_size=_BATCH, device=device))
         fallbacks = loader.stats()["fallback_rows"]
@@ -187,7 +187,7 @@ def check_memory(device: torch.device, folder: Path, passes: int) -> Iterator[Ch
     encoded = pa.array([odd_picture(1, each)[0] for each in range(256)], pa.binary())
     uri = _write(folder / "pictures.lance", pa.table({"id": np.arange(256), "image": encoded}))
     decode = raylance.images.DeviceImage("image", 224)
-    handle = raylance.dataset(uri, decode=decode, on_bad_row="mask", max_bad_rows=None)
+    handle = raylance.dataset(uri, columns=[decode], on_bad_row="mask", max_bad_rows=None)
     held = [_held(device)]
     with handle.loader(runtime="threads") as loader:
         for number in range(passes):

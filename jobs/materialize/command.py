@@ -106,7 +106,7 @@ def open_source(args: argparse.Namespace) -> Wish:
                 "made smaller. Name the column of encoded images."
             )
         # Refuses a column that holds no images.
-        raylance.dataset(locate(args.data), decode=raylance.Image(images.column, size=8), stale="ignore", **given)
+        raylance.dataset(locate(args.data), columns=[raylance.Image(images.column, size=8)], stale="ignore", **given)
     out = locate_dataset(args.out)
     if out.rstrip("/") == locate(args.data).rstrip("/"):
         raise raylance.errors.ConfigError(

@@ -118,13 +118,13 @@ def check_decoders(decode: Sequence[Decoder], transform: Transform | None) -> tu
     decoders = tuple(decode)
     if not all(isinstance(decoder, Decoder) for decoder in decoders):
         raise ConfigError(
-            f"decode={decode!r}: give raylance.Image(column, size=…), an object of a subclass of raylance.Decoder, or "
-            "a list of them."
+            f"decode={decode!r}: give raylance.Image(column, size=…), or an object of a subclass of "
+            "raylance.Decoder, in columns=."
         )
     names = [each.output_name for each in decoders]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
-            f"decode= has {twice[0]!r} {names.count(twice[0])} times: decode each column once, or give each decoder of "
+            f"{twice[0]!r} is decoded {names.count(twice[0])} times: decode each column once, or give each decoder of "
             "it a name of its own, name=."
         )
     leaders = [each.output_name for each in decoders if each.like is None]

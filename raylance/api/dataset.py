@@ -341,7 +341,7 @@ class Dataset:
     def to_ray_dataset(self, *, epoch: int | None = None, global_batch_size: int = 256, **options: Any) -> Any:
         """Returns the rows as a dataset of Ray Data, for offline jobs, evaluation and inference. Nothing is read yet.
 
-        Tasks of Ray Data read and decode the rows, as the handle was opened: open it without `decode=` for encoded
+        Tasks of Ray Data read and decode the rows, as the handle was opened: open it without decoders for encoded
         values. Each row comes once, but no promise of training holds: there are no ranks, steps or checkpoints.
 
         Tasks wait until CPUs are free. Helpers of this handle whose pass has ended free theirs now; close loaders that

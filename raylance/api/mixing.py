@@ -161,7 +161,7 @@ def _check_alike(
     if not schema.equals(first_schema, check_metadata=False):
         raise ConfigError(
             f"mix(): {name!r} delivers {_fields(schema)}, {first_name!r} delivers {_fields(first_schema)}; a "
-            "batch needs one schema. Choose columns=, decode=, transform= and samples= so that they agree."
+            "batch needs one schema. Choose columns=, transform= and samples= so that they agree."
         )
     if (read_spec.source.windows is None) != (first_read_spec.source.windows is None):
         raise ConfigError(
@@ -191,7 +191,9 @@ def _check_alike(
             f"{_max_bad_rows(first_read_spec)!r}; a rank counts the rows of all together, so use the same for all."
         )
     if _decoding(read_spec) != _decoding(first_read_spec):
-        raise ConfigError(f"mix(): {name!r} and {first_name!r} differ in decode= or transform=; use the same for all.")
+        raise ConfigError(
+            f"mix(): {name!r} and {first_name!r} differ in their decoders or in transform=; use the same for all."
+        )
     if isinstance(spec.order, MixOrder):
         raise ConfigError(f"mix(): {name!r} is a mixture itself; mix all datasets in one call.")
 

@@ -79,11 +79,11 @@ def _check_columns(
     for decoder in decoders:
         name = decoder.column
         if name not in names:
-            raise ConfigError(f"decode names {name!r}: it must be one of columns={names}.")
+            raise ConfigError(f"{type(decoder).__name__}({name!r}): it must decode one of columns={names}.")
         if not is_bytes(fields[name]):
             raise DatasetError(
                 f"column {name!r} is {fields[name].type}, not binary, so it holds no {decoder.content}; nothing was "
-                "started. Decode a binary column, or leave decode= out."
+                f"started. Decode a binary column, or name {name!r} alone, to get it as it is stored."
             )
         if is_on_device(decoder) and name in in_helpers:
             raise ConfigError(

@@ -143,9 +143,9 @@ def warn_of_encoded(read_spec: "ReadSpec") -> None:
 @functools.cache
 def _warn_of_image(uri: str, name: str) -> None:
     logger.warning(
-        "%s of %s: encoded images, and batches have their bytes, because no decode= names the column. For pixels, pass "
-        "decode=raylance.Image(%r, size=224) to raylance.dataset; if the column is not needed, name the others in "
-        "columns=.",
+        "%s of %s: encoded images, and batches have their bytes, because nothing decodes the column. For pixels, put "
+        "raylance.Image(%r, size=224) into columns= of raylance.dataset; if the column is not needed, name the "
+        "others in columns=.",
         name,
         uri,
         name,

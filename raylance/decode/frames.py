@@ -17,7 +17,7 @@ from raylance.errors import ConfigError
 @dataclasses.dataclass(frozen=True, slots=True)
 class FrameCrop(Decoder):
     """Cuts a part out of the frames of a `raylance.Video`, without resizing. In windows, all frames of a sample get the
-    same part, and are flipped alike. Pass it to `raylance.dataset` in `decode`, beside the `Video`.
+    same part, and are flipped alike. Pass it to `raylance.dataset` in `columns`, beside the `Video`.
 
     Frames come as uint8 (n, h, w, 3), or (n, k, h, w, 3) in windows; those of cameras of depth as float32 with one
     channel. Torch batches have the channels before height and width.

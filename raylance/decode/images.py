@@ -205,7 +205,7 @@ class Image(Decoder):
             if image.like is not None and image.follows is None:
                 raise ConfigError(
                     f"Image({image.column!r}, like={image.like!r}) does not know its crop. Pass it to "
-                    "raylance.dataset(…, decode=[…]), together with the image that it follows."
+                    "raylance.dataset(…, columns=[…]), together with the image that it follows."
                 )
             image.prepare()
         return _ImageRows([self, *others])
@@ -297,8 +297,8 @@ class ImageCrop(Decoder):
         """
         if self.follows is None:
             raise ConfigError(
-                f"does not know its crop: pass ImageCrop({self.column!r}) to raylance.dataset(…, decode=[…]), together "
-                "with the image that it follows."
+                f"does not know its crop: pass ImageCrop({self.column!r}) to raylance.dataset(…, columns=[…]), "
+                "together with the image that it follows."
             )
         width, height, _ = shown_size(encoded, self.follows.rules)
         for view, made in zip(_by_view(self.follows, draws), out.reshape(self.follows.views, 7), strict=True):

@@ -220,7 +220,7 @@ def resolve_decoder(decoder: Decoder, probe: pa.Table, leader: Decoder | None = 
             failures.append(error)
     first = failures[0].__cause__ if isinstance(failures[0], BadRowError) and failures[0].__cause__ else failures[0]
     what = f"column {decoder.column!r} holds no {decoder.content}"
-    fix = f"Name a column of {decoder.content} in decode=."
+    fix = f"Name a column of {decoder.content}."
     if all(describe_exception(each) == NULL for each in failures):
         fix = f"Leave rows without a value out, {filter_of_nulls(decoder.column)}, if others have one."
     if is_users(decoder):

@@ -22,7 +22,7 @@ from raylance.samples.table import Described, Ranges, range_numbers
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackTokens(Setting):
     """Joins documents, which are lists of tokens, and cuts the tokens into sequences of one length. Pass it to
-    `raylance.dataset` as `pack`. It is to go: new code takes `Pack(column, length=…, shuffle=False, labels=None)`.
+    `raylance.dataset` as `samples`. It is to go: new code takes `Pack(column, length=…, shuffle=False, labels=None)`.
 
     Attributes:
         column: Column of lists of integers, one document per row.

@@ -33,7 +33,7 @@ _MADE = (INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS, BEGINS, TOKENS)
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pack(Setting):
     """Packs documents, which are lists of tokens, into sequences of one length. Pass it to `raylance.dataset` as
-    `pack`.
+    `samples`.
 
     A batch holds, for n sequences, arrays of shape (n, length): `input_ids`, int32; the other columns, of their stored
     type; `labels`, int32; `position_ids`, int32, which count from 0 in each piece of a document; and `segment_ids`,

@@ -144,7 +144,7 @@ class Found(NamedTuple):
 
 
 class SampleTable(abc.ABC):
-    """Says of which stored rows each sample is made. Pass an object of a subclass to `raylance.dataset` as `windows`.
+    """Says of which stored rows each sample is made. Pass an object of a subclass to `raylance.dataset` as `samples`.
 
     A sample is named by its anchor, a selected row. Columns in `columns` come from k rows, and have k values in each
     sample, (n, k, …) in batches; all others come from the anchor. Rows are named by their row offsets in the pinned

@@ -21,7 +21,7 @@ _FURTHEST = 1 << 48  # a row offset has less
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Windows(Setting):
-    """Makes each sample of several rows of one episode. Pass it to `raylance.dataset` as `windows`.
+    """Makes each sample of several rows of one episode. Pass it to `raylance.dataset` as `samples`.
 
     The samples of an epoch are the selected rows, called anchors. A column in `offsets` or `seconds` comes from k rows
     around the anchor, and has k values in each sample: (n, k, …) in batches. All other columns, and `_rowoffset`, come

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Derived(Setting, abc.ABC):
-    """A setting: a column that readers make of stored ones. Pass it to `raylance.dataset` in `decode`.
+    """A setting: a column that readers make of stored ones. Pass it to `raylance.dataset` in `columns`.
 
     Attributes:
         column: Name of the column in batches.

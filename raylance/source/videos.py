@@ -88,7 +88,7 @@ def without(videos: Int64Array, reasons: Mapping[int, str]) -> Int64Array:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Video(Derived):
-    """A column of pictures that are frames of videos in another dataset. Pass it to `raylance.dataset` in `decode`.
+    """A column of pictures that are frames of videos in another dataset. Pass it to `raylance.dataset` in `columns`.
 
     Each row of the dataset names one frame. Frames of one window of the shuffle that follow one another in their video
     are decoded together, each once, also if several samples of `raylance.Windows` have them. They come as uint8

@@ -26,10 +26,10 @@ import PIL.Image
 import psutil
 import pyarrow as pa
 
-from raylance import DeviceImage, Image, RandomResizedCrop
+from raylance import Image, RandomResizedCrop
 from raylance.decode.decoding import Decoding
 from raylance.decode.open_decoding import OpenDecoding
-from raylance.images import ImageCrop
+from raylance.images import DeviceImage, ImageCrop
 from tests.helpers.images import KINDS, TO_PILLOW, encode, picture, with_size
 from tests.helpers.scripts import run_script
 

@@ -43,7 +43,7 @@ class HandleCopy:
         self._context = context_of(handle)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"spec": pack("a handle with its decode=, transform= and order=:", self.spec)}
+        return self.__dict__ | {"spec": pack("a handle with its columns=, transform= and order=:", self.spec)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, spec=pickle.loads(state["spec"]))

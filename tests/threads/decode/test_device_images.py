@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import raylance
-from raylance import DeviceImage, Image, RandomResizedCrop
+from raylance import Image, RandomResizedCrop
 from raylance.decode.device_images import view_of
 from raylance.errors import ConfigError, DatasetError
+from raylance.images import DeviceImage
 from raylance.testing import check_decoder
 from tests.helpers.images import KINDS, TO_PILLOW, by_pillow, encode, make_images, picture
 

@@ -382,7 +382,7 @@ def test_what_a_mask_cannot_be_like(masks_uri: str) -> None:
 def test_two_columns_with_crops_of_their_own_are_warned_of(masks_uri: str, caplog: pytest.LogCaptureFixture) -> None:
     crop, given = Image("image", size=24, **CROPS), {"on_bad_row": "mask"}
     with caplog.at_level(logging.WARNING, logger="raylance"):
-        with pytest.raises(ConfigError, match="'image' 2 times"):
+        with pytest.raises(ConfigError, match="'image' .*2 times"):
             raylance.dataset(masks_uri, decode=[crop, crop])
         fixed = Image("mask", size=24, augment=CenterCrop(), hflip=1.0)
         for decode in ([crop, MASK], [crop, fixed], [Image("image", size=24), Image("mask", size=24)]):
