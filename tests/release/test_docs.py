@@ -32,6 +32,13 @@ def snippets(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
+def outputs(page: Path) -> list[str]:
+    """What a page says that its Python prints, in the block after it."""
+    found = re.findall(r"^```python\n.*?^```\n\n```\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    assert found
+    return found
+
+
 def adapted(page: Path, changes: dict[str, str]) -> list[str]:
     """Its Python, where what it says of other machines is changed for this one."""
     parts = snippets(page)
@@ -55,7 +62,10 @@ def test_the_guide_runs_on_the_demo(tmp_path: Path, ray_session: None) -> None:
     """The session's Ray makes the demo's dataset; the guide itself, and the page that continues it, need none."""
     assert create_dataset(["demo", "--out", str(tmp_path / "digits.lance")]) == 0
     parts = [*snippets(ROOT / "docs" / "guide.md"), *adapted(ROOT / "docs" / "moving.md", GUIDE)]
-    run_script("\n".join(parts), tmp_path)
+    printed = run_script("\n".join(parts), tmp_path)
+    for output in outputs(ROOT / "docs" / "guide.md"):
+        assert output in printed
+        printed = printed.partition(output)[2]
 
 
 def test_the_site_has_no_broken_link_and_fetches_nothing(tmp_path: Path) -> None:
