@@ -25,7 +25,7 @@ from raylance.integrations.torch_data.map_style import (
     RowSampler,
 )
 from raylance.integrations.torch_data.sending import Function
-from raylance.integrations.torch_data.steps import Steps
+from raylance.integrations.torch_data.steps import RankSteps
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Loader(torch.utils.data.DataLoader[Any]):
             ConfigError: If the dataset and the sampler do not belong together, or an argument cannot be honoured.
         """
         steps = dataset if batch_sampler is None else batch_sampler
-        if not isinstance(steps, Steps) or isinstance(steps, RowSampler) != isinstance(dataset, MapDataset):
+        if not isinstance(steps, RankSteps) or isinstance(steps, RowSampler) != isinstance(dataset, MapDataset):
             raise ConfigError("Loader keeps a state: pass it an IterableDataset, or a MapDataset and its RowSampler.")
         batching: dict[str, Any] = {"batch_size": None} if steps is dataset else {"batch_sampler": steps}
         spawned = {"multiprocessing_context": "spawn"} if options.get("num_workers") else {}

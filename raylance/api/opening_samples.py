@@ -69,7 +69,7 @@ class Kind:
         return None
 
 
-class _Around(Kind):
+class _RowsAround(Kind):
     """Samples of a selected row and of rows around it."""
 
     def of_several(self, samples: Any) -> Collection[str]:
@@ -122,7 +122,7 @@ class _Cut(_Packed):
 
 
 _ROWS = Kind()
-_KINDS: dict[type, Kind] = {Windows: _Around(), SampleTable: _Around(), Pack: _Packed(), PackTokens: _Cut()}
+_KINDS: dict[type, Kind] = {Windows: _RowsAround(), SampleTable: _RowsAround(), Pack: _Packed(), PackTokens: _Cut()}
 
 
 def kind_of(samples: Samples | None) -> Kind:

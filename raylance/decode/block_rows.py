@@ -22,7 +22,7 @@ from raylance.memory.lending import Bytes, Lend
 from raylance.orders.permutation import BoolArray, Int64Array
 
 
-class Block(NamedTuple):
+class LoadedRows(NamedTuple):
     """Consecutive stored rows of a chunk, from number `first` on, as far as one load has brought them."""
 
     first: int
@@ -34,7 +34,7 @@ class BlockRows:
 
     def __init__(
         self,
-        blocks: Iterable[Block],
+        blocks: Iterable[LoadedRows],
         made: Mapping[str, Sequence[str]] = MappingProxyType({}),
         memory: Mapping[str, Bytes] = MappingProxyType({}),
     ) -> None:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from raylance.columns import ROW_OFFSET
 from raylance.decode.block_decoding import BlockDecoding, Decoded, with_unneeded
-from raylance.decode.block_rows import Block, BlockRows
+from raylance.decode.block_rows import BlockRows, LoadedRows
 from raylance.memory.lending import fresh_for, fresh_memory
 from raylance.observe import Receipt
 from raylance.orders.permutation import Int64Array
@@ -41,7 +41,7 @@ def read_samples(
 
     table, (decoded, receipt) = with_more_bytes(decode)
     found = _gather(table, stored, samples, located, names)
-    return BlockRows([Block(0, decoded)], blocks.names_by_column).fill_in(found, fresh_memory), receipt
+    return BlockRows([LoadedRows(0, decoded)], blocks.names_by_column).fill_in(found, fresh_memory), receipt
 
 
 def _gather(

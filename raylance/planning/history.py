@@ -11,17 +11,17 @@ from raylance.planning.shard_context import RankAndSize
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class LoaderHistory:
     """The rows that one loader handed out on its rank."""
 
     start: str  # a value that all ranks of one start of the run share; "" if unknown
-    # Name of the loader's ledger. Of two accounts with the same one, the later contains all rows of the earlier.
+    # Name of the loader's ledger. Of two histories with the same one, the later contains all rows of the earlier.
     ledger: str
     rank: int  # the world rank
     world_size: int
     intervals: Sequence[Interval]  # in the order of time
     data_parallel: RankAndSize | None = None  # rank and size for intervals without a `share`; None: rows of its own
-    is_elastic: bool = False  # whether ranks may join and leave; then some may have no account
+    is_elastic: bool = False  # whether ranks may join and leave; then some may have no history
     restored: Mapping[int, Place] = dataclasses.field(default_factory=dict)  # see `Ledger.restored`
     forgotten: Place | None = None  # see `Ledger.forgotten`
     process: str = ""  # a key of the loader's process; "" if unknown
@@ -34,8 +34,8 @@ class Account:
         """Returns the data-parallel rank and size that the rows of an interval belong to."""
         return interval.share or self.data_parallel or (self.rank, self.world_size)
 
-    def ran_beside(self, other: "Account") -> bool:
-        """Whether the loaders of both accounts ran at the same time, in different processes."""
+    def ran_beside(self, other: "LoaderHistory") -> bool:
+        """Whether the loaders of both histories ran at the same time, in different processes."""
         return self.process != other.process and self.begun_s < other.ended_s and other.begun_s < self.ended_s
 
 
@@ -95,11 +95,11 @@ def _outside(spans: Sequence[Interval], reach: int | None) -> list[tuple[int, in
 
 
 @dataclasses.dataclass(frozen=True)
-class _Piece:
+class _Stretch:
     """Consecutive intervals that one loader handed out: no jump lies between them."""
 
     start: "_Start"
-    account: Account
+    history: LoaderHistory
     intervals: tuple[Interval, ...]
     is_first: bool  # whether it is its loader's first piece
 
@@ -119,12 +119,12 @@ class _Piece:
     @property
     def restored(self) -> Place | None:
         """Place of the state that was loaded before this piece."""
-        return self.account.restored.get(self.intervals[0].jump)
+        return self.history.restored.get(self.intervals[0].jump)
 
     @property
     def forgotten(self) -> Place | None:
         """The place before which the loader's intervals are forgotten, if this is its first piece; else None."""
-        return self.account.forgotten if self.is_first else None
+        return self.history.forgotten if self.is_first else None
 
     @property
     def may_be_saved_at_begin(self) -> bool:
@@ -136,40 +136,40 @@ class _Piece:
 class _Start:
     """One start of the run: the pieces that processes which ran together handed out, by time within a rank."""
 
-    pieces: list[_Piece] = dataclasses.field(default_factory=list)
+    pieces: list[_Stretch] = dataclasses.field(default_factory=list)
     previous: int | None = None  # index of an earlier start with a process of this start: the model is not new
     doubt: str = ""  # why no row of this start is proven
 
     @property
-    def accounts(self) -> list[Account]:
-        return [piece.account for piece in self.pieces if piece.is_first]
+    def histories(self) -> list[LoaderHistory]:
+        return [piece.history for piece in self.pieces if piece.is_first]
 
-    def is_like(self, account: Account) -> bool:
-        own = self.pieces[0].account
-        return (own.world_size, own.start) == (account.world_size, account.start)
+    def is_like(self, history: LoaderHistory) -> bool:
+        own = self.pieces[0].history
+        return (own.world_size, own.start) == (history.world_size, history.start)
 
-    def add(self, account: Account) -> None:
-        beside = [other for other in self.accounts if other.rank == account.rank and account.ran_beside(other)]
+    def add(self, history: LoaderHistory) -> None:
+        beside = [other for other in self.histories if other.rank == history.rank and history.ran_beside(other)]
         if beside:
             self.doubt = (
-                f"{len(beside) + 1} processes were rank {account.rank} of {account.world_size} at one time, and each "
+                f"{len(beside) + 1} processes were rank {history.rank} of {history.world_size} at one time, and each "
                 "was handed what is the share of one"
             )
-        runs = itertools.groupby(account.intervals, key=lambda interval: interval.jump)
-        self.pieces += [_Piece(self, account, tuple(run), number == 0) for number, (_, run) in enumerate(runs)]
+        runs = itertools.groupby(history.intervals, key=lambda interval: interval.jump)
+        self.pieces += [_Stretch(self, history, tuple(run), number == 0) for number, (_, run) in enumerate(runs)]
 
 
 @dataclasses.dataclass(slots=True)
 class _Walk:
     """The pieces that one rank of a start was handed before a place and that were not rolled back."""
 
-    handed: list[_Piece] = dataclasses.field(default_factory=list)  # later ones first
+    handed: list[_Stretch] = dataclasses.field(default_factory=list)  # later ones first
     origin: Place | None = None  # the place at which the start resumed, as far as this rank shows
     is_new: bool = False  # whether no state was loaded there
     forgotten: Place = (0, 0)  # the records may lack intervals before this place
 
 
-def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
+def line_of_history(histories: Sequence[LoaderHistory]) -> list[EpochLine]:
     """Finds the rows that the present model was trained on, by epoch.
 
     - For each start, only the rows before the place at which the next start resumed count. The others were rolled back.
@@ -177,18 +177,18 @@ def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
     - New processes that loaded no state resumed at their first place: their model is new, or was restored otherwise.
     - Within a process, only loading a state rolls rows back. The rows before any other jump count.
 
-    `accounts` holds all ranks and starts of one dataset, earlier ones first.
+    `histories` holds all ranks and starts of one dataset, earlier ones first.
     """
-    starts = _starts(accounts)
-    epochs: dict[int, list[_Piece]] = {}  # later starts first
+    starts = _starts(histories)
+    epochs: dict[int, list[_Stretch]] = {}  # later starts first
     forgotten: Place = (0, 0)
     index: int | None = len(starts) - 1 if starts else None
     place: Place | None = None
     while index is not None:
         start, earlier = starts[index], starts[:index]
-        ranks: dict[int, list[_Piece]] = {}
+        ranks: dict[int, list[_Stretch]] = {}
         for piece in start.pieces:
-            ranks.setdefault(piece.account.rank, []).append(piece)
+            ranks.setdefault(piece.history.rank, []).append(piece)
         walks = [_walk_back(pieces, place, earlier) for pieces in ranks.values()]
         for piece in itertools.chain.from_iterable(walk.handed for walk in walks):
             handed = (each for each in piece.intervals if each.high > each.low or each.is_last)
@@ -220,27 +220,27 @@ def _with_unknown_epochs(lines: Sequence[EpochLine], least: int) -> Iterator[Epo
         yield EpochLine(epoch=at, epochs=least - at)
 
 
-def _starts(accounts: Sequence[Account]) -> list[_Start]:
+def _starts(histories: Sequence[LoaderHistory]) -> list[_Start]:
     """Groups the loaders of processes that ran together into starts, earlier ones first."""
-    newest: dict[str, Account] = {}
-    for account in accounts:
-        if account.intervals:
-            begun_s = newest.get(account.ledger, account).begun_s
-            newest[account.ledger] = dataclasses.replace(account, begun_s=begun_s)
+    newest: dict[str, LoaderHistory] = {}
+    for history in histories:
+        if history.intervals:
+            begun_s = newest.get(history.ledger, history).begun_s
+            newest[history.ledger] = dataclasses.replace(history, begun_s=begun_s)
     starts: list[_Start] = []
-    for account in newest.values():
-        _start_of(account, starts).add(account)
+    for history in newest.values():
+        _start_of(history, starts).add(history)
     return starts
 
 
-def _start_of(account: Account, starts: list[_Start]) -> _Start:
+def _start_of(history: LoaderHistory, starts: list[_Start]) -> _Start:
     """Finds the start that a loader belongs to; adds a new one if none fits."""
     previous = None
     for index, start in reversed(list(enumerate(starts))):
-        others = start.accounts
-        is_here = bool(account.process) and any(account.process == other.process for other in others)
-        if start.is_like(account) and (account.start or is_here or any(account.ran_beside(other) for other in others)):
-            if not account.start and start is not starts[-1]:
+        others = start.histories
+        is_here = bool(history.process) and any(history.process == other.process for other in others)
+        if start.is_like(history) and (history.start or is_here or any(history.ran_beside(other) for other in others)):
+            if not history.start and start is not starts[-1]:
                 turns = "processes took turns, of which none resumed what the other had done"
                 for later in starts[index:]:
                     later.doubt = later.doubt or turns
@@ -252,7 +252,7 @@ def _start_of(account: Account, starts: list[_Start]) -> _Start:
     return starts[-1]
 
 
-def _walk_back(pieces: Sequence[_Piece], place: Place | None, earlier: Sequence[_Start]) -> _Walk:
+def _walk_back(pieces: Sequence[_Stretch], place: Place | None, earlier: Sequence[_Start]) -> _Walk:
     """Follows one rank of a start back in time: from `place` or else its last place, to the place where it resumed."""
     walk = _Walk()
     index = len(pieces) - 1 if place is None else _resumed_piece(pieces, place)
@@ -281,7 +281,7 @@ def _walk_back(pieces: Sequence[_Piece], place: Place | None, earlier: Sequence[
     return walk
 
 
-def _resumed_piece(pieces: Sequence[_Piece], place: Place) -> int | None:
+def _resumed_piece(pieces: Sequence[_Stretch], place: Place) -> int | None:
     """Returns the index of the piece that a state of a place continues: the latest cut there, else the latest that
     passed the place, else the latest that began before it.
     """
@@ -302,7 +302,7 @@ def _resumed_start(starts: Sequence[_Start], place: Place) -> int | None:
     return None if found is None else starts.index(pieces[found].start)
 
 
-def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: Place) -> EpochLine:
+def _epoch_line(epoch: int, runs: Sequence[_Stretch], furthest: Place, forgotten: Place) -> EpochLine:
     """Adds up the rows of an epoch. `runs` are its pieces, grouped by start, later starts first; `furthest` is the
     furthest place of any rank; before `forgotten`, records keep no intervals.
     """
@@ -310,22 +310,22 @@ def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: 
     for start, of_start in itertools.groupby(runs, key=lambda run: run.start):
         ranks: dict[tuple[RankAndSize, int, str], list[Sequence[Interval]]] = {}
         for run in of_start:
-            account = run.account
+            history = run.history
             # A process that replaced another one may repeat the last step of that process.
-            process = account.ledger if account.is_elastic else ""
-            for share, part in itertools.groupby(run.intervals, key=account.share_of):
-                ranks.setdefault((share, account.rank, process), []).append(list(part))
+            process = history.ledger if history.is_elastic else ""
+            for share, part in itertools.groupby(run.intervals, key=history.share_of):
+                ranks.setdefault((share, history.rank, process), []).append(list(part))
         chains: dict[RankAndSize, list[list[Interval]]] = {}
         for (share, *_), of_rank in ranks.items():
             chain, left = _disjoint(of_rank)
             besides += left if share not in chains else []
             chains.setdefault(share, []).append(chain)
-        if any(piece.account.is_elastic for piece in start.pieces):
+        if any(piece.history.is_elastic for piece in start.pieces):
             spans, unlike, left = _add_shares(chains)
             besides += left
         else:
             peers = {share[0]: chains_of for share, chains_of in chains.items()}
-            spans, unlike = _add_ranks(peers, start.pieces[0].account.world_size)
+            spans, unlike = _add_ranks(peers, start.pieces[0].history.world_size)
         spans_of_starts.append(spans)
         doubt = doubt or unlike
         every = [interval for of_rank in ranks.values() for run in of_rank for interval in run]
@@ -334,7 +334,7 @@ def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: 
     besides += left
     overlap = any(one[1] > other[0] for one, other in itertools.pairwise(sorted(hulls)))
     reach = furthest[1] if epoch == furthest[0] else None
-    jumps = [_jumps(account) for start in {run.start for run in runs} for account in start.accounts]
+    jumps = [_jumps(history) for start in {run.start for run in runs} for history in start.histories]
     return EpochLine(
         epoch=epoch,
         spans=tuple(spans),
@@ -343,14 +343,14 @@ def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: 
         besides=sum(interval.digest.rows for interval in besides),
         came_again=bool(besides) or overlap,
         doubt=_doubt(runs, is_forgotten=(epoch, 0) < forgotten) or doubt,
-        plan=runs[0].account.plan,
+        plan=runs[0].history.plan,
     )
 
 
-def _jumps(account: Account) -> list[tuple[Place, Place]]:
+def _jumps(history: LoaderHistory) -> list[tuple[Place, Place]]:
     """Returns the places before and after each move of a loader that rolled no row back."""
-    pairs = itertools.pairwise(account.intervals)
-    return [(one.end, two.begin) for one, two in pairs if one.jump != two.jump and two.jump not in account.restored]
+    pairs = itertools.pairwise(history.intervals)
+    return [(one.end, two.begin) for one, two in pairs if one.jump != two.jump and two.jump not in history.restored]
 
 
 def _is_passed_over(epoch: int, gap: tuple[int, int | None], jumps: Sequence[Sequence[tuple[Place, Place]]]) -> bool:
@@ -359,10 +359,10 @@ def _is_passed_over(epoch: int, gap: tuple[int, int | None], jumps: Sequence[Seq
     return all(any(before <= low and high <= after for before, after in of_loader) for of_loader in jumps)
 
 
-def _doubt(runs: Sequence[_Piece], *, is_forgotten: bool) -> str:
+def _doubt(runs: Sequence[_Stretch], *, is_forgotten: bool) -> str:
     if is_forgotten:
         return "the record of a loader holds no more than its last intervals, and what came before is forgotten"
-    selections = {run.account.selection for run in runs}
+    selections = {run.history.selection for run in runs}
     if len(selections) > 1:
         return f"they are of {len(selections)} selections of rows, between which the dataset was changed"
     return next((run.start.doubt for run in runs if run.start.doubt), "")

@@ -20,7 +20,7 @@ from raylance.descriptions import in_words
 from raylance.errors import ConfigError
 from raylance.observe.verdict import Verdict
 from raylance.planning.digest import Interval
-from raylance.planning.history import Account, line_of_history
+from raylance.planning.history import LoaderHistory, line_of_history
 from raylance.planning.proof import EpochProof, Expected, prove
 from raylance.planning.state import identity_of, parse_state, selection_of, subject_of
 from raylance.reports.reading import LoaderRecord, Run, read_run
@@ -227,7 +227,9 @@ def prove_records(run: Run, names: Sequence[str], *, most_rows: int | None = Non
         notes += [f"{label}, {text}" for text, is_forgotten in begun if is_forgotten]
         starts += [f"{label}, {text}" for text, is_forgotten in begun if not is_forgotten] * (len(begun) > 1)
         plans = _Plans(known, changes, most_rows)
-        by_who = {who: prove(line_of_history(accounts), plans.expected) for who, accounts in _accounts(known).items()}
+        by_who = {
+            who: prove(line_of_history(histories), plans.expected) for who, histories in _histories(known).items()
+        }
         proofs += [Proof(dataset=label, who=who, epochs=tuple(epochs)) for who, epochs in _joined(by_who).items()]
     found = tuple(proof for proof in proofs if proof.epochs)
     return RunProof(datasets=found, notes=tuple(notes), starts=tuple(starts))
@@ -277,26 +279,26 @@ def of_epochs(one: EpochProof) -> str:
     return f"epoch {one.epoch}" if one.epochs == 1 else f"each of epochs {one.epoch} to {last}"
 
 
-def _accounts(records: Sequence[LoaderRecord]) -> dict[str, list[Account]]:
-    """Returns the accounts of the loaders, which say what each was handed: under "" if the ranks share the rows, under
+def _histories(records: Sequence[LoaderRecord]) -> dict[str, list[LoaderHistory]]:
+    """Returns the histories of the loaders, which say what each was handed: under "" if the ranks share the rows, under
     "rank <n>" if each rank sees the whole dataset. Records with a damaged digest are left out.
     """
-    found: dict[str, list[Account]] = {}
+    found: dict[str, list[LoaderHistory]] = {}
     for record in records:
         try:
-            account = _account(record)
+            history = _history_of(record)
         except (KeyError, TypeError, ValueError) as error:
             logger.warning("the digest of %s is damaged, and left out (%s)", record.name, error)
             continue
-        found.setdefault("" if record.facts["split"] else f"rank {record.rank}", []).append(account)
+        found.setdefault("" if record.facts["split"] else f"rank {record.rank}", []).append(history)
     return found
 
 
-def _account(record: LoaderRecord) -> Account:
+def _history_of(record: LoaderRecord) -> LoaderHistory:
     facts, digest = record.facts, record.digest or {}
     handed, forgotten = record.series["rows"], digest.get("forgotten")
     last = int(np.searchsorted(handed, handed[-1])) if len(handed) else 0  # the first sample after the last row
-    return Account(
+    return LoaderHistory(
         start=str(digest["start"]),
         ledger=str(digest["ledger"]),
         rank=int(digest["rank"]),

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from raylance.decode.block_decoding import HelperDecoding
-from raylance.decode.block_rows import Block, BlockRows
+from raylance.decode.block_rows import BlockRows, LoadedRows
 from raylance.dispatch.messages import (
     Alive,
     Decode,
@@ -70,7 +70,7 @@ class _Blocks:
     def rows(self, columns: BlockColumns) -> BlockRows:
         """Returns the rows; only after all blocks were decoded."""
         if self._rows is None:
-            blocks = [Block(*each) for each in self.tables.items()]
+            blocks = [LoadedRows(*each) for each in self.tables.items()]
             self._rows = BlockRows(blocks, columns.decoded, self._memory)
         return self._rows
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from raylance.decode.block_rows import Block, BlockRows
+from raylance.decode.block_rows import BlockRows, LoadedRows
 from raylance.dispatch.account import Account
 from raylance.dispatch.load_ahead import ChunkTable
 from raylance.dispatch.messages import Drop, Fault, Gather, Load
@@ -51,7 +51,7 @@ class Reading:
         self.table = ChunkTable(self.account, decodes=decodes, gives_away=gives_away)
         self._settings: dict[str, Any] = {"own_memory": gives_away, "by_block": by_block}
         self.work: list[Any] = [ReadWork(Spec(each), options, **self._settings) for each in sources]  # type: ignore[arg-type]
-        self._blocks: dict[tuple[int, int], list[Block]] = {}  # by reader, and number of the chunk
+        self._blocks: dict[tuple[int, int], list[LoadedRows]] = {}  # by reader, and number of the chunk
         self.readers = list(range(len(sources)))
         self.receipts: list[Receipt] = []
         self._calls = itertools.count()
@@ -74,7 +74,7 @@ class Reading:
                 self.table.failed(load.call, error)
             else:
                 for block in blocks:
-                    self._blocks.setdefault((load.helper, load.number), []).append(Block(load.first, block))
+                    self._blocks.setdefault((load.helper, load.number), []).append(LoadedRows(load.first, block))
                 self.receipts.append(loaded.receipt)
                 self.table.loaded(loaded)
             self._collect()

@@ -17,7 +17,7 @@ from raylance.environment import process
 from raylance.errors import ConfigError
 from raylance.integrations.torch_data.handed_out import Note, RowsRead
 from raylance.integrations.torch_data.sending import Function
-from raylance.integrations.torch_data.steps import Pass, Steps
+from raylance.integrations.torch_data.steps import Pass, RankSteps
 from raylance.observe import Stats
 from raylance.planning.plan import Plan
 from raylance.planning.step_size import StepSize
@@ -25,7 +25,7 @@ from raylance.runtime import notes
 from raylance.runtime.session import Session
 
 
-class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
+class IterableDataset(RankSteps, torch.utils.data.IterableDataset[dict[str, Any]]):
     """Yields one rank's whole batches, for `DataLoader(IterableDataset(handle, …), batch_size=None)`.
 
     `**steps` are the arguments of `RowSampler`. With k workers, worker w makes steps w, w + k, …. DataLoader asks its

@@ -16,7 +16,7 @@ from raylance.decode.arrays import to_numpy
 from raylance.environment import process
 from raylance.errors import ConfigError
 from raylance.integrations.torch_data.handed_out import Note, RowsRead
-from raylance.integrations.torch_data.steps import HandleCopy, Pass, Steps
+from raylance.integrations.torch_data.steps import HandleCopy, Pass, RankSteps
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan
@@ -131,7 +131,7 @@ def _scalars(values: Any) -> Any:
     return values.numpy() if is_scalars else values
 
 
-class RowSampler(Steps, torch.utils.data.Sampler[list[int]]):
+class RowSampler(RankSteps, torch.utils.data.Sampler[list[int]]):
     """Yields a list of row indices for each batch of one rank, so that a DataLoader takes the rank's rows in the order
     of the plan: `DataLoader(MapDataset(handle), batch_sampler=RowSampler(handle, …))`.
     """

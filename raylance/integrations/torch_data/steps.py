@@ -57,7 +57,7 @@ class HandleCopy:
             )
 
 
-class Steps(Positioned):
+class RankSteps(Positioned):
     """The steps of one rank. Makes the plan from rank and world size; keeps the epoch and the consumed position."""
 
     def __init__(
@@ -88,10 +88,10 @@ class Steps(Positioned):
             **unknown: Refused with an error that suggests a known argument.
         """
         if "max_window_bytes" in unknown:
-            between = int(type(self).__init__ is not Steps.__init__)  # calls from the subclass to this one
+            between = int(type(self).__init__ is not RankSteps.__init__)  # calls from the subclass to this one
             take_renamed(f"torch_data.{type(self).__name__}()", unknown, RENAMED, depth=between)
             reader_bytes = unknown.pop("reader_bytes")
-        refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, Steps.__init__.__kwdefaults__ or ())
+        refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, RankSteps.__init__.__kwdefaults__ or ())
         check_batch_size(global_batch_size, batch_size, 1)
         self._ranks_per_replica = check_integer("ranks_per_replica", ranks_per_replica, 1)
         if isinstance(dist_info, Mesh) or dist_info is NO_GROUP:

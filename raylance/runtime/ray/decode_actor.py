@@ -7,7 +7,7 @@ import pyarrow as pa
 import ray
 
 from raylance.decode.block_decoding import HelperDecoding
-from raylance.decode.block_rows import Block, BlockRows
+from raylance.decode.block_rows import BlockRows, LoadedRows
 from raylance.decode.decoding import Decoding
 from raylance.decode.pixels import set_up_process
 from raylance.memory.lending import FadingLender
@@ -49,7 +49,7 @@ class DecodeActor(Actor):
         with errors_travel():
             if blocks:
                 made = self._opened(key, decoding).names_by_column
-                encoded = BlockRows(map(Block, firsts, blocks), made).fill_in(encoded, self._lender.lend)
+                encoded = BlockRows(map(LoadedRows, firsts, blocks), made).fill_in(encoded, self._lender.lend)
             return self._opened(key, decoding).decode(encoded, epoch, given_up=given_up)
 
     @ray.method(num_returns=2)

@@ -22,7 +22,7 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raylance.decode.block_rows import Block, BlockRows
+from raylance.decode.block_rows import BlockRows, LoadedRows
 from raylance.dispatch.messages import (
     Alive,
     ChunkLost,
@@ -104,7 +104,7 @@ class _Blocks:
         if self._rows is None:
             parts = [(self.sent, dict[str, Sequence[str]]()), (self.decoded, self._columns.decoded)]
             self._rows = [
-                BlockRows([Block(first, future.result()) for first, future in part.items()], made)
+                BlockRows([LoadedRows(first, future.result()) for first, future in part.items()], made)
                 for part, made in parts
                 if part
             ]

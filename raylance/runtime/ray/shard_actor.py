@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from raylance.decode.block_rows import Block, BlockRows
+from raylance.decode.block_rows import BlockRows, LoadedRows
 from raylance.decode.pixels import set_up_process
 from raylance.dispatch.messages import Gather, Load, Loaded
 from raylance.memory.malloc import keep_freed_memory
@@ -68,7 +68,7 @@ class ShardActor(Actor):
         with errors_travel():
             fill_in = None
             if blocks:
-                rows = BlockRows(map(Block, firsts, blocks), self._by_block.decoded)
+                rows = BlockRows(map(LoadedRows, firsts, blocks), self._by_block.decoded)
                 fill_in = functools.partial(rows.fill_in, lend=self._work.lend)
             tables, receipt = self._work.gather(self._of(key, plan), command, fill_in)
             return receipt, *tables

@@ -15,7 +15,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.cursor import Cursor
 from raylance.planning.digest import Digest, Ledger
-from raylance.planning.history import Account, line_of_history
+from raylance.planning.history import LoaderHistory, line_of_history
 from raylance.planning.plan import Plan
 from raylance.planning.proof import Expected, prove
 from tests.helpers.plans import Chosen
@@ -35,7 +35,7 @@ class Replica:
     rank: int
     cursor: Cursor
     ledger: Ledger = dataclasses.field(default_factory=Ledger)
-    written: Account | None = None
+    written: LoaderHistory | None = None
     rows: Int64Array = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.int64))
     real: Any = None
 
@@ -46,7 +46,7 @@ class Training:
     def __init__(self, replicas: int, remainder: Any, *, sums: bool) -> None:
         """With `sums`, each rank records the digest of all ranks together; else that of its own share."""
         self.spec, self.sums = dataclasses.replace(SPEC, remainder=remainder), sums
-        self.gone: list[Account] = []
+        self.gone: list[LoaderHistory] = []
         self.taken, self.made = list[Int64Array](), 0
         self.alive: list[Replica] = []
         for rank in range(replicas):
@@ -103,8 +103,8 @@ class Training:
     def write(self, replica: Replica) -> None:
         replica.written = self.account(replica)
 
-    def account(self, replica: Replica) -> Account:
-        return Account(
+    def account(self, replica: Replica) -> LoaderHistory:
+        return LoaderHistory(
             start="one",
             ledger=f"{replica.number}",
             rank=replica.rank,

@@ -17,7 +17,7 @@ from raylance.orders.sampling import Weighted
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
 from raylance.planning import digest
 from raylance.planning.digest import Digest, Ledger
-from raylance.planning.history import Account, line_of_history
+from raylance.planning.history import LoaderHistory, line_of_history
 from raylance.planning.proof import EpochProof, Expected, prove
 from tests.helpers.orders import resolve as resolve_order
 from tests.helpers.own_orders import Halved
@@ -40,9 +40,9 @@ class Step:
     rows: Int64Array  # real ones, over all ranks
 
 
-def account(handed: Ledger, rank: int, world: int, **more: Any) -> Account:
+def account(handed: Ledger, rank: int, world: int, **more: Any) -> LoaderHistory:
     of_ledger = {"intervals": handed.intervals, "restored": dict(handed.restored), "forgotten": handed.forgotten}
-    return Account(rank=rank, world_size=world, **of_ledger, **more)
+    return LoaderHistory(rank=rank, world_size=world, **of_ledger, **more)
 
 
 class Run:
@@ -50,7 +50,7 @@ class Run:
 
     def __init__(self, order: Resolved = ORDER, remainder: Any = "drop") -> None:
         self.order, self.remainder = order, remainder
-        self.accounts: list[Account] = []
+        self.accounts: list[LoaderHistory] = []
         self.line: list[Step] = []
         self.checkpoints: list[Place] = [(0, 0)]
         self.spoils: dict[int, Callable[[Int64Array], Int64Array]] = {}  # by step since the beginning
@@ -278,7 +278,7 @@ class Training:
     """Processes that train one model after the other, on two ranks; a model knows what it was trained on."""
 
     def __init__(self) -> None:
-        self.accounts: list[Account] = []
+        self.accounts: list[LoaderHistory] = []
         self.learnt: list[tuple[int, int, list[int]]] = []  # epoch, position after, rows
         self.saved: list[tuple[Place, list[tuple[int, int, list[int]]]]] = []
         self.process = self.loader = 0
@@ -404,7 +404,7 @@ def test_what_all_ranks_passed_over_is_not_a_lost_record() -> None:
     """
     plan = make_plan(ORDER, 12, 2, "drop")
 
-    def run(rank: int, places: Sequence[Place], spoil: int = 0) -> Account:
+    def run(rank: int, places: Sequence[Place], spoil: int = 0) -> LoaderHistory:
         ledger = Ledger()
         for epoch, step in places:
             low = 12 * step
@@ -430,7 +430,7 @@ def test_what_all_ranks_passed_over_is_not_a_lost_record() -> None:
 NUMBERS = itertools.count()
 
 
-def lone(ledger: Ledger, rank: int, world: int, lived: tuple[float, float], **changes: Any) -> Account:
+def lone(ledger: Ledger, rank: int, world: int, lived: tuple[float, float], **changes: Any) -> LoaderHistory:
     """The account of a process of its own, outside of Ray Train."""
     name = f"{next(NUMBERS)}"
     process = {"start": "", "ledger": name, "process": f"process {name}", "begun_s": lived[0], "ended_s": lived[1]}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylance.decode.block_rows import Block, BlockRows
+from raylance.decode.block_rows import BlockRows, LoadedRows
 from raylance.memory.lending import fresh_memory
 
 KINDS: list[pa.DataType] = [
@@ -57,7 +57,7 @@ def test_samples_of_blocks(
         end = min(rows, last + overlap)
         at = np.linspace(first, end, pieces + 1).astype(int).tolist()
         tables = [pa.table({"x": whole[low:high], "n": number[low:high]}) for low, high in itertools.pairwise(at)]
-        blocks.append(Block(first, pa.concat_tables(tables)))
+        blocks.append(LoadedRows(first, pa.concat_tables(tables)))
     wanted = np.array(data.draw(st.lists(st.integers(0, rows - 1), min_size=samples * count, max_size=samples * count)))
     wanted = wanted.astype(np.int64)
     lists = pa.FixedSizeListArray.from_arrays(pa.array(wanted), count)
@@ -74,7 +74,7 @@ def test_samples_of_blocks(
 
 
 def test_a_row_that_has_not_come() -> None:
-    block = Block(2, pa.table({"x": pa.array([1, 2, 3])}))
+    block = LoadedRows(2, pa.table({"x": pa.array([1, 2, 3])}))
     items = pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array([2, 1]), 2)})
     with pytest.raises(IndexError, match="row 1 of the column 'x'"):
         BlockRows([block]).fill_in(items, fresh_memory)
