@@ -16,9 +16,13 @@ from raylance.errors import ConfigError
 MOST_LISTED = 20
 """Most names that a message lists."""
 _ORDER = 'the dataset has an order, the same on all ranks: raylance.dataset(…, order="window"), "sequential" for none'
+_STEP = "the size of a step is an argument of iter_torch_batches() and of the other iterators"
 _HINTS = {
     "batch_format": 'iter_batches(batch_format=…) gives "numpy", "pyarrow" and "pandas"',
     "batch_sampler": _ORDER,
+    "batch_size": _STEP,
+    "global_batch_size": _STEP,
+    "max_tokens": 'budget=raylance.Budget(4096) is a step of a cost: cost=raylance.TokensOf("…") of raylance.dataset',
     "finalize_fn": "collate_fn= makes the batch, device= moves it",
     "local_shuffle_buffer_size": _ORDER + "; raylance.WindowShuffle(…) sets how far rows are mixed",
     "local_shuffle_seed": "the seed is the dataset's: raylance.dataset(…, seed=…)",
@@ -31,16 +35,19 @@ _HINTS = {
 }
 
 
-def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raises if a call got unknown arguments; `known` names the arguments that the call has.
+def refuse_unknown(
+    call: str, unknown: Mapping[str, Any], known: Iterable[str], hints: Mapping[str, str] | None = None
+) -> None:
+    """Raises if a call got unknown arguments; `known` names the arguments that the call has, and `hints` says what to
+    write in place of others.
 
     Raises:
         ConfigError: If there is an unknown argument; the message names the right argument or setting.
     """
-    known = sorted(known)
+    known, hints = sorted(known), _HINTS | dict(hints or {})
     for name in unknown:
-        if name in _HINTS:
-            hint = _HINTS[name] + "."
+        if name in hints:
+            hint = hints[name] + "."
         elif close := difflib.get_close_matches(name, known, n=1):
             hint = f"did you mean {close[0]}=?"
         else:

@@ -11,10 +11,11 @@ import decimal
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from raylance.arguments import refuse_unknown
 from raylance.errors import ConfigError
 
 CLASS = "class"
@@ -43,6 +44,16 @@ class Setting:
     """
 
     __slots__: ClassVar[tuple[str, ...]] = ()
+    _hints: ClassVar[Mapping[str, str]] = {}
+    """What to write in place of fields that a user may try, by their names."""
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        """Refuses fields that raylance's own settings do not have. Raises ConfigError, which names the right field."""
+        if given and _kinds.get(cls.__qualname__) is cls:
+            known = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+            unknown = {name: value for name, value in given.items() if name not in known}
+            refuse_unknown(f"{cls.__name__}()", unknown, known, cls._hints)
+        return super().__new__(cls)
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)

@@ -88,8 +88,13 @@ def split_columns(columns: Any, decode: Any) -> tuple[Any, list[Derived], list[A
     readers, and for decoders.
 
     Raises:
-        ConfigError: If it stands in both.
+        ConfigError: If it stands in both, or `columns` is not a list.
     """
+    if not isinstance(columns, list | tuple | None):
+        raise ConfigError(
+            f"columns= is of type {type(columns).__name__}: give a list of names and of what makes columns, such as "
+            '["label", raylance.Image("image", size=224)]; name= of a decoder is the name of its column in batches.'
+        )
     given = list(columns) if isinstance(columns, list | tuple) else []
     settings = [each for each in given if isinstance(each, Decoder | Derived)]
     if settings and decode is not None:
@@ -125,7 +130,7 @@ def check_decoders(decode: Sequence[Decoder], transform: Transform | None) -> tu
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
             f"{twice[0]!r} is decoded {names.count(twice[0])} times: decode each column once, or give each decoder of "
-            "it a name of its own, name=."
+            "it a name of its own, name=; views=2 of an Image makes two crops."
         )
     leaders = [each.output_name for each in decoders if each.like is None]
     for each in decoders:

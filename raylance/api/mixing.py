@@ -44,7 +44,8 @@ def mix(
     Args:
         parts: For each name, a dataset and its weight, a positive number.
         weigh: What the weights are shares of: the "rows", or their "cost", such as tokens, for which all datasets need
-            `cost`. Then a dataset of long rows gives fewer of them; the shares hold for the mean of many steps. Packed
+            `cost`: `mix({"a": (a, 0.7), "b": (b, 0.3)}, weigh="cost")`. Then a dataset of long rows gives fewer rows,
+            and the shares of the cost hold for the mean of many steps, not for each. Packed
             sequences have one length, so their rows are shares of the tokens, too.
         stop: When an epoch ends. "first_exhausted": before any dataset would repeat a row. "all_exhausted": when all
             rows of every dataset were handed out; rows of datasets that are used up earlier are repeated until then. A
@@ -66,7 +67,8 @@ def mix(
     """
     _check_parts(parts)
     at_end, may_be_empty = read_ending("raylance.mix()", remainder, older)
-    refuse_unknown("raylance.mix()", older, mix.__kwdefaults__ or ())
+    hints = dict.fromkeys(("seed", "cost", "filter", "columns", "order", "samples"), "give it to each raylance.dataset")
+    refuse_unknown("raylance.mix()", older, mix.__kwdefaults__ or (), hints)
     window_bytes = None if window_bytes is None else check_integer("mix(): window_bytes", window_bytes, 1)
     first, schemas = next(iter(parts)), {name: dataset.schema for name, (dataset, _) in parts.items()}
     for name, (dataset, _) in parts.items():
@@ -122,6 +124,10 @@ def mix(
 
 def _row_costs(parts: Mapping[str, tuple[Dataset, float]], weigh: str, *, has_costs: bool) -> list[Fraction] | None:
     """Returns the mean cost of a row of each dataset, if weights are shares of the cost; else None."""
+    if weigh == "tokens":
+        raise ConfigError(
+            'mix(weigh="tokens"): open each dataset with cost=raylance.TokensOf("input_ids"), and give weigh="cost".'
+        )
     check_word("mix(): weigh", weigh, ("rows", "cost"))
     if weigh == "rows":
         return None

@@ -1,6 +1,6 @@
 """Which columns are read, decoded and made of others: the second step of opening a dataset."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import lance
@@ -60,9 +60,6 @@ def open_columns(asked: Asked, stored: Stored) -> Columns:
 def _check_columns(
     opened: lance.LanceDataset, columns: Sequence[str] | None, decoders: Sequence[Decoder], *, may_be_none: bool
 ) -> list[str]:
-    if isinstance(columns, str) or not isinstance(columns, Iterable | None):
-        name = columns if isinstance(columns, str) else opened.schema.names[0]
-        raise ConfigError(f"columns={columns!r}: give a list of names, such as [{name!r}].")
     decoded = [decoder.column for decoder in decoders]
     names = _default_columns(opened.schema, decoded) if columns is None else list(columns)
     fields = _find_fields(opened, [*names, *decoded])

@@ -94,7 +94,10 @@ class _Packed(Kind):
         pack: Any = asked.samples
         makes = asked.derived or asked.decoding.decoders or asked.decoding.transform is not None
         if asked.columns is not None or makes:
-            raise ConfigError(f"{pack} delivers the packed tokens alone: leave columns= and transform= out.")
+            given = "columns=" if asked.decoding.transform is None else "transform="
+            raise ConfigError(
+                f"{type(pack).__name__} names the columns that it reads, and makes those of batches: leave {given} out."
+            )
         if asked.cost is not None or asked.balance is not None or asked.order.by_cost:
             raise ConfigError(
                 f"{pack} makes samples of one length, so all cost the same. Leave out cost=, balance= and the order "
@@ -139,7 +142,7 @@ def take_samples(call: str, samples: Any, others: dict[str, Any]) -> Samples | N
     older = {name: others.pop(name) for name in ("pack", "windows") if name in others}
     given = [name for name, value in older.items() if value is not None]
     if given:
-        warn_replaced(call, given, "samples=, which takes what they took")
+        warn_replaced(call, given, "samples=…, which takes the same object")
     found = [*([] if samples is None else [samples]), *(older[name] for name in given)]
     if len(found) > 1:
         raise ConfigError(f"{call}: {' and '.join(map(repr, found))} each say what a sample is: give one of them.")

@@ -153,5 +153,5 @@ def _order(name: Any = None, **params: Any) -> Order:
         )
     try:
         return kind(**params)
-    except TypeError as error:
+    except (TypeError, ConfigError) as error:
         raise StateError(f"the state is damaged: its order is {params} ({error}). Use an earlier one.") from error

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Container
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,7 @@ class RandomResizedCrop(Setting):
         ratio: Smallest and largest aspect ratio of the box, width over height; drawn log-uniformly.
     """
 
+    _hints: ClassVar = {"size": "the size is that of Image(…, size=224)"}
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,11 @@ class Image(Decoder):
             if a plug-in is registered in this process.
     """
 
+    _hints: ClassVar = {
+        **dict.fromkeys(("crop", "transform"), "augment=raylance.RandomResizedCrop() chooses the part of the image"),
+        **dict.fromkeys(("crops", "num_crops"), "views=2 makes two crops of each image"),
+        "resize": "size= is that of the output",
+    }
     size: tuple[int, int] | int | None = None
     augment: Crop | None = None
     hflip: float = 0.0

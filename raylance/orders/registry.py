@@ -19,8 +19,8 @@ def make_order(order: str | Order) -> Order:
     if not isinstance(order, Order):
         known = ", ".join(repr(name) for name in ORDERS)
         raise ConfigError(
-            f"order={order!r} is unknown. No dataset was opened. Use one of {known}, or an order such as "
-            "WindowShuffle(…)."
+            f"order={order!r} is unknown. No dataset was opened. Use one of {known}, or an object such as "
+            "raylance.WindowShuffle()."
         )
     kind = type(order)
     if not isinstance(getattr(kind, "name", None), str):

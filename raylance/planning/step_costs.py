@@ -118,10 +118,12 @@ class CostFigures:
         ratios = {"padded": self.padded, "not padded": self.summed, "squared": self.squared}
         words = ", ".join(f"{name} {half:.2f} and {most:.2f}" for name, (half, most) in ratios.items())
         moved = f"; {self.moved:.1%} of the rows change the rank" if self.moved else ""
-        return (
-            f"{self.rows:,.0f} rows and cost {self.cost:,.0f} a step; {self.padding:.1%} padding; the highest cost "
-            f"of a rank over the mean, median and 90 %: {words}{moved}"
+        uneven = (
+            f"; cost of the costliest rank / of the mean rank, in the median step and the worst tenth: {words}{moved}"
         )
+        is_even = all(most == 1 for _, most in ratios.values())  # as with one rank
+        step = f"{self.rows:,.0f} rows and cost {self.cost:,.0f} a step; {self.padding:.1%} padding"
+        return step if is_even else step + uneven
 
 
 def cost_figures(plan: Plan, epoch: int = 0, sample_steps: int = _SAMPLED) -> CostFigures | None:

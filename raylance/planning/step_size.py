@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from raylance.arguments import (
     check_batch_size,
@@ -12,6 +12,7 @@ from raylance.arguments import (
     refuse_unknown,
     warn_replaced,
 )
+from raylance.descriptions import Setting
 from raylance.errors import ConfigError
 
 Remainder = Literal["drop", "pad", "ragged"]
@@ -52,14 +53,14 @@ Size = int | CostLimit
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class Budget:
+class Budget(Setting):
     """The size of a step by what its rows cost, and that of micro-batches: `budget=` of the iterators. It needs `cost=`
     of `raylance.dataset`.
 
     Steps have about this cost, and never more, unless a row alone costs more. With the order "bucket", the rows of a
     step have similar costs. The number of steps may differ from epoch to epoch, but not from rank to rank. Batches that
-    are dicts have `_step_cost`, an integer: the cost of the step over all ranks, by which to divide sums of losses,
-    because ranks get unequal shares of it.
+    are dicts have `_step_cost`, an integer: the sum of the costs of the step's rows over all ranks, without padding, by
+    which to divide sums of losses, because ranks get unequal shares of it. No row is left out at the end of an epoch.
 
     Attributes:
         cost: Most cost of a step over all ranks. None for steps of `max_rows` rows each, which `micro` cuts.
@@ -75,6 +76,10 @@ class Budget:
         ConfigError: If a value is not of its type or range, or if neither `cost` nor `max_rows` is given.
     """
 
+    _hints: ClassVar = dict.fromkeys(
+        ("tokens", "max_tokens"),
+        'the cost has no name, as in Budget(4096); cost=raylance.TokensOf("…") of raylance.dataset says what it counts',
+    )
     cost: int | None = None
     _: dataclasses.KW_ONLY
     max_rows: int | None = None

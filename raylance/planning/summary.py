@@ -213,7 +213,7 @@ class PlanSummary:
         if not self.sources:
             return []
         has_costs = any(source.cost_share is not None for source in self.sources.values())
-        heads = ("of rows", "of cost") if has_costs else ("share",)
+        heads = ("share of rows", "share of cost") if has_costs else ("share of rows",)
         lines = [("dataset", *heads, "rows", "used", "left out", "repeated")]
         for name, source in self.sources.items():
             shares = (source.share, source.cost_share or 0.0)[: len(heads)]

@@ -36,7 +36,8 @@ class Pack(Setting):
     `samples`.
 
     A batch holds, for n sequences, arrays of shape (n, length): `input_ids`, int32; the other columns, of their stored
-    type; `labels`, int32; `position_ids`, int32, which count from 0 in each piece of a document; and `segment_ids`,
+    type; `labels`, int32, for `torch.nn.functional.cross_entropy` with `dtypes={"labels": torch.int64}` of the
+    iterator; `position_ids`, int32, which count from 0 in each piece of a document; and `segment_ids`,
     int32, which number the pieces of a sequence from 0, and are -1 for padding. `raylance.text.cu_seqlens` makes the
     arguments of attention over lengths ("varlen") from `segment_ids`.
 
@@ -50,18 +51,23 @@ class Pack(Setting):
         pad_id: Token of padding. Other columns have 0 there.
         labels: "shifted": the label of a token is the next token of the same piece; "same": the token itself, for
             models that shift labels themselves; None for no labels.
-        label_mask: One of `columns`. Tokens that have 0 there are no labels, as those of a prompt. A sequence may then
+        label_mask: One of `columns`. Tokens that have 0 there are no labels, as those of a prompt: with "shifted",
+            position i has the label `ignore_index` if token i + 1 has 0. A sequence may then
             have no label at all, as a piece of a long prompt that `too_long` cuts; a warning says so once.
         ignore_index: Label of tokens that are not learnt: at the end of a piece (with "same", at its beginning), in
             padding, and where `label_mask` is 0.
         too_long: With "whole", what happens to documents of more than `length` tokens: "split" cuts them into pieces,
             "truncate" leaves out their ends, "drop" leaves them out, "raise" is an error. The number of tokens that are
-            left out is logged.
+            left out is logged. With "stream", which cuts any document, others than "split" are refused.
         block_rows: Number of documents that are shuffled and packed together. "auto": up to 8,192 documents, and up to
             three quarters of a million tokens, but 16 documents at least.
         shuffle: Whether documents are shuffled in their blocks, in each epoch in another way.
     """
 
+    _hints: ClassVar = {
+        **dict.fromkeys(("mask", "loss_mask"), 'label_mask="…" names the column of the mask, which columns= has, too'),
+        **dict.fromkeys(("seq_len", "max_length", "block_size"), "length= is the number of tokens of a sequence"),
+    }
     columns: str | Sequence[str]
     length: int
     policy: Literal["stream", "whole"] = "stream"
@@ -85,8 +91,8 @@ class Pack(Setting):
             raise ConfigError(f"Pack(columns={self.columns!r}): give the column of tokens first, then any others.")
         if len({*columns[1:], *_MADE}) != len(columns) - 1 + len(_MADE):
             raise ConfigError(
-                f"Pack(columns={columns!r}): the columns after the first one keep their names, which must differ from "
-                f"one another and from {', '.join(_MADE)}."
+                f"Pack(columns={columns!r}): the first column holds the tokens, and becomes input_ids; the others keep "
+                f"their names, which must differ from one another and from {', '.join(_MADE)}. Put the tokens first."
             )
         object.__setattr__(self, "columns", tuple(columns))
         object.__setattr__(self, "length", check_integer("Pack: length", self.length, 1))
@@ -103,7 +109,15 @@ class Pack(Setting):
             if not -(2**31) <= check_integer(f"Pack: {name}", number, None) < 2**31:
                 raise ConfigError(f"Pack({name}={number}): sequences are of int32, which cannot hold it.")
         if self.label_mask is not None and self.label_mask not in columns[1:]:
-            raise ConfigError(f"Pack(label_mask={self.label_mask!r}): name one of columns={columns!r} after the first.")
+            raise ConfigError(
+                f"Pack(label_mask={self.label_mask!r}): it is read like the tokens, so name it after them: "
+                f"Pack({[columns[0], self.label_mask]!r}, …)."
+            )
+        if self.too_long != "split" and self.policy == "stream":
+            raise ConfigError(
+                f'Pack(too_long={self.too_long!r}) needs policy="whole": "stream" cuts documents wherever a sequence '
+                "ends. Give it, or leave too_long= out."
+            )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -29,14 +29,15 @@ class Windows(Setting):
 
     Attributes:
         episode: Column of integers or strings whose value is the same in all rows of an episode, and differs between
-            episodes.
-        offsets: For each column, the rows of its window, relative to the anchor: `{"action": range(16), "state":
-            [-1, 0]}`.
+            episodes. The rows of each must be stored in their order in time, which is checked only by `timestamp`.
+        offsets: For each column, the rows of its window, relative to the anchor, which is 0: `{"action": range(16),
+            "state": [-1, 0]}`.
         seconds: The same in seconds, for other columns than those in `offsets`. They must be whole numbers of rows by
             `fps`, or, if this is None, by the distance of the first two timestamps.
         fps: Rows a second.
-        timestamp: Column of seconds (numbers, or Arrow timestamps). If it is given, each row must follow the one before
-            it in its episode by 1 / fps: each is checked when the dataset is opened.
+        timestamp: Column of seconds (numbers, or Arrow timestamps), or, with `fps=1`, of the numbers of rows in their
+            episode. If it is given, each row must follow the one before it in its episode by 1 / fps: each is checked
+            when the dataset is opened.
         tolerance_s: By how many seconds offsets in seconds, and distances of timestamps, may differ from whole rows;
             distances also by the rounding of their type of floats.
         at_ends: "pad" repeats the first or last row of the episode in place of rows outside of it. Batches then have a
@@ -48,6 +49,11 @@ class Windows(Setting):
             With "selected", an episode ends for a window where the next row is not selected.
     """
 
+    _hints: ClassVar = {
+        "group": "episode= names the column",
+        "horizon": 'offsets={"action": range(8)} are the rows of a column, 0 the row itself',
+        "delta_timestamps": 'seconds={"action": [0.0, 0.1]}, with fps= or timestamp=',
+    }
     episode: str
     offsets: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     seconds: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
@@ -155,7 +161,9 @@ def _numbers(name: Any, given: Any, argument: str) -> tuple[Any, ...]:
     values = tuple(given) if is_list else ()
     is_number = all(isinstance(each, int | float | np.number) and not isinstance(each, bool) for each in values)
     if not (isinstance(name, str) and values and is_number and all(map(math.isfinite, values))):
-        raise ConfigError(f"Windows({argument}={{{name!r}: {given!r}}}): give at least one number for each column.")
+        raise ConfigError(
+            f"Windows({argument}={{{name!r}: {given!r}}}): give a list of numbers for each column, such as range(8)."
+        )
     return values
 
 

@@ -140,7 +140,8 @@ def check_windows(
         if name not in (*stored, *made):
             raise ConfigError(
                 f"Windows: {name!r} is none of the columns that are delivered: {', '.join((*stored, *made))}. Nothing "
-                "was started. Name it in columns=, without a decoder, or give it no window."
+                "was started. Put it into columns=: its name, or what decodes it value by value, such as "
+                f"raylance.Image({name!r}); or give it no window."
             )
         if f"{name}{IS_PAD}" in {*stored, *made, *decoded} and not (
             isinstance(windows, Windows) and windows.at_ends == "drop"
