@@ -24,6 +24,11 @@ Prove
 Errors
     `RaylanceError` is the base; `BadRowError` is a row that cannot be decoded, `StateError` a state of other data.
 
+Two crops of an image: `Image(…, views=2)`. Action chunks: `Windows`. Prompts that are not learnt:
+`Pack(…, label_mask=…)`. Steps of a number of tokens: `Budget`, with `cost=TokensOf(…)`. A loop without Ray:
+`dataset(…).loader()`.
+Ask for one name: `help(raylance.dataset)`, `help(raylance.Image)`.
+
 Modules: `raylance.writing` (columns, and datasets of Ray Data), `raylance.images` (on GPUs; crops, boxes, points),
 `raylance.text`, `raylance.runs`, `raylance.tracking` (MLflow, W&B), `raylance.namespaces`, `raylance.lerobot`,
 `raylance.torch_data`, `raylance.torchft`, `raylance.audit`, `raylance.testing`, `raylance.errors`.

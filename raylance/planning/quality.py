@@ -120,9 +120,10 @@ class ShuffleQuality:
 
 
 def order_in_words(order: Resolved) -> str:
-    """Returns the name and the settings of an order, without the components of a mixture."""
-    settings = {key: value for key, value in order.params().items() if not isinstance(value, Mapping) and key != "name"}
-    return f"{order.name} ({', '.join(f'{key}={value}' for key, value in settings.items())})"
+    """Returns the name and the settings of an order; of a mixture, those that users choose."""
+    hidden = ("name", "chunk_positions", "spread")
+    settings = {name: each for name, each in order.params().items() if name not in hidden}
+    return f"{order.name} ({', '.join(f'{k}={each}' for k, each in settings.items() if not isinstance(each, Mapping))})"
 
 
 def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_steps: int = 256) -> ShuffleQuality:
