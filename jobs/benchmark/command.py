@@ -117,7 +117,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if tables and not any(chosen & set(READERS[kind]) for kind in tables):
         parser.error(f"--readers: {args.readers} cannot read {' or '.join(tables)}")
     if args.against and not (args.against / "raylance" / "__init__.py").exists():
-        parser.error(f"--against: {args.against} is no checkout, it has no raylance/__init__.py")
+        parser.error(f"--against: {args.against} is not a checkout: it has no raylance/__init__.py")
     if args.seed < 0:
         parser.error(f"--seed: {args.seed} is negative, and NumPy's seeds start at 0")
     if args.json and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):

@@ -63,7 +63,7 @@ class Tars(Files):
         numbers = {column_of(ending) for ending in NUMBERS}
         self.integers = {
             name for name in numbers if all(is_integer(row[name][1]) for row in first if name in row)
-        }  # a class may be called 7 among others that are no numbers
+        }  # a class may be called 7 among others that are not numbers
         has = dict.fromkeys(itertools.chain.from_iterable(first))
         if missing := [name for name in columns or () if name not in has]:
             raise RefusedError(

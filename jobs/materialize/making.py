@@ -90,8 +90,8 @@ def check_target(wish: Wish, present: bool) -> None:
         raise taken(wish.out)
     if not present and (files := list_files(wish.out, wish.storage_options)):
         raise raylance.errors.ConfigError(
-            f"--out {wish.out} is no Lance dataset, and {len(files):,} files lie there, such as {files[0]}. A run that "
-            "was killed leaves such. Remove them, or choose another --out."
+            f"--out {wish.out} is not a Lance dataset, and {len(files):,} files lie there, such as {files[0]}. A run "
+            "that was killed leaves such. Remove them, or choose another --out."
         )
 
 

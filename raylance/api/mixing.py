@@ -183,8 +183,8 @@ def _check_alike(
         )
     if spec.order.by_cost:
         raise ConfigError(
-            f'mix(): {name!r} has the order "bucket", and a step has rows of all datasets, whose buckets would not be '
-            'alike. Use another order, such as "window"; budget= and balance= work with all orders.'
+            f'mix(): {name!r} has the order "bucket", and a step has rows of all datasets, whose buckets would '
+            'differ. Use another order, such as "window"; budget= and balance= work with all orders.'
         )
     if spec.window_bytes is not None:
         raise ConfigError(

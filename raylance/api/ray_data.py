@@ -320,8 +320,8 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
     if other := sorted({*table.column_names} ^ {*schema.names}):
         raise ConfigError(
             f"not all blocks have the column {other[0]!r}: one has {listed(table.column_names)}, the schema "
-            f"{listed(schema.names)}. No version was written, as the column would vanish, or lack values. Make all "
-            "blocks alike by ds.map_batches(…), or take the columns that all have, ds.select_columns(…)."
+            f"{listed(schema.names)}. No version was written, as the column would vanish, or lack values. Give all "
+            "blocks the same columns by ds.map_batches(…), or take the columns that all have, ds.select_columns(…)."
         )
     columns = []
     for field in schema:

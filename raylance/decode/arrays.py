@@ -98,8 +98,8 @@ def to_numpy(
     of numbers are views of the table's memory if the column is in one piece, so nothing else may read the table; `join`
     joins the chunks of other columns.
 
-    Raises DatasetError if there are nulls among numbers, or a list has not the length for its column, or is too long;
-    ConfigError if a column is bfloat16, and ml_dtypes is not installed.
+    Raises DatasetError if there are nulls among numbers, or a list does not have the length of its column, or is too
+    long; ConfigError if a column is bfloat16, and ml_dtypes is not installed.
     """
     batch: NumpyBatch = {}
     for name, column in zip(table.schema.names, table.columns, strict=True):

@@ -411,8 +411,8 @@ class View(NamedTuple):
         if self.image.keeps_size and (height, width) != (out_height, out_width):
             raise ConfigError(
                 f"is {width}x{height} pixels, others are {out_width}x{out_height}, and without size= all must be "
-                'alike to make a batch; the epoch stops here, with on_bad_row="mask" too: this is not a bad row. Pass '
-                f"Image({self.image.column!r}, size=({out_height}, {out_width})), height first, to resize them."
+                'of one size to make a batch; the epoch stops here, with on_bad_row="mask" too: this is not a bad row. '
+                f"Pass Image({self.image.column!r}, size=({out_height}, {out_width})), height first, to resize them."
             )
 
 

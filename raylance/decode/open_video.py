@@ -42,8 +42,8 @@ class OtherSizeError(Exception):
         super().__init__(number)
         self.number = number
         self.reason = (
-            f"{size[1]}x{size[0]} pixels, others are {first[1]}x{first[0]}, and without size= all must be alike to "
-            'make a batch; the epoch stops here, with on_bad_row="mask" too: this is not a bad row. Give '
+            f"{size[1]}x{size[0]} pixels, others are {first[1]}x{first[0]}, and without size= all must be of one size "
+            'to make a batch; the epoch stops here, with on_bad_row="mask" too: this is not a bad row. Give '
             f"size=({first[0]}, {first[1]}), height first, to resize them."
         )
 

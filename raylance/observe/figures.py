@@ -220,7 +220,7 @@ class RunFigures:
 
     @property
     def imbalance(self) -> float:
-        """By how much the dearest rank of each step costs more than the mean of the ranks, padded; 0 if not all ranks
+        """By how much the costliest rank of each step costs more than the mean of the ranks, padded; 0 if not all ranks
         are known, or without costs.
         """
         padded = self.sum("padded_cost")

@@ -123,7 +123,7 @@ def _describe(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
     if limit not in STAGES and run.waiting >= _LEAST_WAIT:
         stage = max(STAGES, key=lambda stage: run.seconds[stage])
         found, lines = _diagnose(run, stage)
-        advice += [f"beside that, {found}", *lines]
+        advice += [f"in addition, {found}", *lines]
     advice += _of_costs(run)
     if run.share("other datasets") > _TOO and limit != "other datasets":
         advice += look_at_others(run)
@@ -161,7 +161,7 @@ def _of_costs(run: RunFigures) -> list[str]:
         )
         lines.append(
             f"in each step the costliest rank costs {1 + run.imbalance:.2f} times the mean of the ranks, if batches "
-            f"are padded, and the others wait for it: {changes or 'larger steps'} makes them more alike"
+            f"are padded, and the others wait for it: {changes or 'larger steps'} makes their costs more equal"
         )
     return lines
 

@@ -14,7 +14,7 @@ from raylance.planning.steps import slice_of
 
 Floats = npt.NDArray[np.float64]
 
-_ENOUGH = 0.002  # ranks are not balanced further once the dearest is this close to the mean
+_ENOUGH = 0.002  # ranks are not balanced further once the costliest is this close to the mean
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

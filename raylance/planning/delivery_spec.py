@@ -134,10 +134,10 @@ def _check_rows(spec: DeliverySpec, global_batch_size: int, dp_size: int) -> int
 
 def _check_budget(spec: DeliverySpec, budget: CostLimit, dp_size: int) -> tuple[int, int]:
     """Returns the mean number of rows of a step, from a sample; and the number of lanes that is best, a power of two:
-    few enough that a step of the dearest rows takes some rows of each lane.
+    few enough that a step of the costliest rows takes some rows of each lane.
 
     Raises:
-        ConfigError: If rows have no costs, or some ranks would get no row of a step of the dearest rows.
+        ConfigError: If rows have no costs, or some ranks would get no row of a step of the costliest rows.
     """
     order = spec.resolved_order
     if not order.has_costs:

@@ -52,12 +52,12 @@ class StepCosts(NamedTuple):
     Attributes:
         own: Sum of the costs of a rank's rows.
         padded: The rank's rows times the highest cost of them.
-        dearest: The largest `padded` of all ranks.
+        costliest: The largest `padded` of all ranks.
     """
 
     own: int
     padded: int
-    dearest: int
+    costliest: int
 
     @classmethod
     def of(cls, rows: RowCosts, dp_rank: int) -> Self:

@@ -350,7 +350,7 @@ def _describe_quality(ratio: float) -> str:
         return "A batch is as good a mix of the rows as one of a full shuffle."
     return (
         f"A batch is {ratio:.1f} times as far from the mix of all rows as one of a full shuffle, if neighbours in "
-        "storage are alike: if they are sorted, use more lanes or larger windows; if they are stored in random "
+        "storage are similar: if they are sorted, use more lanes or larger windows; if they are stored in random "
         "order, it does not matter."
     )
 

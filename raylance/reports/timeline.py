@@ -27,7 +27,7 @@ class Timeline:
     times: FloatArray  # the same edges in seconds since 1970
     cuts: Sequence[float]  # where times were left out, in seconds since the run began
     shares: dict[int, dict[str, FloatArray]]  # by rank, then by `PARTS`: the share of each bin, (bins,), in [0, 1]
-    # Share of padding, and by how much the dearest rank costs more than the mean; (bins,) each, NaN if not known
+    # Share of padding, and by how much the costliest rank costs more than the mean; (bins,) each, NaN if not known
     padding: FloatArray
     imbalance: FloatArray
     rate: FloatArray  # rows a second over all ranks, (bins,), a mean over `smoothed_s` around each bin

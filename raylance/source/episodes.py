@@ -41,7 +41,7 @@ def share_windows(
     Raises:
         DatasetError: If a row has no episode, timestamps are not regular, no selected row is an anchor, or the storage
             fails.
-        ConfigError: If offsets in seconds are no whole rows, or the column of episodes has another type.
+        ConfigError: If offsets in seconds are not whole numbers of rows, or the column of episodes has another type.
     """
     if isinstance(windows, SampleTable):
         nbytes = sum(each.nbytes for each in vars(windows).values() if isinstance(each, np.ndarray))
@@ -121,7 +121,7 @@ def check_windows(
 
     Raises:
         ConfigError: If a column with a window is not among them, or its windows cannot be tensors.
-        DatasetError: If the dataset has not the column of episodes, or of timestamps, or is a shuffled copy.
+        DatasetError: If the dataset lacks the column of episodes, or of timestamps, or is a shuffled copy.
     """
     schema = opened.schema
     if isinstance(windows, Windows) and windows.timestamp is None and KEY in (schema.metadata or {}):

@@ -632,7 +632,7 @@ def _overlaps(found: FramesByTime) -> list[tuple[int, int]]:
 
 
 def check_rows(source: Source, opened: lance.LanceDataset, metadata: Metadata) -> None:
-    """Raises DatasetError if the table of frames has not the rows that the metadata say."""
+    """Raises DatasetError if the table of frames has other rows than the metadata say."""
     if (rows := opened.count_rows()) != metadata.total_frames:
         raise DatasetError(
             f"{source.uri!r}, version {source.version}, has {rows:,} rows, and info.json says "

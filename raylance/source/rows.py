@@ -40,7 +40,7 @@ class Selected(HasOffsets, Protocol):
 
     @property
     def tokens(self) -> int | None:
-        """Number of tokens of all rows without padding; None if rows are no sequences of tokens."""
+        """Number of tokens of all rows without padding; None if rows are not sequences of tokens."""
 
 
 class Completion(Protocol):

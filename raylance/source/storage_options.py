@@ -33,7 +33,7 @@ def current(options: StorageOptions | None) -> dict[str, str] | None:
 
 
 def check_options(options: object) -> None:
-    """Raises ConfigError, without values, if names or values are no strings, or an endpoint's URL holds a secret."""
+    """Raises ConfigError, without values, if names or values are not strings, or an endpoint's URL holds a secret."""
     if options is None:
         return
     if not isinstance(options, Mapping):
