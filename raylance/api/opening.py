@@ -173,8 +173,8 @@ def dataset(
     found = open_columns(asked, stored)
     selection = share_selection(stored.source, filter, split, stored.opened)
     table, selection = kind_of(kind).select(asked, stored, found, selection)
-    read_spec = try_rows(asked, stored, found, selection, table)
-    return Dataset(_bind_order(asked, stored, selection, read_spec))
+    read = kind_of(kind).deliver(asked, stored, try_rows(asked, stored, found, selection, table))
+    return Dataset(_bind_order(asked, stored, selection, read))
 
 
 def _pin(asked: Asked) -> Stored:

@@ -31,6 +31,7 @@ from raylance.samples.table import SampleTable
 from raylance.samples.windows import Windows
 from raylance.source.episodes import check_windows, share_windows
 from raylance.source.fields import find_field
+from raylance.source.packed import PackedRows
 from raylance.source.packing import pack_rows, pack_sequences
 from raylance.source.reader import Reader, RowReader, stored_row_bytes
 from raylance.source.retrying import OPENING_S
@@ -64,9 +65,9 @@ class Kind:
         """
         return None, selection
 
-    def deliver(self, asked: Asked, stored: Stored, rows: RowSource) -> RowSource | None:
-        """Returns the samples that are made of whole selected rows; None if these are the samples."""
-        return None
+    def deliver(self, asked: Asked, stored: Stored, rows: ReadSpec) -> ReadSpec:
+        """Returns what is delivered, for the rows that are read."""
+        return rows
 
 
 class _RowsAround(Kind):
@@ -108,9 +109,13 @@ class _Packed(Kind):
     def _columns(self, pack: Any) -> Sequence[str]:
         return list(pack.names)
 
-    def deliver(self, asked: Asked, stored: Stored, rows: RowSource) -> RowSource | None:
+    def deliver(self, asked: Asked, stored: Stored, rows: ReadSpec) -> ReadSpec:
+        packed = self._pack(asked, stored, rows.source)
+        return ReadSpec(source=packed, delivers=packed.columns, filter=rows.filter, split=rows.split)
+
+    def _pack(self, asked: Asked, stored: Stored, documents: RowSource) -> PackedRows:
         pack: Any = asked.samples
-        return pack_sequences(stored.source, stored.opened, rows, pack, asked.seed, asked.cost_folder)
+        return pack_sequences(stored.source, stored.opened, documents, pack, asked.seed, asked.cost_folder)
 
 
 class _Cut(_Packed):
@@ -119,9 +124,9 @@ class _Cut(_Packed):
     def _columns(self, pack: Any) -> Sequence[str]:
         return [pack.column]
 
-    def deliver(self, asked: Asked, stored: Stored, rows: RowSource) -> RowSource | None:
+    def _pack(self, asked: Asked, stored: Stored, documents: RowSource) -> PackedRows:
         pack: Any = asked.samples
-        return pack_rows(rows, pack)
+        return pack_rows(documents, pack)
 
 
 _ROWS = Kind()
@@ -201,14 +206,6 @@ def try_rows(
         stored_bytes=stored_row_bytes(opened, names) + made_bytes if varies else 0.0,
         shared_rows=_shared_rows(samples.get(), shared, probe) if samples and shared and shared.decoders else 0,
     )
-    of_rows = {
-        "filter": asked.filter,
-        "split": describe(asked.split),
-        "cost": describe(asked.cost),
-    }
-    made_of = kind_of(asked.samples).deliver(asked, stored, table)
-    if made_of is not None:
-        return ReadSpec(source=made_of, delivers=made_of.columns, **of_rows)
     return ReadSpec(
         source=table,
         delivers=made.column_names,
@@ -217,7 +214,9 @@ def try_rows(
         list_lengths=list_lengths(made, ragged=decoding.ragged if decoding else ()),
         list_dtypes=list_dtypes(made.schema),
         encoded=encoded,
-        **of_rows,
+        filter=asked.filter,
+        split=describe(asked.split),
+        cost=describe(asked.cost),
     )
 
 
