@@ -1,9 +1,12 @@
 """Settings of the wrong type: whatever is given, the error is raylance's own, and names argument and value."""
 
 import contextlib
+import copy
 import dataclasses
 import inspect
 import operator
+import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +267,45 @@ def test_no_wrong_argument_is_a_bare_error(name: str, place: Path, monkeypatch: 
     for wrong in (None, object()):
         for count in range(len(parameters) + 2):
             call(name, *[wrong] * count)
+
+
+@pytest.mark.promise("P8")
+@pytest.mark.parametrize(
+    ("make", "given", "named"),
+    [
+        (raylance.Pack, {"columns": ["t", "m"], "length": 8, "mask": "m"}, "label_mask="),
+        (raylance.Pack, {"columns": "t", "seq_len": 8}, "length="),
+        (raylance.Image, {"column": "i", "crop": 224}, "augment="),
+        (raylance.Image, {"column": "i", "crops": 2}, "views="),
+        (raylance.RandomResizedCrop, {"size": 224}, "Image"),
+        (raylance.Windows, {"episode": "e", "horizon": 8}, "offsets="),
+        (raylance.Windows, {"episode": "e", "delta_timestamps": {}}, "seconds="),
+        (raylance.Budget, {"max_tokens": 4096}, "Budget"),
+        (raylance.WindowShuffle, {"shards": 4}, "shard_rows="),
+        (raylance.mix, {"parts": {}, "seed": 3}, "raylance.dataset"),
+        (raylance.dataset, {"uri": "a", "batch_size": 3}, "iter_torch_batches"),
+    ],
+)
+def test_a_setting_that_there_is_not_leads_to_the_right_one(make: Any, given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        make(**given)
+
+
+@pytest.mark.promise("P8")
+@pytest.mark.parametrize("columns", [{"id": None}, {"id"}, raylance.Image("image"), "id"], ids=repr)
+def test_columns_are_a_list(columns: Any, images_uri: str) -> None:
+    """A dict lost what decodes its columns; the order of a set differs between processes."""
+    with pytest.raises(ConfigError, match="columns= is of type .*list"):
+        raylance.dataset(images_uri, columns=columns)
+
+
+@pytest.mark.promise("P8")
+def test_what_a_stream_of_tokens_does_not_do_is_refused() -> None:
+    with pytest.raises(ConfigError, match="too_long='raise'.*whole"):
+        raylance.Pack("t", 64, too_long="raise")
+    assert raylance.Pack("t", 64, too_long="raise", policy="whole").too_long == "raise"
+
+
+def test_settings_are_copied_and_sent_as_before() -> None:
+    for setting in (raylance.Budget(4096, micro=64), raylance.Image("i", size=8), raylance.WindowShuffle(lanes=2)):
+        assert pickle.loads(pickle.dumps(setting)) == copy.copy(setting) == dataclasses.replace(setting) == setting
