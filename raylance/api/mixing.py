@@ -65,10 +65,10 @@ def mix(
             if the datasets differ in columns, decoding, `on_bad_row` or `max_bad_rows`; if one of them is a mixture or
             was opened with `window_bytes`; if `weigh` or `stop` is unknown.
     """
-    _check_parts(parts)
     at_end, may_be_empty = read_ending("raylance.mix()", remainder, older)
     hints = dict.fromkeys(("seed", "cost", "filter", "columns", "order", "samples"), "give it to each raylance.dataset")
     refuse_unknown("raylance.mix()", older, mix.__kwdefaults__ or (), hints)
+    _check_parts(parts)
     window_bytes = None if window_bytes is None else check_integer("mix(): window_bytes", window_bytes, 1)
     first, schemas = next(iter(parts)), {name: dataset.schema for name, (dataset, _) in parts.items()}
     for name, (dataset, _) in parts.items():

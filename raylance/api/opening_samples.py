@@ -101,8 +101,8 @@ class _Packed(Kind):
             )
         if asked.cost is not None or asked.balance is not None or asked.order.by_cost:
             raise ConfigError(
-                f"{type(pack).__name__} makes samples of one length, so all cost the same. Leave out cost=, balance= and the order "
-                '"bucket"; and give the iterator global_batch_size=, the samples of a step, not budget=.'
+                f"{type(pack).__name__} makes samples of one length, so all cost the same. Leave out cost=, balance= "
+                'and the order "bucket"; and give the iterator global_batch_size=, the samples of a step, not budget=.'
             )
         return dataclasses.replace(asked, columns=self._columns(pack))
 
