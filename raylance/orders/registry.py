@@ -1,5 +1,8 @@
 """The names of the orders in arguments and checkpoints."""
 
+import difflib
+from typing import Any
+
 from raylance.errors import ConfigError
 from raylance.orders.buckets import Buckets
 from raylance.orders.order import Order
@@ -10,7 +13,7 @@ ORDERS: dict[str, type[Order]] = {
 }
 
 
-def make_order(order: str | Order) -> Order:
+def make_order(order: Any) -> Order:
     """Returns `order` itself, or the order of that name with its default settings. Raises ConfigError if no order has
     that name, or if `order` has no name or no `rows_of`.
     """
@@ -18,10 +21,12 @@ def make_order(order: str | Order) -> Order:
         return ORDERS[order]()
     if not isinstance(order, Order):
         known = ", ".join(repr(name) for name in ORDERS)
-        raise ConfigError(
-            f"order={order!r} is unknown. No dataset was opened. Use one of {known}, or an object such as "
-            "raylance.WindowShuffle()."
-        )
+        fix = f"Use one of {known}, or an object such as raylance.WindowShuffle()."
+        if isinstance(order, str) and (close := difflib.get_close_matches(order, ORDERS, n=1)):
+            fix = f"Did you mean {close[0]!r}?"
+        elif isinstance(order, type) and issubclass(order, Order):
+            fix = f"That is a class: give an object of it, {order.__name__}()."
+        raise ConfigError(f"order={order!r} is unknown. No dataset was opened. {fix}")
     kind = type(order)
     if not isinstance(getattr(kind, "name", None), str):
         raise ConfigError(
