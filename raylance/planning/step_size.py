@@ -60,8 +60,8 @@ class Budget(Setting):
     Steps have about this cost, and never more, unless a row alone costs more. With the order "bucket", the rows of a
     step have similar costs. The number of steps may differ from epoch to epoch, but not from rank to rank. Batches that
     are dicts have `_step_cost`, an integer: the sum of the costs of the step's rows over all ranks, without padding, by
-    which to divide sums of losses, because ranks get unequal shares of it. At the end of an epoch, remainder="drop" leaves out a step of fewer rows than
-    the order has lanes, and no other.
+    which to divide sums of losses, because ranks get unequal shares of it. At the end of an epoch, remainder="drop"
+    leaves out a step of fewer rows than the order has lanes, and no other.
 
     Attributes:
         cost: Most cost of a step over all ranks. None for steps of `max_rows` rows each, which `micro` cuts.
