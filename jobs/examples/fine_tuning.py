@@ -1,6 +1,6 @@
 """Fine-tuning by a budget of tokens: every GPU has the same work in every step, and little padding.
 
-The order "bucket" brings documents of like length together. A step has as many of them as its budget of tokens
+The order "bucket" brings documents of similar length together. A step has as many of them as its budget of tokens
 allows, padding included. `Balance` swaps a few between ranks, so that no rank waits for another. Each step comes as
 micro-batches that fit into memory, as many on every rank. Losses are summed, and divided by the tokens of the step, so
 that the gradient is that of one large batch, however it is divided.

@@ -1,7 +1,7 @@
 """Speech by seconds: sounds of any length, in batches of about the same time, padded with little waste.
 
 A ragged decoder gives each row its own length. `cost=` says how long a row is, and the order "bucket" brings rows of
-like length together, so that each step has as many as three seconds hold, padding included. `Pad(multiple=…)` rounds
+similar length together, so that each step has as many as three seconds hold, padding included. `Pad(multiple=…)` rounds
 the longest of a batch up, so that a compiler sees few shapes; the column `sound_length` says what is padding.
 `"jagged"` in its place gives a nested tensor.
 

@@ -148,7 +148,7 @@ def _of_costs(run: RunFigures) -> list[str]:
     is_padded = (facts.get("budget") or {}).get("padded", True)
     if is_padded and run.padding > max(run.waiting, _LEAST_WAIT):
         without = "samples=raylance.Pack(…) needs no padding"
-        changes = without if is_bucketed else f'order="bucket" brings rows of like length together, and {without}'
+        changes = without if is_bucketed else f'order="bucket" brings rows of similar length together, and {without}'
         lines.append(
             f"{run.padding:.0%} of what batches cost is padding, if they are padded to the longest row: {changes}"
         )

@@ -1,9 +1,9 @@
-"""The order that brings rows of like cost together, without reading more rows than a shuffle in windows reads.
+"""The order that brings rows of similar cost together, without reading more rows than a shuffle in windows reads.
 
 Like `WindowShuffle`, it reads a window of each lane at a time; the windows that all lanes read at once are a round.
 Each lane sorts the rows of its window by cost. The first rows of all lanes are a line, the second ones the next line,
 and so on, so that a line has one row of each lane, at the same quantile. Consecutive lines are joined to buckets, and
-the buckets come in random order. So a step that lies in one bucket has rows of like cost from every lane.
+the buckets come in random order. So a step that lies in one bucket has rows of similar cost from every lane.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _MOST = 1 << 62
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Buckets(Laned):
-    """Shuffles like `WindowShuffle`, and brings rows of like cost together: length-grouped batches, exact and seekable.
+    """Shuffles like `WindowShuffle`, and brings rows of similar cost together: length-grouped batches, exact and seekable.
 
     Needs `cost=` of `raylance.dataset`. Has the fields of `WindowShuffle`, and:
 

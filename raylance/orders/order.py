@@ -244,7 +244,7 @@ class Resolved:
 
     @property
     def has_buckets(self) -> bool:
-        """Whether rows of like cost come together in buckets. Then rounds have `read_positions` positions, but for the
+        """Whether rows of similar cost come together in buckets. Then rounds have `read_positions` positions, but for the
         last one, and `Epoch.round` says where their buckets begin.
         """
         return False
@@ -259,7 +259,7 @@ class Resolved:
 
 
 class Round(NamedTuple):
-    """The buckets of a round, which are rows of like cost, in the order of their positions.
+    """The buckets of a round, which are rows of similar cost, in the order of their positions.
 
     Attributes:
         starts: First position of each bucket, and the end of the round: int64, (buckets + 1,).

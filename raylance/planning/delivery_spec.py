@@ -33,7 +33,7 @@ class DeliverySpec:
         costs: The table of the rows' costs; empty if they have none, and in a mixture, because each component has its
             own.
         balance: How the rows of a step are divided among the ranks by their costs; None for their order alone.
-        empty_batches: Whether data-parallel ranks may get batches of no row in each step.
+        empty_batches: Whether data-parallel ranks may get empty batches in each step.
         masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
         window_bytes: Determines the sizes that the order leaves to "auto"; None for the run's value, or the default.
         run_rows: See `Facts`.
