@@ -259,7 +259,7 @@ class Recorder:
             "steps": plan.steps(self.cursor.epoch) if plan.budget is None else None,  # these take seconds to count
             "limits": {
                 "inflight_limit_bytes": float(self._options.inflight_bytes),
-                "window_limit_bytes": float(self._options.reader_bytes),
+                "reader_limit_bytes": float(self._options.reader_bytes),
                 "epoch_rows": float(
                     plan.steps(self.cursor.epoch) * plan.global_batch_size
                     if plan.remainder != "ragged" and plan.budget is None

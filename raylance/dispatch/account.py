@@ -27,7 +27,7 @@ class Account:
 
     Attributes:
         inflight_bytes: Most bytes of items in flight.
-        window_bytes: Most bytes of the rows that one reader holds.
+        reader_bytes: Most bytes of the rows that one reader holds.
         is_even: Whether all rows that were loaded last have one size, so that a block never exceeds its estimate.
     """
 
@@ -37,7 +37,7 @@ class Account:
         raw_bytes: float,
         decoded_bytes: float,
         inflight_bytes: int,
-        window_bytes: int,
+        reader_bytes: int,
         loaded_bytes: float | None = None,
         rows_each: float = 1.0,
         items: int = 1,
@@ -46,7 +46,7 @@ class Account:
         bytes, if samples are not rows, and of their number for each sample. `items` is the intended number of items in
         flight.
         """
-        self.inflight_bytes, self.window_bytes, self.is_even = inflight_bytes, window_bytes, False
+        self.inflight_bytes, self.reader_bytes, self.is_even = inflight_bytes, reader_bytes, False
         # At first; and of the rows that were loaded last.
         self._likely_bytes = self._loaded_bytes = max(raw_bytes if loaded_bytes is None else loaded_bytes, 1)
         # Stored rows for each sample of a chunk of the plan, 0 while unknown; and of a small part of one, as few
@@ -105,11 +105,11 @@ class Account:
         whole = samples if whole is None else whole
         is_part, rows_each = 2 * samples < whole, self._rows_each or self._likely_rows_each
         if is_part:
-            fitting = fitting_rows(whole, self._loaded_bytes * rows_each, self.window_bytes)
+            fitting = fitting_rows(whole, self._loaded_bytes * rows_each, self.reader_bytes)
             if self._rows_each and fitting == whole:
                 return samples  # a part has no more stored rows than all
             rows_each = max(rows_each, self._part_rows_each)
-        return fitting_rows(samples, self._loaded_bytes * rows_each, self.window_bytes)
+        return fitting_rows(samples, self._loaded_bytes * rows_each, self.reader_bytes)
 
     def pace(self) -> Pace:
         """Returns the pace at which to load a chunk."""
@@ -117,7 +117,7 @@ class Account:
         if self.is_even:  # the estimate is exact, so the first block can be large
             row_bytes = self._loaded_bytes
             return Pace(_EVEN_BLOCK_BYTES, row_bytes, limit_rows=1 << 40, least_bytes=row_bytes)
-        return Pace(max(1, min(_BLOCK_BYTES, self.window_bytes // _BLOCKS)), row_bytes, least_bytes=least)
+        return Pace(max(1, min(_BLOCK_BYTES, self.reader_bytes // _BLOCKS)), row_bytes, least_bytes=least)
 
     def learn_rows(self, samples: int, rows: int, whole: int | None = None) -> None:
         """Learns how many stored rows a chunk of the plan has for its samples, which may have many rows each, or share

@@ -116,7 +116,7 @@ class ChunkTable:
         wanted = max(min(pace.target_bytes, left_bytes), pace.row_bytes, loading.needs_bytes)
         unfetched = [each for each in self._used if each.reader == used.reader]
         for other in (*reversed(mine[1:]), *(each for each in unfetched if each.ends_after(used))):
-            room = self._account.window_bytes - sum(each.loading.expected_bytes for each in (*mine, *unfetched))
+            room = self._account.reader_bytes - sum(each.loading.expected_bytes for each in (*mine, *unfetched))
             if room >= wanted or not other.loading.expected_bytes or other.gathers:
                 continue
             if other in unfetched:
@@ -145,7 +145,7 @@ class ChunkTable:
         wait. `before` is the chunk that the reader uses before this one, if any; the reader holds `expected_bytes`.
         """
         loading, is_even = held.loading, self._account.is_even
-        room, pace = self._account.window_bytes - expected_bytes, loading.pace
+        room, pace = self._account.reader_bytes - expected_bytes, loading.pace
         rows, fitting = min(loading.left_rows, pace.next_rows()), max(0, int(room / pace.row_bytes))
         if before is None:
             if not fitting and expected_bytes == loading.nbytes:
@@ -203,7 +203,7 @@ class ChunkTable:
             loading.needs_bytes = event.needs_bytes
         if loading.is_whole:
             self._settle(held)
-        elif loading.nbytes + loading.needs_bytes > account.window_bytes and held.rows > 1:
+        elif loading.nbytes + loading.needs_bytes > account.reader_bytes and held.rows > 1:
             self._halve(held)  # a sample that does not fit by itself is an error of its load
 
     def _settle(self, held: HeldChunk) -> None:

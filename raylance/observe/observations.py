@@ -26,8 +26,8 @@ class Receipt:
     transform_s: float = 0.0  # part of `decode_s` in the user's transform
     device_decode_s: float = 0.0  # part of `decode_s` on the device of the trainer's process
     raw_bytes: int = 0  # bytes of the raw rows
-    held_bytes: int = 0  # peak of `window_bytes` so far
-    window_bytes: int = 0  # bytes of raw rows that the shard actor holds now
+    held_bytes: int = 0  # peak of `reader_bytes` so far
+    reader_bytes: int = 0  # bytes of raw rows that the shard actor holds now
     fallback_rows: int = 0  # rows that the fast codec left to the slow one
     unturned_rows: int = 0  # images whose orientation could not be read
     bad_rows: tuple[tuple[int, str, str], ...] = ()  # some masked rows: offset (see `reason_of`), column, reason

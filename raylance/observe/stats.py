@@ -1,6 +1,7 @@
 """The counters and events of one loader, in memory."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -85,7 +86,7 @@ class Stats(WaitClock):
         inflight_bytes: Estimated bytes in flight now: of the items whose work has begun, and of whole steps that the
             trainer has not taken yet.
         ready_batches: Batches that wait for the trainer now.
-        window_bytes: Bytes of raw rows in the shard actor that answered last.
+        reader_bytes: Bytes of raw rows in the shard actor that answered last.
         held_bytes: Most bytes of raw rows that one shard actor held at any time, including rows that were being read.
         epoch_certificate: Describes this rank's last pass that reached the end of an epoch: its positions, and the
             count and hash of the rows handed out, which are the rows that the plan gives to this rank, each once. None
@@ -124,7 +125,7 @@ class Stats(WaitClock):
     inflight_items: int = 0
     inflight_bytes: int = 0
     ready_batches: int = 0
-    window_bytes: int = 0
+    reader_bytes: int = 0
     held_bytes: int = 0
     epoch_certificate: dict[str, Any] | None = None
     _events: EventLog = dataclasses.field(default_factory=EventLog, repr=False)
@@ -201,7 +202,7 @@ class Stats(WaitClock):
         self.fallback_rows += receipt.fallback_rows
         self.unturned_rows += receipt.unturned_rows
         self.held_bytes = max(self.held_bytes, receipt.held_bytes)
-        self.window_bytes = receipt.window_bytes or self.window_bytes
+        self.reader_bytes = receipt.reader_bytes or self.reader_bytes
         if not receipt.device_decode_s:
             self.split_there(receipt.read_s, receipt.decode_s)
         for offset, column, why in receipt.bad_rows:
@@ -243,7 +244,17 @@ class Stats(WaitClock):
     def as_dict(self) -> dict[str, Any]:
         """Returns the counters and `epoch_certificate` by name, with their present values."""
         now = {name: type(getattr(self, name))(value) for name, value in self.sample().items() if name in NUMBERS}
-        return now | {"epoch_certificate": self.epoch_certificate}
+        return _Figures(now | {"epoch_certificate": self.epoch_certificate})
+
+
+class _Figures(dict[str, Any]):
+    """The dict of `stats()`, which knows a name of 0.12."""
+
+    def __missing__(self, name: str) -> Any:
+        if name != "window_bytes":
+            raise KeyError(name)
+        warnings.warn("stats()['window_bytes'] is stats()['reader_bytes'] from 0.14 on.", FutureWarning, stacklevel=2)
+        return self["reader_bytes"]
 
 
 NUMBERS = tuple(
@@ -253,7 +264,7 @@ NUMBERS = tuple(
 GAUGES = frozenset(
     [
         "readers", "readers_wanted", "decoders", "decoders_wanted", "decoders_busy", "inflight_items",
-        "inflight_bytes", "ready_batches", "window_bytes", "held_bytes",
+        "inflight_bytes", "ready_batches", "reader_bytes", "held_bytes",
     ]
 )  # fmt: skip
 """Names of the numbers that show a state; the other numbers only grow."""

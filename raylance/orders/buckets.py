@@ -24,7 +24,7 @@ _MOST = 1 << 62
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Buckets(Laned):
-    """Shuffles like `WindowShuffle`, and brings rows of similar cost together: length-grouped batches, exact and seekable.
+    """Shuffles like `WindowShuffle`, and brings rows of similar cost together: length-grouped batches, exact, seekable.
 
     Needs `cost=` of `raylance.dataset`. Has the fields of `WindowShuffle`, and:
 

@@ -244,8 +244,8 @@ class Resolved:
 
     @property
     def has_buckets(self) -> bool:
-        """Whether rows of similar cost come together in buckets. Then rounds have `read_positions` positions, but for the
-        last one, and `Epoch.round` says where their buckets begin.
+        """Whether rows of similar cost come together in buckets. Then rounds have `read_positions` positions, but for
+        the last one, and `Epoch.round` says where their buckets begin.
         """
         return False
 

@@ -130,7 +130,7 @@ def draw_helpers(found: Timeline, records: Sequence[LoaderRecord]) -> str:
     most = max(1, *(record.facts["world_size"] for record in records))
     for name, limit, label, color in (
         ("inflight_bytes", "inflight_limit_bytes", "in flight", "#2f6fcf"),
-        ("window_bytes", "window_limit_bytes", "windows", "#9457c4"),
+        ("reader_bytes", "reader_limit_bytes", "readers", "#9457c4"),
     ):
         memory.step(middles, total(name) / 2**20, where="mid", color=color, linewidth=1.4, label=label)
         allowed = most * records[-1].facts["limits"][limit] / 2**20

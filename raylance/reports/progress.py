@@ -148,7 +148,7 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
         *_decoders(record, recent),
         f"{recent['ready_batches']:.0f}",
         _share(recent["inflight_bytes"], limits["inflight_limit_bytes"]),
-        _share(recent["window_bytes"], limits["window_limit_bytes"]),
+        _share(recent["reader_bytes"], limits["reader_limit_bytes"]),
         f"{record.latest('helpers_replaced'):.0f}",
         f"{record.latest('masked_rows'):.0f}",
         "ended" if has_ended(record, now) else "running" if silent_s < _SILENT_S else f"gone for {silent_s:,.0f} s",

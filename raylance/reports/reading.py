@@ -336,14 +336,19 @@ def _printable(value: Any) -> Any:
     return value
 
 
+# Names in records of 0.11 and before, and the present ones.
+_RENAMED = RENAMED | {"window_bytes": "reader_bytes", "window_limit_bytes": "reader_limit_bytes"}
+
+
 def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
     facts = _printable(json.loads((table.schema.metadata or {}).get(b"raylance", b"{}")))
     if facts.get("format") != FORMAT:
         return None
     if isinstance(facts.get("state"), dict):
         facts["state"] = renew(facts["state"])
-    options = facts.get("options") or {}
-    facts["options"] = {RENAMED.get(name, name): value for name, value in options.items()}
+    for part in ("options", "limits"):
+        facts[part] = {_RENAMED.get(key, key): value for key, value in (facts.get(part) or {}).items()}
+    table = table.rename_columns([_RENAMED.get(column, column) for column in table.column_names])
     known = [field.name for field in table.schema if field.name in COLUMNS and field.type == pa.float64()]
     # Other types are left out: `to_numpy` would unpickle one of Ray Data's types.
     columns = {column: table[column].to_numpy() for column in known}

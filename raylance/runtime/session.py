@@ -195,7 +195,7 @@ class Session:
             raw_bytes=self._read_spec.source.sample_bytes + (of_blocks.row_bytes if of_blocks else 0),
             decoded_bytes=of_items.row_bytes if of_items else 0,
             inflight_bytes=options.inflight_bytes,
-            window_bytes=options.reader_bytes,
+            reader_bytes=options.reader_bytes,
         )
         chunks = ChunkTable(
             account,

@@ -162,7 +162,7 @@ class ReadWork:
         with self._lock:
             held = sum(chunk.nbytes for chunk, _ in self._chunks.values())
             self._peak_bytes = max(self._peak_bytes, held)
-        receipt.window_bytes, receipt.held_bytes = held, self._peak_bytes
+        receipt.reader_bytes, receipt.held_bytes = held, self._peak_bytes
 
     # Gathering.
 

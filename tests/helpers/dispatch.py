@@ -45,9 +45,9 @@ def open_pool(running: int = 0, **options: Any) -> HelperPool:
 
 
 def make_kept(
-    pool: HelperPool, *, inflight_bytes: int = 1 << 30, window_bytes: int = 1 << 30, by_block: bool = False
+    pool: HelperPool, *, inflight_bytes: int = 1 << 30, reader_bytes: int = 1 << 30, by_block: bool = False
 ) -> Kept:
-    limits = {"inflight_bytes": inflight_bytes, "window_bytes": window_bytes}
+    limits = {"inflight_bytes": inflight_bytes, "reader_bytes": reader_bytes}
     account = Account(raw_bytes=RAW_BYTES, decoded_bytes=DECODED_BYTES, items=5, **limits)
     chunks = ChunkTable(account, decodes=True, gives_away=False, decodes_blocks=by_block)
     suspects = Suspects()

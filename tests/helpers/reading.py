@@ -46,7 +46,7 @@ class Reading:
         self.plan, self.planned, self.sources = plan, PlannedRows(plan), sources
         source, options = sources[0], Options(reader_bytes=limit)
         self.account = Account(
-            raw_bytes=source.likely_row_bytes, decoded_bytes=0, inflight_bytes=1 << 40, window_bytes=limit
+            raw_bytes=source.likely_row_bytes, decoded_bytes=0, inflight_bytes=1 << 40, reader_bytes=limit
         )
         self.table = ChunkTable(self.account, decodes=decodes, gives_away=gives_away)
         self._settings: dict[str, Any] = {"own_memory": gives_away, "by_block": by_block}
@@ -127,7 +127,7 @@ class Reading:
         calls = [load.call for load in self._waiting if load.helper == reader]
         self._waiting = deque(load for load in self._waiting if load.helper != reader)
         self.table.lost(reader, calls, Fault(what="gone"), is_at_load=False)
-        options = Options(reader_bytes=self.account.window_bytes)
+        options = Options(reader_bytes=self.account.reader_bytes)
         self.work[reader] = ReadWork(Spec(self.sources[reader]), options, **self._settings)  # type: ignore[arg-type]
 
     @property

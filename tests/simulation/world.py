@@ -390,7 +390,7 @@ class World(Runtime):
         held = sum(each.nbytes for each in helper.chunks.values())
         if held > self.scenario.window_bytes:
             raise Broken("bytes", f"a reader holds {held} bytes, of {self.scenario.window_bytes}")
-        is_even, receipt = self.scenario.varies == 1.0, Receipt(window_bytes=held)
+        is_even, receipt = self.scenario.varies == 1.0, Receipt(reader_bytes=held)
         return Loaded(command.call, receipt, chunk.loaded, len(chunk.stored), chunk.nbytes, needs_bytes, is_even, added)
 
     def _places(self, helper: Helper, command: Gather, rows: list[int]) -> tuple[Chunk, frozenset[int]]:

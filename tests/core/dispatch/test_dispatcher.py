@@ -159,7 +159,7 @@ def test_a_decoder_that_cannot_start_is_done_without_while_another_is_on_its_way
 
 
 def account(**changes: float) -> Account:
-    sizes = {"raw_bytes": RAW_BYTES, "decoded_bytes": 0, "inflight_bytes": 1 << 30, "items": 5, "window_bytes": 1 << 30}
+    sizes = {"raw_bytes": RAW_BYTES, "decoded_bytes": 0, "inflight_bytes": 1 << 30, "items": 5, "reader_bytes": 1 << 30}
     return Account(**(sizes | changes))  # type: ignore[arg-type]
 
 
@@ -391,7 +391,7 @@ def test_sizes_cut_what_is_larger_than_thought() -> None:
 
 
 def test_the_few_samples_of_a_last_chunk_say_nothing_of_others() -> None:
-    sizes = account(window_bytes=100 * 3000 * 2, raw_bytes=100)
+    sizes = account(reader_bytes=100 * 3000 * 2, raw_bytes=100)
     for _ in range(20):  # epochs
         sizes.learn_rows(3000, 3000)  # neighbours share their rows
         sizes.learn_chunk(3000, 3000 * 100)
@@ -404,7 +404,7 @@ def test_the_few_samples_of_a_last_chunk_say_nothing_of_others() -> None:
 
 def test_a_part_of_a_chunk_says_nothing_of_the_whole() -> None:
     """Its samples share fewer rows. The chunk was cut, and cut again, because its parts shared less and less."""
-    sizes = account(window_bytes=100 * 3600 * 2, raw_bytes=100)
+    sizes = account(reader_bytes=100 * 3600 * 2, raw_bytes=100)
     for part in (32, 64, 512, 1400):  # the first chunks of a pass
         sizes.learn_rows(part, 8 * part, 3600)
         assert sizes.chunk_rows(3600) == 3600

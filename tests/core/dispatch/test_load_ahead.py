@@ -21,12 +21,12 @@ from tests.helpers.plans import make_plan
 from tests.simulation.schedule import make_plan as simulated_plan
 
 
-def account_of(window_bytes: int) -> Account:
-    return Account(raw_bytes=1, decoded_bytes=0, inflight_bytes=1 << 20, window_bytes=window_bytes)
+def account_of(reader_bytes: int) -> Account:
+    return Account(raw_bytes=1, decoded_bytes=0, inflight_bytes=1 << 20, reader_bytes=reader_bytes)
 
 
-def chunk_order(window_bytes: int, *, decodes: bool = False, gives_away: bool = False) -> ChunkOrder:
-    account = account_of(window_bytes)
+def chunk_order(reader_bytes: int, *, decodes: bool = False, gives_away: bool = False) -> ChunkOrder:
+    account = account_of(reader_bytes)
     return ChunkOrder(account, decodes=decodes, gives_away=gives_away, loads_next_epoch=True)
 
 
@@ -47,7 +47,7 @@ def check_that_none_is_missing(order: ChunkOrder) -> None:
     batch=st.integers(1, 40),
     world=st.integers(1, 4),
     remainder=st.sampled_from(REMAINDERS),
-    window_bytes=st.integers(4, 300),
+    reader_bytes=st.integers(4, 300),
     decodes=st.booleans(),
     gives_away=st.booleans(),
     data=st.data(),
@@ -57,14 +57,14 @@ def test_chunks_follow_one_another_whatever_was_left_taken_or_halved(
     batch: int,
     world: int,
     remainder: Remainder,
-    window_bytes: int,
+    reader_bytes: int,
     decodes: bool,
     gives_away: bool,
     data: st.DataObject,
 ) -> None:
     plan = make_plan(order, min(batch, order.epoch_rows), world, remainder)
     rank = data.draw(st.integers(0, world - 1))
-    chunks = chunk_order(window_bytes, decodes=decodes, gives_away=gives_away)
+    chunks = chunk_order(reader_bytes, decodes=decodes, gives_away=gives_away)
     for _ in range(6):
         near = data.draw(st.sampled_from([held.chunk for held in chunks.held] or [Chunk(epoch=0, position=0, steps=1)]))
         step = near.position // plan.global_batch_size + data.draw(st.integers(-4, 4))

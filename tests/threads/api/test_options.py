@@ -86,3 +86,14 @@ def test_an_option_that_there_is_not_is_refused(dataset: raylance.Dataset) -> No
         raylance.DataConfig(work_timeout_s="long")
     with pytest.raises(ConfigError, match="decode_threads=0: must be an integer of at least 1"):
         raylance.DataConfig(decode_threads=0)
+
+
+def test_a_figure_of_0_12_has_another_name_now(dataset: raylance.Dataset) -> None:
+    with dataset.loader(runtime="threads") as loader:
+        next(iter(loader.iter_batches(batch_size=8)))
+        figures = loader.stats()
+    assert figures["reader_bytes"] > 0
+    with pytest.warns(FutureWarning, match="reader_bytes"):
+        assert figures["window_bytes"] == figures["reader_bytes"]
+    with pytest.raises(KeyError, match="window"):
+        figures["window"]

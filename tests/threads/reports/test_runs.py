@@ -50,7 +50,7 @@ def make_run(tmp_path: Path) -> Make:
                 "row_bytes": 100.0, "decodes": ["image"], "order": "window", "cpus": 2, "cluster_cpus": 2.0,
                 "raylance": "0", "started": T0, "global_batch_size": 10, "steps": 100, "remainder": "drop",
                 "options": {"decoder_cpus": 1.0}, "state": {"uri": "/nowhere.lance", "columns": ["image"]},
-                "limits": {"inflight_limit_bytes": 1e6, "window_limit_bytes": 2e6, "epoch_rows": 1000.0},
+                "limits": {"inflight_limit_bytes": 1e6, "reader_limit_bytes": 2e6, "epoch_rows": 1000.0},
             }  # fmt: skip
             record = Record(facts | loader.get("facts", {}))
             for second in range(1, loader.get("seconds", 10) + 1):
