@@ -66,7 +66,7 @@ def test_each_raylance_has_its_earlier_self(tmp_path: Path, capsys: pytest.Captu
     assert all(chosen[name].ceiling == chosen[name.removesuffix("-before")].ceiling for name in before)
     with pytest.raises(SystemExit):
         command.parse(["--against", str(tmp_path)])
-    assert "is no checkout" in capsys.readouterr().err
+    assert "is not a checkout" in capsys.readouterr().err
 
 
 def test_a_slope_is_found_with_its_error() -> None:

@@ -459,7 +459,7 @@ def small(write_dataset: Callable[..., str]) -> str:
         (["--image-size", "1"], "images of 1x1"),
         (["--augment", "crop"], "needs --image-size PIXELS"),
         ([], "to resize them"),
-        (["--image-column", "label", "--image-size", "8"], "name at least one column, and each once"),
+        (["--image-column", "label", "--image-size", "8"], "not binary"),
         (["--image-size", "8", "--global-batch-size", "64"], "20 rows and the global batch 64"),
         (["--image-size", "8", "--global-batch-size", "1"], "global batch of 1 rows on 2"),
         (["--image-size", "8", "--global-batch-size", "8", "--storage-path", "/dev/null/runs"], "/dev/null/runs"),
