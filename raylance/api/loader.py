@@ -253,9 +253,11 @@ class RankLoader(Positioned):
                 `raylance.Pad` pads the lists as its attributes say, and adds a column of lengths. A number pads them to
                 the longest list of the batch, and adds none, as `Pad(0, lengths=False)` does; the dtype of the lists,
                 and their dtype in `dtypes`, must be able to hold the number. "jagged" makes one nested tensor of jagged
-                layout, (n, j, …). None keeps Python lists. A column without an entry becomes one tensor if its lists,
-                or lists of lists, all have one length or shape; if not, it keeps Python lists, with a warning. In steps
-                of a cost, `TokensOf` must count what `Pad` adds: see its `multiple`.
+                layout, (n, j, …). "flat" gives the values of all rows one after another, (m, …), and a column of
+                lengths `…_length`, int64 (n,), that add up to m: the default for images that a decoder made of lists.
+                None keeps Python lists. Another column without an entry becomes one tensor if its lists, or lists of
+                lists, all have one length or shape; if not, it keeps Python lists, with a warning. In steps of a cost,
+                `TokensOf` must count what `Pad` adds: see its `multiple`.
             whole: Whether each pass begins at the start of an epoch, also after a pass that was left early: then at
                 the start of the same epoch. For validation, which may stop after some batches.
             **others: Arguments that `budget` has replaced. Any other one is refused, and the error names the right one.

@@ -10,6 +10,7 @@ from raylance.api.asked import Asked, Stored
 from raylance.api.opening_videos import open_video
 from raylance.arguments import listed
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID
+from raylance.decode.arrays import holds_files
 from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder, is_on_device
 from raylance.errors import ConfigError, DatasetError
 from raylance.source.derived import Derived, Made
@@ -47,13 +48,15 @@ def open_columns(asked: Asked, stored: Stored) -> Columns:
     names = _check_columns(stored.opened, asked.columns, of_stored, may_be_none=bool(derived))
     added = _open_derived(asked, stored, names)
     apart = {*(each.column for each in decoders), *added.drops, *added.video_drops}
+    kinds = {name: find_field(stored.opened.schema, name) for name in names}
+    lists = {name for name, field in kinds.items() if field is not None and holds_files(field.type)}
     together = {each.column for each in decoders if isinstance(each, RaggedDecoder | BatchDecoder)}
     return Columns(
         names=names,
         added=added,
         derived=derived,
         plain=[name for name in names if name not in apart],
-        single=[each.column for each in decoders if each.column not in together],
+        single=[each.column for each in decoders if each.column not in {*together, *lists}],
     )
 
 
@@ -77,7 +80,7 @@ def _check_columns(
         name = decoder.column
         if name not in names:
             raise ConfigError(f"{type(decoder).__name__}({name!r}): it must decode one of columns={names}.")
-        if not is_bytes(fields[name]):
+        if not is_bytes(fields[name]) and not _may_be_list(decoder, fields[name]):
             raise DatasetError(
                 f"column {name!r} is {fields[name].type}, not binary, so it holds no {decoder.content}; nothing was "
                 f"started. Decode a binary column, or name {name!r} alone, to get it as it is stored."
@@ -93,6 +96,20 @@ def _check_columns(
                 "another one, or leave that column out of columns=."
             )
     return names
+
+
+def _may_be_list(decoder: Decoder, field: pa.Field) -> bool:
+    """Returns whether a decoder can decode the values in a field of lists of encoded values. Raises ConfigError if the
+    field has such lists, and the decoder takes one value a row.
+    """
+    if not holds_files(field.type):
+        return False
+    if isinstance(decoder, RaggedDecoder | BatchDecoder):
+        raise ConfigError(
+            f"{type(decoder).__name__}({decoder.column!r}): each row has a list of {decoder.content}, which only "
+            "decoders of one value of one shape decode, such as raylance.Image. Nothing was started."
+        )
+    return True
 
 
 def _default_columns(schema: pa.Schema, decoded: Sequence[str]) -> list[str]:

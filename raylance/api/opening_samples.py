@@ -13,9 +13,9 @@ from raylance.api.asked import Asked, Samples, Stored
 from raylance.api.opening_columns import Columns
 from raylance.arguments import warn_replaced
 from raylance.columns import ROW_OFFSET, VALID, dataset_names
-from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
+from raylance.decode.arrays import blank_row, holds_files, is_dense, list_dtypes, list_lengths
 from raylance.decode.block_decoding import BlockDecoding
-from raylance.decode.column import window_of
+from raylance.decode.column import encoded_values, window_of
 from raylance.decode.decoder import Decoder
 from raylance.decode.decoding import Decoding, VideoFrames
 from raylance.decode.open_decoding import OpenDecoding, resolve_decoder
@@ -246,6 +246,8 @@ def _encoded_images(rows: pa.Table, delivered: Collection[str]) -> tuple[str, ..
         values = rows[name]
         if pa.types.is_struct(values.type) and values.type.get_field_index("bytes") >= 0:
             name, values = f"{name}.bytes", pc.struct_field(values, "bytes")  # as the datasets library stores images
+        elif holds_files(values.type):
+            values = encoded_values(values)
         if holds_images(values):
             found.append(name)
     return tuple(found)
@@ -263,7 +265,10 @@ def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str])
     ordered = tuple(decoders[each.output_name] for each in decoding.decoders)
     widths = {each.column: window_of(probe.schema.field(each.column).type) for each in ordered}
     windows = {column: width for column, width in widths.items() if width}
-    decoding = dataclasses.replace(decoding, decoders=ordered, windows=windows)
+    lists = tuple(name for name in widths if holds_files(probe.schema.field(name).type))
+    decoding = dataclasses.replace(
+        decoding, decoders=ordered, windows=windows, lists=lists, marks=decoding.mask_bad_rows
+    )
     if decoding.ragged:
         plain = dataclasses.replace(decoding, mask_bad_rows=True, transform=None, frames=())
         untransformed, _ = OpenDecoding(plain).apply(probe, 0)

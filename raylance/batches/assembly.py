@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from raylance.batches.bad_rows import rows_with_bad_values
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names, describe_rows, join_offsets, split_offsets
 from raylance.decode.arrays import Join, Lists, NumpyBatch, to_numpy, to_sliceable
 from raylance.errors import CoverageError
@@ -242,7 +243,9 @@ class Assembly:
     def _merge(
         self, offsets: Int64Array, real: BoolArray, plain: pa.Table, decoded: pa.Table | None
     ) -> tuple[pa.Table, BoolArray]:
-        """Returns the columns in the order of delivery, and which rows could not be decoded, bool (n,)."""
+        """Returns the columns in the order of delivery, and which rows, or values in them, could not be decoded, bool
+        (n,).
+        """
         carries = self._read_spec.carries if self._completion is None else plain.drop_columns([ROW_OFFSET]).column_names
         if decoded is None:
             columns = plain.select(carries).columns
@@ -256,7 +259,9 @@ class Assembly:
         components, own = split_offsets(offsets)
         valid = good & real if self._plan.remainder == "pad" else good
         added = {COMPONENT: components, ROW_OFFSET: own, VALID: valid}
-        return pa.Table.from_arrays([*columns, *map(pa.array, added.values())], names=[*carries, *added]), ~good
+        merged = pa.Table.from_arrays([*columns, *map(pa.array, added.values())], names=[*carries, *added])
+        of_lists = self._read_spec.decoding.of_lists if self._read_spec.decoding else ()
+        return merged, ~good | rows_with_bad_values(merged, of_lists) if of_lists else ~good
 
     def _other_rows(self, item: WorkItem) -> CoverageError:
         """Returns the error to raise if helpers delivered other rows than planned."""

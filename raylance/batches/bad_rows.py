@@ -1,19 +1,31 @@
 """The count of masked rows that one rank was handed, and the error for too many of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
-from raylance.columns import TRANSFORM, dataset_of, describe_rows, split_offsets
+from raylance.columns import TRANSFORM, VALID, dataset_of, describe_rows, split_offsets
 from raylance.errors import NULL, BadRowError, filter_of_nulls
-from raylance.orders.permutation import Int64Array
+from raylance.orders.permutation import BoolArray, Int64Array
 
 if TYPE_CHECKING:
     from raylance.opened import ReadSpec  # loads Lance
 
 _LEAST_ROWS = 1000  # a fraction of fewer rows is not significant
 _NAMED = 5  # masked rows named in the error
+
+
+def rows_with_bad_values(table: pa.Table, names: Iterable[str]) -> BoolArray:
+    """Returns which rows have a list with a bad value, bool (n,). `names` are columns of lists, of whose values the
+    columns `<name>_valid` say which are good, if bad values are masked.
+    """
+    is_bad = np.zeros(table.num_rows, dtype=np.bool_)
+    for marks in (table[name + VALID].combine_chunks() for name in names if name + VALID in table.column_names):
+        rows = np.repeat(np.arange(len(marks)), np.diff(marks.offsets.to_numpy()))
+        is_bad[rows[~marks.flatten().to_numpy(zero_copy_only=False)]] = True
+    return is_bad
 
 
 class MaskedRows:

@@ -7,11 +7,16 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from raylance.arguments import MOST_LISTED, listed
+from raylance.columns import VALID
 from raylance.decode.arrays import (
     LENGTH,
     OFFSETS,
+    Flat,
     Jagged,
+    ListForm,
     Lists,
     Pad,
     as_padding,
@@ -33,8 +38,8 @@ _SIZED = "pyarrow.list_(pyarrow.list_(…, size))"
 
 
 def adds_lengths(how: object) -> bool:
-    """Returns whether a padded column comes with a column of its lengths."""
-    return isinstance(how, Pad) and how.lengths
+    """Returns whether a column comes with a column of its lengths."""
+    return how == "flat" or (isinstance(how, Pad) and how.lengths)
 
 
 def list_conversion(read_spec: "ReadSpec", pad_lists: Any, tensors: bool) -> Lists:
@@ -43,13 +48,17 @@ def list_conversion(read_spec: "ReadSpec", pad_lists: Any, tensors: bool) -> Lis
     Raises:
         ConfigError: If `pad_lists` cannot be honoured.
     """
+    lists_of = read_spec.list_dtypes
     if not isinstance(pad_lists, Mapping | None):
         raise ConfigError(f"pad_lists={pad_lists!r}: say which column to pad with what, as {{'tokens': 0}}.")
     if not tensors:
         for field in read_spec.schema or ():
             if holds_bfloat16(field.type):
                 numpy_bfloat16(field.name)
-    chosen = {name: _how(read_spec, name, how) for name, how in (pad_lists or {}).items()}
+    decoded = [name for name in (read_spec.decoding.of_lists if read_spec.decoding else ()) if name in lists_of]
+    given: dict[str, Any] = dict.fromkeys(decoded, "flat") | dict(pad_lists or {})
+    chosen: dict[str, ListForm] = {name: _how(read_spec, name, how) for name, how in given.items()}
+    chosen |= {name + VALID: _as_marks(chosen[name]) for name in decoded if name + VALID in lists_of}
     for name, how in chosen.items():
         added = name + (OFFSETS if how == "jagged" else LENGTH)
         if added in read_spec.delivers and (how == "jagged" or adds_lengths(how)):
@@ -70,7 +79,14 @@ def list_conversion(read_spec: "ReadSpec", pad_lists: Any, tensors: bool) -> Lis
     return {**read_spec.list_lengths, **chosen}
 
 
-def _how(read_spec: "ReadSpec", name: str, how: Any) -> Pad | Jagged | None:
+def _as_marks(how: ListForm) -> ListForm:
+    """Returns the form of the marks of a column's values, for the form of the values."""
+    if isinstance(how, Pad):
+        return dataclasses.replace(how, value=np.asarray(False), lengths=False)
+    return "values" if how == "flat" else how
+
+
+def _how(read_spec: "ReadSpec", name: str, how: Any) -> Pad | Jagged | Flat | None:
     """Returns how to convert a column's lists; the value of a `Pad` has the dtype of the lists, and shape ()."""
     if name not in read_spec.delivers:
         raise ConfigError(
@@ -87,13 +103,13 @@ def _how(read_spec: "ReadSpec", name: str, how: Any) -> Pad | Jagged | None:
         raise ConfigError(f"pad_lists names {name!r}, which holds no lists of numbers: leave it out.")
     if how is None or dtype is None:
         return None
-    if isinstance(how, str) and how == "jagged":
-        return "jagged"
+    if isinstance(how, str) and how in ("jagged", "flat"):
+        return how  # type: ignore[return-value]
     value: Any = how.value if isinstance(how, Pad) else how
     if not is_one_number(value):
         raise ConfigError(
             f"pad_lists={{{name!r}: {how!r}}}: pad {name!r} with a number or a raylance.Pad, take values and offsets "
-            'with "jagged", or None to leave lists as they are.'
+            'with "jagged", values and lengths with "flat", or None to leave lists as they are.'
         )
     if (held := as_padding(value, dtype)) is None:
         raise cannot_pad(name, value, f"the lists hold {dtype}")

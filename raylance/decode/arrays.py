@@ -5,7 +5,7 @@ import dataclasses
 import importlib
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -68,12 +68,15 @@ def is_one_number(value: Any) -> bool:
 
 
 Jagged = Literal["jagged"]
-Paddings = Mapping[str, Pad | int | float | Jagged | None]
+Flat = Literal["flat"]
+Paddings = Mapping[str, Pad | int | float | Jagged | Flat | None]
 Shape = tuple[int, ...]
-# How the lists of each column are converted. Pad: they are padded with a value of shape () in their dtype. int: all
-# have this length and become one array. Shape: so do lists of lists, whose lengths these are from the outermost to the
-# innermost. "jagged": they become values and offsets. None: they stay lists.
-Lists = Mapping[str, Pad | int | Shape | Jagged | None]
+# How the lists of a column are converted. Pad: they are padded with a value of shape () in their dtype. int: all have
+# this length and become one array. Shape: so do lists of lists, whose lengths these are from the outermost to the
+# innermost. "jagged": they become values and offsets; "flat": values and lengths; "values": values alone. None: they
+# stay lists.
+ListForm = Pad | int | Shape | Jagged | Flat | Literal["values"] | None
+Lists = Mapping[str, ListForm]
 
 AS_LISTS: Lists = {}
 LENGTH, OFFSETS = "_length", "_offsets"
@@ -92,7 +95,7 @@ def to_numpy(
     Fixed-shape tensors become (n, …) with their axes in logical order; in lists of them, the axis of the list comes
     first. Strings, binary, other lists and structs become object arrays (n,). Padded lists become (n, length, …),
     followed by a column `…_length`, int64 (n,), if `Pad.lengths` is True. Jagged lists become the values of all rows
-    (sum, …), and a column `…_offsets`, int64 (n + 1,).
+    (sum, …), and a column `…_offsets`, int64 (n + 1,); flat ones the same values, and a column `…_length`, int64 (n,).
 
     Columns of bfloat16 become arrays of `ml_dtypes.bfloat16`, or uint16 with `as_bits`. All arrays are writable. Arrays
     of numbers are views of the table's memory if the column is in one piece, so nothing else may read the table; `join`
@@ -120,9 +123,7 @@ def to_sliceable(table: pa.Table, lists: Lists = AS_LISTS, *, as_bits: bool = Fa
     return batch
 
 
-def _numpy_columns(
-    name: str, column: pa.ChunkedArray, how: Pad | int | Shape | Jagged | None, join: Join, as_bits: bool
-) -> NumpyBatch:
+def _numpy_columns(name: str, column: pa.ChunkedArray, how: ListForm, join: Join, as_bits: bool) -> NumpyBatch:
     if pa.types.is_dictionary(column.type):
         return _numpy_columns(name, column.cast(column.type.value_type), how, join, as_bits)
     if isinstance(how, tuple):
@@ -203,7 +204,7 @@ def _inner(array: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.uint16(), len(storage), storage.buffers(), storage.null_count, storage.offset)
 
 
-def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, join: Join) -> NumpyBatch:
+def _dense_lists(name: str, lists: pa.Array, how: ListForm, join: Join) -> NumpyBatch:
     """Converts a column of lists to arrays by column name; `how` as in `Lists`."""
     if how is not None:
         _refuse_nulls(name, lists)
@@ -220,6 +221,8 @@ def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, joi
         ends = lengths.cumsum()
         rows = zip((ends - lengths).tolist(), ends.tolist(), valid.tolist(), strict=True)
         return {name: np.fromiter((values[start:end] if given else None for start, end, given in rows), dtype=object)}
+    if how in ("flat", "values"):
+        return {name: values} | ({name + LENGTH: lengths} if how == "flat" else {})
     if how == "jagged":
         return {name: values, name + OFFSETS: np.concatenate([[0], lengths.cumsum()])}
     if isinstance(how, Pad):
@@ -232,7 +235,7 @@ def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, joi
             f"have {how}: a batch of both is not a tensor. Pad them, pad_lists={{{name!r}: 0}}, or take them as "
             f"lists, pad_lists={{{name!r}: None}}."
         )
-    return {name: values.reshape(len(lists), how, *values.shape[1:])}
+    return {name: values.reshape(len(lists), cast("int", how), *values.shape[1:])}
 
 
 def _nested_lists(name: str, lists: pa.Array, shape: Shape, join: Join) -> npt.NDArray[Any]:
@@ -447,6 +450,18 @@ def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
     if pa.types.is_fixed_size_list(kind):
         return pa.FixedSizeListArray.from_arrays(_zeros(kind.value_type, rows * kind.list_size), type=kind)
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(bytes(-(-rows * kind.bit_width // 8)))])
+
+
+def holds_files(kind: pa.DataType) -> bool:
+    """Whether values of a type are lists of any length of encoded values: of bytes, or of structs that have `bytes`, as
+    the datasets library stores images.
+    """
+    if not isinstance(kind, _LISTS):
+        return False
+    inside = kind.value_type
+    if pa.types.is_struct(inside) and (at := inside.get_field_index("bytes")) >= 0:
+        inside = inside.field(at).type
+    return inside in (pa.binary(), pa.large_binary())
 
 
 def is_bytes(kind: pa.DataType) -> bool:

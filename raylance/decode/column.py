@@ -1,6 +1,7 @@
 """Decodes the rows of one column: the open decoders of each thread, and the memory into which they decode."""
 
 import abc
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,14 +11,17 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from raylance.decode.arrays import to_arrow
+from raylance.columns import VALID
+from raylance.decode.arrays import holds_files, to_arrow
 from raylance.decode.decoder import Decoder, Draws, RowDecoder, wrong_ragged
 from raylance.decode.decoding import DecodedRows, bytes_of_value
 from raylance.decode.transforms import describe_exception, error_of_no_row
 from raylance.errors import ConfigError, HelperError
 from raylance.memory.arrow import buffer_bytes, ends_of, layout_of, raw_bytes, values_of, width_of
 from raylance.memory.lending import LendFor, fresh_for
+from raylance.orders.permutation import Int64Array
 
 Array = npt.NDArray[Any]
 
@@ -78,8 +82,10 @@ class OpenColumn(abc.ABC):
             self._memory = self._memory_of(count, fresh_for)
         return [memory[:count] for memory in self._memory]
 
-    def _attempt(self, rows: DecodedRows, row: int, work: Callable[[], None]) -> bool:
-        """Calls `work` for a row, and notes the row in `rows` if it is bad; returns whether it is good."""
+    def _attempt(self, rows: DecodedRows, row: int, work: Callable[[], None], *, stays: bool = False) -> bool:
+        """Calls `work` for a row, and notes the row in `rows` if it is bad; returns whether it is good. With `stays`,
+        only a value of the row is bad.
+        """
         try:
             work()
         except ConfigError as error:  # a good row that does not fit the settings
@@ -87,23 +93,39 @@ class OpenColumn(abc.ABC):
         except (ImportError, MemoryError) as error:
             raise error_of_no_row(f"{self._class}({self.column!r}) cannot decode", error) from error
         except Exception as error:  # a codec may raise anything for damaged bytes
-            rows.add_bad(row, self.column, error)
+            rows.add_bad(row, self.column, error, stays=stays)
             return False
         return True
+
+    def _check_lengths(self, rows: DecodedRows, lengths: Int64Array) -> None:
+        """Raises ConfigError if a row has another number of values than in the column that this one is like."""
+        if self._like is None:
+            return
+        other = np.flatnonzero(lengths != lengths_of(rows.table[self._like]))
+        if len(other):
+            raise ConfigError(
+                f"column {self.column!r} of {rows.describe([int(other[0])])} has {lengths[other[0]]} values, and "
+                f"{self._like!r}, which it is like, has another number; the epoch stops here. Leave the row out with "
+                "filter=, or decode the columns without like=."
+            )
 
     def _each_row(
         self,
         rows: DecodedRows,
         executor: Executor | None,
         decode: Callable[[int, Any, memoryview], None],
-        clear: Callable[[int], None],
+        clear: Callable[[range], None],
     ) -> None:
         """Calls `decode` with each value's number, the opened object of the thread, and the bytes; `clear` with the
-        number of each bad row. If rows have several values, in windows, those of a row follow one another.
+        numbers of the values of each bad row. If rows have several values, those of a row follow one another. In lists
+        of any length, a value is bad by itself.
         """
+        lengths = lengths_of(rows.table[self.column])
         encoded = read_only(rows.table[self.column])
         others = None if self._like is None else read_only(rows.table[self._like])
-        each = len(encoded) // max(1, rows.table.num_rows)  # values of a row
+        ends = [0, *np.cumsum(lengths).tolist()]
+        by_value = holds_files(rows.table.schema.field(self.column).type)
+        self._check_lengths(rows, lengths)
         skips = self.follows or rows.skips_bad
         counter = _Counter()
 
@@ -111,8 +133,8 @@ class OpenColumn(abc.ABC):
             opened = self.opened  # outside of `work`: an error of opening is not the fault of a row
             counter.begin(opened)
 
-            def work() -> None:
-                for number in range(row * each, (row + 1) * each):
+            def work(numbers: range) -> None:
+                for number in numbers:
                     value = encoded[number]
                     if value is None:
                         raise ValueError("is null")
@@ -122,8 +144,11 @@ class OpenColumn(abc.ABC):
                         check_like(value, other)
                     decode(number, opened, value)
 
-            if (skips and not rows.valid[row]) or not self._attempt(rows, row, work):
-                clear(row)
+            numbers = range(ends[row], ends[row + 1])
+            for part in (range(each, each + 1) for each in numbers) if by_value else (numbers,):
+                todo = functools.partial(work, part)
+                if (skips and not rows.valid[row]) or not self._attempt(rows, row, todo, stays=by_value):
+                    clear(part)
 
         for _ in (map if executor is None else executor.map)(decode_row, range(rows.table.num_rows)):
             pass
@@ -142,23 +167,33 @@ class RowColumn(OpenColumn):
 
     def decode(self, rows: DecodedRows, executor: Executor | None, lend: LendFor | None) -> dict[str, pa.Array]:
         """See `OpenColumn.decode`."""
-        window = window_of(rows.table.schema.field(self.column).type)
+        kind = rows.table.schema.field(self.column).type
+        window, is_list = window_of(kind), holds_files(kind)
         each = window or 1  # values of a row, which all get the same draws
-        outs = self._memory_of(rows.table.num_rows * each, lend)
-        draws = [rows.draws(decoder) for decoder in self._decoders]
+        lengths = lengths_of(rows.table[self.column])
+        outs = self._memory_of(int(lengths.sum()), lend)
+        draws = [rows.draws(decoder, lengths if is_list else None) for decoder in self._decoders]
+        is_good = np.ones(int(lengths.sum()), dtype=np.bool_)
 
         def decode(number: int, opened: Any, value: memoryview) -> None:
             # `...` gives an array even if a value is a number.
             opened.decode_all(value, [drawn[number // each] for drawn in draws], [out[number, ...] for out in outs])
 
-        def clear(row: int) -> None:
+        def clear(numbers: range) -> None:
+            which = slice(numbers.start, numbers.stop)
+            is_good[which] = False
             for out in outs:
-                out[row * each : (row + 1) * each] = 0
+                out[which] = 0
 
         self._each_row(rows, executor, decode, clear)
         if window:
             outs = [out.reshape(-1, window, *out.shape[1:]) for out in outs]
-        return {decoder.output_name: to_arrow(out) for decoder, out in zip(self._decoders, outs, strict=True)}
+        made = {decoder.output_name: to_arrow(out) for decoder, out in zip(self._decoders, outs, strict=True)}
+        if not is_list:
+            return made
+        made |= {name + VALID: pa.array(is_good) for name in made if rows.marks}
+        ends = np.cumsum([0, *lengths], dtype=np.int32)
+        return {name: pa.ListArray.from_arrays(ends, values) for name, values in made.items()}
 
 
 class RaggedColumn(OpenColumn):
@@ -177,7 +212,7 @@ class RaggedColumn(OpenColumn):
                 raise ConfigError(f"was decoded to {wrong}.")
             made[row] = array.copy()  # the decoder may reuse its memory
 
-        self._each_row(rows, executor, decode, lambda row: None)
+        self._each_row(rows, executor, decode, lambda numbers: None)
         ends = np.cumsum([0, *map(len, made)], dtype=np.int32)
         return {decoder.output_name: pa.ListArray.from_arrays(ends, to_arrow(np.concatenate([empty, *made])))}
 
@@ -300,12 +335,27 @@ def window_of(kind: pa.DataType) -> int:
     return int(kind.list_size) if is_encoded else 0
 
 
+def lengths_of(column: pa.ChunkedArray) -> Int64Array:
+    """Returns the number of encoded values of each row, int64 (n,): 0 for a null in place of a list."""
+    if not holds_files(column.type):
+        return np.full(len(column), window_of(column.type) or 1, dtype=np.int64)
+    return np.asarray(pc.list_value_length(column).fill_null(0).to_numpy(), dtype=np.int64)
+
+
+def encoded_values(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns the encoded values in a column of lists, one after another; see `holds_files`."""
+    values = pc.list_flatten(column)
+    return pc.struct_field(values, "bytes") if pa.types.is_struct(values.type) else values
+
+
 def read_only(column: pa.ChunkedArray) -> list[memoryview | None]:
-    """Returns the bytes of each value, None for a null; several of each row in windows. They are read-only, because
-    rows may be decoded again.
+    """Returns the bytes of each value, None for a null; several of each row in windows and lists. They are read-only,
+    because rows may be decoded again.
     """
     if window_of(column.type):
         column = pa.chunked_array([values_of(chunk) for chunk in column.chunks], column.type.value_type)
+    elif holds_files(column.type):
+        column = encoded_values(column)
     return [value for chunk in column.chunks for value in _values(chunk)]
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import DRAW, ROW_OFFSET, TRANSFORM, dataset_of, describe_rows, split_offsets
+from raylance.columns import DRAW, ROW_OFFSET, TRANSFORM, VALID, dataset_of, describe_rows, split_offsets
 from raylance.decode.decoder import BatchDecoder, Decoder, Draws, RaggedDecoder, is_on_device, is_users
 from raylance.decode.transforms import Transform, describe_exception
 from raylance.errors import BadRowError, HelperError
 from raylance.observe import Receipt, clock
-from raylance.orders.permutation import UInt64Array, derive_key, mix64, subkeys, uniform
+from raylance.orders.permutation import Int64Array, UInt64Array, derive_key, mix64, subkeys, uniform
 
 BadRows = list[tuple[int, str, str]]  # offset as `join_offsets` joins it, column, reason
 
@@ -65,6 +65,8 @@ class Decoding:
     blank: pa.Table | None = None
     frames: tuple[VideoFrames, ...] = ()  # columns of videos, which are always decoded by block
     windows: Mapping[str, int] = dataclasses.field(default_factory=dict)  # values of a sample, by column of decoders
+    lists: tuple[str, ...] = ()  # columns of decoders whose rows have any number of values, see `holds_files`
+    marks: bool = False  # whether lists come with marks of their good values, because bad ones are masked
     shares: bool = False  # whether samples that are loaded together have rows in common, see `of_blocks`
     datasets: tuple[str, ...] = ()  # name of the dataset for errors; in a mixture, by component
     ragged_bytes: float = 0.0  # mean bytes of the ragged columns of one sampled row
@@ -133,7 +135,13 @@ class Decoding:
     def names_by_column(self) -> dict[str, list[str]]:
         """Names of the decoded columns, by the encoded column of which they are made."""
         columns = dict.fromkeys(each.column for each in self.made)
-        return {name: [each.output_name for each in self.made if each.column == name] for name in columns}
+        made = {name: [each.output_name for each in self.made if each.column == name] for name in columns}
+        if not self.marks:
+            return made
+        return {
+            column: [*names, *(name + VALID for name in names)] if column in self.lists else names
+            for column, names in made.items()
+        }
 
     @property
     def of_items(self) -> "Decoding | None":
@@ -161,7 +169,12 @@ class Decoding:
     @property
     def ragged(self) -> list[str]:
         """Names of the decoded columns whose rows differ in length."""
-        return [decoder.output_name for decoder in self.decoders if isinstance(decoder, RaggedDecoder)]
+        return [each.output_name for each in self.decoders if isinstance(each, RaggedDecoder)] + self.of_lists
+
+    @property
+    def of_lists(self) -> list[str]:
+        """Names of the decoded columns whose rows have any number of decoded values."""
+        return [each.output_name for each in self.decoders if each.column in self.lists]
 
     @property
     def value_bytes(self) -> dict[str, int]:
@@ -220,6 +233,11 @@ class DecodedRows:
         self.skips_bad = False  # whether all decoders skip the rows that are already known to be bad, or not needed
 
     @property
+    def marks(self) -> bool:
+        """See `Decoding.marks`."""
+        return self._decoding.marks
+
+    @property
     def named_bad_rows(self) -> tuple[tuple[int, str, str], ...]:
         """The first bad rows, for a receipt."""
         return tuple(self.bad_rows[:_BAD_ROWS])
@@ -238,9 +256,15 @@ class DecodedRows:
             return keys
         return mix64(keys ^ subkeys(derive_key("draw"), self.table[DRAW].to_numpy()))
 
-    def draws(self, decoder: Decoder) -> Draws:
-        """Returns the uniform random numbers of each row for a decoder, float64 (n, decoder.draws)."""
-        return uniform(self.keys("augment", decoder.like or decoder.output_name), decoder.draws)
+    def draws(self, decoder: Decoder, lengths: Int64Array | None = None) -> Draws:
+        """Returns the uniform random numbers of each row for a decoder, float64 (n, decoder.draws); with `lengths`, of
+        each of the values of each row, keyed also by the number of the value in its row.
+        """
+        keys = self.keys("augment", decoder.like or decoder.output_name)
+        if lengths is not None:
+            numbers = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            keys = mix64(np.repeat(keys, lengths) ^ subkeys(derive_key("value"), numbers))
+        return uniform(keys, decoder.draws)
 
     def describe(self, rows: Sequence[int]) -> str:
         """Names some of the rows in an error text."""
@@ -254,8 +278,10 @@ class DecodedRows:
         for row in range(self.table.num_rows):
             self.add_bad(row, next(iter(self._decoding.names_by_column), TRANSFORM), HelperError(why))
 
-    def add_bad(self, row: int, column: str, error: Exception) -> None:
-        """Notes that a row is bad. Raises BadRowError if bad rows are not masked."""
+    def add_bad(self, row: int, column: str, error: Exception, *, stays: bool = False) -> None:
+        """Notes that a row is bad, or, if it `stays`, that one of its values is. Raises BadRowError if bad rows are not
+        masked.
+        """
         reason, offset = describe_exception(error), int(self.table[ROW_OFFSET][row].as_py())
         if not self._decoding.mask_bad_rows:
             name, (_, own) = None if column == TRANSFORM else column, split_offsets(offset)
@@ -266,4 +292,4 @@ class DecodedRows:
             raise bad from error
         if self.valid[row] or (offset, column) not in {bad[:2] for bad in self.bad_rows}:
             self.bad_rows.append((offset, column, reason[:_REASON]))
-        self.valid[row] = False
+        self.valid[row] &= stays

@@ -40,6 +40,12 @@ class Image(Decoder):
     """Decodes a column of images (JPEG, PNG, WebP, …) to uint8 (N, H, W, C); with several views to (N, views, H, W, C).
     C is 3, or 1 with `mode="L"`. Torch batches have the channels before height and width, in channels-last memory.
 
+    If each row has a list of images (bytes, or structs with `bytes`), batches have those of all rows one after another:
+    uint8 (m, H, W, C), and `<name>_length`, int64 (n,), their number in each row; see `pad_lists` of the iterators for
+    other forms. Each image gets a crop and flip of its own. With `on_bad_row="mask"`, `<name>_valid`, bool (m,), is
+    False for an image that cannot be decoded, which is zeros; its row stays valid, and counts as a bad row. A null in
+    place of a list is a list without images. Images with `like` need lists of the same lengths.
+
     Grey, palette, CMYK and 16-bit images become RGB, alpha is dropped, and the rotation that EXIF or XMP names is
     applied. Metadata never makes a row bad: an image whose orientation cannot be read is taken as stored, and counted
     as `unturned_rows` in `stats()`. A 32-bit grey

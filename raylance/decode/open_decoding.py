@@ -149,6 +149,14 @@ class OpenDecoding:
         return self._transformer(table, rows.keys("transform"))
 
 
+def _first_bytes(value: Any) -> Any:
+    """Returns the first bytes of a value, which may have several, in a window or a list; None if there are none."""
+    if not isinstance(value, list):
+        return value
+    inside = (each.get("bytes") if isinstance(each, dict) else each for each in value)
+    return next((each for each in inside if each is not None), None)
+
+
 def open_here(columns: Sequence[OpenColumn]) -> None:
     """Opens decoders for this thread before the clock starts: loading a model is not decoding."""
     for column in columns:
@@ -201,9 +209,7 @@ def resolve_decoder(decoder: Decoder, probe: pa.Table, leader: Decoder | None = 
     failures: list[Exception] = []
     for row in range(probe.num_rows):
         try:
-            encoded = probe[decoder.column][row].as_py()
-            if isinstance(encoded, list):  # a window
-                encoded = next((value for value in encoded if value is not None), None)
+            encoded = _first_bytes(probe[decoder.column][row].as_py())
             if encoded is None:
                 raise ValueError("is null")
             resolved = decoder.resolve(memoryview(encoded))

@@ -8,7 +8,7 @@ import torch
 import torch.utils.data
 
 from raylance.api.dataset import Dataset
-from raylance.batches.bad_rows import MaskedRows
+from raylance.batches.bad_rows import MaskedRows, rows_with_bad_values
 from raylance.batches.conversion import hidden_columns, to_torch
 from raylance.batches.lookup import Lookup
 from raylance.columns import VALID
@@ -112,7 +112,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         table = self._lookup.read(offsets, epoch, draws)
         decoded = table[VALID].to_numpy()
         reasons = {offset: (column, why) for offset, column, why in self._lookup.bad_rows}
-        self._masked.add(len(rows), offsets[~decoded], reasons.get)
+        of_lists = read_spec.decoding.of_lists if read_spec.decoding else ()
+        self._masked.add(len(rows), offsets[~decoded | rows_with_bad_values(table, of_lists)], reasons.get)
         if self.note.is_wanted and isinstance(indices, _Indices):  # other rows are not of the plan
             bad_rows, masked = self._lookup.bad_rows, int(len(rows) - decoded.sum())
             digest = Digest.of(offsets, real)
