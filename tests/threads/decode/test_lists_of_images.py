@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pyarrow as pa
 import pytest
 import torch
@@ -26,9 +27,24 @@ def picture(seed: int, height: int = 24, width: int = 32) -> bytes:
     return encode(np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8))
 
 
+def odd() -> list[bytes | None]:
+    """One pixel, 16 bits, CMYK, an animation, and a picture that is large beside the others."""
+    grey = PIL.Image.fromarray(np.arange(0, 60_000, 100, dtype=np.uint16).reshape(20, 30))
+    frames = [PIL.Image.fromarray(np.full((9, 9), value, np.uint8)) for value in (30, 200)]
+    return [
+        picture(1, 1, 1),
+        encode(grey),
+        encode(PIL.Image.new("CMYK", (12, 10), (9, 80, 200, 3)), "JPEG"),
+        encode(frames[0], "GIF", save_all=True, append_images=frames[1:]),
+        picture(2, 600, 800),
+    ]
+
+
 def lists() -> Images:
-    """Rows of 0 to 3 images; row 8 is a null."""
-    return [None if row == 8 else [picture(10 * row + number) for number in range(row % 4)] for row in range(ROWS)]
+    """Rows of 0 to 3 images; row 8 is a null, row 9 has odd ones."""
+    found: Images = [[picture(10 * row + number) for number in range(row % 4)] for row in range(ROWS)]
+    found[8], found[9] = None, odd()
+    return found
 
 
 def table(images: Images, kind: pa.DataType = BYTES, *, large: bool = False) -> pa.Table:
@@ -85,11 +101,18 @@ def test_an_image_is_augmented_by_row_and_number(write_dataset: Write) -> None:
     data = opened(uri)
     whole = by_row(data.iter_batches(batch_size=11))
     assert len({image.tobytes() for images in whole.values() for image in images}) == 3 * ROWS, "each its own crop"
-    ranks = [by_row(data.loader(rank=rank, world_size=3).iter_batches(global_batch_size=17)) for rank in range(3)]
+    steps = {"global_batch_size": 17}
+    worlds = {
+        world: [by_row(data.loader(rank=rank, world_size=world).iter_batches(**steps)) for rank in range(world)]
+        for world in (1, 2, 3, 8)
+    }
+    for ranks in worlds.values():
+        rows = [row for part in ranks for row in part]
+        assert sorted(rows) == list(range(ROWS)), "each once, with all of its images"
+        assert all(np.array_equal(part[row], whole[row]) for part in ranks for row in part)
     others = by_row(data.iter_batches(batch_size=11, epoch=1))
     torchs = by_row(IterableDataset(data, batch_size=4))
     for row, images in whole.items():
-        assert np.array_equal(images, next(part[row] for part in ranks if row in part))
         assert np.array_equal(images, torchs[row].transpose(0, 2, 3, 1))
         assert not np.array_equal(images, others[row])
     item = MapDataset(data)[7]
