@@ -117,12 +117,13 @@ def dataset(
 
     Raises:
         DatasetError: If the dataset, version, tag or a column is missing; if the filter does not parse or selects
-            nothing; if a column to decode is not binary, or none of its sampled rows can be decoded; with
-            stale="refuse", if the source has changed.
+            nothing; if a column to decode has neither bytes nor lists of them, or none of its sampled rows can be
+            decoded; with stale="refuse", if the source has changed.
         ConfigError: If an argument cannot be honoured.
     """
     call = "raylance.dataset()"
-    kind = take_samples(call, samples, others)
+    samples = take_samples(call, samples, others)
+    kind = kind_of(samples)
     at_end, may_be_empty = read_ending(call, remainder, others)
     decode, read = others.pop("decode", None), others.pop("read", None)
     refuse_unknown(call, others, dataset.__kwdefaults__ or ())
@@ -138,7 +139,7 @@ def dataset(
     check_filter(filter)
     most = check_bad_rows(max_bad_rows, on_bad_row)
     names, derived, decoders = split_columns(columns, decode)
-    asked = kind_of(kind).check(
+    asked = kind.check(
         Asked(
             uri=uri,
             version=version,
@@ -155,7 +156,7 @@ def dataset(
                 transform=transform,
                 shares=not made_order.scatters,
             ),
-            samples=kind,
+            samples=samples,
             filter=filter,
             split=split,
             cost=cost,
@@ -172,9 +173,9 @@ def dataset(
     stored = _pin(asked)
     found = open_columns(asked, stored)
     selection = share_selection(stored.source, filter, split, stored.opened)
-    table, selection = kind_of(kind).select(asked, stored, found, selection)
-    read = kind_of(kind).deliver(asked, stored, try_rows(asked, stored, found, selection, table))
-    return Dataset(_bind_order(asked, stored, selection, read))
+    table, selection = kind.select(asked, stored, found, selection)
+    read_spec = kind.deliver(asked, stored, try_rows(asked, stored, found, selection, table))
+    return Dataset(_bind_order(asked, stored, selection, read_spec))
 
 
 def _pin(asked: Asked) -> Stored:
