@@ -72,9 +72,11 @@ def take_renamed(call: str, given: dict[str, Any], names: Mapping[str, str], dep
     as in `warn_replaced`.
     """
     for old, new in names.items():
+        if old in given and new in given:
+            raise ConfigError(f"{call}: {new}= has taken the place of {old}=: leave {old}= out.")
         if old in given:
             warn_replaced(call, [old], f"{new}=", depth + 1)
-            given.setdefault(new, given.pop(old))
+            given[new] = given.pop(old)
 
 
 def check_flag(what: str, value: Any) -> bool:

@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import decimal
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
@@ -36,6 +37,18 @@ _VALUES: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "Decimal": (decimal.Decimal, str, decimal.Decimal),
 }
 _kinds: dict[str, type["Setting"]] = {}
+# Where settings are that states hold: a process that reads states need not have loaded them.
+_HOMES = {
+    "raylance.source.splits": ("FractionSplit", "RangeSplit", "ValueSplit"),
+    "raylance.samples.windows": ("Windows",),
+    "raylance.samples.packs": ("Pack",),
+    "raylance.samples.pack_tokens": ("PackTokens",),
+    "raylance.source.costs": ("TokensOf",),
+    "raylance.source.derived": ("Renamed",),
+    "raylance.source.videos": ("Video",),
+    "raylance.source.lerobot": ("Camera", "DepthCamera", "Task"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 class Setting:
@@ -53,12 +66,35 @@ class Setting:
             known = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
             unknown = {name: value for name, value in given.items() if name not in known}
             refuse_unknown(f"{cls.__name__}()", unknown, known, cls._hints)
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        for field in getattr(cls, "__dataclass_fields__", {}).values():
+            if not field.init:  # what an opening finds; the `__init__` of a subclass without slots does not set it
+                object.__setattr__(made, field.name, field.default)
+        return made
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
         if cls.__module__.partition(".")[0] == __name__.partition(".")[0]:
             _kinds[cls.__qualname__] = cls
+
+
+def kind_of_setting(name: Any) -> type[Setting] | None:
+    """Returns the class of raylance's settings that has this name; None if there is none."""
+    if isinstance(name, str) and name not in _kinds and name in _HOME_OF:
+        importlib.import_module(_HOME_OF[name])
+    return _kinds.get(name) if isinstance(name, str) else None
+
+
+def written(setting: Any) -> Any:
+    """Returns what a state holds of a setting, or of None: its description; or its repr, if the description would not
+    give the same setting, as for a class of the user's.
+    """
+    described = describe(setting)
+    try:
+        is_same = repr(read_description(described)) == repr(setting)
+    except ConfigError:
+        is_same = False
+    return described if is_same else repr(setting)
 
 
 def describe(value: Any) -> Any:
@@ -79,8 +115,8 @@ def describe(value: Any) -> Any:
     for name, (kind, to_text, _) in _VALUES.items():
         if isinstance(value, kind):
             return {CLASS: name, "text": to_text(value)}
-    if isinstance(value, np.generic):
-        return describe(value.item())
+    if isinstance(value, np.generic) and not isinstance(plain := value.item(), np.generic):
+        return describe(plain)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     named = value if hasattr(value, "__qualname__") else type(value)
@@ -90,7 +126,7 @@ def describe(value: Any) -> Any:
 
 def is_description(value: Any, kind: type[Setting] = Setting) -> bool:
     """Returns whether a value is the description of a setting of this kind, whose class is known."""
-    found = _kinds.get(str(value.get(CLASS))) if isinstance(value, Mapping) else None
+    found = kind_of_setting(value.get(CLASS)) if isinstance(value, Mapping) else None
     return found is not None and issubclass(found, kind)
 
 
@@ -110,12 +146,14 @@ def read_description(described: Any) -> Any:
     try:
         if described[CLASS] in _VALUES:
             return _VALUES[described[CLASS]][2](fields["text"])
-        kind = _kinds[described[CLASS]]
+        kind = kind_of_setting(described[CLASS])
+        if kind is None:
+            raise ValueError("there is no setting of this class")
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
             if _ORDERED in field.metadata and field.name in fields:
                 fields[field.name] = dict(fields[field.name])
         return kind(**fields)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ConfigError(
             f"{dict(described)} cannot be read ({type(error).__name__}: {error}): it is not the description of a "
             "setting of raylance. Give the setting itself."
@@ -137,30 +175,31 @@ class _Scalars(ast.NodeTransformer):
         return node
 
 
-def read_setting(written: str | Mapping[str, Any]) -> Any:
+def read_setting(saved: str | Mapping[str, Any]) -> Any:
     """Makes a setting, such as a split, an order or what makes samples, from what is written down of it.
 
     Args:
-        written: What a state holds of it, under "split" or "windows"; or the text of its repr, as errors and states
+        saved: What a state holds of it, under "split" or "windows"; or the text of its repr, as errors and states
             before 0.12 have it: "FractionSplit(fractions={'train': 0.9, 'val': 0.1}, part='train', by='key')". The
             text is parsed, and no code in it runs.
 
     Raises:
         ConfigError: If it is neither, or its values are not those of a setting.
     """
-    if isinstance(written, Mapping):
-        if not is_description(written):
-            raise ConfigError(f"{dict(written)} is not the description of a setting: its class is one of {_names()}.")
-        return read_description(written)
-    text = written
+    if isinstance(saved, Mapping):
+        if not is_description(saved):
+            raise ConfigError(f"{dict(saved)} is not the description of a setting: its class is one of {_names()}.")
+        return read_description(saved)
+    text = saved
     try:
         if not isinstance(text, str):
             raise TypeError("it is not a str")
         call = _Scalars().visit(ast.parse(text.strip(), mode="eval").body)
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in _kinds):
+        kind = kind_of_setting(call.func.id) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else None
+        if kind is None:
             raise ValueError("it is none of them")
         fields = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-        return _kinds[call.func.id](*map(ast.literal_eval, call.args), **fields)
+        return kind(*map(ast.literal_eval, call.args), **fields)
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deep
         raise ConfigError(f"{text!r} cannot be read ({error}): write one of {_names()} with plain values.") from error
 
@@ -171,7 +210,10 @@ def _names() -> str:
 
 def in_words(described: Any) -> Any:
     """Returns the repr of a setting for its description; another value as it is."""
-    return repr(read_description(described)) if is_description(described) else described
+    try:
+        return repr(read_description(described)) if is_description(described) else described
+    except ConfigError:  # of another version
+        return described
 
 
 def description_of(text: Any) -> Any:

@@ -93,6 +93,8 @@ class Options:
 
     def __post_init__(self, max_window_bytes: int | None, max_inflight_bytes: int | None) -> None:
         for older, value in zip(RENAMED, (max_window_bytes, max_inflight_bytes), strict=True):
+            if value is not None and getattr(self, RENAMED[older]) != 512 << 20:
+                raise ConfigError(f"Options(): {RENAMED[older]}= has taken the place of {older}=: leave {older}= out.")
             if value is not None:
                 warn_replaced("raylance.Options()", [older], f"{RENAMED[older]}=")
                 object.__setattr__(self, RENAMED[older], value)

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import lance
@@ -90,12 +90,13 @@ def split_columns(columns: Any, decode: Any) -> tuple[Any, list[Derived], list[A
     Raises:
         ConfigError: If it stands in both, or `columns` is not a list.
     """
-    if not isinstance(columns, list | tuple | None):
+    if isinstance(columns, str | bytes | Mapping | Set | Decoder | Derived) or not isinstance(columns, Iterable | None):
         raise ConfigError(
             f"columns= is of type {type(columns).__name__}: give a list of names and of what makes columns, such as "
             '["label", raylance.Image("image", size=224)]; name= of a decoder is the name of its column in batches.'
         )
-    given = list(columns) if isinstance(columns, list | tuple) else []
+    columns = None if columns is None else list(columns)
+    given = columns or []
     settings = [each for each in given if isinstance(each, Decoder | Derived)]
     if settings and decode is not None:
         raise ConfigError(

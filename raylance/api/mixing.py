@@ -15,6 +15,7 @@ from raylance.arguments import check_integer, check_word, refuse_unknown
 from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.opened import Opened, ReadSpec
+from raylance.orders.buckets import Buckets
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import COST
 from raylance.planning.balance import Balance, check_balance
@@ -181,7 +182,7 @@ def _check_alike(
             f"mix(): {name!r} has balance= of its own, and a step has rows of all datasets. Pass balance= to mix() "
             "instead."
         )
-    if spec.order.by_cost:
+    if isinstance(spec.order, Buckets):
         raise ConfigError(
             f'mix(): {name!r} has the order "bucket", and a step has rows of all datasets, whose buckets would '
             'differ. Use another order, such as "window"; budget= and balance= work with all orders.'

@@ -126,11 +126,11 @@ def dataset(
     kind = kind_of(samples)
     at_end, may_be_empty = read_ending(call, remainder, others)
     decode, read = others.pop("decode", None), others.pop("read", None)
-    refuse_unknown(call, others, dataset.__kwdefaults__ or ())
+    refuse_unknown(call, others, [*(dataset.__kwdefaults__ or ()), "decode"])
+    check_word("on_bad_row", on_bad_row, ("raise", "mask"))
+    check_word("read", "auto" if read is None else read, READ_MODES)
     if read is not None:
         warn_replaced(call, ["read"], "nothing in its place: raylance chooses for each chunk", depth=0)
-    check_word("on_bad_row", on_bad_row, ("raise", "mask"))
-    check_word("read", read or "auto", READ_MODES)
     check_word("stale", stale, STALE)
     if split is not None and not isinstance(split, Split):
         raise ConfigError(f"split={split!r}: give a FractionSplit, a RangeSplit or a ValueSplit.")
@@ -145,7 +145,7 @@ def dataset(
             version=version,
             storage_options=storage_options,
             stale=stale,
-            read=read or "auto",
+            read="auto" if read is None else read,
             columns=names,
             derived=derived,
             decoding=Decoding(

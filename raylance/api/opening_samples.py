@@ -21,10 +21,11 @@ from raylance.decode.decoding import Decoding, VideoFrames
 from raylance.decode.open_decoding import OpenDecoding, resolve_decoder
 from raylance.decode.pixels import holds_images
 from raylance.decode.sample_reading import read_samples
-from raylance.descriptions import describe
+from raylance.descriptions import describe, written
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError
 from raylance.opened import ReadSpec
+from raylance.orders.buckets import Buckets
 from raylance.samples.pack_tokens import PackTokens
 from raylance.samples.packs import Pack
 from raylance.samples.table import SampleTable
@@ -95,11 +96,11 @@ class _Packed(Kind):
         pack: Any = asked.samples
         makes = asked.derived or asked.decoding.decoders or asked.decoding.transform is not None
         if asked.columns is not None or makes:
-            given = "columns=" if asked.decoding.transform is None else "transform="
+            given = "columns= or decode=" if asked.decoding.transform is None else "transform="
             raise ConfigError(
                 f"{type(pack).__name__} names the columns that it reads, and makes those of batches: leave {given} out."
             )
-        if asked.cost is not None or asked.balance is not None or asked.order.by_cost:
+        if asked.cost is not None or asked.balance is not None or isinstance(asked.order, Buckets):
             raise ConfigError(
                 f"{type(pack).__name__} makes samples of one length, so all cost the same. Leave out cost=, balance= "
                 'and the order "bucket"; and give the iterator global_batch_size=, the samples of a step, not budget=.'
@@ -201,6 +202,7 @@ def try_rows(
         made_bytes=made_bytes,
         read=asked.read,
         samples=samples,
+        windows=_in_a_state(asked.samples) if samples is not None else None,
         added=added,
         sample_bytes=None if samples is None else probe.nbytes / probe.num_rows,
         stored_bytes=stored_row_bytes(opened, names) + made_bytes if varies else 0.0,
@@ -215,9 +217,14 @@ def try_rows(
         list_dtypes=list_dtypes(made.schema),
         encoded=encoded,
         filter=asked.filter,
-        split=describe(asked.split),
+        split=written(asked.split),
         cost=describe(asked.cost),
     )
+
+
+def _in_a_state(samples: Any) -> Any:
+    """Returns what a state holds of the samples: a table of the user's names itself."""
+    return str(samples) if isinstance(samples, SampleTable) else written(samples)
 
 
 def _probe(reader: RowReader, selection: Selection) -> pa.Table:

@@ -11,7 +11,7 @@ from raylance.api.mixing import mix
 from raylance.api.opening import dataset
 from raylance.api.opening_samples import kind_of, take_samples
 from raylance.columns import COMPONENT
-from raylance.descriptions import is_description, read_description
+from raylance.descriptions import is_description, read_description, read_setting
 from raylance.errors import ConfigError, StateError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Order
@@ -20,6 +20,7 @@ from raylance.orders.sampling import ClassBalanced
 from raylance.planning.state import parse_state
 from raylance.planning.step_size import Remainder
 from raylance.samples.table import IS_PAD
+from raylance.source.costs import TokensOf
 from raylance.source.derived import Derived
 
 _KEPT = ("uri", "version", "branch", "filter", "split", "windows", "cost")
@@ -71,18 +72,17 @@ def reopen(
         samples = given
         if given is None and one["windows"] is not None:
             samples = _samples(one["windows"])
-        if "cost" not in changes and one["cost"] is not None:
-            changes = {**changes, "cost": read_description(one["cost"])}
         arguments = {
             "version": one["version"] if one["branch"] is None else (one["branch"], one["version"]),
             "filter": one["filter"],
-            "split": read_description(one["split"]),
+            "split": None if one["split"] is None else read_setting(one["split"]),
             "seed": part["seed"],
             "order": changes["order"] if "order" in changes else _order(**part["order"]),
             "remainder": remainder,
             "window_bytes": None if is_mixture else saved.window_bytes,
             "decode": derived,
             "samples": samples,
+            "cost": TokensOf.of_saved(one["cost"]),
             **changes,
         }
         if kind_of(samples).has_columns and saved.transform is None:
@@ -136,12 +136,13 @@ def _beside(column: Derived, before: str, now: str) -> Derived:
 
 def _samples(described: Any) -> Samples:
     """Returns what makes samples of several rows, or of parts of rows, as a checkpoint holds it."""
-    if not is_description(described):
+    try:
+        return cast("Samples", read_setting(described))
+    except ConfigError as error:
         raise ConfigError(
             f"the run's samples are made by {described}, whose code no checkpoint holds: give it as samples=. Nothing "
             "was opened without it."
-        )
-    return cast("Samples", read_description(described))
+        ) from error
 
 
 def _order(name: Any = None, **params: Any) -> Order:

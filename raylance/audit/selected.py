@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from raylance.api.dataset import Dataset, opened_of
 from raylance.columns import ROW_OFFSET, join_offsets, split_offsets
-from raylance.descriptions import read_description
+from raylance.descriptions import read_setting
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Order
@@ -123,7 +123,7 @@ class Part:
 
     def scan(self, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
         """Yields the selected rows in storage order, in batches of `columns` (SQL by name) and `_rowoffset`."""
-        split: Split | None = read_description(self.split)
+        split: Split | None = None if self.split is None else read_setting(self.split)
         keys = {f"key {name}": f"`{name}`" for name in (split.columns if split else [])}
         wanted = {**columns, **keys, ROW_OFFSET: ROW_OFFSET}
         scanner = self.table.pinned.open().scanner(columns=wanted, filter=self.filter, batch_size=_SCAN_ROWS)

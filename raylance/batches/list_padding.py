@@ -25,7 +25,6 @@ from raylance.decode.arrays import (
     is_one_number,
     numpy_bfloat16,
 )
-from raylance.descriptions import is_description, read_description
 from raylance.errors import ConfigError
 from raylance.planning.step_size import CostLimit
 
@@ -120,9 +119,11 @@ def check_counted(read_spec: "ReadSpec", pad_lists: Any, budgets: Iterable[CostL
     """Raises ConfigError if a column is padded to more than the costs count that budgets of padded steps limit. A cost
     that is not `TokensOf` counts what its writer says.
     """
+    from raylance.source.costs import TokensOf  # loads Lance
+
     is_mixture = isinstance(read_spec.source.uri, dict) and read_spec.cost is not None
     costs = read_spec.cost.values() if is_mixture else [read_spec.cost]
-    counted = [cost for each in costs if is_description(each) and (cost := read_description(each))]
+    counted = [cost for each in costs if isinstance(cost := TokensOf.of_saved(each), TokensOf)]
     for budget, (name, pad), cost in itertools.product(budgets, (pad_lists or {}).items(), counted):
         if not isinstance(pad, Pad) or cost.column != name:
             continue

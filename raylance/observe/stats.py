@@ -250,6 +250,10 @@ class Stats(WaitClock):
 class _Figures(dict[str, Any]):
     """The dict of `stats()`, which knows a name of 0.12."""
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """See `dict.get`."""
+        return self[name] if name in self or name == "window_bytes" else default
+
     def __missing__(self, name: str) -> Any:
         if name != "window_bytes":
             raise KeyError(name)

@@ -39,7 +39,6 @@ class Buckets(Laned):
     """
 
     name: ClassVar[str] = "bucket"
-    by_cost: ClassVar[bool] = True
     bucket_steps: int = 1
     bucket_rows: int | Auto = "auto"
     bucket_cost: int | Auto = "auto"

@@ -95,7 +95,6 @@ class Order(Setting):
         repeats: Whether an epoch may repeat some rows and leave out others.
         scatters: Whether rows that are stored together lie far apart in an epoch. Then samples of several rows that are
             loaded together have few rows in common, and what is decoded of a row is not kept for other samples.
-        by_cost: Whether rows of about the same cost follow one another, so that the order needs costs.
         shard_rows: Number of rows of one shard, the unit that checkpoints list as complete. "auto" takes
             rows of up to 4 MiB together.
     """
@@ -103,7 +102,6 @@ class Order(Setting):
     name: ClassVar[str]
     repeats: ClassVar[bool] = False
     scatters: ClassVar[bool] = False
-    by_cost: ClassVar[bool] = False
     shard_rows: int | str = "auto"
 
     def __post_init__(self) -> None:

@@ -286,7 +286,9 @@ def _shown(value: Any) -> str:
 
 def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, Any]]:
     """Returns differing values by dotted name. Dicts are compared key by key; "auto" agrees with every number."""
-    if isinstance(saved, Mapping) and isinstance(current, Mapping) and saved.get(CLASS) == current.get(CLASS):
+    if isinstance(saved, str) and is_description(current) and saved == in_words(current):
+        return []  # the text of an earlier version, with a value that its reader does not know
+    if isinstance(saved, Mapping) and isinstance(current, Mapping) and _are_alike(saved, current):
         if name == "order.components":
             # The components are numbered, so the order of their names counts.
             if list(saved) != list(current):
@@ -299,12 +301,18 @@ def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, An
     if saved == current:
         return []
     may_lack = name.startswith("order.components.") and name.endswith(_OMITTED_IF_ALL)
-    if "auto" in (saved, current):
+    if "auto" in (saved, current) and name.startswith("order"):
         other = current if saved == "auto" else saved
         least = 0 if name in _MAY_BE_0 else 1
         if _is_count(other, least) or (other is None and may_lack):
             return []
     return [(name, saved, current)]
+
+
+def _are_alike(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+    """Returns whether values are compared key by key: not those of settings of different classes."""
+    of_settings = is_description(saved) or is_description(current)
+    return not of_settings or saved.get(CLASS) == current.get(CLASS)
 
 
 def _weights(components: Mapping[str, Any]) -> dict[str, float]:

@@ -8,6 +8,7 @@ a run may resume at any of them.
 
 import dataclasses
 import hashlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -58,7 +59,7 @@ class Pack(Setting):
             padding, and where `label_mask` is 0.
         too_long: With "whole", what happens to documents of more than `length` tokens: "split" cuts them into pieces,
             "truncate" leaves out their ends, "drop" leaves them out, "raise" is an error. The number of tokens that are
-            left out is logged. With "stream", which cuts any document, others than "split" are refused.
+            left out is logged. With "stream", which cuts any document, others than "split" have no effect.
         block_rows: Number of documents that are shuffled and packed together. "auto": up to 8,192 documents, and up to
             three quarters of a million tokens, but 16 documents at least.
         shuffle: Whether documents are shuffled in their blocks, in each epoch in another way.
@@ -114,9 +115,11 @@ class Pack(Setting):
                 f"Pack({[columns[0], self.label_mask]!r}, …)."
             )
         if self.too_long != "split" and self.policy == "stream":
-            raise ConfigError(
-                f'Pack(too_long={self.too_long!r}) needs policy="whole": "stream" cuts documents wherever a sequence '
-                "ends. Give it, or leave too_long= out."
+            warnings.warn(
+                f'Pack(too_long={self.too_long!r}) has no effect without policy="whole": "stream" cuts documents '
+                "wherever a sequence ends. It is an error from 0.14 on. Give policy=, or leave too_long= out.",
+                FutureWarning,
+                stacklevel=3,
             )
 
     @property

@@ -162,11 +162,6 @@ class SampleTable(abc.ABC):
         return type(self).__qualname__
 
     @property
-    def described(self) -> Any:
-        """What checkpoints hold of the samples: the text, or the description of the setting that makes them."""
-        return str(self)
-
-    @property
     @abc.abstractmethod
     def columns(self) -> Mapping[str, int]:
         """For each column of several rows, the number of these rows, k."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from raylance.arguments import check_integer, check_word, is_positive
-from raylance.descriptions import Setting, describe
+from raylance.descriptions import Setting
 from raylance.errors import ConfigError
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.table import FindingTable, Found, Located, range_numbers
@@ -267,11 +267,6 @@ class WindowTable(FindingTable):
     windows: Windows
     episodes: Episodes
     offsets: dict[str, tuple[int, ...]]
-
-    @property
-    def described(self) -> Any:
-        """See `SampleTable.described`."""
-        return describe(self.windows)
 
     @property
     def columns(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,11 @@ class TokensOf(Setting):
         if not (isinstance(self.column, str) and self.column):
             raise ConfigError(f"TokensOf(column={self.column!r}): give the name of the column of tokens.")
         object.__setattr__(self, "multiple", check_integer("TokensOf: multiple", self.multiple, 1))
+
+    @classmethod
+    def of_saved(cls, saved: Any) -> "str | TokensOf | None":
+        """Returns the `cost` of `raylance.dataset` whose description a state holds; a subclass counts as this class."""
+        return cls(saved["column"], saved.get("multiple", 1)) if isinstance(saved, Mapping) else saved
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

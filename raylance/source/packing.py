@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raylance.descriptions import describe
+from raylance.descriptions import written
 from raylance.environment.shared import Shared
 from raylance.errors import DatasetError, filter_of_nulls
 from raylance.planning.pace import Pace
@@ -82,7 +82,7 @@ def _packed(
         branch=documents.branch,
         version=documents.version,
         identity=documents.identity,
-        windows=describe(pack),
+        windows=written(pack),
         columns=columns,
         row_bytes=row_bytes,
         likely_row_bytes=row_bytes,

@@ -214,6 +214,7 @@ def table_rows(
     added: AddedColumns = NOTHING_ADDED,
     made_bytes: float = 0.0,
     shared_rows: int = 0,
+    windows: Any = None,
 ) -> TableRows:
     """Makes the `TableRows` of a dataset. `row_bytes` and `stored_bytes` are the mean sizes of few rows, and of all as
     stored, 0 if unknown; `sample_bytes` is that of a sample of several rows. For the rest, see `TableRows`.
@@ -223,7 +224,7 @@ def table_rows(
         branch=pinned.branch,
         version=pinned.version,
         identity=pinned.identity,
-        windows=None if samples is None else samples.get().described,
+        windows=windows,
         columns=columns,
         row_bytes=row_bytes * _held_rows(shared_rows),
         likely_row_bytes=max(row_bytes, stored_bytes),

@@ -155,7 +155,7 @@ class RangeSplit(Setting):
             raise ConfigError(
                 f"RangeSplit({self.ranges!r}): give half-open ranges (start, stop) with 0 <= start < stop."
             )
-        object.__setattr__(self, "ranges", tuple((int(start), int(stop)) for start, stop in given))
+        object.__setattr__(self, "ranges", tuple(tuple(map(_plain, each)) for each in given))
 
     @property
     def columns(self) -> list[str]:
@@ -195,6 +195,11 @@ class ValueSplit(Setting):
     def keep(self, offsets: Int64Array, values: Sequence[object] | None) -> BoolArray:
         """See `FractionSplit.keep`."""
         return np.array([value == self.value for value in values or ()], dtype=np.bool_)
+
+
+def _plain(value: Any) -> Any:
+    """Returns Python's own number for one of NumPy's."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 Split = FractionSplit | RangeSplit | ValueSplit

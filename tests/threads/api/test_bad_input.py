@@ -174,7 +174,7 @@ def good_arguments(name: str, folder: Path) -> dict[str, Any]:
         "add_column": column | {"type": pa.int64()},
         "audit.EpochAudit": {"data": handle, "global_batch_size": 2},
         "audit.label_codes": {"data": handle, "column": "s"},
-        "audit.read_setting": {"written": "RangeSplit(ranges=[(0, 5)])"},
+        "audit.read_setting": {"saved": "RangeSplit(ranges=[(0, 5)])"},
         "audit.reopen": {"state": {}},
         "cu_seqlens": {"segment_ids": np.ones((1, 3), dtype=np.int64)},
         "dataset": {"uri": uri},
@@ -300,8 +300,8 @@ def test_columns_are_a_list(columns: Any, images_uri: str) -> None:
 
 
 @pytest.mark.promise("P8")
-def test_what_a_stream_of_tokens_does_not_do_is_refused() -> None:
-    with pytest.raises(ConfigError, match="too_long='raise'.*whole"):
+def test_what_a_stream_of_tokens_does_not_do_is_said() -> None:
+    with pytest.warns(FutureWarning, match="too_long='raise'.*whole"):
         raylance.Pack("t", 64, too_long="raise")
     assert raylance.Pack("t", 64, too_long="raise", policy="whole").too_long == "raise"
 

@@ -1,11 +1,13 @@
 """Decoders of others: through every way to the batches, and what `check_decoder` finds."""
 
 import contextlib
+import copy
 import dataclasses
 import io
 import itertools
 import json
 import logging
+import pickle
 import threading
 import time
 import wave
@@ -538,3 +540,23 @@ def test_each_thread_opens_its_own() -> None:
         both = list(threads.map(lambda epoch: decoding.apply(table, epoch, own_memory=True)[0], [0, 1, 0, 1]))
     assert [one.equals(alone) for one in both] == [True, False, True, False]
     assert both[1].equals(both[3])
+
+
+@dataclasses.dataclass(frozen=True)
+class Tagged(raylance.Image):
+    """An image decoder of a user's, without slots."""
+
+    tag: str = ""
+
+    def __post_init__(self) -> None:
+        raylance.Image.__post_init__(self)
+        self.__dict__["made"] = self.tag.upper()
+
+
+def test_a_subclass_of_a_setting_need_not_have_slots(images_uri: str) -> None:
+    for size in (8, None):
+        data = raylance.dataset(images_uri, columns=[Tagged("image", size=size, tag="a")], filter="id < 1")
+        assert data.head(1)["image"].shape[0] == 1
+    tagged = Tagged("image", size=8, tag="a")
+    assert copy.copy(tagged) == pickle.loads(pickle.dumps(tagged)) == tagged
+    assert tagged.resolve(b"").made == "A"  # type: ignore[attr-defined]
