@@ -1,7 +1,6 @@
 """Decodes the rows of one column: the open decoders of each thread, and the memory into which they decode."""
 
 import abc
-import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -97,10 +96,12 @@ class OpenColumn(abc.ABC):
             return False
         return True
 
-    def _check_lengths(self, rows: DecodedRows, lengths: Int64Array) -> None:
-        """Raises ConfigError if a row has another number of values than in the column that this one is like."""
+    def _others(self, rows: DecodedRows, lengths: Int64Array) -> list[memoryview | None] | None:
+        """Returns the values of the column that this one is like; None if it is like none. Raises ConfigError if a row
+        has another number of values there.
+        """
         if self._like is None:
-            return
+            return None
         other = np.flatnonzero(lengths != lengths_of(rows.table[self._like]))
         if len(other):
             raise ConfigError(
@@ -108,6 +109,14 @@ class OpenColumn(abc.ABC):
                 f"{self._like!r}, which it is like, has another number; the epoch stops here. Leave the row out with "
                 "filter=, or decode the columns without like=."
             )
+        return read_only(rows.table[self._like])
+
+    def _compare(self, opened: Any, value: memoryview, other: memoryview | None) -> None:
+        """Raises ValueError, or what `check_like` raises, if a value does not fit that of the column it is like."""
+        if (check_like := getattr(opened, "check_like", None)) is not None:
+            if other is None:
+                raise ValueError(f"has no value to follow: {self._like!r} is null")
+            check_like(value, other)
 
     def _each_row(
         self,
@@ -122,35 +131,37 @@ class OpenColumn(abc.ABC):
         """
         lengths = lengths_of(rows.table[self.column])
         encoded = read_only(rows.table[self.column])
-        others = None if self._like is None else read_only(rows.table[self._like])
         ends = [0, *np.cumsum(lengths).tolist()]
         by_value = holds_files(rows.table.schema.field(self.column).type)
-        self._check_lengths(rows, lengths)
+        others = self._others(rows, lengths)
         skips = self.follows or rows.skips_bad
         counter = _Counter()
 
-        def decode_row(row: int) -> None:
+        def attempt(row: int, numbers: range) -> None:
             opened = self.opened  # outside of `work`: an error of opening is not the fault of a row
             counter.begin(opened)
 
-            def work(numbers: range) -> None:
+            def work() -> None:
                 for number in numbers:
                     value = encoded[number]
                     if value is None:
                         raise ValueError("is null")
-                    if others is not None and (check_like := getattr(opened, "check_like", None)) is not None:
-                        if (other := others[number]) is None:
-                            raise ValueError(f"has nothing to be like: {self._like!r} is null")
-                        check_like(value, other)
+                    if others is not None:
+                        self._compare(opened, value, others[number])
                     decode(number, opened, value)
 
-            numbers = range(ends[row], ends[row + 1])
-            for part in (range(each, each + 1) for each in numbers) if by_value else (numbers,):
-                todo = functools.partial(work, part)
-                if (skips and not rows.valid[row]) or not self._attempt(rows, row, todo, stays=by_value):
-                    clear(part)
+            if (skips and not rows.valid[row]) or not self._attempt(rows, row, work, stays=by_value):
+                clear(numbers)
 
-        for _ in (map if executor is None else executor.map)(decode_row, range(rows.table.num_rows)):
+        def decode_row(row: int) -> None:
+            attempt(row, range(ends[row], ends[row + 1]))
+
+        def decode_values(row: int) -> None:
+            for number in range(ends[row], ends[row + 1]):
+                attempt(row, range(number, number + 1))
+
+        decode_all = decode_values if by_value else decode_row
+        for _ in (map if executor is None else executor.map)(decode_all, range(rows.table.num_rows)):
             pass
         rows.counts += counter.counted()
 
