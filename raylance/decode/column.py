@@ -160,10 +160,14 @@ class OpenColumn(abc.ABC):
             for number in range(ends[row], ends[row + 1]):
                 attempt(row, range(number, number + 1))
 
-        decode_all = decode_values if by_value else decode_row
-        for _ in (map if executor is None else executor.map)(decode_all, range(rows.table.num_rows)):
-            pass
+        _call_each(decode_values if by_value else decode_row, rows.table.num_rows, executor)
         rows.counts += counter.counted()
+
+
+def _call_each(work: Callable[[int], None], count: int, executor: Executor | None) -> None:
+    """Calls `work` with each number below `count`, in the threads of `executor`, or in this one."""
+    for _ in (map if executor is None else executor.map)(work, range(count)):
+        pass
 
 
 class RowColumn(OpenColumn):
