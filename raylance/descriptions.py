@@ -53,7 +53,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 class Setting:
     """Base class of raylance's settings, which `read_description` and `read_setting` know by their names. A class that
-    users derive from one of them is not known, because the code of no checkpoint has it.
+    users derive from one of them is not known, because checkpoints do not hold its code.
     """
 
     __slots__: ClassVar[tuple[str, ...]] = ()
@@ -61,14 +61,16 @@ class Setting:
     """What to write in place of fields that a user may try, by their names."""
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
-        """Refuses fields that raylance's own settings do not have. Raises ConfigError, which names the right field."""
+        """Refuses fields that raylance's own settings do not have, and sets the fields that users do not give to their
+        defaults. Raises ConfigError, which names the right field.
+        """
         if given and _kinds.get(cls.__qualname__) is cls:
             known = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
             unknown = {name: value for name, value in given.items() if name not in known}
             refuse_unknown(f"{cls.__name__}()", unknown, known, cls._hints)
         made = super().__new__(cls)
         for field in getattr(cls, "__dataclass_fields__", {}).values():
-            if not field.init:  # what an opening finds; the `__init__` of a subclass without slots does not set it
+            if not field.init:  # an opening sets them later; the `__init__` of a subclass without slots never does
                 object.__setattr__(made, field.name, field.default)
         return made
 
@@ -148,7 +150,7 @@ def read_description(described: Any) -> Any:
             return _VALUES[described[CLASS]][2](fields["text"])
         kind = kind_of_setting(described[CLASS])
         if kind is None:
-            raise ValueError("there is no setting of this class")
+            raise ValueError("raylance has no setting of this class")
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
             if _ORDERED in field.metadata and field.name in fields:
                 fields[field.name] = dict(fields[field.name])
@@ -212,7 +214,7 @@ def in_words(described: Any) -> Any:
     """Returns the repr of a setting for its description; another value as it is."""
     try:
         return repr(read_description(described)) if is_description(described) else described
-    except ConfigError:  # of another version
+    except ConfigError:  # another version wrote it
         return described
 
 

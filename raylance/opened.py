@@ -60,6 +60,11 @@ class ReadSpec:
         return self.decoding and self.decoding.on_device
 
     @property
+    def of_lists(self) -> Sequence[str]:
+        """See `Decoding.of_lists`."""
+        return self.decoding.of_lists if self.decoding else ()
+
+    @property
     def carries(self) -> Sequence[str]:
         """Names of the columns that are sent to the trainer. A column that the trainer decodes is sent encoded."""
         encoded = {each.output_name: each.column for each in self.on_device.decoders} if self.on_device else {}

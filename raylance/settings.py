@@ -15,6 +15,7 @@ from raylance.orders.order import Auto
 
 RENAMED = {"max_window_bytes": "reader_bytes", "max_inflight_bytes": "inflight_bytes"}
 """Options of 0.12, and what has taken their place."""
+_BYTES = 512 << 20  # default of a limit
 _LONGEST_S = 1_000_000_000  # about 30 years; clocks of the system may not support a longer wait
 MAX_AUTO_DECODERS = 32  # most decoders of a rank with num_decoders="auto"
 _MAX_AUTO_READERS = 4  # each of them holds reader_bytes
@@ -78,8 +79,8 @@ class Options:
     num_readers: int | tuple[int, int] | Auto = 1
     decoder_cpus: float = 1.0
     decode_threads: int | Auto = "auto"
-    reader_bytes: int = 512 << 20
-    inflight_bytes: int = 512 << 20
+    reader_bytes: int = _BYTES
+    inflight_bytes: int = _BYTES
     placement_timeout_s: float = 120.0
     read_timeout_s: float = 60.0
     work_timeout_s: float = 600.0
@@ -93,7 +94,7 @@ class Options:
 
     def __post_init__(self, max_window_bytes: int | None, max_inflight_bytes: int | None) -> None:
         for older, value in zip(RENAMED, (max_window_bytes, max_inflight_bytes), strict=True):
-            if value is not None and getattr(self, RENAMED[older]) != 512 << 20:
+            if value is not None and getattr(self, RENAMED[older]) != _BYTES:
                 raise ConfigError(f"Options(): {RENAMED[older]}= has taken the place of {older}=: leave {older}= out.")
             if value is not None:
                 warn_replaced("raylance.Options()", [older], f"{RENAMED[older]}=")

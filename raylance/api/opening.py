@@ -25,7 +25,7 @@ from raylance.source.filters import check_filter
 from raylance.source.namespace import NamespaceTable
 from raylance.source.pickled import refuse_pickled
 from raylance.source.provenance import STALE, Stale, check_fresh
-from raylance.source.reader import READ_MODES
+from raylance.source.reader import READ_MODES, ReadMode
 from raylance.source.selection import Selection, share_selection
 from raylance.source.splits import Split
 from raylance.source.storage_options import StorageOptions
@@ -128,7 +128,8 @@ def dataset(
     decode, read = others.pop("decode", None), others.pop("read", None)
     refuse_unknown(call, others, [*(dataset.__kwdefaults__ or ()), "decode"])
     check_word("on_bad_row", on_bad_row, ("raise", "mask"))
-    check_word("read", "auto" if read is None else read, READ_MODES)
+    mode: ReadMode = "auto" if read is None else read
+    check_word("read", mode, READ_MODES)
     if read is not None:
         warn_replaced(call, ["read"], "nothing in its place: raylance chooses for each chunk", depth=0)
     check_word("stale", stale, STALE)
@@ -145,7 +146,7 @@ def dataset(
             version=version,
             storage_options=storage_options,
             stale=stale,
-            read="auto" if read is None else read,
+            read=mode,
             columns=names,
             derived=derived,
             decoding=Decoding(

@@ -48,15 +48,15 @@ def open_columns(asked: Asked, stored: Stored) -> Columns:
     names = _check_columns(stored.opened, asked.columns, of_stored, may_be_none=bool(derived))
     added = _open_derived(asked, stored, names)
     apart = {*(each.column for each in decoders), *added.drops, *added.video_drops}
-    kinds = {name: find_field(stored.opened.schema, name) for name in names}
-    lists = {name for name, field in kinds.items() if field is not None and holds_files(field.type)}
     together = {each.column for each in decoders if isinstance(each, RaggedDecoder | BatchDecoder)}
+    fields = {name: find_field(stored.opened.schema, name) for name in (each.column for each in decoders)}
+    together |= {name for name, field in fields.items() if field is not None and holds_files(field.type)}
     return Columns(
         names=names,
         added=added,
         derived=derived,
         plain=[name for name in names if name not in apart],
-        single=[each.column for each in decoders if each.column not in {*together, *lists}],
+        single=[each.column for each in decoders if each.column not in together],
     )
 
 
@@ -126,7 +126,7 @@ def _find_fields(opened: lance.LanceDataset, names: Sequence[str]) -> dict[str, 
     """Returns the fields of columns, by name.
 
     Raises:
-        DatasetError: If there is no such field, or a field has blobs inside it, which Lance does not read with it.
+        DatasetError: If a field is missing, or has blobs inside it, which Lance does not read with it.
     """
     schema = opened.schema
     found = {name: find_field(schema, name) if isinstance(name, str) else None for name in names}
@@ -152,7 +152,7 @@ def _check_decoder_of_derived(decoder: Decoder, derived: Derived | None, opened:
     if decoder.of_frames:
         if derived is None or not derived.channels:
             raise ConfigError(
-                f"{type(decoder).__name__}({decoder.column!r}): there is no Video of this name. Nothing was started."
+                f"{type(decoder).__name__}({decoder.column!r}): no Video has this name. Nothing was started."
             )
     elif derived is not None and not derived.gives_bytes(opened.schema):
         raise ConfigError(

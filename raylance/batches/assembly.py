@@ -260,8 +260,7 @@ class Assembly:
         valid = good & real if self._plan.remainder == "pad" else good
         added = {COMPONENT: components, ROW_OFFSET: own, VALID: valid}
         merged = pa.Table.from_arrays([*columns, *map(pa.array, added.values())], names=[*carries, *added])
-        of_lists = self._read_spec.decoding.of_lists if self._read_spec.decoding else ()
-        return merged, ~good | rows_with_bad_values(merged, of_lists) if of_lists else ~good
+        return merged, ~good | rows_with_bad_values(merged, self._read_spec.of_lists)
 
     def _other_rows(self, item: WorkItem) -> CoverageError:
         """Returns the error to raise if helpers delivered other rows than planned."""

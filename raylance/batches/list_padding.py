@@ -54,7 +54,7 @@ def list_conversion(read_spec: "ReadSpec", pad_lists: Any, tensors: bool) -> Lis
         for field in read_spec.schema or ():
             if holds_bfloat16(field.type):
                 numpy_bfloat16(field.name)
-    decoded = [name for name in (read_spec.decoding.of_lists if read_spec.decoding else ()) if name in lists_of]
+    decoded = [name for name in read_spec.of_lists if name in lists_of]
     given: dict[str, Any] = dict.fromkeys(decoded, "flat") | dict(pad_lists or {})
     chosen: dict[str, ListForm] = {name: _how(read_spec, name, how) for name, how in given.items()}
     chosen |= {name + VALID: _as_marks(chosen[name]) for name in decoded if name + VALID in lists_of}

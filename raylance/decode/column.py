@@ -124,12 +124,12 @@ class OpenColumn(abc.ABC):
         executor: Executor | None,
         decode: Callable[[int, Any, memoryview], None],
         clear: Callable[[range], None],
+        lengths: Int64Array,
     ) -> None:
         """Calls `decode` with each value's number, the opened object of the thread, and the bytes; `clear` with the
-        numbers of the values of each bad row. If rows have several values, those of a row follow one another. In lists
-        of any length, a value is bad by itself.
+        numbers of the values of each bad row. If rows have several values, `lengths` of `lengths_of`, those of a row
+        follow one another. In lists of any length, a value is bad by itself.
         """
-        lengths = lengths_of(rows.table[self.column])
         encoded = read_only(rows.table[self.column])
         ends = [0, *np.cumsum(lengths).tolist()]
         by_value = holds_files(rows.table.schema.field(self.column).type)
@@ -200,7 +200,7 @@ class RowColumn(OpenColumn):
             for out in outs:
                 out[which] = 0
 
-        self._each_row(rows, executor, decode, clear)
+        self._each_row(rows, executor, decode, clear, lengths)
         if window:
             outs = [out.reshape(-1, window, *out.shape[1:]) for out in outs]
         made = {decoder.output_name: to_arrow(out) for decoder, out in zip(self._decoders, outs, strict=True)}
@@ -227,7 +227,8 @@ class RaggedColumn(OpenColumn):
                 raise ConfigError(f"was decoded to {wrong}.")
             made[row] = array.copy()  # the decoder may reuse its memory
 
-        self._each_row(rows, executor, decode, lambda numbers: None)
+        lengths = lengths_of(rows.table[self.column])
+        self._each_row(rows, executor, decode, lambda numbers: None, lengths)
         ends = np.cumsum([0, *map(len, made)], dtype=np.int32)
         return {decoder.output_name: pa.ListArray.from_arrays(ends, to_arrow(np.concatenate([empty, *made])))}
 

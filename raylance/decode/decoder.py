@@ -141,7 +141,7 @@ class Decoder(Setting, abc.ABC):
     def _found(self, **fields: Any) -> Self:
         """Returns a copy with these fields, which users do not construct: what is found when a dataset is opened."""
         made = copy.copy(self)
-        getattr(made, "__dict__", {}).update(getattr(self, "__dict__", {}))  # of a subclass, which a copy loses
+        getattr(made, "__dict__", {}).update(getattr(self, "__dict__", {}))  # `copy` leaves these out
         for name, value in fields.items():
             object.__setattr__(made, name, value)
         return made

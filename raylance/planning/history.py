@@ -321,13 +321,13 @@ def _epoch_line(epoch: int, runs: Sequence[_Stretch], furthest: Place, forgotten
             besides += left if share not in chains else []
             chains.setdefault(share, []).append(chain)
         if any(piece.history.is_elastic for piece in start.pieces):
-            spans, unlike, left = _add_shares(chains)
+            spans, mismatch, left = _add_shares(chains)
             besides += left
         else:
             peers = {share[0]: chains_of for share, chains_of in chains.items()}
-            spans, unlike = _add_ranks(peers, start.pieces[0].history.world_size)
+            spans, mismatch = _add_ranks(peers, start.pieces[0].history.world_size)
         spans_of_starts.append(spans)
-        doubt = doubt or unlike
+        doubt = doubt or mismatch
         every = [interval for of_rank in ranks.values() for run in of_rank for interval in run]
         hulls.append((min(each.low for each in every), max(each.high for each in every)))
     spans, left = _disjoint(spans_of_starts)

@@ -79,8 +79,7 @@ class FractionSplit(Setting):
             raise ConfigError(f"FractionSplit(values=…): {other[0]!r} is not an integer, a string or bytes.")
         if len(values) != len({*values}):
             raise ConfigError(f"FractionSplit(values=…): {len(values) - len({*values})} come twice; name each once.")
-        plain = (value.item() if isinstance(value, np.generic) else value for value in values)
-        return tuple(sorted(plain, key=lambda value: (type(value).__name__, value)))
+        return tuple(sorted(map(_plain, values), key=lambda value: (type(value).__name__, value)))
 
     @property
     def columns(self) -> list[str]:

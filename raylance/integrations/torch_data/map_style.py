@@ -112,8 +112,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         table = self._lookup.read(offsets, epoch, draws)
         decoded = table[VALID].to_numpy()
         reasons = {offset: (column, why) for offset, column, why in self._lookup.bad_rows}
-        of_lists = read_spec.decoding.of_lists if read_spec.decoding else ()
-        self._masked.add(len(rows), offsets[~decoded | rows_with_bad_values(table, of_lists)], reasons.get)
+        is_bad = ~decoded | rows_with_bad_values(table, read_spec.of_lists)
+        self._masked.add(len(rows), offsets[is_bad], reasons.get)
         if self.note.is_wanted and isinstance(indices, _Indices):  # other rows are not of the plan
             bad_rows, masked = self._lookup.bad_rows, int(len(rows) - decoded.sum())
             digest = Digest.of(offsets, real)

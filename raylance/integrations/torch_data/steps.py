@@ -89,8 +89,8 @@ class RankSteps(Positioned):
         """
         if "max_window_bytes" in unknown:
             between = int(type(self).__init__ is not RankSteps.__init__)  # calls from the subclass to this one
-            both = {} if reader_bytes == _DEFAULTS.reader_bytes else {"reader_bytes": reader_bytes}
-            unknown |= both
+            if reader_bytes != _DEFAULTS.reader_bytes:
+                unknown["reader_bytes"] = reader_bytes
             take_renamed(f"torch_data.{type(self).__name__}()", unknown, RENAMED, depth=between)
             reader_bytes = unknown.pop("reader_bytes")
         refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, RankSteps.__init__.__kwdefaults__ or ())

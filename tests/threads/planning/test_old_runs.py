@@ -112,7 +112,7 @@ def test_what_json_does_not_give_back_stays_a_text(arguments: dict[str, Any], wr
     state = json.loads(json.dumps(data.loader().state_dict()))
     with data.loader(runtime="threads") as loader:
         loader.load_state_dict(state)
-    if "samples" in arguments:  # of the others, an argument tells what they are
+    if "samples" in arguments:  # reopen() cannot read the texts of the others
         assert reopen(state).loader().state_dict()["fingerprint"] == state["fingerprint"]
 
 
