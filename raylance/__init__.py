@@ -4,7 +4,8 @@ Open
     `dataset` opens a Lance dataset, `mix` several with weights; both return a `Dataset`. `FractionSplit`, `RangeSplit`
     and `ValueSplit` are parts of one.
 Columns
-    `Image`, `Video` and `Clip` decode columns; `RandomResizedCrop` and `CenterCrop` crop them. A `Decoder` of your own
+    `Image`, `Video` and `Clip` decode columns; `RandomResizedCrop` and `CenterCrop` crop them. `Patches` are images at
+    their own sizes, for models of images and text. A `Decoder` of your own
     decodes a value, a `RaggedDecoder` one of any length, a `BatchDecoder` many at once. `Renamed` is a column under
     another name. `Pad` pads lists.
 Samples
@@ -16,7 +17,7 @@ Iterate
     `DataConfig` gives the ranks of Ray Train their `RankLoader`, whose methods return `Batches`. `Options` are its
     settings.
 Save and resume
-    `report` and `restore`; `report_if_preempted` where nodes are taken away; `FailFast` where no restart helps.
+    `report` and `restore`; `runs.report_if_preempted` where nodes are taken away; `FailFast` where no restart helps.
 See
     `watch` shows a run, `explain_run` says what limits it, `report_run` draws it.
 Prove
@@ -63,11 +64,11 @@ if TYPE_CHECKING:
     from raylance.decode.crops import CenterCrop, RandomResizedCrop
     from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder
     from raylance.decode.images import Image
+    from raylance.decode.patches import Patches
     from raylance.errors import BadRowError, RaylanceError, StateError
     from raylance.integrations.checkpoints import report, restore
     from raylance.integrations.data_config import DataConfig
     from raylance.integrations.fail_fast import FailFast
-    from raylance.integrations.preemption import report_if_preempted
     from raylance.orders.buckets import Buckets
     from raylance.orders.order import Order
     from raylance.orders.sampling import ClassBalanced, Weighted
@@ -95,6 +96,7 @@ _MODULES = {
     "decode.crops": ("CenterCrop", "RandomResizedCrop"),
     "decode.decoder": ("BatchDecoder", "Decoder", "RaggedDecoder"),
     "decode.images": ("Image",),
+    "decode.patches": ("Patches",),
     "api.batches": ("Batches",),
     "api.loader": ("RankLoader",),
     "orders.shuffles": ("RowShuffle", "Sequential", "ShardShuffle", "WindowShuffle"),
@@ -118,7 +120,6 @@ _MODULES = {
     "reports.proving": ("explain_run", "prove_run"),
     "reports.watching": ("watch",),
     "integrations.checkpoints": ("report", "restore"),
-    "integrations.preemption": ("report_if_preempted",),
 }
 _SUBMODULES = (
     "audit", "errors", "images", "lerobot", "namespaces", "runs", "testing", "text", "torch_data", "torchft",
@@ -130,7 +131,7 @@ _MOVED = {  # names of 0.12, and where they are now
     "tracking": ("mlflow_dataset", "wandb_artifact"),
     "images": ("DeviceImage", "FrameCrop", "ImageCrop", "map_boxes", "map_points"),
     "text": ("cu_seqlens",),
-    "runs": ("RunProof", "newest_checkpoint", "open_folder"),
+    "runs": ("RunProof", "newest_checkpoint", "open_folder", "report_if_preempted"),
     "namespaces": ("NamespaceTable",),
     "errors": ("ConfigError", "CoverageError", "DatasetError", "HelperError", "PlacementError"),
     "orders.permutation": ("row_rng",),
@@ -141,10 +142,10 @@ _HOMES = {name: module for module, names in _MOVED.items() for name in names}
 __all__ = [
     "BadRowError", "Balance", "BatchDecoder", "Batches", "Buckets", "Budget", "CenterCrop", "ClassBalanced", "Clip",
     "DataConfig", "Dataset", "Decoder", "FailFast", "FractionSplit", "Image", "Options", "Order", "Pack", "Pad",
-    "RaggedDecoder", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "Renamed", "RowShuffle",
-    "SampleTable", "Sequential", "ShardShuffle", "StateError", "TokensOf", "ValueSplit", "Video", "Weighted",
-    "WindowShuffle", "Windows", "dataset", "explain_run", "mix", "prove_run", "report", "report_if_preempted",
-    "report_run", "restore", "watch",
+    "Patches", "RaggedDecoder", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "Renamed",
+    "RowShuffle", "SampleTable", "Sequential", "ShardShuffle", "StateError", "TokensOf", "ValueSplit", "Video",
+    "Weighted", "WindowShuffle", "Windows", "dataset", "explain_run", "mix", "prove_run", "report", "report_run",
+    "restore", "watch",
 ]  # fmt: skip
 
 

@@ -22,7 +22,10 @@ COMPONENT = "_component"
 """Index of the row's dataset in a mixture, int64."""
 
 STEP_COST = "_step_cost"
-"""Cost of all rows of a step over all ranks: one integer in each micro-batch."""
+"""Cost of all rows of a step over all ranks, in each micro-batch: an integer; of several costs, a dict by name."""
+
+COST = "cost"
+"""Name of the cost of a dataset whose `cost` is not a dict of several, and of the table that holds it."""
 
 UNNEEDED = "_unneeded:"
 """Prefix, with the name of an encoded column, of the column that says which rows of a block no sample needs in it,

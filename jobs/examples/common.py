@@ -157,5 +157,7 @@ def train(
                 metrics = {"loss": loss.item(), "epoch": loader.epoch}
                 raylance.report(metrics, loader, state=state(), **reporting)
             elif ask_every is not None and step % ask_every == 0:
-                raylance.report_if_preempted({"loss": loss.item(), "epoch": loader.epoch}, loader, state, **reporting)
+                raylance.runs.report_if_preempted(
+                    {"loss": loss.item(), "epoch": loader.epoch}, loader, state, **reporting
+                )
     return metrics

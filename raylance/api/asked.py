@@ -20,7 +20,7 @@ from raylance.samples.pack_tokens import PackTokens
 from raylance.samples.packs import Pack
 from raylance.samples.table import SampleTable
 from raylance.samples.windows import Windows
-from raylance.source.costs import TokensOf
+from raylance.source.costs import Cost
 from raylance.source.derived import Derived
 from raylance.source.namespace import NamespaceTable
 from raylance.source.provenance import Stale
@@ -58,7 +58,7 @@ class Asked:
     samples: Samples | None
     filter: str | None
     split: Split | None
-    cost: str | TokensOf | None
+    cost: Cost | Mapping[str, Cost] | None
     cost_folder: str | os.PathLike[str] | None
     balance: Balance | None
     order: Order
@@ -127,6 +127,7 @@ def check_decoders(decode: Sequence[Decoder], transform: Transform | None) -> tu
             f"decode={decode!r}: give raylance.Image(column, size=…), or an object of a subclass of "
             "raylance.Decoder, in columns=."
         )
+    decoders = tuple(made for each in decoders for made in (each, *each.companions))
     names = [each.output_name for each in decoders]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(

@@ -26,6 +26,7 @@ from raylance.environment import process
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError
 from raylance.opened import Opened
+from raylance.orders.order import COST
 from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import make_plan
 from raylance.planning.shard_context import PlacedBy, ShardContext, arrange_replicas
@@ -118,14 +119,17 @@ class Dataset:
         return delivered.schema.remove_metadata()
 
     @property
-    def costs(self) -> npt.NDArray[np.int32] | None:
-        """The cost of each selected row, in storage order: int32, (n,), read-only. None without `cost=`."""
+    def costs(self) -> npt.NDArray[np.int32] | dict[str, npt.NDArray[np.int32]] | None:
+        """The cost of each selected row, in storage order: int32, (n,), read-only; of several costs, a dict by name.
+        None without `cost=`.
+        """
         order = self._spec.delivery.resolved_order
-        if not order.has_costs:
+        if not order.cost_names:
             return None
         costs = order.costs(np.arange(len(self), dtype=np.int64))
         costs.flags.writeable = False
-        return costs
+        by_name: dict[str, npt.NDArray[np.int32]] = dict(zip(order.cost_names, costs.T, strict=True))
+        return by_name.get(COST, by_name)
 
     def head(self, rows: int = 5) -> NumpyBatch:
         """Reads the first selected rows in storage order, in this process; needs no Ray.

@@ -31,6 +31,7 @@ from raylance.errors import ConfigError, RaylanceError
 from raylance.observe.verdict import Verdict
 from raylance.opened import Opened
 from raylance.orders.permutation import Int64Array
+from raylance.planning.delivery_spec import check_costs
 from raylance.planning.shard_context import ShardContext
 from raylance.planning.state import State, identity_of
 from raylance.planning.step_size import Budget, read_size, require_size
@@ -449,13 +450,15 @@ class RankLoader(Positioned):
         delivery, consumer = self._cursor.delivery_spec, self._consumer
         spec = make_batch_spec(delivery, **arguments)
         plan = consumer.plan(spec.size, spec.remainder)  # raises errors of the plan before anything starts
-        if spec.micro is not None and not plan.order.has_costs:
-            raise ConfigError(
-                f"Budget(micro={spec.micro.cost}): the rows have no costs; nothing was started. Give cost= to "
-                "raylance.dataset."
-            )
-        budgets = ((plan.budget, plan.order.has_buckets), (spec.micro, False))
-        padded = [each for each, always in budgets if each is not None and (each.padded or always)]
+        if spec.micro is not None:
+            check_costs(plan.order.cost_names, spec.micro, "micro=")
+        padded = {
+            name: most
+            for limit, by in ((plan.budget, plan.order.buckets_by), (spec.micro, None))
+            if limit is not None
+            for name, most in limit.most.items()
+            if name == by or limit.pads(name)
+        }
         check_counted(consumer.read_spec, pad_lists, padded)
         consumer.remainder, consumer.is_bound_by_rank = spec.remainder, is_by_rank
         size = plan.step_text.removeprefix("a ")

@@ -3,9 +3,9 @@
 import dataclasses
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from raylance.errors import ConfigError
 from raylance.opened import Opened, ReadSpec
 from raylance.orders.buckets import Buckets
 from raylance.orders.mixture import Component, MixOrder, quotas
-from raylance.orders.order import COST
+from raylance.orders.order import COST, cost_names, cost_table
 from raylance.planning.balance import Balance, check_balance
 from raylance.planning.step_size import Ending, read_ending
 from raylance.source.mixed_rows import mix_rows
@@ -26,7 +26,7 @@ from raylance.source.mixed_rows import mix_rows
 def mix(
     parts: Mapping[str, tuple[Dataset, float]],
     *,
-    weigh: Literal["rows", "cost"] = "rows",
+    weigh: str = "rows",
     stop: str | int = "first_exhausted",
     window_bytes: int | None = None,
     remainder: Ending = "drop",
@@ -45,7 +45,8 @@ def mix(
     Args:
         parts: For each name, a dataset and its weight, a positive number.
         weigh: What the weights are shares of: the "rows", or their "cost", such as tokens, for which all datasets need
-            `cost`: `mix({"a": (a, 0.7), "b": (b, 0.3)}, weigh="cost")`. Then a dataset of long rows gives fewer rows,
+            `cost`: `mix({"a": (a, 0.7), "b": (b, 0.3)}, weigh="cost")`; of several costs, the name of one, as
+            `weigh="tokens"`. Then a dataset of long rows gives fewer rows,
             and the shares of the cost hold for the mean of many steps, not for each. Packed
             sequences have one length, so their rows are shares of the tokens, too.
         stop: When an epoch ends. "first_exhausted": before any dataset would repeat a row. "all_exhausted": when all
@@ -76,8 +77,8 @@ def mix(
         _check_alike(name, dataset, schemas[name], first, parts[first][0], schemas[first])
     specs = [opened_of(dataset) for dataset, _ in parts.values()]
     read_specs, delivery_specs = [spec.read for spec in specs], [spec.delivery for spec in specs]
-    has_costs = all(spec.cost is not None for spec in read_specs)
-    shares = quotas([weight for _, weight in parts.values()], _row_costs(parts, weigh, has_costs=has_costs))
+    costs = _cost_names(parts)
+    shares = quotas([weight for _, weight in parts.values()], _row_costs(parts, weigh, costs))
     components = tuple(
         Component(
             name=name,
@@ -90,7 +91,7 @@ def mix(
         )
         for name, spec, quota in zip(parts, delivery_specs, shares, strict=True)
     )
-    check_balance(balance, has_costs=has_costs)
+    check_balance(balance, has_costs=bool(costs))
     rows = mix_rows({name: spec.source for name, spec in zip(parts, read_specs, strict=True)})
     decoding, names = read_specs[0].decoding, dataset_names(rows.uri)
     # Samples share values only if the order of each component keeps rows together.
@@ -108,7 +109,7 @@ def mix(
         encoded=read_specs[0].encoded,
         filter={name: spec.filter for name, spec in zip(parts, read_specs, strict=True)},
         split={name: spec.split for name, spec in zip(parts, read_specs, strict=True)},
-        cost={name: spec.cost for name, spec in zip(parts, read_specs, strict=True)} if has_costs else None,
+        cost={name: spec.cost for name, spec in zip(parts, read_specs, strict=True)} if costs else None,
     )
     spec = Opened.of(
         read_spec,
@@ -123,22 +124,41 @@ def mix(
     return Dataset(spec)
 
 
-def _row_costs(parts: Mapping[str, tuple[Dataset, float]], weigh: str, *, has_costs: bool) -> list[Fraction] | None:
-    """Returns the mean cost of a row of each dataset, if weights are shares of the cost; else None."""
-    if weigh == "tokens":
+def _cost_names(parts: Mapping[str, tuple[Dataset, float]]) -> Sequence[str]:
+    """Returns the names of the costs that all datasets have; none if one of them has no costs.
+
+    Raises:
+        ConfigError: If they have costs of unlike names.
+    """
+    names = {name: cost_names(opened_of(dataset).delivery.costs) for name, (dataset, _) in parts.items()}
+    first = next(iter(names.values()))
+    if not all(names.values()):
+        return ()
+    if any(set(each) != set(first) for each in names.values()):
+        found = "; ".join(f"{name}: {', '.join(each)}" for name, each in names.items())
+        raise ConfigError(
+            f"mix(): the datasets have costs of unlike names ({found}), so they could not be added up; nothing was "
+            "started. Give cost= with the same names to each raylance.dataset."
+        )
+    return first
+
+
+def _row_costs(parts: Mapping[str, tuple[Dataset, float]], weigh: str, costs: Sequence[str]) -> list[Fraction] | None:
+    """Returns the mean cost of a row of each dataset, if weights are shares of a cost; else None."""
+    if weigh == "tokens" and weigh not in costs:
         raise ConfigError(
             'mix(weigh="tokens"): open each dataset with cost=raylance.TokensOf("input_ids"), and give weigh="cost".'
         )
-    check_word("mix(): weigh", weigh, ("rows", "cost"))
+    check_word("mix(): weigh", weigh, ("rows", *(costs or (COST,))))
     if weigh == "rows":
         return None
-    if not has_costs:
+    if not costs:
         raise ConfigError(
             'mix(weigh="cost"): not all datasets have costs; nothing was started. Give cost= to each raylance.dataset, '
             "or leave weigh= out."
         )
     specs = [opened_of(dataset).delivery for dataset, _ in parts.values()]
-    return [Fraction(int(spec.costs[COST].sum(dtype=np.int64)), spec.rows) for spec in specs]
+    return [Fraction(int(spec.costs[cost_table(weigh)].sum(dtype=np.int64)), spec.rows) for spec in specs]
 
 
 def _check_parts(parts: Any) -> None:

@@ -1,7 +1,7 @@
 """`raylance.dataset()`: checks the arguments, pins a version, and opens it step by step."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from raylance.api.asked import Asked, Samples, Stored, check_bad_rows, check_decoders, split_columns
@@ -19,7 +19,7 @@ from raylance.orders.order import Order
 from raylance.orders.registry import make_order
 from raylance.planning.balance import Balance, check_balance
 from raylance.planning.step_size import Ending, read_ending
-from raylance.source.costs import TokensOf, check_costs, share_costs
+from raylance.source.costs import Cost, check_costs, share_costs
 from raylance.source.derived import Derived
 from raylance.source.filters import check_filter
 from raylance.source.namespace import NamespaceTable
@@ -42,7 +42,7 @@ def dataset(
     split: Split | None = None,
     transform: Transform | None = None,
     samples: Samples | None = None,
-    cost: str | TokensOf | None = None,
+    cost: Cost | Mapping[str, Cost] | None = None,
     cost_folder: str | os.PathLike[str] | None = None,
     balance: Balance | None = None,
     order: str | Order = "window",
@@ -79,7 +79,9 @@ def dataset(
         cost: What each row costs to train on, such as its number of tokens: the name of a column of numbers; an SQL
             expression over such columns, as "tokens + 256 * images"; or `raylance.TokensOf("input_ids")`. Fractions are
             rounded up: give seconds as "1000 * seconds". Count padding, too, that comes by `raylance.Pad(multiple=…)`:
-            `TokensOf` has the same `multiple`. The costs are read now, once for a version and a selection.
+            `TokensOf` has the same `multiple`. If a row has several costs that are unlike, such as those of a language
+            model and of a vision encoder, give a dict by name: `{"tokens": …, "patches": …}`; `Budget` and `Balance`
+            hold for each of them. The costs are read now, once for a version and a selection.
             The order `raylance.Buckets` and batches of a `raylance.Budget` need them.
         cost_folder: Folder that keeps the costs of more than 65,536 rows, or the lengths of as many documents for
             `raylance.Pack`, 4 bytes a row, for later starts: a path, or a URI that pyarrow can open, which gets
@@ -194,15 +196,17 @@ def _pin(asked: Asked) -> Stored:
 def _bind_order(asked: Asked, stored: Stored, selection: Shared[Selection], read_spec: ReadSpec) -> Opened:
     """Reads the costs, and what the order looks up in the selected rows."""
     source, opened = stored.source, stored.opened
-    costs = None if asked.cost is None else check_costs(opened, asked.cost, asked.cost_folder)
+    costs = check_costs(opened, asked.cost, asked.cost_folder)
     selected = read_spec.source.load_selection()
     order = by_block(asked.order, selected)
-    bound, tables = order.bind(SelectionRows(source, opened, selected, None if costs is None else costs.text))
+    bound, tables = order.bind(
+        SelectionRows(source, opened, selected, {name: each.text for name, each in costs.items()})
+    )
     return Opened.of(
         read_spec,
         order=bound,
         tables=share_tables(order, tables, source, selection),
-        costs={} if costs is None else share_costs(source, opened, costs, selection),
+        costs=share_costs(source, opened, costs, selection),
         balance=asked.balance,
         seed=asked.seed,
         remainder=asked.remainder,

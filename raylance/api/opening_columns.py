@@ -104,7 +104,7 @@ def _may_be_list(decoder: Decoder, field: pa.Field) -> bool:
     """
     if not holds_files(field.type):
         return False
-    if isinstance(decoder, RaggedDecoder | BatchDecoder):
+    if isinstance(decoder, RaggedDecoder | BatchDecoder) and not decoder.takes_lists:
         raise ConfigError(
             f"{type(decoder).__name__}({decoder.column!r}): each row has a list of {decoder.content}, which only "
             "decoders of one value of one shape decode, such as raylance.Image. Nothing was started."

@@ -20,7 +20,7 @@ from raylance.orders.sampling import ClassBalanced
 from raylance.planning.state import parse_state
 from raylance.planning.step_size import Remainder
 from raylance.samples.table import IS_PAD
-from raylance.source.costs import TokensOf
+from raylance.source.costs import cost_of_saved
 from raylance.source.derived import Derived
 
 _KEPT = ("uri", "version", "branch", "filter", "split", "windows", "cost")
@@ -82,7 +82,7 @@ def reopen(
             "window_bytes": None if is_mixture else saved.window_bytes,
             "decode": derived,
             "samples": samples,
-            "cost": TokensOf.of_saved(one["cost"]),
+            "cost": cost_of_saved(one["cost"]),
             **changes,
         }
         if kind_of(samples).has_columns and saved.transform is None:

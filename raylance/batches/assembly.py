@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +35,7 @@ class DeliveredStep:
         rows: Rows of this rank, padding included.
         nbytes: Bytes of the rows; if several steps came in one item, their mean.
         masked: Offsets of the rows that could not be decoded, joined as by `join_offsets`, int64.
-        costs: The costs of the step; None if rows have none.
+        costs: The costs of the step, by name; None if rows have none.
         total_cost: The cost of the step over all ranks; None if rows have none, or if each step has a number of rows,
             and each rank about the same part of it.
     """
@@ -48,8 +48,8 @@ class DeliveredStep:
     nbytes: int
     masked: Int64Array
     digest: Digest
-    costs: StepCosts | None = None
-    total_cost: int | None = None
+    costs: Mapping[str, StepCosts] | None = None
+    total_cost: int | Mapping[str, int] | None = None
 
 
 class ItemRows:
@@ -198,7 +198,7 @@ class Assembly:
             self._epoch, self._after = self._epoch + 1, 0
         before = self._after
         self._after = plan.after(self._epoch, before)
-        self._costs = row_costs(plan, self._epoch, before) if plan.order.has_costs else None
+        self._costs = row_costs(plan, self._epoch, before) if plan.order.cost_names else None
         is_even = plan.budget is None and (plan.balance is None or plan.balance.equal_rows)
         return rows, DeliveredStep(
             epoch=self._epoch,
@@ -223,7 +223,7 @@ class Assembly:
         own = self._plan.rank_slice(step.epoch, step.before, self._dp_rank)
         return self._plan.positions(step.epoch, step.before, *own)
 
-    def cut(self, micro: CostLimit) -> tuple[list[int], int]:
+    def cut(self, micro: CostLimit) -> tuple[list[int], int | Mapping[str, int]]:
         """Returns the bounds of the micro-batches of the last step that `next_step` returned, and the cost of the step;
         see `cut_step`.
         """

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from raylance.decode.arrays import (
     numpy_bfloat16,
 )
 from raylance.errors import ConfigError
-from raylance.planning.step_size import CostLimit
 
 if TYPE_CHECKING:
     from raylance.opened import ReadSpec  # loads Lance
@@ -115,29 +114,27 @@ def _how(read_spec: "ReadSpec", name: str, how: Any) -> Pad | Jagged | Flat | No
     return dataclasses.replace(how if isinstance(how, Pad) else Pad(lengths=False), value=held)
 
 
-def check_counted(read_spec: "ReadSpec", pad_lists: Any, budgets: Iterable[CostLimit]) -> None:
-    """Raises ConfigError if a column is padded to more than the costs count that budgets of padded steps limit. A cost
-    that is not `TokensOf` counts what its writer says.
+def check_counted(read_spec: "ReadSpec", pad_lists: Any, padded: Mapping[str, int]) -> None:
+    """Raises ConfigError if a column is padded to more than the costs count that a budget of padded rows limits, whose
+    names and limits `padded` has. A cost that is not `TokensOf` counts what its writer says.
     """
-    from raylance.source.costs import TokensOf  # loads Lance
+    from raylance.source.costs import TokensOf, costs_of_saved  # loads Lance
 
     is_mixture = isinstance(read_spec.source.uri, dict) and read_spec.cost is not None
-    costs = read_spec.cost.values() if is_mixture else [read_spec.cost]
-    counted = [cost for each in costs if isinstance(cost := TokensOf.of_saved(each), TokensOf)]
-    for budget, (name, pad), cost in itertools.product(budgets, (pad_lists or {}).items(), counted):
-        if not isinstance(pad, Pad) or cost.column != name:
+    costs = [costs_of_saved(each) for each in (read_spec.cost.values() if is_mixture else [read_spec.cost])]
+    for each, (name, pad), (counts, most) in itertools.product(costs, (pad_lists or {}).items(), padded.items()):
+        cost = each.get(counts)
+        if not (isinstance(pad, Pad) and isinstance(cost, TokensOf) and cost.column == name):
             continue
         fix = ""
         if pad.length is not None:
-            fix = (
-                f"All rows cost the same then: give global_batch_size={max(1, budget.cost // pad.length)} in its place"
-            )
+            fix = f"All rows cost the same then: give global_batch_size={max(1, most // pad.length)} in its place"
         elif cost.multiple % pad.multiple:
             fix = f"Open the dataset with cost=raylance.TokensOf({name!r}, multiple={pad.multiple})"
         if fix:
             raise ConfigError(
                 f"pad_lists={{{name!r}: {pad!r}}}: rows are padded to more tokens than {cost} counts, so steps would "
-                f"cost more than their budget of {budget.cost:,}; nothing was started. {fix}; or leave length= and "
+                f"cost more than their budget of {most:,}; nothing was started. {fix}; or leave length= and "
                 "multiple= of Pad out."
             )
 

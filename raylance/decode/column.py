@@ -206,7 +206,8 @@ class RowColumn(OpenColumn):
         made = {decoder.output_name: to_arrow(out) for decoder, out in zip(self._decoders, outs, strict=True)}
         if not is_list:
             return made
-        made |= {name + VALID: pa.array(is_good) for name in made if rows.marks}
+        marked = [each.output_name for each in self._decoders if rows.marks and each.has_marks]
+        made |= {name + VALID: pa.array(is_good) for name in marked}
         ends = np.cumsum([0, *lengths], dtype=np.int32)
         return {name: pa.ListArray.from_arrays(ends, values) for name, values in made.items()}
 
@@ -219,18 +220,30 @@ class RaggedColumn(OpenColumn):
     def decode(self, rows: DecodedRows, executor: Executor | None, lend: LendFor | None) -> dict[str, pa.Array]:
         """See `OpenColumn.decode`."""
         (decoder,), (empty,) = self._decoders, self._memory
-        draws, made = rows.draws(decoder), [empty] * rows.table.num_rows
+        is_list, lengths = holds_files(rows.table.schema.field(self.column).type), lengths_of(rows.table[self.column])
+        draws = rows.draws(decoder, lengths if is_list else None)
+        made, is_good = [empty] * len(draws), np.ones(len(draws), dtype=np.bool_)
 
-        def decode(row: int, opened: Any, value: memoryview) -> None:
-            array = opened.decode(value, draws[row])
+        def decode(number: int, opened: Any, value: memoryview) -> None:
+            array = opened.decode(value, draws[number])
             if wrong := wrong_ragged(decoder, array):
                 raise ConfigError(f"was decoded to {wrong}.")
-            made[row] = array.copy()  # the decoder may reuse its memory
+            made[number] = array if getattr(opened, "is_fresh", False) else array.copy()  # it may reuse its memory
 
-        lengths = lengths_of(rows.table[self.column])
-        self._each_row(rows, executor, decode, lambda numbers: None, lengths)
-        ends = np.cumsum([0, *map(len, made)], dtype=np.int32)
-        return {decoder.output_name: pa.ListArray.from_arrays(ends, to_arrow(np.concatenate([empty, *made])))}
+        def clear(numbers: range) -> None:
+            is_good[numbers.start : numbers.stop] = False
+            if (blank := getattr(self.opened, "blank", None)) is not None:
+                encoded = read_only(rows.table[self.column])
+                for number in numbers:
+                    made[number] = blank(encoded[number])
+
+        self._each_row(rows, executor, decode, clear, lengths)
+        ends, by_row = np.cumsum([0, *map(len, made)], dtype=np.int32), np.cumsum([0, *lengths], dtype=np.int32)
+        values = to_arrow(np.concatenate([empty, *made]))
+        found = {decoder.output_name: pa.ListArray.from_arrays(ends[by_row], values)}
+        if is_list and rows.marks:
+            found[decoder.output_name + VALID] = pa.ListArray.from_arrays(by_row, pa.array(is_good))
+        return found
 
 
 class BatchColumn(OpenColumn):

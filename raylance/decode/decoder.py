@@ -87,6 +87,14 @@ class Decoder(Setting, abc.ABC):
     column: str
     channels_last, content = False, "encoded data"
     of_frames = False  # whether the column has frames of a `Video`, not bytes
+    takes_lists = False  # whether a ragged decoder decodes each value of a list, and joins what it makes of a row
+    has_marks = True  # whether batches say which values of a list are good, if bad ones are masked
+
+    @property
+    def companions(self) -> "Sequence[Decoder]":
+        """Decoders that come with this one; none by default."""
+        return ()
+
     if TYPE_CHECKING:
         # Not at run time: a dataclass would take these properties as the defaults of fields with the same names.
         @property

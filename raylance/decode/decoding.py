@@ -138,8 +138,9 @@ class Decoding:
         made = {name: [each.output_name for each in self.made if each.column == name] for name in columns}
         if not self.marks:
             return made
+        marked = {each.output_name for each in self.decoders if each.has_marks}
         return {
-            column: [*names, *(name + VALID for name in names)] if column in self.lists else names
+            column: [*names, *(name + VALID for name in names if name in marked)] if column in self.lists else names
             for column, names in made.items()
         }
 
@@ -169,12 +170,13 @@ class Decoding:
     @property
     def ragged(self) -> list[str]:
         """Names of the decoded columns whose rows differ in length."""
-        return [each.output_name for each in self.decoders if isinstance(each, RaggedDecoder)] + self.of_lists
+        ragged = [each.output_name for each in self.decoders if isinstance(each, RaggedDecoder)]
+        return list(dict.fromkeys([*ragged, *self.of_lists]))
 
     @property
     def of_lists(self) -> list[str]:
-        """Names of the decoded columns whose rows have any number of decoded values."""
-        return [each.output_name for each in self.decoders if each.column in self.lists]
+        """Names of the decoded columns whose rows have any number of decoded values, or of parts of one."""
+        return [each.output_name for each in self.decoders if each.column in self.lists or each.takes_lists]
 
     @property
     def value_bytes(self) -> dict[str, int]:

@@ -383,9 +383,8 @@ class _ImageRows:
         if first.mode == "L":
             return self._pixels.decode_grey(encoded, cut)
         drafts = all(view.image.draft for view in views)
-        return self._pixels.decode_parts(
-            encoded, cut, [(view.out.shape[0], view.out.shape[1]) for view in views] if drafts else ()
-        )
+        sizes = [(view.out.shape[0], view.out.shape[1]) for view in views] if drafts else []
+        return self._pixels.decode_parts(encoded, cut, lambda: sizes)
 
 
 class View(NamedTuple):

@@ -81,17 +81,18 @@ class PixelDecoder:
 
     def decode(self, encoded: bytes | memoryview, cut: Cut, reduce_to: tuple[int, int] | None = None) -> Pixels:
         """Decodes one box of an image; see `decode_parts`."""
-        sizes = () if reduce_to is None else (reduce_to,)
-        return self.decode_parts(encoded, lambda height, width: [cut(height, width)], sizes)[0]
+        sizes = [] if reduce_to is None else [reduce_to]
+        return self.decode_parts(encoded, lambda height, width: [cut(height, width)], lambda: sizes)[0]
 
     def decode_parts(
-        self, encoded: bytes | memoryview, cut: Cuts, reduce_to: Sequence[tuple[int, int]] = ()
+        self, encoded: bytes | memoryview, cut: Cuts, reduce_to: Callable[[], Sequence[tuple[int, int]]]
     ) -> list[Pixels]:
         """Decodes an image once, applies EXIF rotation, and cuts boxes out of it: uint8 (h, w, 3), or (h, w, 4) with
         padding after the colours. They are valid until the next call, and may be read-only.
 
-        `reduce_to` has the (height, width) to which each box will be resized. If each box is at least twice as high and
-        wide, a JPEG is decoded at half its size or less, with enough pixels for every box.
+        `reduce_to` returns the (height, width) to which each box will be resized, once `cut` has chosen the boxes;
+        nothing for the whole size. If each box is at least twice as high and wide, a JPEG is decoded at half its size
+        or less, with enough pixels for every box.
 
         Raises DecompressionBombError if the image has too many pixels, before any of them is decoded; and ValueError,
         OSError, … as Pillow raises for data that is not an image.
@@ -136,7 +137,9 @@ class PixelDecoder:
         self.unturned += orientation is None
         return orientation or 1
 
-    def _by_turbo(self, data: memoryview, cut: Cuts, reduce_to: Sequence[tuple[int, int]]) -> list[Pixels] | None:
+    def _by_turbo(
+        self, data: memoryview, cut: Cuts, reduce_to: Callable[[], Sequence[tuple[int, int]]]
+    ) -> list[Pixels] | None:
         """Decodes the boxes of a JPEG; None if simplejpeg refuses it."""
         if (size := jpeg_size(data)) is None:
             return None
@@ -150,12 +153,11 @@ class PixelDecoder:
             shown_high, shown_wide = (wide, high) if is_turned else (high, wide)
             boxes = cut(shown_high, shown_wide)
             least: dict[str, Any] = {}
-            if reduce_to and all(
-                min(box[3] / to[0], box[2] / to[1]) >= 2 for box, to in zip(boxes, reduce_to, strict=True)
-            ):
+            sizes = reduce_to()
+            if sizes and all(min(box[3] / to[0], box[2] / to[1]) >= 2 for box, to in zip(boxes, sizes, strict=True)):
                 needed = [
                     (-(-shown_high * to[0] // box[3]), -(-shown_wide * to[1] // box[2]))
-                    for box, to in zip(boxes, reduce_to, strict=True)
+                    for box, to in zip(boxes, sizes, strict=True)
                 ]
                 sides = [max(side) for side in zip(*needed, strict=True)]
                 sides = sides[::-1] if is_turned else sides
@@ -471,6 +473,10 @@ def shown_size(encoded: bytes | memoryview, rules: Rules) -> tuple[int, int, int
     """Returns an image's displayed width and height, and its orientation, 1 to 8, without decoding its pixels. Raises
     DecompressionBombError as `PixelDecoder.decode_parts`.
     """
+    data = memoryview(encoded).cast("B")
+    if (size := jpeg_size(data)) is not None and not _may_be_turned(data):
+        _check_pixels(size[1], size[0], rules.max_pixels)
+        return size[1], size[0], 1
     image: Any = _open(encoded, rules)
     orientation = _orientation(image) or 1
     # Pillow gives the displayed size of a TIFF with the tag, but the stored size of a TIFF that XMP turns.
@@ -511,6 +517,16 @@ def resize_into(pixels: Pixels, out: Pixels) -> None:
     resize(_channels_first(np.ascontiguousarray(pixels)), out.shape[:2], False, None, out=_channels_first(made))
     if not direct:
         copy_pixels(made, out)
+
+
+def resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+    """Returns uint8 (h, w, c) resized to (height, width, c), bicubic and antialiased."""
+    import torch
+
+    made = np.empty((*size, pixels.shape[2]), dtype=np.uint8)
+    resize: Any = torch._C._nn._upsample_bicubic2d_aa  # noqa: SLF001
+    resize(_channels_first(np.ascontiguousarray(pixels)), size, False, None, out=_channels_first(made))
+    return made
 
 
 def _channels_first(pixels: Pixels) -> "torch.Tensor":

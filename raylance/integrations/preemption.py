@@ -22,7 +22,7 @@ def report_if_preempted(
     every few steps, at intervals much shorter than the time between the cloud's notice and the loss:
 
         if step % 10 == 0:
-            raylance.report_if_preempted({"loss": loss}, loader, state=lambda: {"model": model.state_dict()})
+            raylance.runs.report_if_preempted({"loss": loss}, loader, state=lambda: {"model": model.state_dict()})
 
     Training continues afterwards. When the node is lost, Ray Train restarts the ranks at this checkpoint. The restart
     counts towards `FailureConfig.max_preemption_failures`, not towards `max_failures`.

@@ -213,21 +213,27 @@ class RunFigures:
         return any("://" in name and "file://" not in name for name in self.facts.get("sources", ()))
 
     @property
-    def padding(self) -> float:
-        """Share of padding in what the rows handed out cost if each batch is padded, in [0, 1]; 0 without costs."""
-        padded = self.sum("padded_cost")
-        return 1 - self.sum("cost") / padded if padded else 0.0
+    def costs(self) -> list[str]:
+        """What follows "cost" in the names of the counters of each cost: "", or a dot and its name."""
+        names = dict.fromkeys(name for rank in self.ranks for name in rank.figures if name.startswith("cost."))
+        return [name.removeprefix("cost") for name in names] or [""]
 
-    @property
-    def imbalance(self) -> float:
-        """By how much the costliest rank of each step costs more than the mean of the ranks, padded; 0 if not all ranks
-        are known, or without costs.
+    def padding(self, cost: str = "") -> float:
+        """Returns the share of padding in what the rows handed out cost if each batch is padded, in [0, 1]; 0 without
+        costs. `cost` is one of `costs`.
         """
-        padded = self.sum("padded_cost")
+        padded = self.sum(f"padded_cost{cost}")
+        return 1 - self.sum(f"cost{cost}") / padded if padded else 0.0
+
+    def imbalance(self, cost: str = "") -> float:
+        """Returns by how much the costliest rank of each step costs more than the mean of the ranks, in [0, …); 0 if
+        not all ranks are known, or without costs. `cost` is one of `costs`.
+        """
+        padded = self.sum(f"padded_cost{cost}")
         is_whole = (
             len(self.ranks) == self.world_size and min((rank.presence for rank in self.ranks), default=0) >= MOSTLY
         )
-        return max(0.0, self.sum("dearest_cost") / padded - 1) if padded and is_whole else 0.0
+        return max(0.0, self.sum(f"dearest_cost{cost}") / padded - 1) if padded and is_whole else 0.0
 
     def share(self, part: str) -> float:
         """Returns the share of the time of all ranks that a part took, in [0, 1]."""
@@ -245,4 +251,4 @@ class RunFigures:
 
     def sum(self, name: str) -> float:
         """Returns a figure, summed over all ranks."""
-        return sum(rank.figures[name] for rank in self.ranks)
+        return sum(rank.figures.get(name, 0.0) for rank in self.ranks)

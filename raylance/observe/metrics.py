@@ -7,10 +7,11 @@ labels (node, worker, session). A counter exists from its first increase on; bef
 import dataclasses
 import importlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from raylance.observe.stats import GAUGES
+from raylance.columns import COST
+from raylance.observe.stats import COST_COUNTERS, GAUGES
 from raylance.observe.wait_clock import WAITS
 
 LABELS = ("run", "dataset", "rank")
@@ -30,7 +31,8 @@ class Metric:
 
 
 def _counter(name: str, field: str, help: str, cause: str = "") -> Metric:
-    return Metric(name=f"raylance_{name}_total", kind="counter", field=field, help=help, cause=cause)
+    labels = (*LABELS, COST) if field in COST_COUNTERS else LABELS
+    return Metric(name=f"raylance_{name}_total", kind="counter", field=field, help=help, cause=cause, labels=labels)
 
 
 def _gauge(name: str, field: str, help: str) -> Metric:
@@ -44,14 +46,19 @@ _WAIT = (
 
 _PEERS = " Peers (ranks with the same rows) each count an equal share: the sum over all ranks is the run's."
 _OF_PEERS = frozenset(
-    ["rows", "decoded_rows", "masked_rows", "cost", "padded_cost", "dearest_cost"]
+    ["rows", "decoded_rows", "masked_rows", *COST_COUNTERS]
 )  # the figures that are divided among peers
 
 METRICS: tuple[Metric, ...] = (
     _counter("rows", "rows", "Rows handed out to the trainer, padding included." + _PEERS),
     _counter("batches", "batches", "Batches handed out to the trainer."),
     _counter("delivered_bytes", "nbytes", "Bytes handed out to the trainer, decoded."),
-    _counter("cost", "cost", "Costs of the rows handed out to the trainer, as cost= of the dataset says." + _PEERS),
+    _counter(
+        "cost",
+        "cost",
+        "Costs of the rows handed out to the trainer, as cost= of the dataset says; the label cost has the name of one "
+        "of several." + _PEERS,
+    ),
     _counter("padded_cost", "padded_cost", "The same, where a batch costs its rows times its costliest row." + _PEERS),
     _counter("max_rank_cost", "dearest_cost", "The largest of these that a rank had in each step." + _PEERS),
     _counter("read_bytes", "read_bytes", "Bytes of rows read from storage."),
@@ -132,23 +139,30 @@ class Publisher:
 
     def publish(self, figures: Mapping[str, float]) -> None:
         """Publishes figures: a gauge as it is, a counter as its increase since the last call."""
-        for metric in METRICS:
-            value = figures.get(metric.field)
-            if value is None:
-                continue
+        for field, (metric, value) in self._by_field(figures):
             labels = self._labels | ({"cause": metric.cause} if metric.cause else {})
+            if COST in metric.labels:
+                labels |= {COST: field.partition(".")[2]}
             if metric.kind == "gauge":
                 _of_ray(metric).set(value, labels)
                 continue
-            added = value - self._before.get(metric.field, 0.0)
+            added = value - self._before.get(field, 0.0)
             if added > 0:
                 _of_ray(metric).inc(added / (self._peers if metric.field in _OF_PEERS else 1), labels)
-                self._before[metric.field] = value
+                self._before[field] = value
         run, dataset, rank = (self._labels[name] for name in LABELS)
         for metric, fields in TRAIN_ROW:
             if figures.keys() >= set(fields):
                 total = sum(figures[field] for field in fields)
                 _of_ray(metric).set(total, {"dataset": f"{run}/{dataset}", "split": rank})
+
+    @staticmethod
+    def _by_field(figures: Mapping[str, float]) -> Iterator[tuple[str, tuple[Metric, float]]]:
+        """Yields each figure that a metric shows, with its name, which may end in the name of a cost."""
+        for metric in METRICS:
+            for field in (metric.field, *(name for name in figures if name.startswith(f"{metric.field}."))):
+                if field in figures:
+                    yield field, (metric, figures[field])
 
     def end(self) -> None:
         """Sets the gauges in `GAUGES`, such as `decoders`, to 0; otherwise Ray keeps publishing their last values."""

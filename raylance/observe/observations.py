@@ -1,6 +1,7 @@
 """The interface between the components that work and their observer."""
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Literal, NamedTuple, Protocol
 
@@ -85,7 +86,7 @@ class BatchHandedOut(NamedTuple):
     rows: int
     nbytes: int
     masked_rows: int
-    costs: tuple[int, int, int] | None = None  # `StepCosts`, if rows have costs
+    costs: Mapping[str, tuple[int, int, int]] | None = None  # `StepCosts` by name, if rows have costs
 
 
 Observation = FaultSeen | WorkDone | Status | WaitsFor | BatchGathered | BatchesReady | BatchHandedOut

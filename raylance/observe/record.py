@@ -147,13 +147,15 @@ class Record:
         start = int(1000 * self.facts["started"])
         dataset = re.sub(r"[^\w.-]", "_", self.facts["dataset"]).lstrip(".")  # a dot would hide the file
         self.name = f"{dataset}-rank{self.facts['rank']:05d}-{start}"
+        self._names = list(COLUMNS)  # those of costs follow, when the first batch shows them
         self._samples = Thinned[list[float]](_RECENT, _MOST)
         self._last: dict[str, float] = {}
 
     def add(self, figures: Mapping[str, float]) -> None:
         """Adds a sample of all figures at the present time."""
         sample = {"time_s": now_s()}
-        for name in COLUMNS[1:]:
+        self._names += [name for name in figures if "." in name and name not in self._names]
+        for name in self._names[1:]:
             sample[name] = figures[name]
             if name not in STANDING:
                 # A sample that is taken while a timing ends may lack that timing, but counters must never fall.
@@ -163,9 +165,10 @@ class Record:
 
     def content(self, **latest: Any) -> bytes:
         """Returns the content of the file: samples, facts, and `latest`, which is JSON-able and may change."""
-        samples = np.array(self._samples.all(), np.float64).reshape(-1, len(COLUMNS))
+        rows = [[*row, *[0.0] * (len(self._names) - len(row))] for row in self._samples.all()]
+        samples = np.array(rows, np.float64).reshape(-1, len(self._names))
         metadata = {"raylance": json.dumps(self.facts | latest, default=str)}
-        table = pa.table(list(samples.T), names=list(COLUMNS), metadata=metadata)
+        table = pa.table(list(samples.T), names=self._names, metadata=metadata)
         sink = pa.BufferOutputStream()
         pyarrow.feather.write_feather(table, sink, compression="zstd")
         return bytes(sink.getvalue())

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from raylance.columns import COST
 from raylance.observe.events import Event, EventLog
 from raylance.observe.observations import (
     BatchesReady,
@@ -45,7 +46,8 @@ class Stats(WaitClock):
         padded_cost: The same, if each batch is padded: its rows times the cost of its costliest row. So the share of
             padding is 1 - `cost` / `padded_cost`.
         dearest_cost: Sum over the steps of the largest `padded_cost` that a rank had in the step. Divided by the mean
-            of `padded_cost` over the ranks, it is the imbalance.
+            of `padded_cost` over the ranks, it is the imbalance. If `cost=` is a dict of several costs, `as_dict` has
+            these three for each of them, as "cost.tokens", and what the budget does not pad is added up.
         fallback_rows: Rows that a slow decoder had to decode in place of a fast one: JPEGs that the fast codec left to
             Pillow, such as CMYK or damaged ones (other formats, which Pillow always decodes, do not count); images that
             `DeviceImage` left to `Image`; rows decoded one by one after a batch decoder failed on them together.
@@ -128,6 +130,7 @@ class Stats(WaitClock):
     reader_bytes: int = 0
     held_bytes: int = 0
     epoch_certificate: dict[str, Any] | None = None
+    _costs: dict[str, int] = dataclasses.field(default_factory=dict, repr=False)  # counters of costs that have names
     _events: EventLog = dataclasses.field(default_factory=EventLog, repr=False)
     _bad_rows: dict[tuple[int, str], str] = dataclasses.field(default_factory=dict, repr=False)
     first_rows: pa.Table | None = dataclasses.field(default=None, repr=False)  # for display
@@ -167,11 +170,13 @@ class Stats(WaitClock):
         self.rows += batch.rows
         self.nbytes += batch.nbytes
         self.masked_rows += batch.masked_rows
-        if batch.costs is not None:
-            own, padded, dearest = batch.costs
-            self.cost += own
-            self.padded_cost += padded
-            self.dearest_cost += dearest
+        for name, costs in (batch.costs or {}).items():
+            for counter, cost in zip(COST_COUNTERS, costs, strict=True):
+                if name == COST:
+                    setattr(self, counter, getattr(self, counter) + cost)
+                else:
+                    key = f"{counter}.{name}"
+                    self._costs[key] = self._costs.get(key, 0) + cost
 
     def _take_rows(self, batch: BatchGathered, _: float) -> None:
         """Keeps a copy of the first rows of the first batch."""
@@ -239,12 +244,12 @@ class Stats(WaitClock):
         for name, seconds in self.running().items() if up_to_now else ():
             figures[name] += seconds
         figures["train_s"] = figures["user_s"] - figures["other_s"]
-        return figures
+        return figures | {name: float(cost) for name, cost in list(self._costs.items())}
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the counters and `epoch_certificate` by name, with their present values."""
         now = {name: type(getattr(self, name))(value) for name, value in self.sample().items() if name in NUMBERS}
-        return _Figures(now | {"epoch_certificate": self.epoch_certificate})
+        return _Figures(now | self._costs | {"epoch_certificate": self.epoch_certificate})
 
 
 class _Figures(dict[str, Any]):
@@ -260,6 +265,9 @@ class _Figures(dict[str, Any]):
         warnings.warn("stats()['window_bytes'] is stats()['reader_bytes'] from 0.14 on.", FutureWarning, stacklevel=2)
         return self["reader_bytes"]
 
+
+COST_COUNTERS = ("cost", "padded_cost", "dearest_cost")
+"""The counters of a cost. Those of a cost that has a name have it after a dot."""
 
 NUMBERS = tuple(
     field.name for field in dataclasses.fields(Stats) if field.type in (int, float) and field.name[0] != "_"

@@ -142,28 +142,40 @@ def _diagnose(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
 
 
 def _of_costs(run: RunFigures) -> list[str]:
-    """Names padding and imbalance if they cost more than waiting does, with those changes that were not made yet."""
-    facts, lines = run.facts, []
+    """Names padding and imbalance if they cost more than waiting does, with those changes that were not made yet. Of
+    several costs, it names the one that costs most.
+    """
+    facts, lines, least = run.facts, [], max(run.waiting, _LEAST_WAIT)
     is_bucketed, is_balanced = facts.get("order") == "bucket", facts.get("balances")
     is_padded = (facts.get("budget") or {}).get("padded", True)
-    if is_padded and run.padding > max(run.waiting, _LEAST_WAIT):
+    padded, uneven = max(run.costs, key=run.padding), max(run.costs, key=run.imbalance)
+    if is_padded and run.padding(padded) > least:
         without = "samples=raylance.Pack(…) needs no padding"
         changes = without if is_bucketed else f'order="bucket" brings rows of similar length together, and {without}'
         lines.append(
-            f"{run.padding:.0%} of what batches cost is padding, if they are padded to the longest row: {changes}"
+            f"{run.padding(padded):.0%} of what batches cost{_in(padded)} is padding, if they are padded to the longest"
+            f" row: {changes}"
         )
-    if run.imbalance > max(run.waiting, _LEAST_WAIT):
+    if run.imbalance(uneven) > least:
         changes = " or ".join(
             [
-                *(['order="bucket"'] if not is_bucketed else []),
-                *(["balance=raylance.Balance() without padding"] if not is_balanced else []),
+                *(['order="bucket"'] if not is_bucketed and not uneven else []),
+                *([f"balance=raylance.Balance(){' without padding' * (not uneven)}"] if not is_balanced else []),
             ]
         )
+        others = [cost for cost in run.costs if cost != uneven]
+        than = "".join(f", and {1 + run.imbalance(cost):.2f} times{_in(cost)}" for cost in others)
         lines.append(
-            f"in each step the costliest rank costs {1 + run.imbalance:.2f} times the mean of the ranks, if batches "
-            f"are padded, and the others wait for it: {changes or 'larger steps'} makes their costs more equal"
+            f"in each step the costliest rank costs {1 + run.imbalance(uneven):.2f} times the mean of the ranks"
+            f"{_in(uneven)}{than}{', if batches are padded' * (not uneven)}, and the others wait for it: "
+            f"{changes or 'larger steps'} makes their costs more equal"
         )
     return lines
+
+
+def _in(cost: str) -> str:
+    """Returns the cost of these counters in words, such as " in tokens"; see `RunFigures.costs`."""
+    return f" in {cost[1:]}" if cost else ""
 
 
 def _limits_at_times(run: RunFigures, stage: Limit) -> tuple[str, list[str]]:

@@ -9,12 +9,23 @@ the buckets come in random order. So a step that lies in one bucket has rows of 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from raylance.errors import ConfigError
-from raylance.orders.order import COST, Auto, Facts, PicklesFields, Resolved, Round, Rows, Tables, check_count
+from raylance.orders.order import (
+    Auto,
+    Facts,
+    PicklesFields,
+    Resolved,
+    Round,
+    Rows,
+    Tables,
+    check_count,
+    cost_names,
+    cost_table,
+)
 from raylance.orders.permutation import Int32Array, Int64Array, permute, subkeys
 from raylance.orders.shuffles import Laned, LanedEpoch, LanedResolved
 
@@ -35,13 +46,16 @@ class Buckets(Laned):
             `bucket_steps` and the first batches, and checkpoints record it.
         bucket_cost: Cost of a bucket if batches have a cost: its rows times the cost of its costliest row; 0 if they
             have a number of rows. "auto" as above.
-        cost: What the costs are, in words. `raylance.dataset` fills it in.
+        by: Name of the cost by which rows come together, if `cost=` is a dict of several; "" for the first one.
+            A budget holds for the others, too: it cuts a bucket of few tokens that has too many patches for one step.
+        cost: What this cost is, in words. `raylance.dataset` fills it in.
     """
 
     name: ClassVar[str] = "bucket"
     bucket_steps: int = 1
     bucket_rows: int | Auto = "auto"
     bucket_cost: int | Auto = "auto"
+    by: str = ""
     cost: str = ""
 
     def __post_init__(self) -> None:
@@ -59,29 +73,42 @@ class Buckets(Laned):
         Raises:
             ConfigError: If rows have no costs.
         """
-        if rows.cost is None:
+        if not rows.costs:
             raise ConfigError(
                 "Buckets needs the cost of each row; nothing was started. Give cost= to raylance.dataset, such as "
                 'cost="length" or cost=raylance.TokensOf("input_ids").'
             )
+        if self.by and self.by not in rows.costs:
+            raise ConfigError(
+                f"Buckets(by={self.by!r}): the costs of the rows are {', '.join(rows.costs)}; nothing was started. "
+                "Name one of them."
+            )
         bound, tables = super().bind(rows)
-        return dataclasses.replace(bound, cost=rows.cost), tables
+        by = self.by or next(iter(rows.costs))
+        return dataclasses.replace(bound, by=self.by if len(rows.costs) == 1 else by, cost=rows.costs[by]), tables
+
+    def params(self) -> dict[str, Any]:
+        """See `Order.params`. Earlier versions had no `by`, which one cost does not need."""
+        found = super().params()
+        return found if self.by else {name: value for name, value in found.items() if name != "by"}
 
     def resolve(self, facts: Facts) -> Resolved:
         """See `Order.resolve`."""
-        by_cost = facts.global_batch_cost > 0
+        by = self.by or next(iter(cost_names(facts.tables)), "")
+        most = facts.global_batch_cost.get(by, 0)
+        by_cost = most > 0
         rows, cost = self.bucket_rows, self.bucket_cost
         if isinstance(rows, str):
             rows = 0 if by_cost or not isinstance(cost, str) else self.bucket_steps * facts.global_batch_size
         if isinstance(cost, str):
-            cost = self.bucket_steps * facts.global_batch_cost if by_cost and not rows else 0
+            cost = self.bucket_steps * most if by_cost and not rows else 0
         found = super(Buckets, dataclasses.replace(self, bucket_rows=rows, bucket_cost=cost)).resolve(facts)
         lines = (found.read_positions or 1) // found.lane_count
         if rows:  # a whole number of buckets in each round, so that no step lies in two of them
             width = -(-rows // found.lane_count)
             lines = max(lines // width, 1) * width
         fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
-        fields |= {"read_positions": lines * found.lane_count, "bucket_rows": rows, "bucket_cost": cost}
+        fields |= {"read_positions": lines * found.lane_count, "bucket_rows": rows, "bucket_cost": cost, "by": by}
         return BucketsResolved(**fields)
 
 
@@ -92,11 +119,12 @@ class BucketsResolved(PicklesFields, LanedResolved):
     settings: Buckets
     bucket_rows: int
     bucket_cost: int
+    by: str  # name of a cost
 
     @property
-    def has_buckets(self) -> bool:
-        """See `Resolved.has_buckets`."""
-        return True
+    def buckets_by(self) -> str | None:
+        """See `Resolved.buckets_by`."""
+        return self.by
 
     def epoch(self, number: int) -> "BucketsEpoch":
         """See `Resolved.epoch`."""
@@ -171,7 +199,7 @@ class BucketsEpoch(LanedEpoch):
     def _costs(self, number: int, lane: int) -> Int32Array:
         """Returns the costs of the rows of a lane's window."""
         start, rows = self._lane_window(number, lane)
-        costs = self.order.tables[COST]
+        costs = self.order.tables[cost_table(self.order.by)]
         parts = [costs[first:end] for first, end in self._stretches(start, start + rows)]
         return np.concatenate([costs[:0], *parts])
 

@@ -14,12 +14,15 @@ from fractions import Fraction
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from raylance.errors import ConfigError
 from raylance.orders.checking import select_rows
 from raylance.orders.order import Auto, Epoch, Facts, Order, PicklesFields, Resolved, Tables, join_tables
 from raylance.orders.permutation import Int32Array, Int64Array, UInt64Array
 from raylance.orders.shuffles import stack, stacked_kind, stacked_rows
+
+Floats = npt.NDArray[np.float64]
 
 _SAMPLED = 1 << 16  # drawn rows whose costs give the mean
 _MOST_SHARES = 2**31  # so that the product of two shares is an int64
@@ -316,15 +319,18 @@ class _MixResolved(PicklesFields, Resolved):
         return [own for part in self.parts for own in part.custom_parts()]
 
     @property
-    def has_costs(self) -> bool:
-        return all(part.has_costs for part in self.parts)
+    def cost_names(self) -> tuple[str, ...]:
+        names = [part.cost_names for part in self.parts]
+        return names[0] if all(set(each) == set(names[0]) for each in names) else ()
 
     def costs(self, rows: Int64Array) -> Int32Array:
-        found, starts = np.empty(rows.shape, dtype=np.int32), self.numbers[1]
+        names, starts = self.cost_names, self.numbers[1]
+        found = np.empty((*rows.shape, len(names)), dtype=np.int32)
         which = np.searchsorted(starts, rows, side="right") - 1
         for index in np.unique(which).tolist():
             mine = which == index
-            found[mine] = self.parts[index].costs(rows[mine] - starts[index])
+            part = self.parts[index]
+            found[mine] = part.costs(rows[mine] - starts[index])[..., [part.cost_names.index(name) for name in names]]
         return found
 
     @functools.cached_property
@@ -342,16 +348,18 @@ class _MixResolved(PicklesFields, Resolved):
         return found, np.array([found.index(kind) for kind in by_part], dtype=np.int64)
 
 
-def mean_costs(order: Resolved) -> list[float]:
-    """Returns the mean cost of a row that each component of a resolved mixture delivers; none if rows have no costs."""
-    if not isinstance(order, _MixResolved) or not order.has_costs:
+def mean_costs(order: Resolved) -> list[Floats]:
+    """Returns the mean costs of a row that each component of a resolved mixture delivers, float64, (costs,) each; none
+    if rows have no costs.
+    """
+    if not isinstance(order, _MixResolved) or not order.cost_names:
         return []
     means = []
     for part in order.parts:
         rows = np.arange(part.rows)
         if part.settings.repeats:  # drawn rows are sampled
             rows = part.epoch(0).rows(np.linspace(0, part.epoch_rows - 1, _SAMPLED).astype(np.int64))
-        means.append(float(part.costs(rows).mean(dtype=np.float64)))
+        means.append(part.costs(rows).mean(axis=0, dtype=np.float64))
     return means
 
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from raylance.columns import COST as COST
 from raylance.descriptions import Setting
 from raylance.errors import ConfigError
 from raylance.orders.permutation import BoolArray, Int32Array, Int64Array, derive_key
@@ -22,8 +23,6 @@ Auto = Literal["auto"]
 Tables = Mapping[str, npt.NDArray[Any]]
 """The arrays that an order looked up in a selection, by name. An order keeps all its large data here."""
 
-COST = "cost"
-"""Name of the table of costs: int32 of each selected row, (n,). Only a dataset with `cost=` has it."""
 SHARD_BYTES = 4 << 20
 WINDOW_BYTES = 512 << 20
 """The default of `window_bytes`, if neither the dataset nor the run sets it."""
@@ -61,8 +60,8 @@ class Rows(Protocol):
         """Returns the number of rows up to the end of each fragment that has selected rows, int64, ascending."""
 
     @property
-    def cost(self) -> str | None:
-        """The dataset's `cost` in words; None if it has none."""
+    def costs(self) -> Mapping[str, str]:
+        """The costs of a row in words, by name; empty if rows have none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,8 @@ class Facts:
     # Rows that cost less if they are read one after the other: some keyframe distances of a video.
     run_rows: int = 1
     global_batch_size: int = 1  # rows of one step over all ranks
-    global_batch_cost: int = 0  # cost of one step over all ranks; 0 if steps have a number of rows
+    # cost of one step over all ranks, by name; empty if steps have a number of rows
+    global_batch_cost: Mapping[str, int] = dataclasses.field(default_factory=dict)
     # Most bytes of the current and the next windows together, as if one rank held those of all ranks. A setting of the
     # dataset or the run, never of a rank, because all ranks must have the same order.
     window_bytes: int = WINDOW_BYTES
@@ -232,20 +232,20 @@ class Resolved:
         return rows // self.shard_rows
 
     @property
-    def has_costs(self) -> bool:
-        """Whether rows have costs."""
-        return COST in self.tables
+    def cost_names(self) -> tuple[str, ...]:
+        """Names of the costs of a row, in the order of `cost=`: `COST` alone if it is not a dict; none without it."""
+        return cost_names(self.tables)
 
     def costs(self, rows: Int64Array) -> Int32Array:
-        """Returns the costs of selected rows, int32, of the shape of `rows`."""
-        return np.asarray(self.tables[COST][rows])
+        """Returns the costs of selected rows, int32, of the shape of `rows` and one more axis: (…, costs)."""
+        return np.stack([self.tables[cost_table(name)][rows] for name in self.cost_names], axis=-1)
 
     @property
-    def has_buckets(self) -> bool:
-        """Whether rows of similar cost come together in buckets. Then rounds have `read_positions` positions, but for
-        the last one, and `Epoch.round` says where their buckets begin.
+    def buckets_by(self) -> str | None:
+        """Name of the cost by which rows come together in buckets; None if they do not. Then rounds have
+        `read_positions` positions, but for the last one, and `Epoch.round` says where their buckets begin.
         """
-        return False
+        return None
 
     def params(self) -> dict[str, Any]:
         """See `Order.params`."""
@@ -262,7 +262,7 @@ class Round(NamedTuple):
     Attributes:
         starts: First position of each bucket, and the end of the round: int64, (buckets + 1,).
         lines: First line of each bucket: int64, (buckets,). Lines are numbered by ascending cost.
-        highest: Highest cost in each bucket: int64, (buckets,).
+        highest: Highest cost in each bucket, of the costs that `Resolved.buckets_by` names: int64, (buckets,).
     """
 
     starts: Int64Array
@@ -313,6 +313,21 @@ class Epoch:
                 break
             done[self.order.shards_of(self.rows(block))] = False
         return done
+
+
+def cost_table(name: str) -> str:
+    """Returns the name of the table of a cost, which has an int32 for each selected row, (n,)."""
+    return name if name == COST else f"{COST}.{name}"
+
+
+def cost_names(tables: Tables) -> tuple[str, ...]:
+    """Returns the names of the costs that have a table."""
+    return tuple(name.removeprefix(f"{COST}.") for name in tables if name == COST or name.startswith(f"{COST}."))
+
+
+def costs_in_words(costs: Mapping[str, int | float]) -> str:
+    """Returns numbers by the names of costs in words, as "65,536 tokens and 16,384 patches"; one cost has no name."""
+    return " and ".join(f"{most:,.0f}{f' {name}' * (name != COST)}" for name, most in costs.items())
 
 
 def join_tables(first: Tables, second: Tables) -> Tables:

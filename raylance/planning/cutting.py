@@ -1,25 +1,28 @@
-"""Cuts rows with costs into steps of at most one cost."""
+"""Cuts rows with costs into steps that exceed none of the limits."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from raylance.orders.permutation import Int64Array
-from raylance.planning.step_size import CostLimit
+from raylance.planning.step_size import Limits
 
 _TRIED = 16  # numbers of equal steps that are tried for a unit
 
 
-def cut_buckets(starts: Int64Array, highest: Int64Array, lanes: int, budget: CostLimit) -> Int64Array:
-    """Cuts buckets into steps whose rows, times the highest cost of the bucket, are at most the cost of the budget.
-    Steps have whole lines, unless a line alone costs more.
+def cut_buckets(
+    starts: Int64Array, highest: Int64Array, lanes: int, most_cost: int, max_rows: int | None
+) -> Int64Array:
+    """Cuts buckets into steps whose rows, times the highest cost of the bucket, are at most a cost. Steps have whole
+    lines, unless a line alone costs more.
 
     Returns:
         The first positions of the steps, and the end: int64, (steps + 1,).
     """
-    fitting = np.maximum(1, budget.cost // np.maximum(1, highest))
-    if budget.max_rows is not None:
-        fitting = np.minimum(fitting, budget.max_rows)
+    fitting = np.maximum(1, most_cost // np.maximum(1, highest))
+    if max_rows is not None:
+        fitting = np.minimum(fitting, max_rows)
     fitting = np.where(fitting >= lanes, fitting // lanes * lanes, fitting)
     sizes = np.diff(starts)
     if (sizes <= fitting).all():  # as for the budget that made the buckets
@@ -38,57 +41,89 @@ def _even(rows: int, most: int, lanes: int) -> Int64Array:
     return np.arange(parts, dtype=np.int64) * lines // parts * line
 
 
-def cut_costs(costs: Int64Array, budget: CostLimit) -> Int64Array:
-    """Cuts consecutive rows into steps of at most the cost of a budget, but for a row that costs more alone.
-
-    If costs are added up, steps have about equal costs: there is one step more than the cost of all rows needs if
-    that makes the steps fit, and so on. If rows are padded, each step has as many rows as fit.
+def cut_further(starts: Int64Array, costs: Int64Array, limits: Limits) -> Int64Array:
+    """Cuts those steps again that exceed limits of other costs.
 
     Args:
-        costs: Costs of the rows in the order of delivery, int64, (n,), n >= 1.
-        budget: The budget.
+        starts: The indices of the steps' first rows, and n: int64, (steps + 1,).
+        costs: Costs of the rows, int64, (n, costs).
+        limits: The limits.
+
+    Returns:
+        As `starts`.
+    """
+    cut = [
+        np.array([begin]) if limits.holds(costs[begin:end]) else begin + cut_costs(costs[begin:end], limits)[:-1]
+        for begin, end in itertools.pairwise(starts.tolist())
+    ]
+    return np.append(np.concatenate(cut), starts[-1:])
+
+
+def cut_costs(costs: Int64Array, limits: Limits) -> Int64Array:
+    """Cuts consecutive rows into steps that exceed none of the limits, but for a row that exceeds one alone.
+
+    If costs are added up, steps have about equal costs: there is one step more than the cost of all rows needs if
+    that makes the steps fit, and so on. Of several costs, their sum is about equal, each as a share of its limit. If
+    rows are padded, each step has as many rows as fit.
+
+    Args:
+        costs: Costs of the rows in the order of delivery, int64, (n, costs), n >= 1.
+        limits: The limits of these costs.
 
     Returns:
         The indices of the steps' first rows, and n: int64, (steps + 1,).
     """
-    if not budget.padded and budget.max_rows is None:
-        found = _cut_evenly(costs, budget.cost)
+    if not limits.padded.any() and limits.max_rows is None:
+        found = _cut_evenly(costs, limits.most)
         if found is not None:
             return found
-    starts = [*_cut_greedily(costs, budget), len(costs)]
+    starts = [*_cut_greedily(costs, limits), len(costs)]
     if len(starts) > 2 and 3 * (starts[-1] - starts[-2]) < starts[-1] - starts[-3]:  # a small rest
         half = costs[(starts[-3] + starts[-1]) // 2 :]
-        if (len(half) * int(half.max()) if budget.padded else int(half.sum())) <= budget.cost:
+        if limits.holds(half):
             starts[-2] = len(costs) - len(half)
     return np.array(starts, dtype=np.int64)
 
 
-def _cut_evenly(costs: Int64Array, most: int) -> Int64Array | None:
-    if int(costs.max()) > most:
+def _cut_evenly(costs: Int64Array, most: Int64Array) -> Int64Array | None:
+    if (costs.max(axis=0) > most).any():
         return None
-    ends = np.cumsum(costs)
-    total = int(ends[-1])
-    least = max(1, -(-total // most))
+    ends = np.cumsum(costs, axis=0)
+    joint = ends @ (most[0] / most)  # in units of the first cost, whose weight is 1
+    least = max(1, int((-(-ends[-1] // most)).max()))
     for parts in range(least, min(least + 2 + least // 8, least + _TRIED)):
-        bounds = np.searchsorted(ends, np.arange(1, parts) * total / parts, side="left") + 1
+        bounds = np.searchsorted(joint, np.arange(1, parts) * joint[-1] / parts, side="left") + 1
         starts = np.unique(np.concatenate([[0], bounds, [len(costs)]])).astype(np.int64)
-        if int(np.diff(np.append(0, ends)[starts]).max()) <= most:
+        if (np.diff(np.concatenate([ends[:1] * 0, ends])[starts], axis=0) <= most).all():
             return starts
     return None
 
 
-def _cut_greedily(costs: Int64Array, budget: CostLimit) -> Iterator[int]:
-    at, most_rows = 0, budget.max_rows or len(costs)
-    ends = np.append(0, np.cumsum(costs))
-    paying = np.append(np.flatnonzero(costs), len(costs))
+def _cut_greedily(costs: Int64Array, limits: Limits) -> Iterator[int]:
+    """Yields the indices of the first rows of steps that have as many rows as fit."""
+    fitting = [_fit_padded if is_padded else _fit_summed for is_padded in limits.padded.tolist()]
+    rows_from = [fit(each, most) for fit, each, most in zip(fitting, costs.T, limits.most.tolist(), strict=True)]
+    at, most_rows = 0, limits.max_rows or len(costs)
     while at < len(costs):
         yield at
-        if budget.padded:
-            first = int(paying[np.searchsorted(paying, at)])  # rows before it cost nothing, however many they are
-            most = budget.rows_of(int(costs[first])) if first < len(costs) else 0
-            few = costs[at : at + min(most_rows, max(most, first - at))]
-            paid = np.maximum.accumulate(few) * np.arange(1, len(few) + 1)
-            rows = int(np.searchsorted(paid, budget.cost, side="right"))
-        else:
-            rows = int(np.searchsorted(ends, ends[at] + budget.cost, side="right")) - 1 - at
-        at += max(1, min(rows, most_rows))
+        at += max(1, min(most_rows, *(rows(at, most_rows) for rows in rows_from)))
+
+
+def _fit_summed(costs: Int64Array, most: int) -> Callable[[int, int], int]:
+    """Returns a function of an index, and of a number of rows, that says how many rows from it on cost `most`."""
+    ends = np.append(0, np.cumsum(costs))
+    return lambda at, _: int(np.searchsorted(ends, ends[at] + most, side="right")) - 1 - at
+
+
+def _fit_padded(costs: Int64Array, most: int) -> Callable[[int, int], int]:
+    """Returns a function as `_fit_summed`, for rows that are padded, of no more rows than its second argument."""
+    paying = np.append(np.flatnonzero(costs), len(costs))
+
+    def fit(at: int, most_rows: int) -> int:
+        first = int(paying[np.searchsorted(paying, at)])  # rows before it cost nothing, however many they are
+        fitting = max(1, most // max(1, int(costs[first]))) if first < len(costs) else 0
+        few = costs[at : at + min(most_rows, max(fitting, first - at))]
+        paid = np.maximum.accumulate(few) * np.arange(1, len(few) + 1)
+        return int(np.searchsorted(paid, most, side="right"))
+
+    return fit

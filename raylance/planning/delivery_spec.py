@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from raylance.errors import ConfigError
-from raylance.orders.order import WINDOW_BYTES, Facts, Order, Resolved, Tables, join_tables
+from raylance.orders.order import COST, WINDOW_BYTES, Facts, Order, Resolved, Tables, costs_in_words, join_tables
 from raylance.planning.balance import Balance
 from raylance.planning.plan import Plan
 from raylance.planning.step_size import CostLimit, Remainder, Size
@@ -96,7 +97,7 @@ def make_plan(
             row_bytes=spec.row_bytes,
             run_rows=spec.run_rows,
             global_batch_size=lanes,
-            global_batch_cost=0 if budget is None else budget.cost,
+            global_batch_cost={} if budget is None else budget.most,
             window_bytes=spec.window_bytes or WINDOW_BYTES,
         )
     )
@@ -140,24 +141,42 @@ def _check_budget(spec: DeliverySpec, budget: CostLimit, dp_size: int) -> tuple[
         ConfigError: If rows have no costs, or some ranks would get no row of a step of the costliest rows.
     """
     order = spec.resolved_order
-    if not order.has_costs:
-        raise ConfigError(
-            f"Budget({budget.cost}): the rows have no costs; nothing was started. Give cost= to "
-            'raylance.dataset, such as cost="length" or cost=raylance.TokensOf("input_ids"); in a mixture, to all '
-            "datasets. Or give global_batch_size=, as for packs, whose samples have one length and need no cost=."
-        )
+    check_costs(order.cost_names, budget)
     sample = np.linspace(0, spec.rows - 1, min(spec.rows, _SAMPLED)).astype(np.int64)
-    costs = order.costs(sample)
-    fewest = budget.rows_of(int(costs.max()))
+    costs, limits = order.costs(sample).astype(np.int64), budget.of(order.cost_names)
+    highest = costs.max(axis=0)
+    fewest = limits.rows_of(highest)
     if fewest < dp_size and not spec.empty_batches:
+        most = dict(zip(order.cost_names, highest.tolist(), strict=True))
+        enough: Any = {name: dp_size * most[name] for name in budget.most}
         raise ConfigError(
-            f"Budget({budget.cost:,}, max_rows={budget.max_rows}) on {dp_size} data-parallel ranks: a step of rows "
-            f"that cost {costs.max():,} has {fewest}, so some ranks would have none, and their loss no value. Use "
-            f"Budget({dp_size * int(costs.max())}) or more, or fewer ranks; or, if your loop adds up sums and counts, "
-            'open the dataset with remainder="ragged_or_empty".'
+            f"Budget({budget.cost}, max_rows={budget.max_rows}) on {dp_size} data-parallel ranks: a step of rows that "
+            f"cost {costs_in_words(most)} has {fewest}, so some ranks would have none, and their loss no value. Use "
+            f"Budget({enough if isinstance(budget.cost, Mapping) else enough[COST]}) or more, or fewer ranks; or, if "
+            'your loop adds up sums and counts, open the dataset with remainder="ragged_or_empty".'
         )
-    rows = max(1, int(budget.cost / max(1.0, float(costs.mean()))))
+    rows = max(1, int((limits.most / np.maximum(1, costs.mean(axis=0))).min()))
     return min(rows, budget.max_rows or rows), 1 << max(0, min(5, (fewest // _LINES).bit_length() - 1))
+
+
+def check_costs(names: Sequence[str], budget: CostLimit, argument: str = "") -> None:
+    """Raises ConfigError if a budget limits a cost that rows do not have; `argument` is its place in a `Budget`."""
+    call = f"Budget({argument}{budget.cost})"
+    if not names:
+        raise ConfigError(
+            f"{call}: the rows have no costs; nothing was started. Give cost= to "
+            'raylance.dataset, such as cost="length" or cost=raylance.TokensOf("input_ids"); in a mixture, the same '
+            "costs to all datasets. Or give global_batch_size=, as for packs, whose samples have one length and need "
+            "no cost=."
+        )
+    if set(budget.most) <= set(names):
+        return
+    if isinstance(budget.cost, Mapping):
+        found = f"the costs of the rows are {', '.join(names)}" if names != (COST,) else "the rows have one cost"
+    else:
+        found = f"the rows have {len(names)} costs: {', '.join(names)}"
+    fix = "a number" if names == (COST,) else "a dict of some of these names"
+    raise ConfigError(f"{call}: {found}; nothing was started. Give {fix}.")
 
 
 @functools.cache

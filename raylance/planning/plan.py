@@ -156,7 +156,7 @@ class Plan(PicklesFields):
         """The size of a step in words, for messages."""
         if self.budget is None:
             return f"a global batch of {self.global_batch_size:,}"
-        return f"a global batch of cost {self.budget.cost:,}"
+        return f"a global batch of {self.budget.text}"
 
     def starts(self, epoch: int, position: int, steps: int) -> Iterator[int]:
         """Returns the positions of consecutive steps of this plan."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from raylance.errors import CoverageError
 from raylance.orders.checking import select_rows
-from raylance.orders.order import Resolved
+from raylance.orders.order import Resolved, costs_in_words
 from raylance.orders.permutation import Int64Array
 from raylance.planning.digest import Digest
 from raylance.planning.history import EpochLine
@@ -88,25 +88,25 @@ class Expected:
             self._known[key] = self._sum(lambda positions: select_rows(asked, positions), low, high)
         return self._known[key]
 
-    def cost(self, epoch: int, end: int) -> int | None:
-        """Returns the cost of the rows at the positions of an epoch before `end`, or the tokens of all sequences; None
-        if it is not known, or would take long.
+    def cost(self, epoch: int, end: int) -> str:
+        """Returns the cost of the rows at the positions of an epoch before `end`, or the tokens of all sequences, in
+        words; "" if it is not known, or would take long.
         """
         order = self.order
-        if order is None or not (order.has_costs or self.tokens is not None):
-            return None
+        if order is None or not (order.cost_names or self.tokens is not None):
+            return ""
         is_whole = end >= order.epoch_rows and not order.repeats
-        if not order.has_costs:
-            return self.tokens if is_whole else None
+        if not order.cost_names:
+            return f"; they have {self.tokens:,} tokens" if is_whole else ""
         try:
             self._spend(end // _CHEAPER if is_whole else end)
         except _TooManyError:
-            return None
-        asked, cost = order.epoch(epoch), 0
+            return ""
+        asked, cost = order.epoch(epoch), np.zeros(len(order.cost_names), dtype=np.int64)
         for at in range(0, end, _BLOCK_ROWS):
             rows = np.arange(at, min(at + _BLOCK_ROWS, end), dtype=np.int64)
-            cost += int(order.costs(rows if is_whole else select_rows(asked, rows)).sum(dtype=np.int64))
-        return cost
+            cost += order.costs(rows if is_whole else select_rows(asked, rows)).sum(axis=0, dtype=np.int64)
+        return f"; they cost {costs_in_words(dict(zip(order.cost_names, cost.tolist(), strict=True)))}"
 
     def _sum(self, rows_at: Callable[[Int64Array], Int64Array], low: int, high: int) -> Digest:
         total = Digest()
@@ -209,8 +209,8 @@ def _compare(line: EpochLine, expected: Expected) -> tuple[Status, int, str]:
     text += f", but for {passed:,} that seek() passed over" * (passed > 0)
     # Where each epoch leaves out other rows, its cost is another one, and epochs could not share a text.
     is_alike = not passed and not (line.has_ended and left_out)
-    if is_alike and (cost := expected.cost(line.epoch, min(line.end, planned))) is not None:
-        text += f"; they cost {cost:,}" if expected.tokens is None else f"; they have {cost:,} tokens"
+    if is_alike:
+        text += expected.cost(line.epoch, min(line.end, planned))
     if expected.tokens is not None:
         text += ", counted as sequences by their numbers, not by their documents"
     return "proven", left_out, text

@@ -93,7 +93,7 @@ class BalancedSlices(LaneSlices):
             steps = [super(BalancedSlices, self).positions(at, 0, self._steps.size(at)) for at in starts]
             order = self._rows.order
             positions = np.concatenate(steps) % order.epoch_rows
-            costs = order.costs(select_rows(self._rows, positions)).astype(np.int64)
+            costs = order.costs(select_rows(self._rows, positions)).astype(np.int64)  # (rows, costs)
             parts = np.split(costs, np.cumsum([len(step) for step in steps])[:-1])
             for at, step, part in zip(starts, steps, parts, strict=True):
                 of_ranks = self._balance.arrange(part, self._dp_size)

@@ -2,12 +2,12 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from raylance.orders.order import COST, costs_in_words
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.cutting import cut_costs
 from raylance.planning.plan import Plan
@@ -19,23 +19,26 @@ _SAMPLED = 128  # steps of which a summary is made
 
 
 class RowCosts(NamedTuple):
-    """The costs of the rows of a step, rank by rank, int64, (n,); which rows are not fill, bool, (n,); and the ranks'
-    half-open slices.
+    """The names of the costs; which of them are counted as if rows were padded, bool, (costs,); the costs of the rows
+    of a step, rank by rank, int64, (n, costs); which rows are not fill, bool, (n,); and the ranks' half-open slices.
     """
 
+    names: tuple[str, ...]
+    is_padded: BoolArray
     costs: Int64Array
     is_real: BoolArray
     slices: list[tuple[int, int]]
 
     @property
     def by_rank(self) -> list[Int64Array]:
-        """The costs of each rank's rows."""
+        """The costs of each rank's rows, (rows, costs) each."""
         return [self.costs[low:high] for low, high in self.slices]
 
     @property
-    def total(self) -> int:
-        """The cost of the step over all ranks, without the rows that only fill it."""
-        return int(self.costs[self.is_real].sum())
+    def total(self) -> int | dict[str, int]:
+        """The cost of the step over all ranks, without the rows that only fill it; of several costs, by name."""
+        found: dict[str, int] = dict(zip(self.names, self.costs[self.is_real].sum(axis=0).tolist(), strict=True))
+        return found.get(COST, found)
 
 
 def row_costs(plan: Plan, epoch: int, position: int) -> RowCosts:
@@ -43,15 +46,18 @@ def row_costs(plan: Plan, epoch: int, position: int) -> RowCosts:
     positions = plan.positions(epoch, position, 0, plan.step_size(epoch, position))
     costs = plan.order.costs(plan.select(epoch, positions)).astype(np.int64)
     slices = [plan.rank_slice(epoch, position, rank) for rank in range(plan.dp_size)]
-    return RowCosts(costs, positions < plan.epoch_rows, slices)
+    names, budget, by = plan.order.cost_names, plan.budget, plan.order.buckets_by
+    # A cost without a name has always been shown as if batches were padded.
+    is_padded = [name in (COST, by) or (budget is not None and budget.pads(name)) for name in names]
+    return RowCosts(names, np.array(is_padded), costs, positions < plan.epoch_rows, slices)
 
 
 class StepCosts(NamedTuple):
-    """The costs of a step.
+    """What a step costs, in one of the costs.
 
     Attributes:
         own: Sum of the costs of a rank's rows.
-        padded: The rank's rows times the highest cost of them.
+        padded: The rank's rows times the highest cost of them; of a cost whose rows are not padded, `own`.
         costliest: The largest `padded` of all ranks.
     """
 
@@ -60,14 +66,17 @@ class StepCosts(NamedTuple):
     costliest: int
 
     @classmethod
-    def of(cls, rows: RowCosts, dp_rank: int) -> Self:
-        """Returns the costs of a step, seen from one rank."""
+    def of(cls, rows: RowCosts, dp_rank: int) -> dict[str, Self]:
+        """Returns the costs of a step, seen from one rank, by name."""
         slices = rows.by_rank
-        paid = [len(own) * int(own.max(initial=0)) for own in slices]
-        return cls(int(slices[dp_rank].sum()), paid[dp_rank], max(paid))
+        sums = np.array([own.sum(axis=0) for own in slices])
+        padded = np.array([len(own) * own.max(axis=0, initial=0) for own in slices])
+        paid = np.where(rows.is_padded, padded, sums)
+        numbers = (sums[dp_rank], paid[dp_rank], paid.max(axis=0))
+        return {name: cls(*each) for name, each in zip(rows.names, np.transpose(numbers).tolist(), strict=True)}
 
 
-def cut_step(rows: RowCosts, dp_rank: int, micro: CostLimit) -> tuple[list[int], int]:
+def cut_step(rows: RowCosts, dp_rank: int, micro: CostLimit) -> tuple[list[int], int | dict[str, int]]:
     """Cuts a rank's rows of a step into micro-batches of at most the cost of a budget, as many on each rank.
 
     A rank that needs fewer than another one cuts its largest ones further. If it has too few rows for that, its last
@@ -75,9 +84,10 @@ def cut_step(rows: RowCosts, dp_rank: int, micro: CostLimit) -> tuple[list[int],
 
     Returns:
         The bounds of the micro-batches in the rank's rows, ascending from 0, (micro-batches + 1,); and the cost of the
-        whole step over all ranks, without the rows that only fill it.
+        whole step; see `RowCosts.total`.
     """
-    cut = [cut_costs(own, micro).tolist() if len(own) else [0] for own in rows.by_rank]
+    limits = micro.of(rows.names)
+    cut = [cut_costs(own, limits).tolist() if len(own) else [0] for own in rows.by_rank]
     most, bounds = max(1, *(len(each) - 1 for each in cut)), cut[dp_rank]
     while len(bounds) <= most:
         sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
@@ -115,6 +125,10 @@ class CostFigures:
 
     def __str__(self) -> str:
         """Returns the figures in words."""
+        return self.in_words(COST)
+
+    def in_words(self, name: str) -> str:
+        """Returns the figures of the cost of this name in words."""
         ratios = {"padded": self.padded, "not padded": self.summed, "squared": self.squared}
         words = ", ".join(f"{name} {half:.2f} and {most:.2f}" for name, (half, most) in ratios.items())
         moved = f"; {self.moved:.1%} of the rows change the rank" if self.moved else ""
@@ -122,52 +136,64 @@ class CostFigures:
             f"; cost of the costliest rank / of the mean rank, in the median step and the worst tenth: {words}{moved}"
         )
         is_even = all(most == 1 for _, most in ratios.values())  # as with one rank
-        step = f"{self.rows:,.0f} rows and cost {self.cost:,.0f} a step; {self.padding:.1%} padding"
+        cost = f"{'cost ' * (name == COST)}{costs_in_words({name: self.cost})}"
+        step = f"{self.rows:,.0f} rows and {cost} a step; {self.padding:.1%} padding"
         return step if is_even else step + uneven
 
 
-def cost_figures(plan: Plan, epoch: int = 0, sample_steps: int = _SAMPLED) -> CostFigures | None:
-    """Computes what the costs mean for the ranks, from steps at equal distances; None if rows have no costs."""
-    if not plan.order.has_costs:
-        return None
+def cost_figures(
+    plan: Plan, epoch: int = 0, sample_steps: int = _SAMPLED
+) -> CostFigures | dict[str, CostFigures] | None:
+    """Computes what the costs mean for the ranks, from steps at equal distances; by name if rows have several costs;
+    None if they have none.
+    """
     wanted = (np.arange(sample_steps) * (plan.epoch_rows / sample_steps)).astype(np.int64).tolist()
-    starts = dict.fromkeys(plan.start_of(epoch, position) for position in wanted)
+    starts = dict.fromkeys(plan.start_of(epoch, position) for position in wanted) if plan.order.cost_names else {}
     steps = [_look_at(plan, epoch, start) for start in starts if not plan.is_over(epoch, start)]
     if not steps:
         return None
-    rows, cost, paid, moved = (sum(getattr(step, name) for step in steps) for name in ("rows", "cost", "paid", "moved"))
-    return CostFigures(
-        rows=rows / len(steps),
-        cost=cost / len(steps),
-        padding=1 - cost / paid if paid else 0.0,
-        padded=_quantiles([step.padded for step in steps]),
-        summed=_quantiles([step.summed for step in steps]),
-        squared=_quantiles([step.squared for step in steps]),
-        moved=moved / max(1, rows),
+    rows = sum(step.rows for step in steps)
+    cost, paid, padded, summed, squared = (
+        np.array([getattr(step, name) for step in steps]) for name in ("cost", "paid", "padded", "summed", "squared")
     )
+    found = {
+        name: CostFigures(
+            rows=rows / len(steps),
+            cost=float(cost[:, k].mean()),
+            padding=float(1 - cost[:, k].sum() / paid[:, k].sum()) if paid[:, k].any() else 0.0,
+            padded=_quantiles(padded[:, k]),
+            summed=_quantiles(summed[:, k]),
+            squared=_quantiles(squared[:, k]),
+            moved=sum(step.moved for step in steps) / max(1, rows),
+        )
+        for k, name in enumerate(plan.order.cost_names)
+    }
+    return found.get(COST, found)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
+    """A sampled step. All arrays are of shape (costs,)."""
+
     rows: int
-    cost: int
-    paid: int
     moved: int
-    padded: float
-    summed: float
-    squared: float
+    cost: Floats
+    paid: Floats
+    padded: Floats
+    summed: Floats
+    squared: Floats
 
 
 def _look_at(plan: Plan, epoch: int, start: int) -> _Step:
     rows = row_costs(plan, epoch, start)
-    slices = rows._replace(costs=np.where(rows.is_real, rows.costs, 0)).by_rank
-    paid = [len(own) * int(own.max(initial=0)) for own in slices]
-    sums = [int(own.sum()) for own in slices]
-    squares = [float((own.astype(np.float64) ** 2).sum()) for own in slices]
+    slices = rows._replace(costs=np.where(rows.is_real[:, None], rows.costs, 0)).by_rank
+    paid = np.array([len(own) * own.max(axis=0, initial=0) for own in slices], dtype=np.float64)
+    sums = np.array([own.sum(axis=0) for own in slices], dtype=np.float64)
+    squares = np.array([(own.astype(np.float64) ** 2).sum(axis=0) for own in slices])
     moved = 0
     if plan.balance is not None:
         moved = int((_ranks_of(plan, epoch, start) != _ranks_of(plan.by_lane, epoch, start)).sum())
-    return _Step(len(rows.costs), sum(sums), sum(paid), moved, _ratio(paid), _ratio(sums), _ratio(squares))
+    ratios = (_ratio(paid), _ratio(sums), _ratio(squares))
+    return _Step(len(rows.costs), moved, sums.sum(axis=0), paid.sum(axis=0), *ratios)
 
 
 def _ranks_of(plan: Plan, epoch: int, start: int) -> Int64Array:
@@ -177,11 +203,12 @@ def _ranks_of(plan: Plan, epoch: int, start: int) -> Int64Array:
     return np.repeat(np.arange(plan.dp_size, dtype=np.int64), sizes)[positions.argsort()]
 
 
-def _ratio(of_ranks: Sequence[float]) -> float:
-    mean = sum(of_ranks) / len(of_ranks)
-    return max(of_ranks) / mean if mean else 1.0
+def _ratio(of_ranks: Floats) -> Floats:
+    """Returns the largest of the ranks' numbers over their mean, of (ranks, costs); 1 if all are 0."""
+    mean = of_ranks.mean(axis=0)
+    return np.where(mean > 0, of_ranks.max(axis=0) / np.where(mean > 0, mean, 1), 1.0)
 
 
-def _quantiles(values: list[float]) -> tuple[float, float]:
+def _quantiles(values: Floats) -> tuple[float, float]:
     half, most = np.quantile(values, [0.5, 0.9]).tolist()
     return half, most

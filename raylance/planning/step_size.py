@@ -1,8 +1,10 @@
 """The size of a step, a number of rows or a cost, and what follows the last whole step of an epoch."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import numpy as np
 
 from raylance.arguments import (
     check_batch_size,
@@ -14,11 +16,15 @@ from raylance.arguments import (
 )
 from raylance.descriptions import Setting
 from raylance.errors import ConfigError
+from raylance.orders.order import COST, costs_in_words
+from raylance.orders.permutation import BoolArray, Int64Array
 
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
 Ending = Literal["drop", "pad", "ragged", "ragged_or_empty"]
 ENDINGS: tuple[Ending, ...] = (*REMAINDERS, "ragged_or_empty")
+UNLIMITED = 1 << 62
+"""The limit of a cost that a budget does not limit."""
 OLDER = "global_batch_cost", "max_rows", "padded", "micro_batch_cost"
 """Arguments of 0.12 that `budget` has replaced."""
 
@@ -28,24 +34,68 @@ class CostLimit:
     """What a step, or a micro-batch, may cost in place of a number of rows.
 
     Attributes:
-        cost: Most cost, over all ranks for a step. A row that costs more is a step by itself.
+        cost: Most cost, over all ranks for a step; of several costs, by name. A row that costs more is a step by
+            itself.
         max_rows: Most rows; None for any number.
         padded: Whether rows cost their number times the costliest of them, because each is padded to it; if not, the
-            sum of their costs. Steps of the order `Buckets` are always counted as if they were padded.
+            sum of their costs. Of several costs, the names of those that are padded. Steps of the order `Buckets` are
+            always counted as if they were padded, in the cost by which rows come together.
     """
 
-    cost: int
+    cost: int | Mapping[str, int]
     max_rows: int | None = None
-    padded: bool = True
+    padded: bool | Sequence[str] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cost", check_integer("cost", self.cost, 1))
-        _check_fields(self, "max_rows")
+        _check_fields(self, "cost", "max_rows")
 
-    def rows_of(self, cost: int) -> int:
-        """Returns how many rows of this cost a step may have, at least one."""
-        fitting = max(1, self.cost // max(1, cost))
+    @property
+    def most(self) -> Mapping[str, int]:
+        """Most cost by name; see `COST`."""
+        return self.cost if isinstance(self.cost, Mapping) else {COST: self.cost}
+
+    @property
+    def text(self) -> str:
+        """The cost in words."""
+        return f"{'' if isinstance(self.cost, Mapping) else 'cost '}{costs_in_words(self.most)}"
+
+    def pads(self, name: str) -> bool:
+        """Whether rows cost their number times the costliest of them, by the cost of this name."""
+        return self.padded if isinstance(self.padded, bool) else name in self.padded
+
+    def of(self, names: Sequence[str], *, padded: str | None = None) -> "Limits":
+        """Returns the limits of the costs of these names, of which one is `padded` at any rate."""
+        most = [self.most.get(name, UNLIMITED) for name in names]
+        pads = [name == padded or self.pads(name) for name in names]
+        return Limits(np.array(most, dtype=np.int64), np.array(pads, dtype=np.bool_), self.max_rows)
+
+
+class Limits(NamedTuple):
+    """A `CostLimit` for rows that have certain costs.
+
+    Attributes:
+        most: Most of each cost, int64, (costs,).
+        padded: Whether it is counted as if rows were padded, bool, (costs,).
+        max_rows: Most rows; None for any number.
+    """
+
+    most: Int64Array
+    padded: BoolArray
+    max_rows: int | None
+
+    def rows_of(self, costs: Int64Array) -> int:
+        """Returns how many rows of these costs, int64, (costs,), a step may have, at least one."""
+        fitting = max(1, int((self.most // np.maximum(1, costs)).min()))
         return fitting if self.max_rows is None else min(fitting, self.max_rows)
+
+    def holds(self, costs: Int64Array) -> bool:
+        """Whether rows of these costs, int64, (n, costs), n >= 1, may be a step, by their costs."""
+        paid = np.where(self.padded, len(costs) * costs.max(axis=0), costs.sum(axis=0))
+        return bool((paid <= self.most).all())
+
+    def without(self, number: int) -> Self:
+        """Returns the limits of all costs but one."""
+        return self._replace(most=np.delete(self.most, number), padded=np.delete(self.padded, number))
 
 
 Size = int | CostLimit
@@ -63,12 +113,17 @@ class Budget(Setting):
     which to divide sums of losses, because ranks get unequal shares of it. At the end of an epoch, remainder="drop"
     leaves out a step of fewer rows than the order has lanes, and no other.
 
+    If `cost=` of the dataset is a dict, so is the cost here: `Budget({"tokens": 65_536, "patches": 16_384})`. No step
+    exceeds any of them, and `_step_cost` is a dict, too. Costs that are left out are not limited.
+
     Attributes:
         cost: Most cost of a step over all ranks. None for steps of `max_rows` rows each, which `micro` cuts.
         max_rows: Most rows of a step over all ranks; None for any number.
         padded: Whether a step, or a micro-batch, costs its rows times the cost of its costliest row, because rows
-            are padded to the longest one. False adds up the costs, for batches that are packed or jagged. With the
-            order "bucket", steps are always counted as if they were padded, because their rows have similar costs.
+            are padded to the longest one. False adds up the costs, for batches that are packed or jagged. None is True
+            for one cost. Of several costs, it is the names of those whose values are padded, as `["tokens"]`, and None
+            is none of them. With the order "bucket", steps are always counted as if they were padded, because their
+            rows have similar costs.
         micro: Most cost of a micro-batch on one rank, for accumulating gradients. Each step is then a list of batches,
             as many on every rank, of this cost at most, unless a row alone costs more. Each has the `_step_cost` of the
             whole step. A rank with too few rows gets batches without rows. None for whole steps.
@@ -79,13 +134,14 @@ class Budget(Setting):
 
     _hints: ClassVar = dict.fromkeys(
         ("tokens", "max_tokens"),
-        'the cost has no name, as in Budget(4096); cost=raylance.TokensOf("…") of raylance.dataset says what it counts',
+        'one cost has no name, as in Budget(4096): cost=raylance.TokensOf("…") of the dataset says what it counts; '
+        'several have, as in Budget({"tokens": 4096, "patches": 1024})',
     )
-    cost: int | None = None
+    cost: int | Mapping[str, int] | None = None
     _: dataclasses.KW_ONLY
     max_rows: int | None = None
-    padded: bool = True
-    micro: int | None = None
+    padded: bool | Sequence[str] | None = None
+    micro: int | Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
         _check_fields(self, "cost", "max_rows", "micro")
@@ -98,17 +154,37 @@ class Budget(Setting):
     def __repr__(self) -> str:
         given = [] if self.cost is None else [str(self.cost)]
         given += [f"max_rows={self.max_rows}"] if self.max_rows is not None else []
-        given += ["padded=False"] if not self.padded else []
+        default: bool | list[str] = [] if isinstance(self.cost or self.micro, Mapping) else True
+        given += [f"padded={self.padded}"] if self.padded != default else []
         given += [f"micro={self.micro}"] if self.micro is not None else []
         return f"Budget({', '.join(given)})"
 
 
 def _check_fields(value: CostLimit | Budget, *integers: str) -> None:
     """Replaces numbers and `padded` by Python's own. Raises ConfigError if one is not of its type or range."""
-    for name in integers:
-        if getattr(value, name) is not None:
-            object.__setattr__(value, name, check_integer(f"Budget(): {name}", getattr(value, name), 1))
-    object.__setattr__(value, "padded", check_flag("Budget(): padded", value.padded))
+    named: list[str] = []
+    for field in integers:
+        given, where = getattr(value, field), f"Budget(): {field}"
+        if isinstance(given, Mapping) and field != "max_rows":
+            if not given or not all(isinstance(name, str) for name in given):
+                raise ConfigError(
+                    f"{where}={given}: give the most of each cost by its name, as in cost= of the dataset."
+                )
+            given = {name: check_integer(f"{where}[{name!r}]", most, 1) for name, most in given.items()}
+            named += given
+        elif given is not None:
+            given = check_integer(where, given, 1)
+        object.__setattr__(value, field, given)
+    padded = value.padded
+    if padded is None:
+        padded = [] if named else True
+    elif named and isinstance(padded, list | tuple):
+        padded = list(padded)
+        if not all(name in named for name in padded):
+            raise ConfigError(f"Budget(): padded={padded}: the costs are {', '.join(named)}. Name some of them.")
+    else:
+        padded = check_flag("Budget(): padded", padded)
+    object.__setattr__(value, "padded", padded)
 
 
 def read_ending(call: str, remainder: Ending, others: dict[str, Any]) -> tuple[Remainder, bool]:
@@ -186,10 +262,20 @@ def read_size(
             f"{call}: budget={budget}, global_batch_size={global_batch_size}, batch_size={batch_size}: a step has a "
             "cost or a number of rows. Give one of them; max_rows= of the budget limits the rows of a step of a cost."
         )
-    micro = None if budget.micro is None else CostLimit(cost=budget.micro, padded=budget.padded)
+    micro = None
+    if budget.micro is not None:
+        micro = CostLimit(cost=budget.micro, padded=_padded(budget, budget.micro))
     if budget.cost is None:
         return StepSize(check_batch_size(budget.max_rows, None, dp_size), micro)
-    return StepSize(CostLimit(cost=budget.cost, max_rows=budget.max_rows, padded=budget.padded), micro)
+    size = CostLimit(cost=budget.cost, max_rows=budget.max_rows, padded=_padded(budget, budget.cost))
+    return StepSize(size, micro)
+
+
+def _padded(budget: Budget, limited: int | Mapping[str, int]) -> bool | list[str]:
+    """Returns `padded` of a budget for one of its limits, which may name fewer costs."""
+    if isinstance(budget.padded, Sequence):
+        return [name for name in budget.padded if isinstance(limited, Mapping) and name in limited]
+    return bool(budget.padded)
 
 
 def require_size(found: StepSize | None) -> StepSize:

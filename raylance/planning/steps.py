@@ -13,8 +13,8 @@ import numpy as np
 from raylance.orders.checking import select_rows
 from raylance.orders.order import Epoch
 from raylance.orders.permutation import Int64Array
-from raylance.planning.cutting import cut_buckets, cut_costs
-from raylance.planning.step_size import CostLimit, Remainder
+from raylance.planning.cutting import cut_buckets, cut_costs, cut_further
+from raylance.planning.step_size import UNLIMITED, CostLimit, Remainder
 
 _UNIT = 1 << 15  # positions that are cut into steps together, if the order has no windows
 _THREADS = 8  # that count the steps of an epoch
@@ -155,12 +155,13 @@ class CostSteps(Steps):
 
     def __init__(self, rows: Epoch, budget: CostLimit, remainder: Remainder) -> None:
         """Takes the rows of the epoch, and fields of a plan."""
-        self._rows, self._budget, self._remainder = rows, budget, remainder
+        self._rows, self._remainder = rows, remainder
+        self._limits = budget.of(rows.order.cost_names, padded=rows.order.buckets_by)
         self._epoch_rows = rows.order.epoch_rows
         self._unit_positions = rows.order.read_positions or _UNIT  # the last unit may have fewer
         # A short rest of the epoch belongs to the last unit, unless that is a round of `Buckets`.
         units, rest = divmod(self._epoch_rows, self._unit_positions)
-        is_unit = rest and (rows.order.has_buckets or 2 * rest >= self._unit_positions)
+        is_unit = rest and (rows.order.buckets_by is not None or 2 * rest >= self._unit_positions)
         self._units = max(1, units + bool(is_unit))
         self._starts = functools.lru_cache(maxsize=_KEPT)(self._starts_of)
         self._lines = functools.lru_cache(maxsize=_KEPT)(self._lines_of)
@@ -185,14 +186,23 @@ class CostSteps(Steps):
     def _cut(self, unit: int) -> Int64Array:
         order, first = self._rows.order, unit * self._unit_positions
         end = self._epoch_rows if unit == self._units - 1 else first + self._unit_positions
-        if order.has_buckets:
-            made = self._rows.round(unit)
-            starts = cut_buckets(made.starts, made.highest, order.lane_count, self._budget)
+        if order.buckets_by is not None:
+            made, number = self._rows.round(unit), order.cost_names.index(order.buckets_by)
+            most, max_rows = int(self._limits.most[number]), self._limits.max_rows
+            starts = cut_buckets(made.starts, made.highest, order.lane_count, most, max_rows)
+            others = self._limits.without(number)
+            if (others.most < UNLIMITED).any():
+                costs = np.delete(self._costs(first, end), number, axis=1)
+                starts = first + cut_further(starts - first, costs, others)
         else:
-            costs = order.costs(select_rows(self._rows, np.arange(first, end, dtype=np.int64)))
-            starts = first + cut_costs(costs.astype(np.int64), self._budget)
+            starts = first + cut_costs(self._costs(first, end), self._limits)
         is_short = end == self._epoch_rows and starts[-1] - starts[-2] < order.lane_count
         return starts[:-1] if is_short and self._remainder == "drop" and len(starts) - 2 + unit else starts
+
+    def _costs(self, first: int, end: int) -> Int64Array:
+        """Returns the costs of the rows at positions [first, end), int64, (n, costs)."""
+        rows = select_rows(self._rows, np.arange(first, end, dtype=np.int64))
+        return self._rows.order.costs(rows).astype(np.int64)
 
     def _find(self, position: int) -> tuple[int, list[int], int]:
         """Returns the unit of a position, its steps, and the index of the step that has the position."""

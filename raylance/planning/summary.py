@@ -10,6 +10,7 @@ import numpy as np
 
 from raylance.errors import ConfigError
 from raylance.orders.mixture import MixOrder, mean_costs
+from raylance.orders.order import COST
 from raylance.planning.plan import Plan, fitting_rows
 from raylance.planning.quality import Labels, ShuffleQuality, compare_windows, order_in_words, shuffle_quality
 from raylance.planning.step_costs import CostFigures, cost_figures
@@ -49,15 +50,16 @@ def _sources(plan: Plan, end: int) -> "dict[str, SourceRows]":
     if not isinstance(order, MixOrder):
         return {}
     found, standings = {}, order.standings(end)
-    costs = mean_costs(plan.order)
-    total = sum(mean * standings[part.name]["rows"] for mean, part in zip(costs, order.components, strict=False))
+    costs, names = mean_costs(plan.order), plan.order.cost_names
+    totals = sum(mean * standings[part.name]["rows"] for mean, part in zip(costs, order.components, strict=False))
     for number, part in enumerate(order.components):
         delivered = standings[part.name]["rows"]
         used = min(delivered, part.rows)  # all rows of a component come before one comes again
         is_drawn = part.order.repeats
+        shares = dict(zip(names, (costs[number] * delivered / totals).tolist() if costs else (), strict=True))
         found[part.name] = SourceRows(
             share=part.quota / sum(order.quotas),
-            cost_share=costs[number] * delivered / total if total else None,
+            cost_share=shares.get(COST, shares) or None,
             rows=part.rows,
             delivered=delivered,
             used=None if is_drawn else used,
@@ -72,7 +74,8 @@ class SourceRows:
     """The rows of one dataset in an epoch of a mixture. The last three are None if the dataset's order draws rows."""
 
     share: float  # the share of the positions, which follows from its weight
-    cost_share: float | None  # the share of what the delivered rows cost, about; None if rows have no costs
+    # About the share of what the delivered rows cost; of several costs, a dict by name; None if rows have no costs
+    cost_share: float | Mapping[str, float] | None
     rows: int  # selected
     delivered: int  # with repeats
     used: int | None  # different rows that are delivered
@@ -100,7 +103,8 @@ class PlanSummary:
             at most `reader_bytes`. Rows that are being read need more memory; see `Options.reader_bytes`.
         row_bytes: Approximate bytes of a row as it is read; `window_bytes` and `held_bytes` follow from it.
         measure: How `row_bytes` was measured.
-        costs: What padding and what imbalance follow from the costs of the rows; None if they have none.
+        costs: What padding and what imbalance follow from the costs of the rows; of several costs, a dict by name; None
+            if they have none.
     """
 
     plan: Plan
@@ -114,7 +118,7 @@ class PlanSummary:
     held_bytes: int
     row_bytes: float
     measure: str
-    costs: CostFigures | None = None
+    costs: CostFigures | Mapping[str, CostFigures] | None = None
 
     @property
     def empty_ranks(self) -> int:
@@ -183,7 +187,7 @@ class PlanSummary:
                 f"{counted(self.steps, 'step')} an epoch on every rank; {self.rows_dropped:,} rows dropped, "
                 f"{self.rows_repeated:,} repeated (remainder={plan.remainder!r})",
                 *self._empty_in_words(),
-                *([str(self.costs)] if self.costs else []),
+                *self._costs_in_words(),
                 f"{self.window_bytes / 2**20:,.1f} MiB a window and rank, {self.held_bytes / 2**20:,.1f} MiB held "
                 f"({self.row_bytes:,.0f} bytes a row, {self.measure})",
                 f"read by {self.reads}",
@@ -197,6 +201,11 @@ class PlanSummary:
         if settings.repeats:  # such an order has no shards
             return f"{plan.epoch_rows:,} rows an epoch, drawn from {plan.rows:,}"
         return f"{plan.rows:,} rows in {counted(self.shards, 'shard')} of {settings.shard_rows}"
+
+    def _costs_in_words(self) -> list[str]:
+        """Returns a line for each cost."""
+        costs = self.costs if isinstance(self.costs, Mapping) else {COST: self.costs} if self.costs else {}
+        return [figures.in_words(name) for name, figures in costs.items()]
 
     def _empty_in_words(self) -> list[str]:
         """Returns a line if ranks get no row in each step, or in the last one."""
@@ -212,11 +221,13 @@ class PlanSummary:
         """Returns headings and a line for each dataset of a mixture; no line if it is not a mixture."""
         if not self.sources:
             return []
-        has_costs = any(source.cost_share is not None for source in self.sources.values())
-        heads = ("share of rows", "share of cost") if has_costs else ("share of rows",)
+        heads = ("share of rows", *(f"share of {name}" for name in self.plan.order.cost_names))
         lines = [("dataset", *heads, "rows", "used", "left out", "repeated")]
         for name, source in self.sources.items():
-            shares = (source.share, source.cost_share or 0.0)[: len(heads)]
+            of_cost = source.cost_share
+            shares = (source.share, *(of_cost.values() if isinstance(of_cost, Mapping) else [of_cost or 0.0]))[
+                : len(heads)
+            ]
             drawn = (f"drawn {source.delivered:,} times", "", "")
             numbers = [
                 f"{number:,}" for number in (source.used, source.left_out, source.repeated) if number is not None

@@ -3,6 +3,7 @@
 import base64
 import importlib
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -143,16 +144,16 @@ def draw_helpers(found: Timeline, records: Sequence[LoaderRecord]) -> str:
 
 
 def draw_costs(found: Timeline) -> str:
-    """Draws padding and imbalance over time; "" if rows have no costs."""
-    if not np.isfinite(found.padding).any():
+    """Draws padding and imbalance over time, of each cost; "" if rows have no costs."""
+    if not any(np.isfinite(padding).any() for padding, _ in found.costs.values()):
         return ""
     figure, axes = _figure(1.9)
     middles = (found.edges[:-1] + found.edges[1:]) / 2
-    for values, label, color in (
-        (found.padding, "padding, if batches are padded", "#9457c4"),
-        (found.imbalance, "costliest rank, over the mean of the ranks", "#e8792b"),
-    ):
-        axes.step(middles, 100 * values, where="mid", color=color, linewidth=1.4, label=label)
+    for (cost, shares), style in zip(found.costs.items(), itertools.cycle(["-", "--", ":"])):
+        labels = ("padding, if batches are padded", "costliest rank, over the mean of the ranks")
+        for values, label, color in zip(shares, labels, ("#9457c4", "#e8792b"), strict=True):
+            label = f"{cost[1:]}: {label}" if cost else label
+            axes.step(middles, 100 * values, where="mid", color=color, linewidth=1.4, linestyle=style, label=label)
     axes.set(ylim=(0, None), xlim=(0, found.edges[-1]), xlabel="s", ylabel="%")
     axes.legend(loc="upper left", bbox_to_anchor=(0, 1.22), ncols=2, frameon=False, fontsize=8, handlelength=1.2)
     return picture(figure, "padding and imbalance over time")

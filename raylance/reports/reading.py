@@ -122,7 +122,8 @@ class LoaderRecord:
         if name in STANDING:
             return self.series[name][np.clip(np.searchsorted(known, times, side="right") - 1, 0, len(known) - 1)]
         begun, nothing = np.array([self.started]), np.zeros(1)
-        return np.interp(times, np.concatenate((begun, known)), np.concatenate((nothing, self.series[name])), left=0.0)
+        values = self.series.get(name, np.zeros(len(known)))  # a start without a batch knows no name of a cost
+        return np.interp(times, np.concatenate((begun, known)), np.concatenate((nothing, values)), left=0.0)
 
     def latest(self, name: str) -> float:
         """Returns a figure in the last sample."""
@@ -131,7 +132,7 @@ class LoaderRecord:
 
     def rank_figures(self, begin: float = -np.inf) -> RankFigures:
         """Returns the figures for verdicts: the growth of counters since `begin`, and the last values of gauges."""
-        figures = {name: self.latest(name) for name in NUMBERS}
+        figures = {name: self.latest(name) for name in self.series if name in NUMBERS or "." in name}
         if begin >= self.started:  # nothing was counted before the start
             figures |= {name: figures[name] - float(self.at(name, begin)) for name in figures.keys() - GAUGES}
         reports = [what for _, kind, what in self.events if kind == "report" and isinstance(what, dict)]
@@ -223,7 +224,10 @@ class Run:
         for record in self.of(dataset):
             found = record.rank_figures()
             if (before := by_rank.get(record.rank)) is not None:
-                summed = {k: v if k in GAUGES else v + before.figures[k] for k, v in found.figures.items()}
+                figures = dict.fromkeys(before.figures, 0.0) | dict(
+                    found.figures
+                )  # a start without a batch has no names
+                summed = {k: v if k in GAUGES else v + before.figures.get(k, 0.0) for k, v in figures.items()}
                 starts = before.starts + (record.start != before.facts.get("start") or not record.start)
                 rows = [(one.figures["rows"], one.peers) for one in (before, found)]
                 counted = sum(number / peers for number, peers in rows)
@@ -361,7 +365,8 @@ def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
         digest=facts.pop("digest", None),
         shared_s=facts.pop("shared_s", None) or {},
         written_s=written_s,
-        series={name: columns.get(name, np.zeros(table.num_rows)) for name in COLUMNS},
+        series={name: columns.get(name, np.zeros(table.num_rows)) for name in COLUMNS}
+        | {name: values for name, values in columns.items() if "." in name},
     )
     # Records are sorted and grouped by these values: if they are wrong, the record is damaged.
     if not np.isfinite([record.rank, record.peers, record.begun_s, record.started]).all() or not record.dataset:

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from raylance.observe.figures import PARTS
+from raylance.observe.figures import PARTS, RunFigures
+from raylance.observe.stats import COST_COUNTERS
 from raylance.observe.wait_clock import WAITS
 from raylance.reports.reading import FloatArray, LoaderRecord, Run
 
 _FIELDS = {"saving": "save_s", **WAITS}
 _SMOOTH_S = 3.0
 _GAP_S = 20.0  # a longer time without any record: the run did not run
-
-_COSTS = ("cost", "padded_cost", "dearest_cost")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +26,9 @@ class Timeline:
     times: FloatArray  # the same edges in seconds since 1970
     cuts: Sequence[float]  # where times were left out, in seconds since the run began
     shares: dict[int, dict[str, FloatArray]]  # by rank, then by `PARTS`: the share of each bin, (bins,), in [0, 1]
-    # Share of padding, and by how much the costliest rank costs more than the mean; (bins,) each, NaN if not known
-    padding: FloatArray
-    imbalance: FloatArray
+    # By cost, "" or a dot and its name: the share of padding, and by how much the costliest rank costs more than the
+    # mean; (bins,) each, NaN if not known
+    costs: dict[str, tuple[FloatArray, FloatArray]]
     rate: FloatArray  # rows a second over all ranks, (bins,), a mean over `smoothed_s` around each bin
     smoothed_s: float  # batches come in bursts and are counted once a second
 
@@ -68,16 +67,17 @@ def timeline(run: Run, bins: int = 160) -> Timeline:
         shares[rank] = {part: np.clip(spent[part] / width / total, 0.0, 1.0) for part in PARTS}
     rows = sum((_grown([record], "rows", times) / record.peers for record in main), np.zeros(bins))
     around = max(5, math.ceil(_SMOOTH_S / width) | 1)
-    own, padded, dearest = (_smooth(_grown(main, name, times), around) for name in _COSTS)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        padding, imbalance = 1 - own / padded, dearest / padded - 1
+    costs = {}
+    for cost in RunFigures(run.ranks(run.main)).costs:
+        own, padded, most = (_smooth(_grown(main, f"{name}{cost}", times), around) for name in COST_COUNTERS)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            costs[cost] = 1 - own / padded, most / padded - 1
     return Timeline(
         edges=edges,
         times=times,
         cuts=[float(walked[2 * number]) for number in range(1, len(spans))],
         shares=shares,
-        padding=padding,
-        imbalance=imbalance,
+        costs=costs,
         rate=_smooth(rows / width, around),
         smoothed_s=around * width,
     )

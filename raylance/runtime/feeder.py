@@ -343,7 +343,7 @@ class Feeder:
                 self._changed.notify_all()
 
     def _convert(
-        self, spec: BatchSpec, rows: StepRows, names: Sequence[str], decoded: Mapping[str, Any], cost: int | None
+        self, spec: BatchSpec, rows: StepRows, names: Sequence[str], decoded: Mapping[str, Any], cost: Any
     ) -> Any:
         """Makes the batch of a step, or the list of its micro-batches; adds the cost of the step if it is given."""
         if spec.micro is None:
@@ -383,5 +383,5 @@ def _close_all() -> None:
             feeder.close()
 
 
-def _with_cost(batch: Any, cost: int) -> Any:
+def _with_cost(batch: Any, cost: int | Mapping[str, int]) -> Any:
     return batch | {STEP_COST: cost} if isinstance(batch, dict) else batch

@@ -11,10 +11,10 @@ import hashlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import lance
 import numpy as np
@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raylance.arguments import check_integer
-from raylance.descriptions import OMIT_DEFAULT, Setting
+from raylance.descriptions import CLASS, OMIT_DEFAULT, Setting, is_description, read_description
 from raylance.environment.shared import Shared, SharedTables
 from raylance.errors import ConfigError, DatasetError, filter_of_nulls
-from raylance.orders.order import COST, Tables
-from raylance.orders.permutation import Int32Array
+from raylance.orders.order import COST, Tables, cost_table
+from raylance.orders.permutation import Int32Array, Int64Array
 from raylance.source.fields import find_field
 from raylance.source.kept_files import KeptFiles
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
@@ -42,6 +42,8 @@ _PIECE_ROWS = 1 << 16  # rows of one read, and of one step of progress
 FEW_ROWS = 1 << 16  # costs of up to this number of rows are read again by each process that opens the dataset
 _NOTED = 16  # pieces that are noted as done together
 _AT_ONCE = 4  # pieces that are read at once; Lance itself decodes in parallel
+_FIRST_ROWS = 64  # that are measured together at first
+_READ_BYTES = 32 << 20  # about what is read at once of values that are measured
 _DENSE = 0.1  # from this share of selected rows on, a whole range is read
 _MOST = 2**31 - 1
 
@@ -65,20 +67,47 @@ class TokensOf(Setting):
             raise ConfigError(f"TokensOf(column={self.column!r}): give the name of the column of tokens.")
         object.__setattr__(self, "multiple", check_integer("TokensOf: multiple", self.multiple, 1))
 
-    @classmethod
-    def of_saved(cls, saved: Any) -> "str | TokensOf | None":
-        """Returns the `cost` of `raylance.dataset` whose description a state holds; a subclass counts as this class."""
-        return cls(saved["column"], saved.get("multiple", 1)) if isinstance(saved, Mapping) else saved
+
+class MeasuredCost(Protocol):
+    """A cost that is computed from values of the rows, such as a `raylance.Patches`. Its `repr` has all that its
+    numbers depend on.
+    """
+
+    @property
+    def reads(self) -> Sequence[str]:
+        """The columns that it is computed of;"""
+
+    def measure(self, rows: pa.Table) -> Int64Array:
+        """Returns the cost of some rows, at least 0, int64 (n,)."""
+
+
+Cost = str | TokensOf | MeasuredCost
+
+
+def cost_of_saved(saved: Any) -> Cost | dict[str, Cost] | None:
+    """Returns the `cost` of `raylance.dataset` whose description a state holds."""
+    found = costs_of_saved(saved)
+    return found.get(COST, found) or None
+
+
+def costs_of_saved(saved: Any) -> dict[str, Cost]:
+    """Returns the costs whose description a state holds, by name. A subclass counts as the class that it is made of."""
+    if isinstance(saved, Mapping) and CLASS not in saved:
+        return {name: costs_of_saved(each)[COST] for name, each in saved.items()}
+    if isinstance(saved, Mapping) and not is_description(saved):
+        saved = TokensOf(saved["column"], saved.get("multiple", 1))
+    return {} if saved is None else {COST: read_description(saved)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The setting of the costs of a dataset, checked.
+    """The setting of one of the costs of a dataset, checked.
 
     Attributes:
         text: What the user gave, for states and errors.
-        expression: The SQL expression that Lance computes for each row.
+        expression: The SQL expression that Lance computes for each row; if it is measured, what the file is named by.
         multiple: Each value is rounded up to a multiple of this number.
+        measured: What computes it in place of Lance; None if it is an expression.
         files: Where the file is kept.
         argument: The argument of `raylance.dataset` that needs the costs, for errors.
     """
@@ -88,6 +117,7 @@ class Costs:
     multiple: int
     files: KeptFiles
     argument: str
+    measured: MeasuredCost | None = None
 
     def name(self, source: Source, selection: Selection) -> str:
         """Returns the name of the finished file."""
@@ -96,18 +126,43 @@ class Costs:
         return f"{name}{f'.{self.multiple}' * (self.multiple > 1)}.int32"
 
 
-def check_costs(
+def check_costs(dataset: lance.LanceDataset, cost: Any, folder: str | os.PathLike[str] | None) -> dict[str, Costs]:
+    """Checks the arguments `cost` and `cost_folder` of `raylance.dataset`, and tries the expressions on a few rows.
+    Returns the costs by name. Raises as `check_cost`.
+    """
+    if not isinstance(cost, Mapping):
+        return {} if cost is None else {COST: check_cost(dataset, cost, folder)}
+    for name in cost:
+        if not (isinstance(name, str) and name.isidentifier() and name not in (COST, CLASS)):
+            raise ConfigError(
+                f"cost={{{name!r}: …}}: this cannot be the name of a cost; nothing was started. Give a word such as "
+                f'"tokens", but not "{COST}" or "{CLASS}".'
+            )
+    if not cost:
+        raise ConfigError("cost={}: there is no cost in it; nothing was started. Leave cost= out, or name costs.")
+    return {name: check_cost(dataset, each, folder, f"cost[{name!r}]={each}") for name, each in cost.items()}
+
+
+def check_cost(
     dataset: lance.LanceDataset, cost: Any, folder: str | os.PathLike[str] | None, argument: str = ""
 ) -> Costs:
-    """Checks the arguments `cost` and `cost_folder` of `raylance.dataset`, and tries the expression on a few rows.
-    `argument` is what needs the costs, if it is not `cost`.
+    """Checks one cost, and tries the expression on a few rows. `argument` is what needs it, if it is not `cost`.
 
     Raises:
         ConfigError: If an argument has a wrong type, or the expression is wrong or gives no numbers.
         DatasetError: If a column is missing, or the storage fails.
     """
-    multiple = 1
-    if isinstance(cost, TokensOf):
+    multiple, measured = 1, None
+    if not isinstance(cost, str) and hasattr(cost, "measure"):
+        text = expression = str(cost)
+        measured = cost
+        for name in cost.reads:
+            if find_field(dataset.schema, name) is None:
+                raise DatasetError(
+                    f"{argument or cost}: column {name!r} of {dataset.uri!r} does not exist; nothing was started. Its "
+                    f"columns are {', '.join(dataset.schema.names)}."
+                )
+    elif isinstance(cost, TokensOf):
         field = find_field(dataset.schema, cost.column)
         kind = None if field is None else field.type
         if kind is None or not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
@@ -122,8 +177,8 @@ def check_costs(
         text, expression = cost, _quoted(cost) if cost in dataset.schema.names else f"({cost})"
     else:
         raise ConfigError(
-            f"cost={cost!r}: give the name of a column of numbers, an SQL expression over such columns, or "
-            'raylance.TokensOf("input_ids").'
+            f"{argument or f'cost={cost!r}'}: give the name of a column of numbers, an SQL expression over such "
+            'columns, or raylance.TokensOf("input_ids"); or a dict of several of these by name.'
         )
     costs = Costs(
         text=text,
@@ -131,30 +186,42 @@ def check_costs(
         multiple=multiple,
         files=KeptFiles.of(folder),
         argument=argument or f"cost={text!r}",
+        measured=measured,
     )
     _as_costs(_scan(dataset, costs, 0, 1), costs, dataset.uri, lambda _: 0)
     return costs
 
 
-def share_costs(source: Source, dataset: lance.LanceDataset, costs: Costs, rows: Shared[Selection]) -> Tables:
-    """Returns the table of the costs of the selected rows as a value that all processes of a run share; reads them if
+def share_costs(
+    source: Source, dataset: lance.LanceDataset, costs: Mapping[str, Costs], rows: Shared[Selection]
+) -> Tables:
+    """Returns the tables of the costs of the selected rows as a value that all processes of a run share; reads them if
     no file has them.
 
     Raises:
         DatasetError: If a row has no cost, a negative one or one of 2³¹ or more; or the storage fails.
     """
-    found = load_costs(source, dataset, costs, rows.get())
+    if not costs:
+        return {}
+    found = _load_tables(source, dataset, costs, rows)
     make = functools.partial(_load_again, source, costs, rows)
-    return SharedTables(Shared(f"costs of {source.uri}", {COST: found}, found.nbytes, make))
+    nbytes = sum(each.nbytes for each in found.values())
+    return SharedTables(Shared(f"costs of {source.uri}", found, nbytes, make))
 
 
-def _load_again(source: Source, costs: Costs, rows: Shared[Selection]) -> dict[str, Int32Array]:
-    return {COST: load_costs(source, source.open(), costs, rows.get())}
+def _load_again(source: Source, costs: Mapping[str, Costs], rows: Shared[Selection]) -> dict[str, Int32Array]:
+    return _load_tables(source, source.open(), costs, rows)
+
+
+def _load_tables(
+    source: Source, dataset: lance.LanceDataset, costs: Mapping[str, Costs], rows: Shared[Selection]
+) -> dict[str, Int32Array]:
+    return {cost_table(name): load_costs(source, dataset, each, rows.get()) for name, each in costs.items()}
 
 
 def load_costs(source: Source, dataset: lance.LanceDataset, costs: Costs, rows: Selection) -> Int32Array:
     """Returns the costs of the selected rows, int32, (N,); see `share_costs`."""
-    if rows.rows > FEW_ROWS:
+    if rows.rows > FEW_ROWS or costs.measured is not None:
         try:
             return _load_from_file(dataset, costs, rows, costs.name(source, rows))
         except OSError as error:
@@ -244,6 +311,8 @@ def _fill(
 def _read_piece(dataset: lance.LanceDataset, costs: Costs, rows: Selection, piece: range) -> Int32Array:
     offsets = rows.offsets(np.arange(piece.start, piece.stop, dtype=np.int64))
     first, span = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
+    if costs.measured is not None:
+        return _measure(dataset, costs, offsets)
     if len(offsets) >= _DENSE * span:
         column = _scan(dataset, costs, first, span)
         column = column if span == len(offsets) else column.take(pa.array(offsets - first))
@@ -252,7 +321,24 @@ def _read_piece(dataset: lance.LanceDataset, costs: Costs, rows: Selection, piec
     return _as_costs(column, costs, dataset.uri, lambda at: int(offsets[at]))
 
 
+def _measure(dataset: lance.LanceDataset, costs: Costs, offsets: Int64Array) -> Int32Array:
+    """Measures rows, some at a time, because their values may be large."""
+    measured, found, at = cast("MeasuredCost", costs.measured), np.empty(len(offsets), dtype=np.int32), 0
+    few, columns = _FIRST_ROWS, list(measured.reads)
+    while at < len(offsets):
+        part = offsets[at : at + few].tolist()
+        rows = _ask(dataset, costs, functools.partial(dataset.take, part, columns=columns))
+        numbers = pa.chunked_array([measured.measure(rows)])
+        found[at : at + len(part)] = _as_costs(numbers, costs, dataset.uri, part.__getitem__)
+        at, few = at + len(part), max(1, int(len(part) * min(8, _READ_BYTES / max(1, rows.nbytes))))
+    return found
+
+
 def _scan(dataset: lance.LanceDataset, costs: Costs, first: int, rows: int) -> pa.ChunkedArray:
+    if costs.measured is not None:
+        found = _measure(dataset, costs, np.arange(first, min(first + rows, dataset.count_rows()), dtype=np.int64))
+        return pa.chunked_array([found])
+
     def scan() -> pa.ChunkedArray:
         scanner = dataset.scanner(columns={COST: costs.expression}, offset=first, limit=rows, scan_in_order=True)
         return scanner.to_table()[COST]
@@ -260,7 +346,7 @@ def _scan(dataset: lance.LanceDataset, costs: Costs, first: int, rows: int) -> p
     return _ask(dataset, costs, scan)
 
 
-def _ask(dataset: lance.LanceDataset, costs: Costs, ask: Callable[[], pa.ChunkedArray]) -> pa.ChunkedArray:
+def _ask(dataset: lance.LanceDataset, costs: Costs, ask: Callable[[], Any]) -> Any:
     try:
         return patiently(ask, functools.partial(requests_of, dataset))
     except LANCE_ERRORS as error:

@@ -17,7 +17,7 @@ from raylance.errors import DatasetError, filter_of_nulls
 from raylance.planning.pace import Pace
 from raylance.samples.pack_tokens import Documents, PackTokens
 from raylance.samples.packs import Pack, PackTable, find_bins, make_table
-from raylance.source.costs import FEW_ROWS, TokensOf, check_costs, load_costs
+from raylance.source.costs import FEW_ROWS, TokensOf, check_cost, load_costs
 from raylance.source.fields import find_field
 from raylance.source.packed import PackCompletion, PackedRows
 from raylance.source.rows import Completion, RowSource
@@ -37,11 +37,11 @@ def pack_sequences(
     """Packs the documents of a dataset; reads their lengths now, unless a file has them.
 
     Raises:
-        DatasetError: If a column has another type; also as `make_table`, `check_costs` and `share_costs`.
+        DatasetError: If a column has another type; also as `make_table`, `check_cost` and `share_costs`.
     """
     _check_columns(opened, pack)
     column = pack.names[0]
-    costs = check_costs(opened, TokensOf(column), folder, f"Pack: the length of {column!r}")
+    costs = check_cost(opened, TokensOf(column), folder, f"Pack: the length of {column!r}")
     make = functools.partial(_make_table, source, costs, documents, pack, seed)
     table = make(opened)
     if left_out := table.tokens_left_out:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import lance
@@ -62,7 +63,7 @@ class SelectionRows:
     source: Source
     dataset: lance.LanceDataset
     selection: Selected
-    cost: str | None = None
+    costs: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def count(self) -> int:

@@ -19,7 +19,17 @@ import numpy.typing as npt
 
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
-from raylance.orders.order import COST, Column, Epoch, Facts, Order, Resolved, Tables, join_tables
+from raylance.orders.order import (
+    Column,
+    Epoch,
+    Facts,
+    Order,
+    Resolved,
+    Tables,
+    cost_names,
+    cost_table,
+    join_tables,
+)
 from raylance.orders.permutation import Int64Array, permute
 from raylance.orders.registry import make_order
 from raylance.planning.plan import Plan
@@ -61,14 +71,14 @@ class SampleRows:
     columns: Mapping[str, npt.ArrayLike] = dataclasses.field(default_factory=dict)
 
     @property
-    def cost(self) -> str | None:
-        """The name of the column of costs."""
-        return COST if COST in self.columns else None
+    def costs(self) -> Mapping[str, str]:
+        """The names of the columns of costs: "cost", or "cost.…" for several."""
+        return {name: name for name in cost_names({each: np.empty(0) for each in self.columns})}
 
     @property
     def tables(self) -> Tables:
-        """The table of costs, if there is a column of them."""
-        return {COST: self.column(COST).values().astype(np.int32)} if COST in self.columns else {}
+        """The tables of costs, if there are columns of them."""
+        return {name: self.column(name).values().astype(np.int32) for name in map(cost_table, self.costs)}
 
     def column(self, name: str) -> Column:
         """Returns the column of this name."""
@@ -100,7 +110,7 @@ def check_order(
         order: The order.
         rows: Sizes of the selections on which to check it.
         columns: Columns that the order may look up: arrays by name, with at least as many values as the largest of
-            `rows`. "cost" stands for the costs of the rows.
+            `rows`. "cost" stands for the costs of the rows; "cost.tokens" and so on, if they have several.
         other_process: Whether to check the order in another process, too, which takes a second or two.
 
     Raises:

@@ -134,7 +134,7 @@ def train_fn(config: dict[str, Any]) -> None:
                 if due or setting.asks:
                     state = loader.state_dict()
                     saved = {"at": [state["epoch"], state["position"]]}
-                if setting.asks and raylance.report_if_preempted({"step": step}, loader, saved):
+                if setting.asks and raylance.runs.report_if_preempted({"step": step}, loader, saved):
                     log("preempted", epoch=epoch, step=step)
                 elif due:
                     log("report", epoch=epoch)

@@ -18,17 +18,20 @@ SHUFFLES = tuple(ORDERS.values())
 KINDS = (*SHUFFLES, Weighted, ClassBalanced, MixOrder)
 
 
-def sample(n: int) -> SampleRows:
-    """A selection of n rows in uneven fragments, with a weight, a class and a cost of each row."""
+def sample(n: int, several: bool = False) -> SampleRows:
+    """A selection of n rows in uneven fragments, with a weight, a class and a cost of each row, or `several` costs."""
     rows = np.arange(n)
     classes = np.array([f"class {row * row % 5}" for row in rows])
     costs = rows * rows % 97 % 23 + 40 * (rows % 31 == 7)
-    return SampleRows(count=n, columns={"weight": rows % 7 + (n == 1), "class": classes, "cost": costs})
+    columns = {"weight": rows % 7 + (n == 1), "class": classes}
+    patches = rows * 7 % 19 * (rows % 3 > 0) + 90 * (rows % 23 == 5)  # a third of the rows has none
+    by_name = {"cost.tokens": costs, "cost.patches": patches} if several else {"cost": costs}
+    return SampleRows(count=n, columns=columns | by_name)
 
 
-def resolve(order: Order, n: int, seed: int = 3, **facts: float) -> Resolved:
+def resolve(order: Order, n: int, seed: int = 3, several: bool = False, **facts: float) -> Resolved:
     """An order of n rows, looked up in the sample."""
-    selected = sample(n)
+    selected = sample(n, several)
     bound, tables = order.bind(selected)
     return bound.resolve(Facts(rows=n, seed=seed, tables=join_tables(tables, selected.tables), **facts))  # type: ignore[arg-type]
 
@@ -58,11 +61,11 @@ def mix_of(stop: str | int, *parts: tuple[Order, int, int], **settings: Any) -> 
 @st.composite
 def mixtures(draw: st.DrawFn, draws: bool = True) -> Resolved:
     """A resolved mixture of one to four small datasets; `draws` has some drawn with replacement."""
-    components = []
+    components, several = [], draw(st.booleans())
     for index in range(draw(st.integers(1, 4))):
         rows, quota = draw(st.integers(1, 40)), draw(st.integers(1, 7))
         drawn = Weighted(weights="weight", rows_per_epoch=draw(st.integers(1, 60)), shard_rows=1)
-        selected = sample(rows)
+        selected = sample(rows, several)
         order, tables = draw(st.sampled_from([*MIXED, drawn] if draws else MIXED)).bind(selected)
         facts = {"rows": rows, "quota": quota, "tables": tables, "costs": selected.tables}
         part = Component(name=f"part {index}", order=order, seed=index, **facts)
@@ -76,7 +79,7 @@ def mixtures(draw: st.DrawFn, draws: bool = True) -> Resolved:
 @st.composite
 def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> Resolved:
     """Any order, resolved, of some selected rows."""
-    kind, n = draw(st.sampled_from(kinds)), draw(st.integers(1, 400))
+    kind, n, several = draw(st.sampled_from(kinds)), draw(st.integers(1, 400)), draw(st.booleans())
     if kind is MixOrder:
         return draw(mixtures())
     shard_rows = draw(st.integers(1, 40))
@@ -93,7 +96,8 @@ def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> Resolved:
             by_cost = {"bucket_rows": 0, "bucket_cost": draw(st.integers(1, 2000))}
             sizes |= draw(st.sampled_from([{"bucket_rows": draw(st.integers(1, 60))}, by_cost]))
             sizes["bucket_steps"] = draw(st.integers(1, 3))
+            sizes["by"] = draw(st.sampled_from(["", "patches"])) if several else ""
         order = kind(shard_rows=draw(st.sampled_from([shard_rows, "fragment"])), **sizes)
     else:
         order = kind(shard_rows=shard_rows)
-    return resolve(order, n)
+    return resolve(order, n, several=several)

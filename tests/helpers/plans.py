@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import pickle
+from typing import cast
 
 import numpy as np
 from hypothesis import strategies as st
@@ -33,10 +34,31 @@ class Chosen:
         return self.every[selected]
 
 
+def limits_of(order: Resolved, budget: CostLimit) -> CostLimit:
+    """A budget for each of the costs of an order: of several, the first one is padded if the budget is."""
+    if order.cost_names == ("cost",):
+        return budget
+    most = {name: (number + 1) * cast("int", budget.cost) for number, name in enumerate(order.cost_names)}
+    padded = [order.cost_names[0]] if budget.padded else []
+    return CostLimit(cost=most, max_rows=budget.max_rows, padded=padded)
+
+
+def fits(order: Resolved, budget: CostLimit, rows: list[int]) -> bool:
+    """Whether rows exceed no limit of a budget; by brute force."""
+    if len(rows) > (budget.max_rows or len(rows)):
+        return False
+    for name, most in budget.most.items():
+        costs = order.costs(np.array(rows, dtype=np.int64))[:, order.cost_names.index(name)].tolist()
+        is_padded = budget.pads(name) or order.buckets_by == name
+        if (len(rows) * max(costs) if is_padded else sum(costs)) > most:
+            return False
+    return True
+
+
 def make_plan(
     order: Resolved, batch: int | CostLimit, world: int, remainder: Remainder = "ragged", balance: Balance | None = None
 ) -> Plan:
-    budget = batch if isinstance(batch, CostLimit) else None
+    budget = limits_of(order, batch) if isinstance(batch, CostLimit) else None
     return Plan(
         order=order,
         global_batch_size=1 if isinstance(batch, CostLimit) else batch,

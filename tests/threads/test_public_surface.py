@@ -13,9 +13,9 @@ MODULES = {  # beside the names at the top
 def test_public_surface() -> None:
     names = """
         BadRowError Balance BatchDecoder Batches Buckets Budget CenterCrop ClassBalanced Clip DataConfig Dataset
-        Decoder FailFast FractionSplit Image Options Order Pack Pad RaggedDecoder RandomResizedCrop
+        Decoder FailFast FractionSplit Image Options Order Pack Pad Patches RaggedDecoder RandomResizedCrop
         RangeSplit RankLoader RaylanceError Renamed RowShuffle SampleTable Sequential ShardShuffle StateError TokensOf
-        ValueSplit Video Weighted WindowShuffle Windows dataset explain_run mix prove_run report report_if_preempted
+        ValueSplit Video Weighted WindowShuffle Windows dataset explain_run mix prove_run report
         report_run restore watch
     """
     assert sorted(raylance.__all__) == names.split()
@@ -32,7 +32,7 @@ def test_a_name_of_0_12_warns_of_its_new_place() -> None:
         "errors": ["ConfigError", "CoverageError", "DatasetError", "HelperError", "PlacementError"],
         "images": ["DeviceImage", "FrameCrop", "ImageCrop", "map_boxes", "map_points"],
         "namespaces": ["NamespaceTable"],
-        "runs": ["RunProof", "newest_checkpoint", "open_folder"],
+        "runs": ["RunProof", "newest_checkpoint", "open_folder", "report_if_preempted"],
         "text": ["cu_seqlens"],
         "tracking": ["mlflow_dataset", "wandb_artifact"],
         "writing": ["Provenance", "add_column", "from_ray_dataset", "read_values", "write_column", "write_values"],

@@ -97,7 +97,7 @@ def test_no_move_between_the_dearest_and_the_cheapest_rank_is_left(
     before = np.array([weights[list(own)].sum() for own in even])
     assert loads.max() <= before.max() * (1 + 1e-9)
     moved = sum(len(set(own.tolist()) - set(was)) for own, was in zip(found, even, strict=True))
-    if loads.max() <= 1.003 * loads.mean() or moved + 2 > len(costs):
+    if loads.max() <= 1.006 * loads.mean() or moved + 2 > len(costs):
         return
     most, least = found[int(loads.argmax())], found[int(loads.argmin())]
     gap = loads.max() - loads.min()
@@ -105,6 +105,52 @@ def test_no_move_between_the_dearest_and_the_cheapest_rank_is_left(
     if not equal_rows and len(most) > 1:
         changes += weights[most].tolist()
     assert not any(1e-6 * gap < change < gap * (1 - 1e-6) for change in changes), "this would make them more alike"
+
+
+@given(
+    costs=st.lists(st.tuples(st.integers(0, 1000), st.sampled_from([0, 0, 3, 40, 900])), min_size=1, max_size=60),
+    dp_size=st.integers(1, 9),
+    equal_rows=st.booleans(),
+    most_moved=st.sampled_from([0.2, 1.0]),
+)
+def test_of_two_costs_the_larger_load_of_a_rank_is_least(
+    costs: list[tuple[int, int]], dp_size: int, equal_rows: bool, most_moved: float
+) -> None:
+    """Against brute force: no swap of the rank with the largest load is left that helps."""
+    both = np.array(costs, dtype=np.int64)
+    found = Balance(most_moved=most_moved, equal_rows=equal_rows).arrange(both, dp_size)
+    assert sorted(np.concatenate(found).tolist()) == list(range(len(both)))
+    even = [range(*bounds) for bounds in slice_bounds(len(both), dp_size)]
+    mean = np.maximum(1, both.sum(axis=0)) / dp_size
+    loads, before = (np.array([both[list(own)].sum(axis=0) for own in each]) / mean for each in (found, even))
+    assert loads.max() <= before.max() * (1 + 1e-9)
+    moved = sum(len(set(own.tolist()) - set(was)) for own, was in zip(found, even, strict=True))
+    assert moved <= most_moved * len(both)
+    assert not equal_rows or [*map(len, found)] == [*map(len, even)]
+    if loads.max() <= 1.006 or most_moved < 1 or moved + 2 > len(both):
+        return
+    worst = int(loads.max(axis=1).argmax())
+    for other in range(dp_size):
+        for give, get in itertools.product(found[worst], found[other]) if other != worst else ():
+            change = (both[give] - both[get]) / mean
+            after = max((loads[worst] - change).max(), (loads[other] + change).max())
+            assert after > loads.max() * (1 - 1e-6), "this swap would help"
+
+
+@pytest.mark.parametrize(("ranks", "most_moved", "most"), [(8, 1.0, 1.01), (64, 1.0, 1.01), (64, 0.3, 1.03)])
+def test_tokens_and_patches_are_equal_together(ranks: int, most_moved: float, most: float) -> None:
+    """Rows of text with 0 to 12 images: tokens lognormal(6, 1), 40 % without an image; 16 rows a rank."""
+    rng, ratios = np.random.default_rng(0), []
+    for _ in range(40):
+        n = 16 * ranks
+        images = np.where(rng.random(n) < 0.4, 0, np.minimum(rng.geometric(0.45, n), 12))
+        each = np.clip(rng.lognormal(6.5, 0.8, int(images.sum())), 64, 16_384)
+        patches = np.bincount(np.repeat(np.arange(n), images), each, n)
+        costs = np.stack([np.clip(rng.lognormal(6, 1, n), 32, 8192), patches], axis=1).astype(np.int64)
+        found = Balance(most_moved=most_moved).arrange(costs, ranks)
+        loads = np.array([costs[own].sum(axis=0) for own in found])
+        ratios.append(loads.max(axis=0) / loads.mean(axis=0))
+    assert (np.quantile(ratios, 0.9, axis=0) <= most).all()
 
 
 @pytest.mark.parametrize("equal_rows", [True, False])
@@ -138,7 +184,7 @@ def test_figures_are_those_of_a_plain_loop(equal_rows: bool) -> None:
     paid, summed, cost, moved = [], [], 0, 0
     for at in range(0, 200, 20):
         slices = [plan.positions(1, at, *plan.rank_slice(1, at, rank)) for rank in range(world)]
-        costs = [order.costs(plan.select(1, own)) for own in slices]
+        costs = [order.costs(plan.select(1, own))[:, 0] for own in slices]
         paid.append([len(own) * int(own.max()) for own in costs])
         summed.append([int(own.sum()) for own in costs])
         cost += sum(summed[-1])

@@ -8,13 +8,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raylance.orders.buckets import Buckets, BucketsResolved
+from raylance.orders.buckets import Buckets
 from raylance.orders.order import Facts, Resolved
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.cutting import cut_costs
 from raylance.planning.step_size import REMAINDERS, CostLimit, Remainder
 from tests.helpers.orders import cases, every_row
-from tests.helpers.plans import Batches, budgets, check_items, global_batches, lognormal, make_plan, sizes
+from tests.helpers.plans import (
+    Batches,
+    budgets,
+    check_items,
+    fits,
+    global_batches,
+    limits_of,
+    lognormal,
+    make_plan,
+    sizes,
+)
 
 
 @pytest.mark.promise("P1", "P2", "P3")
@@ -46,12 +56,8 @@ def test_promises(
     dropped = len(left) - len(delivered)
     assert 0 <= dropped < (order.lane_count if remainder == "drop" else 1)
     assert sorted(delivered) == sorted(left[: len(left) - dropped])
-    for rows in first[0]:
-        costs = order.costs(np.array(rows, dtype=np.int64))
-        is_padded = budget.padded or isinstance(order, BucketsResolved)
-        paid = len(rows) * int(costs.max()) if is_padded else int(costs.sum())
-        assert paid <= budget.cost or len(rows) == 1
-        assert len(rows) <= (budget.max_rows or len(rows))
+    limits = limits_of(order, budget)
+    assert all(fits(order, limits, rows) or len(rows) == 1 for rows in first[0])
 
 
 @pytest.mark.promise("P5")
@@ -87,11 +93,15 @@ def test_the_rows_of_an_item_are_those_of_its_chunk(
     check_items(plan, rank, position, item_rows, data)
 
 
+def cut(costs: np.ndarray, budget: CostLimit) -> np.ndarray:
+    return cut_costs(costs[:, None], budget.of(["cost"]))
+
+
 @example(costs=[0, 0, 0, 0], budget=CostLimit(cost=1))  # rows that cost nothing, one a step
 @example(costs=[0, 0, 0, 9, 9], budget=CostLimit(cost=3))
 @given(costs=st.lists(st.integers(0, 200), min_size=1, max_size=200), budget=budgets)
 def test_as_few_steps_as_can_be_or_a_few_more(costs: list[int], budget: CostLimit) -> None:
-    starts = cut_costs(np.array(costs, dtype=np.int64), budget).tolist()
+    starts = cut(np.array(costs, dtype=np.int64), budget).tolist()
     assert starts[0] == 0
     assert starts[-1] == len(costs)
     fewest, at = 0, 0
@@ -108,7 +118,9 @@ def test_as_few_steps_as_can_be_or_a_few_more(costs: list[int], budget: CostLimi
 
 def test_buckets_of_lengths_leave_little_padding_and_ranks_pay_alike() -> None:
     lengths, ranks = lognormal(200_000), 8
-    facts = Facts(rows=len(lengths), seed=0, tables={"cost": lengths}, global_batch_size=8, global_batch_cost=32_768)
+    facts = Facts(
+        rows=len(lengths), seed=0, tables={"cost": lengths}, global_batch_size=8, global_batch_cost={"cost": 32_768}
+    )
     order = Buckets(shard_rows=1024, window_shards=16).resolve(facts)
     plan, real, paid, ratios, position = make_plan(order, CostLimit(cost=32_768), ranks), 0, 0, [], 0
     while not plan.is_over(0, position):
@@ -139,7 +151,7 @@ def test_a_shuffle_by_cost_reads_the_same_windows() -> None:
 def test_a_giant_among_small_rows_costs_no_time() -> None:
     """No number of equal steps fits; trying them all would take minutes."""
     costs = np.where(np.arange(100_000) == 500, 2**31 - 1, 5)
-    starts = cut_costs(costs, CostLimit(cost=7, padded=False))
+    starts = cut(costs, CostLimit(cost=7, padded=False))
     assert np.diff(starts).max() == 1
-    starts = cut_costs(np.full(100_000, 5), CostLimit(cost=7, padded=False))
+    starts = cut(np.full(100_000, 5), CostLimit(cost=7, padded=False))
     assert np.diff(starts).max() == 1

@@ -1,0 +1,273 @@
+"""Decodes images at their own sizes to patches, as vision encoders of any resolution take them.
+
+Sizes, order and values are those of the processors of the Qwen-VL family (Wang et al.: "Qwen2-VL", 2024, section 2.1):
+an image is resized to a multiple of the side of `merge` patches, cut into patches, and the patches that the model
+merges follow one another.
+"""
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raylance.arguments import check_flag, check_integer, check_name
+from raylance.decode.arrays import holds_files, is_bytes
+from raylance.decode.column import lengths_of, read_only
+from raylance.decode.decoder import Decoder, Draws, RaggedDecoder
+from raylance.decode.pixels import CODEC, Box, PixelDecoder, Pixels, Rules, resized, shown_size
+from raylance.descriptions import OMIT_DEFAULT
+from raylance.errors import ConfigError, DatasetError
+from raylance.orders.permutation import Int64Array
+
+GRID = "_grid"
+"""Suffix of the column with the numbers of patches of images."""
+_LONGEST = 200  # times as long as wide: longer images are refused, as by the processors
+_CHANNELS = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Patches(RaggedDecoder):
+    """Decodes a column of images of any size to patches: uint8 (p, channels * temporal * patch * patch), the patches of
+    all images of a batch one after another, and `<name>_grid`, int32 (m, 3), the numbers of patches of each image in
+    time, height and width. So `pixel_values` of the Qwen-VL models are `(patches / 255 - mean) / std`, by channel, to
+    be computed on the device, and `image_grid_thw` is the grid.
+
+    Each row has an image, or a list of images (bytes, or structs with `bytes`). `<name>_length`, int64 (n,), is the
+    number of patches of each row; of lists, `<name>_grid_length` is the number of images. With `on_bad_row="mask"`, an
+    image that cannot be decoded has patches of zeros, as many as its header says; none, and a grid of zeros, if that
+    cannot be read. Of lists, `<name>_valid`, bool (m,), is False for it, and the row stays.
+
+    The object is also a cost: `cost={"patches": raylance.Patches("images")}` is the number of patches of each row. It
+    is computed from `height` and `width`, if these columns are named; else from the headers of all images, which are
+    read once for a version, with the whole images if these are not blobs.
+
+    Pixels are those of `Image`, resized by torch's bicubic kernel with antialiasing, which is that of the processors,
+    on 8 bits. So values differ from the processor's only where a JPEG is decoded at a reduced scale, see `draft`.
+
+    Attributes:
+        column: Column of encoded images, or of lists of them.
+        patch: Side of a patch, in pixels.
+        merge: The model merges `merge` x `merge` patches into a token. Sides are multiples of `patch * merge` pixels.
+        min_pixels: A smaller image is enlarged to at least this number of pixels.
+        max_pixels: A larger image is reduced to at most this number of pixels.
+        temporal: How often a patch has the image: a model of videos takes two frames in a patch. 1 sends half of the
+            bytes; then repeat the values on the device.
+        draft: Whether a JPEG that is reduced to half its size or less is decoded at a reduced scale; see `Image`.
+        height: Column with the height of each image, an integer, or a list of integers; for the cost.
+        width: Column with the width.
+        name: Name of the column in batches; None for `column`.
+
+    Raises:
+        ConfigError: If a field is not of its type or range.
+    """
+
+    _hints: ClassVar = {"size": "min_pixels= and max_pixels= bound the number of pixels; an image keeps its shape"}
+    patch: int = 14
+    merge: int = 2
+    min_pixels: int = 56 * 56
+    max_pixels: int = 28 * 28 * 1280
+    temporal: int = 2
+    draft: bool = dataclasses.field(default=False, metadata=OMIT_DEFAULT)
+    height: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+    width: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+    name: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+
+    dtype = np.dtype(np.uint8)
+    content = "images"
+    codec = CODEC
+    takes_lists = True
+
+    def __post_init__(self) -> None:
+        where = f"Patches({self.column!r})"
+        for field in ("column", "height", "width", "name"):
+            if field == "column" or getattr(self, field) is not None:
+                check_name(f"{where}.{field}", getattr(self, field))
+        for field in ("patch", "merge", "min_pixels", "max_pixels", "temporal"):
+            object.__setattr__(self, field, check_integer(f"{where}.{field}", getattr(self, field), 1))
+        check_flag(f"{where}.draft", self.draft)
+        if (self.height is None) != (self.width is None):
+            raise ConfigError(f"{where}: height={self.height!r}, width={self.width!r}: name both columns, or none.")
+        if self.min_pixels > self.max_pixels or self.max_pixels < self.side**2:
+            raise ConfigError(
+                f"{where}: min_pixels={self.min_pixels}, max_pixels={self.max_pixels}: the first must be at most the "
+                f"second, and that at least {self.side**2}, the pixels of {self.merge} x {self.merge} patches."
+            )
+
+    @property
+    def side(self) -> int:
+        """The number of pixels of which height and width of a resized image are multiples."""
+        return self.patch * self.merge
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one patch: its values, by channel, repetition, row and column."""
+        return (_CHANNELS * self.temporal * self.patch**2,)
+
+    @property
+    def companions(self) -> tuple[Decoder, ...]:
+        """The decoder of the grid."""
+        return (PatchGrid(self.column, self),)
+
+    def grid(self, height: int, width: int) -> tuple[int, int, int]:
+        """Returns the numbers of patches of an image of this size, in time, height and width.
+
+        Raises:
+            ValueError: If it is more than 200 times as long as wide, or has no pixel.
+        """
+        if min(height, width) < 1 or max(height, width) > _LONGEST * min(height, width):
+            raise ValueError(
+                f"has {width}x{height} pixels, more than {_LONGEST} times as many on one side as the other"
+            )
+        side = self.side
+        high, wide = round(height / side) * side, round(width / side) * side
+        if high * wide > self.max_pixels:
+            scale = math.sqrt(height * width / self.max_pixels)
+            high, wide = (max(side, math.floor(each / scale / side) * side) for each in (height, width))
+        elif high * wide < self.min_pixels:
+            scale = math.sqrt(self.min_pixels / (height * width))
+            high, wide = (math.ceil(each * scale / side) * side for each in (height, width))
+        return 1, high // self.patch, wide // self.patch
+
+    def open(self) -> "_PatchRows":  # type: ignore[override]  # as in RaggedDecoder
+        """Opens a decoder for one thread; see `Decoder.open`."""
+        return _PatchRows(self)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns of which the cost of a row is computed."""
+        return (self.column,) if self.height is None or self.width is None else (self.height, self.width)
+
+    def measure(self, rows: pa.Table) -> Int64Array:
+        """Returns the cost of rows, their numbers of patches, int64 (n,). An image whose size is not known has none.
+
+        Args:
+            rows: The columns of `reads`.
+
+        Raises:
+            DatasetError: If a column has another type, or the lists of heights and widths differ in length.
+        """
+        for name in self.reads:
+            kind = rows.schema.field(name).type
+            inside = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else kind
+            is_fit = pa.types.is_integer(inside) if self.height else is_bytes(kind) or holds_files(kind)
+            if not is_fit:
+                what = "integers, or lists of them" if self.height else "bytes of images, or lists of them"
+                raise DatasetError(f"{self}: column {name!r} is {kind}; nothing was started. Name a column of {what}.")
+        if self.height is not None and self.width is not None:
+            sides, lengths = zip(*(_numbers(rows[name]) for name in self.reads), strict=True)
+            if not np.array_equal(*lengths):
+                raise DatasetError(
+                    f"{self}: the lists of {self.height!r} and of {self.width!r} have other lengths in some rows; "
+                    "nothing was started. Correct them, or leave height= and width= out: headers have the sizes."
+                )
+            counts = [self._count(*size) for size in zip(*sides, strict=True)]
+        else:
+            lengths = (lengths_of(rows[self.column]),)
+            counts = [self.count(value) for value in read_only(rows[self.column])]
+        ends = np.append(0, np.cumsum(counts, dtype=np.int64))
+        stops = np.cumsum(lengths[0])
+        return np.asarray(ends[stops] - ends[stops - lengths[0]], dtype=np.int64)
+
+    def _count(self, height: int, width: int) -> int:
+        try:
+            return math.prod(self.grid(height, width))
+        except ValueError:
+            return 0
+
+    def count(self, encoded: memoryview | None) -> int:
+        """Returns the number of patches of an image; 0 if its size cannot be read."""
+        try:
+            return 0 if encoded is None else self._count(*shown_size(encoded, Rules())[1::-1])
+        except ConfigError:
+            raise
+        except Exception:  # a codec may raise anything for damaged bytes, which decoding handles
+            return 0
+
+
+def _numbers(column: pa.ChunkedArray) -> tuple[list[int], Int64Array]:
+    """Returns the integers of a column, 0 for a null, and their number in each row."""
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = np.asarray(pc.list_value_length(column).fill_null(0).to_numpy(), dtype=np.int64)
+        column = pc.list_flatten(column)
+    else:
+        lengths = np.ones(len(column), dtype=np.int64)
+    return [int(each or 0) for each in column.to_pylist()], lengths
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PatchGrid(Decoder):
+    """Delivers the numbers of patches of each image of a `Patches`, int32 (m, 3); it parses the headers alone."""
+
+    of: Patches
+
+    dtype = np.dtype(np.int32)
+    content = "images"
+    shape = (3,)
+    has_marks = False
+
+    @property
+    def output_name(self) -> str:
+        """Name of the column in batches."""
+        return f"{self.of.output_name}{GRID}"
+
+    def open(self) -> "PatchGrid":
+        """Returns this object, which keeps nothing between rows; see `Decoder.open`."""
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
+        """Writes the three numbers of an image into `out`."""
+        width, height, _ = shown_size(encoded, Rules())
+        out[:] = self.of.grid(height, width)
+
+
+class _PatchRows:
+    """Decodes images to patches, in one thread."""
+
+    is_fresh = True  # each call returns memory of its own
+
+    def __init__(self, patches: Patches) -> None:
+        self._patches, self._pixels = patches, PixelDecoder(Rules())
+
+    @property
+    def fallbacks(self) -> int:
+        """Number of images that the fast codec left to the slow one."""
+        return self._pixels.fallbacks
+
+    @property
+    def unturned(self) -> int:
+        """Number of images whose orientation cannot be read."""
+        return self._pixels.unturned
+
+    def decode(self, encoded: memoryview, draws: Draws) -> npt.NDArray[np.uint8]:
+        """Decodes one image; see `Patches`."""
+        patches, size = self._patches, (0, 0)
+
+        def whole(height: int, width: int) -> list[Box]:
+            nonlocal size
+            _, high, wide = patches.grid(height, width)
+            size = (high * patches.patch, wide * patches.patch)
+            return [(0, 0, width, height)]
+
+        (pixels,) = self._pixels.decode_parts(encoded, whole, lambda: [size] if patches.draft else [])
+        return _cut(pixels if pixels.shape[:2] == size else resized(pixels, size), patches)
+
+    def blank(self, encoded: memoryview | None) -> npt.NDArray[np.uint8]:
+        """Returns the patches of an image that cannot be decoded: zeros, as many as its grid says."""
+        count = self._patches.count(encoded)
+        return np.zeros((count, *self._patches.shape), dtype=np.uint8)
+
+
+def _cut(pixels: Pixels, patches: Patches) -> npt.NDArray[np.uint8]:
+    """Returns the patches (p, values) of pixels (h, w, 3 or 4)."""
+    side, merge = patches.patch, patches.merge
+    high, wide = (each // patches.side for each in pixels.shape[:2])
+    out = np.empty((high, wide, merge, merge, _CHANNELS, patches.temporal, side, side), dtype=np.uint8)
+    cut = pixels.reshape(high, merge, side, wide, merge, side, pixels.shape[2])
+    for channel in range(_CHANNELS):
+        out[:, :, :, :, channel] = cut[..., channel].transpose(0, 3, 1, 4, 2, 5)[:, :, :, :, None]
+    return out.reshape(-1, *patches.shape)
