@@ -5,7 +5,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from raylance.columns import VALID
 from raylance.decode.arrays import holds_files, to_arrow
-from raylance.decode.decoder import Decoder, Draws, RowDecoder, wrong_ragged
+from raylance.decode.decoder import CountedDecoder, Decoder, Draws, RowDecoder, wrong_ragged
 from raylance.decode.decoding import DecodedRows, bytes_of_value
 from raylance.decode.transforms import describe_exception, error_of_no_row
 from raylance.errors import ConfigError, HelperError
@@ -220,30 +220,46 @@ class RaggedColumn(OpenColumn):
     def decode(self, rows: DecodedRows, executor: Executor | None, lend: LendFor | None) -> dict[str, pa.Array]:
         """See `OpenColumn.decode`."""
         (decoder,), (empty,) = self._decoders, self._memory
-        is_list, lengths = holds_files(rows.table.schema.field(self.column).type), lengths_of(rows.table[self.column])
-        draws = rows.draws(decoder, lengths if is_list else None)
-        made, is_good = [empty] * len(draws), np.ones(len(draws), dtype=np.bool_)
+        draws, made = rows.draws(decoder), [empty] * rows.table.num_rows
 
-        def decode(number: int, opened: Any, value: memoryview) -> None:
-            array = opened.decode(value, draws[number])
+        def decode(row: int, opened: Any, value: memoryview) -> None:
+            array = opened.decode(value, draws[row])
             if wrong := wrong_ragged(decoder, array):
                 raise ConfigError(f"was decoded to {wrong}.")
-            made[number] = array if getattr(opened, "is_fresh", False) else array.copy()  # it may reuse its memory
+            made[row] = array.copy()  # the decoder may reuse its memory
+
+        lengths = lengths_of(rows.table[self.column])
+        self._each_row(rows, executor, decode, lambda numbers: None, lengths)
+        ends = np.cumsum([0, *map(len, made)], dtype=np.int32)
+        return {decoder.output_name: pa.ListArray.from_arrays(ends, to_arrow(np.concatenate([empty, *made])))}
+
+
+class CountedColumn(OpenColumn):
+    """Decodes with a counted decoder, whose arrays of each row follow one another in memory."""
+
+    method = "decode_into(encoded, draws, out)"
+
+    def decode(self, rows: DecodedRows, executor: Executor | None, lend: LendFor | None) -> dict[str, pa.Array]:
+        """See `OpenColumn.decode`. A bad value becomes zeros."""
+        (decoder,), column = cast("Sequence[CountedDecoder]", self._decoders), rows.table[self.column]
+        is_list, lengths = holds_files(column.type), lengths_of(column)
+        ends = np.cumsum([0, *map(decoder.count, read_only(column))], dtype=np.int32)
+        (out,) = self._memory_of(int(ends[-1]), lend)
+        draws, is_good = rows.draws(decoder, lengths if is_list else None), np.ones(len(ends) - 1, dtype=np.bool_)
+
+        def decode(number: int, opened: Any, value: memoryview) -> None:
+            opened.decode_into(value, draws[number], out[ends[number] : ends[number + 1]])
 
         def clear(numbers: range) -> None:
             is_good[numbers.start : numbers.stop] = False
-            if (blank := getattr(self.opened, "blank", None)) is not None:
-                encoded = read_only(rows.table[self.column])
-                for number in numbers:
-                    made[number] = blank(encoded[number])
+            out[ends[numbers.start] : ends[numbers.stop]] = 0
 
         self._each_row(rows, executor, decode, clear, lengths)
-        ends, by_row = np.cumsum([0, *map(len, made)], dtype=np.int32), np.cumsum([0, *lengths], dtype=np.int32)
-        values = to_arrow(np.concatenate([empty, *made]))
-        found = {decoder.output_name: pa.ListArray.from_arrays(ends[by_row], values)}
+        by_row = np.cumsum([0, *lengths], dtype=np.int32)
+        made = {decoder.output_name: pa.ListArray.from_arrays(ends[by_row], to_arrow(out))}
         if is_list and rows.marks:
-            found[decoder.output_name + VALID] = pa.ListArray.from_arrays(by_row, pa.array(is_good))
-        return found
+            made[decoder.output_name + VALID] = pa.ListArray.from_arrays(by_row, pa.array(is_good))
+        return made
 
 
 class BatchColumn(OpenColumn):

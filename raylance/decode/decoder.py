@@ -87,7 +87,7 @@ class Decoder(Setting, abc.ABC):
     column: str
     channels_last, content = False, "encoded data"
     of_frames = False  # whether the column has frames of a `Video`, not bytes
-    takes_lists = False  # whether a ragged decoder decodes each value of a list, and joins what it makes of a row
+    takes_lists = False  # whether a ragged decoder decodes each value of a list, one after another
     has_marks = True  # whether batches say which values of a list are good, if bad ones are masked
 
     @property
@@ -223,6 +223,19 @@ class RaggedDecoder(Decoder):
     def arrow_type(self) -> pa.DataType:
         """Arrow type of the decoded column: lists of numbers, or of fixed-shape tensors."""
         return pa.list_(super(RaggedDecoder, self).arrow_type)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CountedDecoder(RaggedDecoder):
+    """A ragged decoder that knows the length of each array before it decodes, and decodes each value of a list. What it
+    opens has `decode_into`, as a `RowDecoder` has.
+    """
+
+    takes_lists = True
+
+    @abc.abstractmethod
+    def count(self, encoded: memoryview | None) -> int:
+        """Returns the length of the array of a value, which also a bad value has; 0 if it cannot be known."""
 
 
 class OpenBatchDecoder(Protocol):

@@ -10,8 +10,16 @@ import pyarrow as pa
 
 from raylance.columns import DRAW, ROW_OFFSET, TRANSFORM, VALID
 from raylance.decode.arrays import blank_row, is_bytes
-from raylance.decode.column import BatchColumn, OpenColumn, RaggedColumn, RowColumn
-from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder, check_decoder_output, is_on_device, is_users
+from raylance.decode.column import BatchColumn, CountedColumn, OpenColumn, RaggedColumn, RowColumn
+from raylance.decode.decoder import (
+    BatchDecoder,
+    CountedDecoder,
+    Decoder,
+    RaggedDecoder,
+    check_decoder_output,
+    is_on_device,
+    is_users,
+)
 from raylance.decode.decoding import DecodeClock, DecodedRows, Decoding
 from raylance.decode.transforms import Transformer, TransformError, describe_exception, error_of_no_row, place_of
 from raylance.errors import NULL, BadRowError, ConfigError, DatasetError, HelperError, filter_of_nulls
@@ -184,6 +192,8 @@ def open_columns(decoders: Sequence[Decoder], device: "torch.device | None" = No
 
 
 def _open_column(group: Sequence[Decoder], like: str | None, device: "torch.device | None") -> OpenColumn:
+    if isinstance(group[0], CountedDecoder):
+        return CountedColumn(group, like)
     if isinstance(group[0], RaggedDecoder):
         return RaggedColumn(group, like)
     if not isinstance(group[0], BatchDecoder):

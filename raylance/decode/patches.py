@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from raylance.arguments import check_flag, check_integer, check_name
 from raylance.decode.arrays import holds_files, is_bytes
 from raylance.decode.column import lengths_of, read_only
-from raylance.decode.decoder import Decoder, Draws, RaggedDecoder
-from raylance.decode.pixels import CODEC, Box, PixelDecoder, Pixels, Rules, resized, shown_size
+from raylance.decode.decoder import CountedDecoder, Decoder, Draws
+from raylance.decode.pixels import CODEC, Box, PixelDecoder, Pixels, Rules, resize_into, shown_size
 from raylance.descriptions import OMIT_DEFAULT
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
@@ -30,7 +30,7 @@ _CHANNELS = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Patches(RaggedDecoder):
+class Patches(CountedDecoder):
     """Decodes a column of images of any size to patches: uint8 (p, channels * temporal * patch * patch), the patches of
     all images of a batch one after another, and `<name>_grid`, int32 (m, 3), the numbers of patches of each image in
     time, height and width. So `pixel_values` of the Qwen-VL models are `(patches / 255 - mean) / std`, by channel, to
@@ -79,7 +79,6 @@ class Patches(RaggedDecoder):
     dtype = np.dtype(np.uint8)
     content = "images"
     codec = CODEC
-    takes_lists = True
 
     def __post_init__(self) -> None:
         where = f"Patches({self.column!r})"
@@ -133,7 +132,7 @@ class Patches(RaggedDecoder):
         return 1, high // self.patch, wide // self.patch
 
     def open(self) -> "_PatchRows":  # type: ignore[override]  # as in RaggedDecoder
-        """Opens a decoder for one thread; see `Decoder.open`."""
+        """Opens a decoder for one thread; see `Decoder.open`. It writes as many patches as `count` says."""
         return _PatchRows(self)
 
     @property
@@ -226,12 +225,11 @@ class PatchGrid(Decoder):
 
 
 class _PatchRows:
-    """Decodes images to patches, in one thread."""
-
-    is_fresh = True  # each call returns memory of its own
+    """Decodes images to patches, in one thread; keeps memory between images."""
 
     def __init__(self, patches: Patches) -> None:
         self._patches, self._pixels = patches, PixelDecoder(Rules())
+        self._memory = [np.empty(0, dtype=np.uint8)] * 2
 
     @property
     def fallbacks(self) -> int:
@@ -243,8 +241,8 @@ class _PatchRows:
         """Number of images whose orientation cannot be read."""
         return self._pixels.unturned
 
-    def decode(self, encoded: memoryview, draws: Draws) -> npt.NDArray[np.uint8]:
-        """Decodes one image; see `Patches`."""
+    def decode_into(self, encoded: memoryview, draws: Draws, out: Pixels) -> None:
+        """Decodes one image into its patches, (p, values)."""
         patches, size = self._patches, (0, 0)
 
         def whole(height: int, width: int) -> list[Box]:
@@ -254,20 +252,22 @@ class _PatchRows:
             return [(0, 0, width, height)]
 
         (pixels,) = self._pixels.decode_parts(encoded, whole, lambda: [size] if patches.draft else [])
-        return _cut(pixels if pixels.shape[:2] == size else resized(pixels, size), patches)
+        if pixels.shape[:2] != size:
+            small = self._scratch(0, (*size, pixels.shape[2]))
+            resize_into(pixels, small, bicubic=True)
+            pixels = small
+        high, wide = (side // patches.side for side in size)
+        side, merge = patches.patch, patches.merge
+        cut = self._scratch(1, (high, wide, merge, merge, _CHANNELS, side, side))
+        for channel in range(_CHANNELS):
+            stored = pixels[..., channel].reshape(high, merge, side, wide, merge, side)
+            cut[..., channel, :, :] = stored.transpose(0, 3, 1, 4, 2, 5)
+        once = cut.reshape(-1, _CHANNELS, 1, side * side)
+        out.reshape(len(once), _CHANNELS, patches.temporal, side * side)[:] = once
 
-    def blank(self, encoded: memoryview | None) -> npt.NDArray[np.uint8]:
-        """Returns the patches of an image that cannot be decoded: zeros, as many as its grid says."""
-        count = self._patches.count(encoded)
-        return np.zeros((count, *self._patches.shape), dtype=np.uint8)
-
-
-def _cut(pixels: Pixels, patches: Patches) -> npt.NDArray[np.uint8]:
-    """Returns the patches (p, values) of pixels (h, w, 3 or 4)."""
-    side, merge = patches.patch, patches.merge
-    high, wide = (each // patches.side for each in pixels.shape[:2])
-    out = np.empty((high, wide, merge, merge, _CHANNELS, patches.temporal, side, side), dtype=np.uint8)
-    cut = pixels.reshape(high, merge, side, wide, merge, side, pixels.shape[2])
-    for channel in range(_CHANNELS):
-        out[:, :, :, :, channel] = cut[..., channel].transpose(0, 3, 1, 4, 2, 5)[:, :, :, :, None]
-    return out.reshape(-1, *patches.shape)
+    def _scratch(self, number: int, shape: tuple[int, ...]) -> Pixels:
+        """Returns memory for one image."""
+        nbytes = math.prod(shape)
+        if len(self._memory[number]) < nbytes:
+            self._memory[number] = np.empty(nbytes, dtype=np.uint8)
+        return self._memory[number][:nbytes].reshape(shape)

@@ -506,27 +506,20 @@ def _grey_of_32_bits(grey: npt.NDArray[Any], black: float, scale: float) -> Pixe
     return np.asarray(scaled.astype(np.uint8))
 
 
-def resize_into(pixels: Pixels, out: Pixels) -> None:
-    """Resizes uint8 (h, w, 3 or 4) into (height, width, 3), or one channel into one, bilinear and antialiased."""
+def resize_into(pixels: Pixels, out: Pixels, *, bicubic: bool = False) -> None:
+    """Resizes uint8 (h, w, 3 or 4) into (height, width, 3), or one channel into one, bilinear or bicubic, and
+    antialiased.
+    """
     import torch  # imported here, because a shard actor that only reads starts a second faster without it
 
     direct = pixels.shape[2] == out.shape[2] and out.flags.c_contiguous and out.flags.writeable
     made = out if direct else np.empty((*out.shape[:2], pixels.shape[2]), dtype=np.uint8)
     # What `interpolate` calls, which itself cannot write into given memory.
-    resize: Any = torch._C._nn._upsample_bilinear2d_aa  # noqa: SLF001
+    kernels: Any = torch._C._nn  # noqa: SLF001
+    resize = kernels._upsample_bicubic2d_aa if bicubic else kernels._upsample_bilinear2d_aa  # noqa: SLF001
     resize(_channels_first(np.ascontiguousarray(pixels)), out.shape[:2], False, None, out=_channels_first(made))
     if not direct:
         copy_pixels(made, out)
-
-
-def resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """Returns uint8 (h, w, c) resized to (height, width, c), bicubic and antialiased."""
-    import torch
-
-    made = np.empty((*size, pixels.shape[2]), dtype=np.uint8)
-    resize: Any = torch._C._nn._upsample_bicubic2d_aa  # noqa: SLF001
-    resize(_channels_first(np.ascontiguousarray(pixels)), size, False, None, out=_channels_first(made))
-    return made
 
 
 def _channels_first(pixels: Pixels) -> "torch.Tensor":

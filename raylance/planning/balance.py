@@ -1,6 +1,7 @@
 """Which rank gets which rows of a global batch, so that all ranks have about the same work."""
 
 import dataclasses
+import functools
 import math
 from typing import Literal, Self
 
@@ -15,7 +16,7 @@ from raylance.planning.steps import slice_of
 
 Floats = npt.NDArray[np.float64]
 
-_ENOUGH = 0.005  # ranks are not balanced further once the costliest is this close to the mean
+_ENOUGH = 0.006  # ranks are not balanced further once the costliest is this close to the mean
 _LEAST = 1e-9  # a swap that gains less, as a share of the mean load, is none
 # One of so many ranks swaps a row in each round. Each then chooses among as many others: 1 of 8 takes half of the time
 # for 64 ranks, and 90 % of the steps are within 2.5 % of the mean in place of 1.5 % if 0.3 of the rows may move.
@@ -92,7 +93,7 @@ class _Dealt:
     slots: Int64Array  # the rows of each rank, (ranks, slots); n is an empty slot
     twice: Floats  # two times their costs, (costs, ranks, slots)
     loads: Floats  # the sums of the costs, (costs, ranks)
-    scales: Floats  # 1 / the mean load of a rank, (costs, 1)
+    scales: Floats  # 1 / two mean loads of a rank, (costs, 1, 1, 1, 1)
     rows: int  # n
     equal_rows: bool
     tried: int  # slots of a rank whose rows are tried at once
@@ -112,7 +113,7 @@ class _Dealt:
             own[: high - low] = np.arange(low, high)
         held = np.zeros((costs.shape[1], rows + 1))
         held[:, :rows] = costs.T
-        scales = dp_size / np.maximum(1, held.sum(axis=1, keepdims=True))
+        scales = (dp_size / 2 / np.maximum(1, held.sum(axis=1)))[:, None, None, None, None]
         twice = 2 * held[:, slots]
         tried = min(slots.shape[1], max(1, math.isqrt(_PAIRS // dp_size)))
         return cls(slots, twice, twice.sum(axis=2) / 2, scales, rows, balance.equal_rows, tried)
@@ -124,7 +125,7 @@ class _Dealt:
 
     def peaks(self) -> Floats:
         """Returns the largest load of each rank, in units of the mean load, (ranks,)."""
-        return np.asarray((self.loads * self.scales).max(axis=0))
+        return np.asarray((self.loads * (2 * self.scales[:, :, 0, 0, 0])).max(axis=0))
 
     def swap(self, ranks: Int64Array, peaks: Floats, most: int) -> int:
         """Swaps a row of each of the `most` first ranks with one of another rank, so that the larger load of these two
@@ -140,15 +141,14 @@ class _Dealt:
         """
         each = (len(ranks) - most) // most
         heavy, light = ranks[:most, None], ranks[len(ranks) - each * most :][::-1].reshape(each, most).T
-        columns, found = self._columns(), np.zeros(())
-        for twice, load, scale in zip(self.twice, self.loads, self.scales / 2, strict=True):
-            one, other = load[heavy], load[light]  # (most, 1), (most, each)
-            give, get = twice[heavy[:, 0]][:, None, columns], twice[light][:, :, columns]
-            larger = get[:, :, None, :] - (give - (one - other)[:, :, None])[:, :, :, None]
-            np.abs(larger, out=larger)  # how far the two ranks are apart after each swap, (most, each, tried, tried)
-            larger += (one + other)[:, :, None, None]
-            larger *= scale
-            found = np.maximum(found, larger, out=larger)
+        columns = self._columns()
+        one, other = self.loads.take(heavy, axis=1), self.loads.take(light, axis=1)  # (costs, most, 1), (…, each)
+        give, get = self.twice.take(heavy, axis=1)[..., columns], self.twice.take(light, axis=1)[..., columns]
+        larger = get[..., None, :] - (give - (one - other)[..., None])[..., None]
+        np.abs(larger, out=larger)  # how far two ranks are apart after each swap, (costs, most, each, tried, tried)
+        larger += (one + other)[..., None, None]
+        larger *= self.scales
+        found = functools.reduce(np.maximum, larger)
         if not (self.equal_rows and self.slots.size == self.rows):
             self._forbid(found, heavy, light, columns)
         best = found.reshape(most, -1)
@@ -179,8 +179,8 @@ class _Dealt:
 
     def _forbid(self, found: Floats, heavy: Int64Array, light: Int64Array, columns: Int64Array | slice) -> None:
         """Makes swaps infinite that change numbers of rows if these must stay, or leave a rank without rows."""
-        gives = (self.slots[heavy[:, 0]] < self.rows)[:, None, columns, None]
-        gets = (self.slots[light] < self.rows)[:, :, None, columns]
+        gives = (self.slots[heavy][..., columns] < self.rows)[..., None]
+        gets = (self.slots[light][..., columns] < self.rows)[:, :, None, :]
         is_move = gives != gets
         if not self.equal_rows:
             rows = (self.slots < self.rows).sum(axis=1)
