@@ -18,7 +18,7 @@ from raylance.arguments import check_flag, check_integer, check_name
 from raylance.decode.arrays import holds_files, is_bytes
 from raylance.decode.column import lengths_of, read_only
 from raylance.decode.decoder import CountedDecoder, Decoder, Draws
-from raylance.decode.pixels import CODEC, Box, PixelDecoder, Pixels, Rules, resize_into, shown_size
+from raylance.decode.pixels import CODEC, Box, PixelDecoder, Pixels, Rules, resize_into, shown_size, size_in_head
 from raylance.descriptions import OMIT_DEFAULT
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
@@ -140,11 +140,12 @@ class Patches(CountedDecoder):
         """The columns of which the cost of a row is computed."""
         return (self.column,) if self.height is None or self.width is None else (self.height, self.width)
 
-    def measure(self, rows: pa.Table) -> Int64Array:
+    def measure(self, rows: pa.Table, *, heads: bool = False) -> Int64Array:
         """Returns the cost of rows, their numbers of patches, int64 (n,). An image whose size is not known has none.
 
         Args:
             rows: The columns of `reads`.
+            heads: Whether values may be cut off. -1 is then the number of an image whose size is not in these bytes.
 
         Raises:
             DatasetError: If a column has another type, or the lists of heights and widths differ in length.
@@ -166,7 +167,8 @@ class Patches(CountedDecoder):
             counts = [self._count(*size) for size in zip(*sides, strict=True)]
         else:
             lengths = (lengths_of(rows[self.column]),)
-            counts = [self.count(value) for value in read_only(rows[self.column])]
+            count = self._count_of_head if heads else self.count
+            counts = [count(value) for value in read_only(rows[self.column])]
         ends = np.append(0, np.cumsum(counts, dtype=np.int64))
         stops = np.cumsum(lengths[0])
         return np.asarray(ends[stops] - ends[stops - lengths[0]], dtype=np.int64)
@@ -176,6 +178,10 @@ class Patches(CountedDecoder):
             return math.prod(self.grid(height, width))
         except ValueError:
             return 0
+
+    def _count_of_head(self, head: memoryview | None) -> int:
+        size = None if head is None else size_in_head(head)
+        return -1 if size is None else self._count(*size)
 
     def count(self, encoded: memoryview | None) -> int:
         """Returns the number of patches of an image; 0 if its size cannot be read."""

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import io
+import math
 import re
 import warnings
 import zlib
@@ -212,6 +213,40 @@ def jpeg_size(data: memoryview) -> tuple[int, int] | None:
     except ValueError:
         return None
     return (high, wide) if colours in _COLOURS else None
+
+
+def size_in_head(head: memoryview) -> tuple[int, int] | None:
+    """Returns the stored height and width of a JPEG, PNG, WebP or AVIF from its first bytes; None for other formats,
+    and if they do not have it.
+    """
+    data, at = bytes(head), 2
+    if data[:8] == _PNG and data[12:16] == b"IHDR" and len(data) >= 24:
+        return int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big")
+    if _WEBP.match(data) and len(data) >= 30:
+        return _size_of_webp(data)
+    if data[4:12] == b"ftypavif":
+        found = [data[each.start() + 8 : each.start() + 16] for each in re.finditer(b"ispe", data)]
+        sizes = [(int.from_bytes(each[4:], "big"), int.from_bytes(each[:4], "big")) for each in found if len(each) == 8]
+        return max(sizes, key=math.prod, default=None)  # smaller ones are of thumbnails and tiles
+    while data[:3] == _JPEG and at + 9 <= len(data) and data[at] == 0xFF:
+        kind = data[at + 1]
+        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):  # the header of a frame
+            return int.from_bytes(data[at + 5 : at + 7], "big"), int.from_bytes(data[at + 7 : at + 9], "big")
+        at += 1 if kind == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return None
+
+
+def _size_of_webp(data: bytes) -> tuple[int, int] | None:
+    """Returns the height and width of a WebP: lossy, lossless, or extended."""
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(data[27:30], "little"), 1 + int.from_bytes(data[24:27], "little")
+    if kind == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
+    if kind == b"VP8 ":
+        return int.from_bytes(data[28:30], "little") & 0x3FFF, int.from_bytes(data[26:28], "little") & 0x3FFF
+    return None
 
 
 def orientation_if_plain(data: memoryview, rules: Rules) -> int | None:

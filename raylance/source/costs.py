@@ -28,7 +28,7 @@ from raylance.environment.shared import Shared, SharedTables
 from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.orders.order import COST, Tables, cost_table
 from raylance.orders.permutation import Int32Array, Int64Array
-from raylance.source.fields import find_field
+from raylance.source.fields import find_field, is_blob
 from raylance.source.kept_files import KeptFiles
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
 from raylance.source.limits import Calls, requests_of
@@ -43,6 +43,7 @@ FEW_ROWS = 1 << 16  # costs of up to this number of rows are read again by each 
 _NOTED = 16  # pieces that are noted as done together
 _AT_ONCE = 4  # pieces that are read at once; Lance itself decodes in parallel
 _FIRST_ROWS = 64  # that are measured together at first
+_HEADS = 1 << 10, 1 << 16  # bytes of blobs that are read at first, and then; the header of a JPEG follows its EXIF
 _READ_BYTES = 32 << 20  # about what is read at once of values that are measured
 _DENSE = 0.1  # from this share of selected rows on, a whole range is read
 _MOST = 2**31 - 1
@@ -77,8 +78,10 @@ class MeasuredCost(Protocol):
     def reads(self) -> Sequence[str]:
         """The columns that it is computed of;"""
 
-    def measure(self, rows: pa.Table) -> Int64Array:
-        """Returns the cost of some rows, at least 0, int64 (n,)."""
+    def measure(self, rows: pa.Table, *, heads: bool = False) -> Int64Array:
+        """Returns the cost of some rows, at least 0, int64 (n,). With `heads`, values of blobs are cut off, and -1 asks
+        for more of a row's.
+        """
 
 
 Cost = str | TokensOf | MeasuredCost
@@ -325,6 +328,8 @@ def _measure(dataset: lance.LanceDataset, costs: Costs, offsets: Int64Array) -> 
     """Measures rows, some at a time, because their values may be large."""
     measured, found, at = cast("MeasuredCost", costs.measured), np.empty(len(offsets), dtype=np.int32), 0
     few, columns = _FIRST_ROWS, list(measured.reads)
+    if len(columns) == 1 and is_blob(find_field(dataset.schema, columns[0])):
+        return _measure_heads(dataset, costs, columns[0], offsets)
     while at < len(offsets):
         part = offsets[at : at + few].tolist()
         rows = _ask(dataset, costs, functools.partial(dataset.take, part, columns=columns))
@@ -332,6 +337,25 @@ def _measure(dataset: lance.LanceDataset, costs: Costs, offsets: Int64Array) -> 
         found[at : at + len(part)] = _as_costs(numbers, costs, dataset.uri, part.__getitem__)
         at, few = at + len(part), max(1, int(len(part) * min(8, _READ_BYTES / max(1, rows.nbytes))))
     return found
+
+
+def _measure_heads(dataset: lance.LanceDataset, costs: Costs, column: str, offsets: Int64Array) -> Int32Array:
+    """Measures blobs by their first bytes, of which more are read for those that need more."""
+    measured, found = cast("MeasuredCost", costs.measured), np.full(len(offsets), -1, dtype=np.int64)
+    stored = _ask(dataset, costs, functools.partial(dataset.take, offsets.tolist(), columns=[column]))[column]
+    sizes = np.asarray(pc.struct_field(stored, "size").fill_null(0).to_numpy(), dtype=np.int64)
+    for most in (*_HEADS, int(sizes.max(initial=0))):
+        left = np.flatnonzero(found < 0)
+        together = max(1, _READ_BYTES // max(1, most))
+        for rows in np.split(left, range(together, len(left), together)):
+            asked = [(int(offsets[row]), 0, int(min(sizes[row], most))) for row in rows]
+            read = functools.partial(dataset.read_blob_ranges, column, asked, selector="indices", preserve_order=True)
+            heads = pa.table({column: pa.array([each[2] for each in _ask(dataset, costs, read)], pa.large_binary())})
+            found[rows] = measured.measure(heads, heads=True)
+            is_whole = sizes[rows] <= most
+            if is_whole.any():
+                found[rows[is_whole]] = measured.measure(heads.filter(pa.array(is_whole)))
+    return _as_costs(pa.chunked_array([found]), costs, dataset.uri, lambda row: int(offsets[row]))
 
 
 def _scan(dataset: lance.LanceDataset, costs: Costs, first: int, rows: int) -> pa.ChunkedArray:

@@ -4,8 +4,10 @@ import io
 import itertools
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import PIL.Image
 import pyarrow as pa
@@ -15,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
+from raylance.decode.pixels import size_in_head
 from raylance.errors import ConfigError, DatasetError
 from tests.helpers.images import encode
 
@@ -177,6 +180,49 @@ def test_a_bad_image_has_zeros_as_many_as_its_header_says(write_dataset: Write) 
     assert not batch["images"][first : first + int(grids[1].prod())].any()
     with pytest.raises(raylance.BadRowError):
         list(raylance.dataset(uri, columns=[patches]).iter_batches(batch_size=3))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "AVIF", "GIF"])
+def test_sizes_are_in_the_first_bytes(kind: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (31, 57, 3), np.uint8)
+    options: list[dict[str, Any]] = [{}, {"lossless": True}] if kind == "WEBP" else [{}]
+    if kind == "WEBP":
+        options.append({"exif": b"Exif\0\0" + PIL.Image.Exif().tobytes()})
+    for each in options:
+        whole = encode(PIL.Image.fromarray(noise), kind, **each)
+        assert size_in_head(memoryview(whole[:1024])) == (None if kind == "GIF" else (31, 57))
+        assert all(size_in_head(memoryview(whole[:end])) in (None, (31, 57)) for end in range(1024))
+
+
+def test_the_cost_of_blobs_takes_their_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JPEGs with EXIF of 20 kB before the header, other formats, damaged ones and nulls as by whole files."""
+    rows: list[bytes | None] = [picture(row, *SIZES[row % 6], kind="JPEG") for row in range(40)]
+    exif = PIL.Image.Exif()
+    exif[0x9286] = b"x" * 20_000
+    rows[3] = encode(PIL.Image.new("RGB", (90, 130)), "JPEG", exif=exif)
+    rows[4], rows[5], rows[6], rows[7] = None, b"not an image", b"", encode(PIL.Image.new("P", (60, 90)), "GIF")
+    rows[8] = picture(8, 200, 90, "JPEG")[:600]  # what is left of it has a size, and is decoded to zeros
+    blob = pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    uris = []
+    for name, field in (("blobs", blob), ("plain", pa.field("image", pa.large_binary()))):
+        uris.append(str(tmp_path / name))
+        columns = [pa.array(rows, pa.large_binary()), range(40)]
+        table = pa.table(columns, schema=pa.schema([field, ("id", pa.int64())]))
+        lance.write_dataset(table, uris[-1], data_storage_version="2.1")
+    read: list[int] = []
+    ranges = lance.LanceDataset.read_blob_ranges
+
+    def counted(self: Any, column: str, asked: list[tuple[int, int, int]], **options: Any) -> Any:
+        read.append(sum(length for _, _, length in asked))
+        return ranges(self, column, asked, **options)
+
+    monkeypatch.setattr(lance.LanceDataset, "read_blob_ranges", counted)
+    patches = raylance.Patches("image", **SETTINGS)
+    blobs, plain = (raylance.dataset(uri, columns=["id"], cost=patches, cost_folder=tmp_path).costs for uri in uris)
+    assert blobs.tolist() == plain.tolist()
+    assert (blobs[4:7] == 0).all()
+    assert blobs[3] == np.prod(patches.grid(130, 90))
+    assert sum(read) < 41 * 1024 + 2 * 70_000
 
 
 @pytest.mark.promise("P8")
