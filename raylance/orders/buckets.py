@@ -61,6 +61,8 @@ class Buckets(Laned):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count(self, "bucket_steps")
+        if not isinstance(self.by, str):
+            raise ConfigError(f"Buckets(by={self.by!r}): give the name of a cost, as cost= of raylance.dataset has it.")
         for field in ("bucket_rows", "bucket_cost"):
             if getattr(self, field) != 0:
                 check_count(self, field, "auto", most=_MOST)

@@ -23,7 +23,7 @@ from raylance.errors import ConfigError
 from raylance.observe.diagnoses.starting import describe_late_start
 from raylance.observe.figures import RankFigures, RunFigures
 from raylance.observe.record import COLUMNS, FOLDER, FORMAT, STANDING, open_folder
-from raylance.observe.stats import GAUGES, NUMBERS
+from raylance.observe.stats import COST_COUNTERS, GAUGES, NUMBERS
 from raylance.observe.verdict import Verdict, judge_beside
 from raylance.planning.state import renew
 from raylance.secrets import public_uri
@@ -344,6 +344,12 @@ def _printable(value: Any) -> Any:
 _RENAMED = RENAMED | {"window_bytes": "reader_bytes", "window_limit_bytes": "reader_limit_bytes"}
 
 
+def _is_known(column: str) -> bool:
+    """Whether a record may have a column: one that all have, or a counter of a cost that has a name."""
+    counter, has_name, name = column.partition(".")
+    return column in COLUMNS or (counter in COST_COUNTERS and bool(has_name) and name.isidentifier())
+
+
 def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
     facts = _printable(json.loads((table.schema.metadata or {}).get(b"raylance", b"{}")))
     if facts.get("format") != FORMAT:
@@ -353,7 +359,7 @@ def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
     for part in ("options", "limits"):
         facts[part] = {_RENAMED.get(key, key): value for key, value in (facts.get(part) or {}).items()}
     table = table.rename_columns([_RENAMED.get(column, column) for column in table.column_names])
-    known = [field.name for field in table.schema if field.name in COLUMNS and field.type == pa.float64()]
+    known = [field.name for field in table.schema if _is_known(field.name) and field.type == pa.float64()]
     # Other types are left out: `to_numpy` would unpickle one of Ray Data's types.
     columns = {column: table[column].to_numpy() for column in known}
     record = LoaderRecord(

@@ -111,6 +111,7 @@ class Costs:
         expression: The SQL expression that Lance computes for each row; if it is measured, what the file is named by.
         multiple: Each value is rounded up to a multiple of this number.
         measured: What computes it in place of Lance; None if it is an expression.
+        may_be_zero: Whether all rows may cost nothing, as texts without images in one of several costs.
         files: Where the file is kept.
         argument: The argument of `raylance.dataset` that needs the costs, for errors.
     """
@@ -121,6 +122,7 @@ class Costs:
     files: KeptFiles
     argument: str
     measured: MeasuredCost | None = None
+    may_be_zero: bool = False
 
     def name(self, source: Source, selection: Selection) -> str:
         """Returns the name of the finished file."""
@@ -143,7 +145,8 @@ def check_costs(dataset: lance.LanceDataset, cost: Any, folder: str | os.PathLik
             )
     if not cost:
         raise ConfigError("cost={}: there is no cost in it; nothing was started. Leave cost= out, or name costs.")
-    return {name: check_cost(dataset, each, folder, f"cost[{name!r}]={each}") for name, each in cost.items()}
+    checked = {name: check_cost(dataset, each, folder, f"cost[{name!r}]={each}") for name, each in cost.items()}
+    return {name: dataclasses.replace(each, may_be_zero=len(cost) > 1) for name, each in checked.items()}
 
 
 def check_cost(
@@ -412,7 +415,7 @@ def _as_costs(column: pa.ChunkedArray, costs: Costs, uri: str, offset_of: Callab
 
 
 def _checked(found: Int32Array, costs: Costs, uri: str) -> Int32Array:
-    if not found[:_PIECE_ROWS].any() and not found.any():
+    if not (costs.may_be_zero or found[:_PIECE_ROWS].any() or found.any()):
         raise DatasetError(f"{costs.argument} is 0 for all selected rows of {uri!r}; nothing was started.")
     return found
 

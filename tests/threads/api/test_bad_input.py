@@ -32,6 +32,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ImageCrop": {"column": "i"},
     "Pack": {"columns": "t", "length": 16},
     "PackTokens": {"column": "t", "length": 16},
+    "Patches": {"column": "i"},
     "RangeSplit": {"ranges": [(0, 5)]},
     "Renamed": {"column": "a", "stored": "b"},
     "TokensOf": {"column": "t"},
