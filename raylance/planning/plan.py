@@ -16,7 +16,7 @@ import numpy as np
 from raylance.arguments import check_word
 from raylance.errors import ConfigError
 from raylance.orders.checking import check_sample, select_rows
-from raylance.orders.order import Epoch, PicklesFields, Resolved
+from raylance.orders.order import COST, Epoch, PicklesFields, Resolved
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.balance import Balance
 from raylance.planning.item_sizes import ItemSizes
@@ -150,6 +150,11 @@ class Plan(PicklesFields):
     def after(self, epoch: int, position: int, steps: int = 1) -> int:
         """Returns the position of a later step of this plan, the next one by default; at most the epoch's end."""
         return self.epoch(epoch).steps.after(position, steps)
+
+    def pads(self, cost: str) -> bool:
+        """Whether the cost of this name is counted as if rows were padded. One without a name is always shown so."""
+        is_asked = self.budget is not None and self.budget.pads(cost)
+        return is_asked or cost in (COST, self.order.buckets_by)
 
     @property
     def step_text(self) -> str:

@@ -46,10 +46,9 @@ def row_costs(plan: Plan, epoch: int, position: int) -> RowCosts:
     positions = plan.positions(epoch, position, 0, plan.step_size(epoch, position))
     costs = plan.order.costs(plan.select(epoch, positions)).astype(np.int64)
     slices = [plan.rank_slice(epoch, position, rank) for rank in range(plan.dp_size)]
-    names, budget, by = plan.order.cost_names, plan.budget, plan.order.buckets_by
-    # A cost without a name has always been shown as if batches were padded.
-    is_padded = [name in (COST, by) or (budget is not None and budget.pads(name)) for name in names]
-    return RowCosts(names, np.array(is_padded), costs, positions < plan.epoch_rows, slices)
+    names = plan.order.cost_names
+    is_padded = np.array([plan.pads(name) for name in names])
+    return RowCosts(names, is_padded, costs, positions < plan.epoch_rows, slices)
 
 
 class StepCosts(NamedTuple):
@@ -127,9 +126,10 @@ class CostFigures:
         """Returns the figures in words."""
         return self.in_words(COST)
 
-    def in_words(self, name: str) -> str:
-        """Returns the figures of the cost of this name in words."""
-        ratios = {"padded": self.padded, "not padded": self.summed, "squared": self.squared}
+    def in_words(self, name: str, *, is_padded: bool = True) -> str:
+        """Returns the figures of the cost of this name in words, without those of padding if there is none."""
+        ratios = {"padded": self.padded} if is_padded else {}
+        ratios |= {"not padded": self.summed, "squared": self.squared}
         words = ", ".join(f"{name} {half:.2f} and {most:.2f}" for name, (half, most) in ratios.items())
         moved = f"; {self.moved:.1%} of the rows change the rank" if self.moved else ""
         uneven = (
@@ -137,7 +137,7 @@ class CostFigures:
         )
         is_even = all(most == 1 for _, most in ratios.values())  # as with one rank
         cost = f"{'cost ' * (name == COST)}{costs_in_words({name: self.cost})}"
-        step = f"{self.rows:,.0f} rows and {cost} a step; {self.padding:.1%} padding"
+        step = f"{self.rows:,.0f} rows and {cost} a step{f'; {self.padding:.1%} padding' * is_padded}"
         return step if is_even else step + uneven
 
 

@@ -205,7 +205,7 @@ class PlanSummary:
     def _costs_in_words(self) -> list[str]:
         """Returns a line for each cost."""
         costs = self.costs if isinstance(self.costs, Mapping) else {COST: self.costs} if self.costs else {}
-        return [figures.in_words(name) for name, figures in costs.items()]
+        return [figures.in_words(name, is_padded=self.plan.pads(name)) for name, figures in costs.items()]
 
     def _empty_in_words(self) -> list[str]:
         """Returns a line if ranks get no row in each step, or in the last one."""
