@@ -1,9 +1,9 @@
 """Makes small datasets for the recipes, where no public one would be small enough: scenes, sounds, documents, episodes.
 
 `scenes` have a picture of one coloured shape, its mask, its box, a caption in tokens and a label; `sounds` are tones of
-different lengths, with the label of their pitch; `documents` are lists of tokens of different lengths; `episodes` are
-frames of an arm that pushes a disc to the middle, as two cameras see it, with its state and action. All are the same
-each time.
+different lengths, with the label of their pitch; `documents` are lists of tokens of different lengths; `pages` are such
+lists with 0 to 6 images of any size among them; `episodes` are frames of an arm that pushes a disc to the middle, as
+two cameras see it, with its state and action. All are the same each time.
 
     python -m jobs.examples.made_data scenes scenes.lance
 """
@@ -19,9 +19,13 @@ import PIL.Image
 import PIL.ImageDraw
 import pyarrow as pa
 
+import raylance
+
 SHAPES, COLOURS = ("ellipse", "rectangle"), ("red", "green", "blue", "white")
 FRAMES = 20  # in each episode
 WORDS = 16  # of the captions: 0 ends one, and 1 to 15 are words
+IMAGE = WORDS  # in pages, the token that stands for a part of an image
+PATCHES = {"min_pixels": 28 * 28, "max_pixels": 28 * 28 * 12}  # of a `raylance.Patches` of pages
 
 
 def scenes(rows: int) -> pa.Table:
@@ -69,6 +73,27 @@ def documents(rows: int) -> pa.Table:
     lengths = np.clip(rng.lognormal(2.8, 0.7, rows), 3, 60).astype(int)
     tokens = [(1 + (rng.integers(63) + np.arange(length) * 5 + (rng.random(length) < 0.1)) % 63) for length in lengths]
     return _split({"tokens": pa.array(tokens, pa.list_(pa.int32()))}, rows)
+
+
+def pages(rows: int) -> pa.Table:
+    """Words and images, which come as they lie in the text: input_ids, images and split. For each image, the ids have
+    as many tokens `IMAGE` as the model makes of it, as a processor writes them.
+    """
+    rng, patches = np.random.default_rng(0), raylance.Patches("images", **PATCHES)
+    ids: list[list[int]] = []
+    images: list[list[bytes]] = []
+    for _ in range(rows):
+        count = 0 if rng.random() < 0.4 else min(6, int(rng.geometric(0.5)))
+        ids.append(rng.integers(1, WORDS, rng.integers(2, 8)).tolist())
+        images.append([])
+        for _ in range(count):
+            height, width = (int(each) for each in rng.integers(14, 140, 2))
+            noise = PIL.Image.fromarray(rng.integers(0, 255, (3, 3, 3), dtype=np.uint8))
+            images[-1].append(_encode(noise.resize((width, height)), "PNG"))
+            _, high, wide = patches.grid(height, width)
+            ids[-1] += [IMAGE] * (high * wide // patches.merge**2) + rng.integers(1, WORDS, rng.integers(1, 9)).tolist()
+    columns = {"input_ids": pa.array(ids, pa.list_(pa.int32())), "images": pa.array(images, pa.list_(pa.binary()))}
+    return _split(columns, rows)
 
 
 def episodes(rows: int) -> tuple[pa.Table, pa.Table]:
@@ -135,7 +160,7 @@ def _split(columns: dict[str, pa.Array], rows: int) -> pa.Table:
 def main(argv: list[str] | None = None) -> int:
     """Runs the job; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("scenes", "sounds", "documents", "episodes"))
+    parser.add_argument("kind", choices=("scenes", "sounds", "documents", "pages", "episodes"))
     parser.add_argument("uri", help="where the dataset is written")
     parser.add_argument("--count", type=int, default=400, metavar="N", help="rows (default: 400)")
     args = parser.parse_args(argv)
@@ -143,7 +168,8 @@ def main(argv: list[str] | None = None) -> int:
         made, videos = episodes(args.count)
         lance.write_dataset(videos, videos_of(args.uri))
     else:
-        made = {"scenes": scenes, "sounds": sounds, "documents": documents}[args.kind](args.count)
+        makers = {"scenes": scenes, "sounds": sounds, "documents": documents, "pages": pages}
+        made = makers[args.kind](args.count)
     lance.write_dataset(made, args.uri, max_rows_per_file=100)
     print(f"{args.uri}: {made.num_rows} rows of {args.kind}")
     return 0

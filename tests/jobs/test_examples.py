@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import io
+import itertools
 import os
 import re
 import subprocess
@@ -15,6 +17,7 @@ from unittest.mock import Mock
 
 import lance
 import numpy as np
+import PIL.Image
 import pyarrow as pa
 import pytest
 import ray.train
@@ -219,6 +222,7 @@ RECIPES = [
     "speech",
     "language_model",
     "fine_tuning",
+    "images_and_text",
     "action_chunks",
     "segmentation",
     "detection",
@@ -236,6 +240,7 @@ def test_recipes_are_killed_and_continue(recipe: str, tmp_path: Path, capsys: py
     """256 rows; the last rank dies in the sixth step, after two checkpoints, of which a kill may undo the newest."""
     uri, rows, (name, *arguments) = tmp_path / "made.lance", tmp_path / "rows", recipe.split()
     kinds = {"speech": "sounds", "action_chunks": "episodes", "language_model": "documents", "fine_tuning": "documents"}
+    kinds["images_and_text"] = "pages"
     kind = kinds.get(name, "scenes")
     assert run("made_data", kind, uri, "--count", 320) == 0
     given = ["--data", uri, "--storage-path", tmp_path / "runs", "--global-batch-size", 32]
@@ -287,6 +292,46 @@ def test_a_budgets_gradient_is_that_of_the_documents_one_by_one(tmp_path: Path) 
                     (example.loss_of(model, micro) / micro["_step_cost"]).backward()
         gradients.append(torch.cat([each.grad.flatten() for each in model.parameters()]))
     torch.testing.assert_close(*gradients)
+
+
+def test_the_loss_of_patches_is_that_of_transformers_own_processor(tmp_path: Path) -> None:
+    """Of the same rows, one by one; as two ranks have them, and, from the middle of the epoch on, three."""
+    example = importlib.import_module("jobs.examples.images_and_text")
+    of_pages = importlib.import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
+    processor = of_pages.Qwen2VLImageProcessorPil(**example.PATCHES)
+    uri = str(tmp_path / "pages.lance")
+    assert run("made_data", "pages", uri, "--count", 100) == 0
+    rows, model = lance.dataset(uri).to_table().to_pylist(), example.build_model()
+    losses: dict[int, float] = {}
+    for number, row in enumerate(rows):
+        ids, images = torch.tensor([row["input_ids"]]), dict[str, Any]()
+        if row["images"]:
+            pictures = [PIL.Image.open(io.BytesIO(each)).convert("RGB") for each in row["images"]]
+            images = dict(processor(images=pictures, return_tensors="pt"))
+        kinds = (ids == example.IMAGE).int()
+        with torch.no_grad():
+            logits = model(input_ids=ids, mm_token_type_ids=kinds, **images).logits
+        labels = torch.where(kinds == 1, -100, ids)[0, 1:]
+        losses[number] = torch.nn.functional.cross_entropy(logits[0, :-1], labels, reduction="sum").item()
+    data, state, seen = example.open_data(uri), None, dict[int, int]()
+    found = wanted = 0.0
+    for world, steps in ((2, 3), (3, None)):
+        for rank in range(world):
+            with data.loader(rank=rank, world_size=world, record=False) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                batches = loader.batches(budget=example.BUDGET, pad_lists={"input_ids": raylance.Pad(0)}, device="cpu",
+                                         with_row_offset=True)  # fmt: skip
+                for batch in itertools.islice(batches, steps):
+                    own = batch["_rowoffset"].tolist()
+                    with torch.no_grad():
+                        found += example.loss_of(model, batch).item() if own else 0.0
+                    wanted += sum(losses[row] for row in own)
+                    seen |= {row: seen.get(row, 0) + 1 for row in own}
+                saved = loader.state_dict()
+        state = saved
+    assert seen == {row: 1 for row in range(100) if rows[row]["split"] == "train"}
+    assert found == pytest.approx(wanted, rel=1e-3), "resized by torch, and there by Pillow"
 
 
 @pytest.mark.usefixtures("ray_session")
