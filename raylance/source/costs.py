@@ -44,6 +44,7 @@ _NOTED = 16  # pieces that are noted as done together
 _AT_ONCE = 4  # pieces that are read at once; Lance itself decodes in parallel
 _FIRST_ROWS = 64  # that are measured together at first
 _HEADS = 1 << 10, 1 << 16  # bytes of blobs that are read at first, and then; the header of a JPEG follows its EXIF
+_HEADS_AT_ONCE = 1 << 10  # in one call, which a store may answer by as many requests, before its deadline
 _READ_BYTES = 32 << 20  # about what is read at once of values that are measured
 _DENSE = 0.1  # from this share of selected rows on, a whole range is read
 _MOST = 2**31 - 1
@@ -349,7 +350,7 @@ def _measure_heads(dataset: lance.LanceDataset, costs: Costs, column: str, offse
     sizes = np.asarray(pc.struct_field(stored, "size").fill_null(0).to_numpy(), dtype=np.int64)
     for most in (*_HEADS, int(sizes.max(initial=0))):
         left = np.flatnonzero(found < 0)
-        together = max(1, _READ_BYTES // max(1, most))
+        together = min(_HEADS_AT_ONCE, max(1, _READ_BYTES // max(1, most)))
         for rows in np.split(left, range(together, len(left), together)):
             asked = [(int(offsets[row]), 0, int(min(sizes[row], most))) for row in rows]
             read = functools.partial(dataset.read_blob_ranges, column, asked, selector="indices", preserve_order=True)

@@ -232,3 +232,22 @@ def test_what_takes_one_value_a_row_is_refused(write_dataset: Write) -> None:
     empty = write_dataset(table([[], None] * 10))
     with pytest.raises(raylance.errors.DatasetError, match="'images'"):
         raylance.dataset(empty, columns=[raylance.Image("images")])
+
+
+@pytest.mark.promise("P7", "P8")
+def test_ten_thousand_images_in_a_row_are_decoded_or_refused_by_memory(write_dataset: Write) -> None:
+    """And a row of 40, of which one is bad."""
+    small = [picture(number, 6, 8) for number in range(8)]
+    images: Images = [[small[number % 8] for number in range(10_000)], [small[number % 8] for number in range(40)], []]
+    images[1][7] = b"not an image"  # type: ignore[index]
+    uri = write_dataset(table(images))
+    data = raylance.dataset(
+        uri, columns=["id", raylance.Image("images", size=8)], on_bad_row="mask", remainder="ragged"
+    )
+    found = by_row(data.iter_batches(batch_size=2))
+    assert {row: len(each) for row, each in found.items()} == {0: 10_000, 1: 40, 2: 0}
+    assert [not each.any() for each in found[1]] == [number == 7 for number in range(40)]
+    assert np.array_equal(found[0][:8], found[0][-8:])
+    few = data.loader(runtime="threads", reader_bytes=200_000)
+    with few as loader, pytest.raises(raylance.errors.DatasetError, match=r"offset 0 .*200,000"):
+        list(loader.iter_batches(global_batch_size=2))
