@@ -97,7 +97,7 @@ class ReadSpec:
             "columns": list(self.delivers),
             "decode": [
                 *(describe(each) | ({COMPONENT: name} if name else {}) for name, each in derived),
-                *map(describe, decoders),
+                *(describe(each) for each in decoders if not each.is_companion),
             ],
             "transform": describe(self.decoding.transform) if self.decoding else None,
             "codecs": {each.column: codec_name() for _, each in derived if each.channels}

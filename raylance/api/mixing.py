@@ -134,7 +134,7 @@ def _cost_names(parts: Mapping[str, tuple[Dataset, float]]) -> Sequence[str]:
     first = next(iter(names.values()))
     if not all(names.values()):
         return ()
-    if any(set(each) != set(first) for each in names.values()):
+    if len(set(names.values())) > 1:
         found = "; ".join(f"{name}: {', '.join(each)}" for name, each in names.items())
         raise ConfigError(
             f"mix(): the datasets have costs of unlike names ({found}), so they could not be added up; nothing was "
@@ -147,7 +147,8 @@ def _row_costs(parts: Mapping[str, tuple[Dataset, float]], weigh: str, costs: Se
     """Returns the mean cost of a row of each dataset, if weights are shares of a cost; else None."""
     if weigh == "tokens" and weigh not in costs:
         raise ConfigError(
-            'mix(weigh="tokens"): open each dataset with cost=raylance.TokensOf("input_ids"), and give weigh="cost".'
+            'mix(weigh="tokens"): open each dataset with cost={"tokens": raylance.TokensOf("input_ids")}, or with '
+            'cost=raylance.TokensOf("input_ids") and weigh="cost".'
         )
     check_word("mix(): weigh", weigh, ("rows", *(costs or (COST,))))
     if weigh == "rows":
@@ -158,7 +159,14 @@ def _row_costs(parts: Mapping[str, tuple[Dataset, float]], weigh: str, costs: Se
             "or leave weigh= out."
         )
     specs = [opened_of(dataset).delivery for dataset, _ in parts.values()]
-    return [Fraction(int(spec.costs[cost_table(weigh)].sum(dtype=np.int64)), spec.rows) for spec in specs]
+    sums = [int(spec.costs[cost_table(weigh)].sum(dtype=np.int64)) for spec in specs]
+    if not all(sums):
+        free = [name for name, total in zip(parts, sums, strict=True) if not total]
+        raise ConfigError(
+            f"mix(weigh={weigh!r}): all rows of {', '.join(free)} cost 0, so no number of them would be a share of the "
+            'cost; nothing was started. Weigh by another cost, or by "rows".'
+        )
+    return [Fraction(total, spec.rows) for total, spec in zip(sums, specs, strict=True)]
 
 
 def _check_parts(parts: Any) -> None:

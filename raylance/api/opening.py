@@ -83,10 +83,11 @@ def dataset(
             model and of a vision encoder, give a dict by name: `{"tokens": …, "patches": …}`; `Budget` and `Balance`
             hold for each of them. The costs are read now, once for a version and a selection.
             The order `raylance.Buckets` and batches of a `raylance.Budget` need them.
-        cost_folder: Folder that keeps the costs of more than 65,536 rows, or the lengths of as many documents for
-            `raylance.Pack`, 4 bytes a row, for later starts: a path, or a URI that pyarrow can open, which gets
-            its keys from the environment. None for `raylance/costs` in the user's cache folder. If a process is
-            killed while it reads the costs, the next one on the same machine continues. Nothing removes old files.
+        cost_folder: Folder that keeps the costs of more than 65,536 rows (those that follow from images, of any
+            number), or the lengths of as many documents for `raylance.Pack`, 4 bytes a row, for later starts: a path,
+            or a URI that pyarrow can open, which gets its keys from the environment. None for `raylance/costs` in the
+            user's cache folder. If a process is killed while it reads the costs, the next one on the same machine
+            continues. Nothing removes old files.
         balance: `raylance.Balance` divides the rows of each step among the ranks so that they cost about the same. It
             needs `cost`.
         order: "window", "shard", "sequential", "row" or "bucket", or an order with its parameters.

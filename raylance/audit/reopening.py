@@ -11,7 +11,7 @@ from raylance.api.mixing import mix
 from raylance.api.opening import dataset
 from raylance.api.opening_samples import kind_of, take_samples
 from raylance.columns import COMPONENT
-from raylance.descriptions import is_description, read_description, read_setting
+from raylance.descriptions import CLASS, is_description, kind_of_setting, read_description, read_setting
 from raylance.errors import ConfigError, StateError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Order
@@ -112,9 +112,10 @@ def _stored(
     added = {f"{name}{IS_PAD}" for name in kind_of(samples).of_several(samples)}
     added |= {each.column for each in derived}
     decoded = {
-        each.get("name") or each["column"]: each["column"]
+        f"{each.get('name') or each['column']}{suffix}": each["column"]
         for each in decode
         if isinstance(each, Mapping) and "column" in each and not is_description(each, Derived)
+        for suffix in ("", *getattr(kind_of_setting(each.get(CLASS)), "adds", ()))
     }
     named = (decoded.get(name, name) for name in columns)
     return list(dict.fromkeys(name for name in named if name not in added))

@@ -5,7 +5,7 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,8 @@ class Decoder(Setting, abc.ABC):
     channels_last, content = False, "encoded data"
     of_frames = False  # whether the column has frames of a `Video`, not bytes
     takes_lists = False  # whether a ragged decoder decodes each value of a list, one after another
+    adds: ClassVar[tuple[str, ...]] = ()  # suffixes of the names of `companions`
+    is_companion = False  # whether it is one of them, which states do not hold
     has_marks = True  # whether batches say which values of a list are good, if bad ones are masked
 
     @property

@@ -36,17 +36,19 @@ class Patches(CountedDecoder):
     time, height and width. So `pixel_values` of the Qwen-VL models are `(patches / 255 - mean) / std`, by channel, to
     be computed on the device, and `image_grid_thw` is the grid.
 
-    Each row has an image, or a list of images (bytes, or structs with `bytes`). `<name>_length`, int64 (n,), is the
-    number of patches of each row; of lists, `<name>_grid_length` is the number of images. With `on_bad_row="mask"`, an
-    image that cannot be decoded has patches of zeros, as many as its header says; none, and a grid of zeros, if that
-    cannot be read. Of lists, `<name>_valid`, bool (m,), is False for it, and the row stays.
+    Each row has an image (bytes), or a list of images (bytes, or structs with `bytes`). `<name>_length`, int64 (n,), is
+    the number of patches of each row; of lists, `<name>_grid_length` is the number of images. With
+    `on_bad_row="mask"`, an image that cannot be decoded has patches of zeros, as many as its header says; none, and a
+    grid of zeros, if that cannot be read. Of lists, `<name>_valid`, bool (m,), is False for it, and the row stays.
 
     The object is also a cost: `cost={"patches": raylance.Patches("images")}` is the number of patches of each row. It
     is computed from `height` and `width`, if these columns are named; else from the headers of all images, which are
     read once for a version, with the whole images if these are not blobs.
 
-    Pixels are those of `Image`, resized by torch's bicubic kernel with antialiasing, which is that of the processors,
-    on 8 bits. So values differ from the processor's only where a JPEG is decoded at a reduced scale, see `draft`.
+    Pixels are those of `Image`, as displayed, resized on 8 bits by torch's bicubic kernel with antialiasing. That is
+    the kernel of the processors that use torchvision, whose values are the same; those that use Pillow differ by 1 or 2
+    of 255. Differences remain where `Image` reads other pixels than Pillow's `convert("RGB")`, which clips grey of 16
+    bits and does not turn images by EXIF, and with `draft`.
 
     Attributes:
         column: Column of encoded images, or of lists of them.
@@ -79,6 +81,7 @@ class Patches(CountedDecoder):
     dtype = np.dtype(np.uint8)
     content = "images"
     codec = CODEC
+    adds = (GRID,)
 
     def __post_init__(self) -> None:
         where = f"Patches({self.column!r})"
@@ -138,10 +141,11 @@ class Patches(CountedDecoder):
     @property
     def reads(self) -> tuple[str, ...]:
         """The columns of which the cost of a row is computed."""
-        return (self.column,) if self.height is None or self.width is None else (self.height, self.width)
+        return (self.column,) if self.height is None or self.width is None else tuple({self.height: 0, self.width: 0})
 
     def measure(self, rows: pa.Table, *, heads: bool = False) -> Int64Array:
-        """Returns the cost of rows, their numbers of patches, int64 (n,). An image whose size is not known has none.
+        """Returns the cost of rows, their numbers of patches, int64 (n,): none of an image whose size is not known; the
+        head of a damaged one may have a size, which then counts.
 
         Args:
             rows: The columns of `reads`.
@@ -158,7 +162,7 @@ class Patches(CountedDecoder):
                 what = "integers, or lists of them" if self.height else "bytes of images, or lists of them"
                 raise DatasetError(f"{self}: column {name!r} is {kind}; nothing was started. Name a column of {what}.")
         if self.height is not None and self.width is not None:
-            sides, lengths = zip(*(_numbers(rows[name]) for name in self.reads), strict=True)
+            sides, lengths = zip(*(_numbers(rows[name]) for name in (self.height, self.width)), strict=True)
             if not np.array_equal(*lengths):
                 raise DatasetError(
                     f"{self}: the lists of {self.height!r} and of {self.width!r} have other lengths in some rows; "
@@ -214,6 +218,7 @@ class PatchGrid(Decoder):
     content = "images"
     shape = (3,)
     has_marks = False
+    is_companion = True
 
     @property
     def output_name(self) -> str:

@@ -178,11 +178,16 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return array.cast(kind)
 
 
+def _is_tensor(value: Any) -> bool:
+    """Whether a value is an array of which Arrow itself makes no list."""
+    return isinstance(value, np.ndarray) and (value.ndim > 1 or str(value.dtype) == "bfloat16")
+
+
 def _arrow(values: Any) -> pa.Array:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    array: npt.NDArray[Any] = np.asarray(values) if not isinstance(values, list) else np.array(values, dtype=object)
-    if array.dtype == object and any(str(getattr(value, "dtype", "")) == "bfloat16" for value in array):
+    array: npt.NDArray[Any] = np.asarray(values) if not isinstance(values, list) else np.fromiter(values, dtype=object)
+    if array.dtype == object and any(map(_is_tensor, array)):
         ends = np.cumsum([0, *(0 if value is None else len(value) for value in array)])
         starts = [None if value is None else end for value, end in zip(array, ends.tolist(), strict=False)]
         flat = to_arrow(np.concatenate([value for value in array if value is not None]))

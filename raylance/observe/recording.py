@@ -194,7 +194,7 @@ class Recording:
         rows = self._stats.first_rows
         if rows is None or not rows.num_rows:
             return
-        self._stats.first_rows = rows.schema.empty_table()
+        self._stats.first_rows = rows.slice(0, 0)
         try:
             folder.write(f"{self._record.name}.html", self._to_html(rows).encode())
         except Exception as error:  # odd rows, or the storage: the figures are still written

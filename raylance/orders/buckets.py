@@ -15,6 +15,7 @@ import numpy as np
 
 from raylance.errors import ConfigError
 from raylance.orders.order import (
+    COST,
     Auto,
     Facts,
     PicklesFields,
@@ -81,9 +82,10 @@ class Buckets(Laned):
                 'cost="length" or cost=raylance.TokensOf("input_ids").'
             )
         if self.by and self.by not in rows.costs:
+            found = "one cost, without a name" if COST in rows.costs else f"the costs {', '.join(rows.costs)}"
             raise ConfigError(
-                f"Buckets(by={self.by!r}): the costs of the rows are {', '.join(rows.costs)}; nothing was started. "
-                "Name one of them."
+                f"Buckets(by={self.by!r}): the rows have {found}; nothing was started. Name one of several, or leave "
+                "by= out."
             )
         bound, tables = super().bind(rows)
         by = self.by or next(iter(rows.costs))

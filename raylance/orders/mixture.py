@@ -321,16 +321,15 @@ class _MixResolved(PicklesFields, Resolved):
     @property
     def cost_names(self) -> tuple[str, ...]:
         names = [part.cost_names for part in self.parts]
-        return names[0] if all(set(each) == set(names[0]) for each in names) else ()
+        return names[0] if len(set(names)) == 1 else ()
 
     def costs(self, rows: Int64Array) -> Int32Array:
-        names, starts = self.cost_names, self.numbers[1]
-        found = np.empty((*rows.shape, len(names)), dtype=np.int32)
+        starts = self.numbers[1]
+        found = np.empty((*rows.shape, len(self.cost_names)), dtype=np.int32)
         which = np.searchsorted(starts, rows, side="right") - 1
         for index in np.unique(which).tolist():
             mine = which == index
-            part = self.parts[index]
-            found[mine] = part.costs(rows[mine] - starts[index])[..., [part.cost_names.index(name) for name in names]]
+            found[mine] = self.parts[index].costs(rows[mine] - starts[index])
         return found
 
     @functools.cached_property

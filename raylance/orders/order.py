@@ -233,7 +233,9 @@ class Resolved:
 
     @property
     def cost_names(self) -> tuple[str, ...]:
-        """Names of the costs of a row, in the order of `cost=`: `COST` alone if it is not a dict; none without it."""
+        """Names of the costs of a row, sorted: steps do not depend on the order of `cost=`. `COST` alone if that is not
+        a dict; none without it.
+        """
         return cost_names(self.tables)
 
     def costs(self, rows: Int64Array) -> Int32Array:
@@ -321,8 +323,9 @@ def cost_table(name: str) -> str:
 
 
 def cost_names(tables: Tables) -> tuple[str, ...]:
-    """Returns the names of the costs that have a table."""
-    return tuple(name.removeprefix(f"{COST}.") for name in tables if name == COST or name.startswith(f"{COST}."))
+    """Returns the names of the costs that have a table, sorted."""
+    names = (name for name in tables if name == COST or name.startswith(f"{COST}."))
+    return tuple(sorted(name.removeprefix(f"{COST}.") for name in names))
 
 
 def costs_in_words(costs: Mapping[str, int | float]) -> str:

@@ -18,10 +18,12 @@ Floats = npt.NDArray[np.float64]
 
 _ENOUGH = 0.006  # ranks are not balanced further once the costliest is this close to the mean
 _LEAST = 1e-9  # a swap that gains less, as a share of the mean load, is none
-# One of so many ranks swaps a row in each round. Each then chooses among as many others: 1 of 8 takes half of the time
-# for 64 ranks, and 90 % of the steps are within 2.5 % of the mean in place of 1.5 % if 0.3 of the rows may move.
+# One of so many ranks swaps a row in each round, or fewer if few rows may move. Each then chooses among as many others:
+# 1 of 8 takes half of the time for 64 ranks, and 90 % of the steps are within 2.5 % of the mean in place of 1.5 %, if
+# 0.3 of the rows may move.
 _RANKS = 16
-_PAIRS = 1 << 15  # pairs of rows that are tried in a round; 16 rows of each of 64 ranks are fewer
+_PAIRS = 1 << 15  # pairs of rows that are tried in a round
+_LEAST_TRIED = 16  # rows of each rank among them; with 8, steps of 512 ranks are 4 % less equal
 _VIEWS = 4  # rounds that find nothing, if they try other rows each time
 _SQUARED_BITS = 16  # of costs that are squared, so that the sums of two million squares are below 2⁵³
 
@@ -33,7 +35,8 @@ class Balance(Setting):
 
     The rows of the global batch stay the same. The costliest rank swaps a row with another one, so that the larger of
     their costs is least, until all are about equal. If rows have several costs, the cost of a rank is the largest of
-    them, each in units of the mean of the ranks. Each rank computes the swaps by itself.
+    them, each in units of the mean of the ranks, or of the costliest row if that is more: patches of few images cannot
+    be equal, and tokens are. Each rank computes the swaps by itself.
 
     Attributes:
         by: What is balanced: the sum of the "cost" of a rank's rows, or of their "squared" costs, as for attention.
@@ -66,8 +69,8 @@ class Balance(Setting):
         Returns:
             The indices of the rows of each rank, int64.
         """
-        dealt = _Dealt.of(costs.reshape(len(costs), -1), dp_size, self)
-        at_once, failures, movable = max(1, dp_size // _RANKS), 0, int(self.most_moved * len(costs))
+        dealt, movable = _Dealt.of(costs.reshape(len(costs), -1), dp_size, self), int(self.most_moved * len(costs))
+        at_once, failures = max(1, dp_size // _RANKS), 0
         while movable > 1 and failures < dealt.views:
             peaks = dealt.peaks()
             ranks = np.argsort(-peaks, kind="stable")
@@ -93,7 +96,7 @@ class _Dealt:
     slots: Int64Array  # the rows of each rank, (ranks, slots); n is an empty slot
     twice: Floats  # two times their costs, (costs, ranks, slots)
     loads: Floats  # the sums of the costs, (costs, ranks)
-    scales: Floats  # 1 / two mean loads of a rank, (costs, 1, 1, 1, 1)
+    scales: Floats  # 1 / two times the least load that the costliest rank can have, (costs, 1, 1, 1, 1)
     rows: int  # n
     equal_rows: bool
     tried: int  # slots of a rank whose rows are tried at once
@@ -104,8 +107,8 @@ class _Dealt:
         """Deals the rows in equal slices. `costs` are int64, (n, costs)."""
         rows = len(costs)
         if balance.by == "squared":
-            shift = max(0, int(costs.max(initial=0)).bit_length() - _SQUARED_BITS)
-            costs = (costs >> shift) ** 2
+            bits = [int(each).bit_length() for each in costs.max(axis=0, initial=0)]
+            costs = (costs >> np.maximum(0, np.array(bits, dtype=np.int64) - _SQUARED_BITS)) ** 2
         bounds = slice_bounds(rows, dp_size)
         most = max(high - low for low, high in bounds)
         slots = np.full((dp_size, most if balance.equal_rows else most + most // 2 + 1), rows, dtype=np.int64)
@@ -113,9 +116,11 @@ class _Dealt:
             own[: high - low] = np.arange(low, high)
         held = np.zeros((costs.shape[1], rows + 1))
         held[:, :rows] = costs.T
-        scales = (dp_size / 2 / np.maximum(1, held.sum(axis=1)))[:, None, None, None, None]
+        # No rank has less than the largest row: with few images in a step, patches cannot be equal, but tokens can.
+        least = np.maximum(held.sum(axis=1) / dp_size, held.max(axis=1))
+        scales = (0.5 / np.maximum(1, least))[:, None, None, None, None]
         twice = 2 * held[:, slots]
-        tried = min(slots.shape[1], max(1, math.isqrt(_PAIRS // dp_size)))
+        tried = min(slots.shape[1], max(_LEAST_TRIED, math.isqrt(_PAIRS // dp_size)))
         return cls(slots, twice, twice.sum(axis=2) / 2, scales, rows, balance.equal_rows, tried)
 
     @property
@@ -124,7 +129,7 @@ class _Dealt:
         return min(_VIEWS, -(-int(self.slots.shape[1]) // self.tried))
 
     def peaks(self) -> Floats:
-        """Returns the largest load of each rank, in units of the mean load, (ranks,)."""
+        """Returns the largest load of each rank, in units of the least that is possible, (ranks,)."""
         return np.asarray((self.loads * (2 * self.scales[:, :, 0, 0, 0])).max(axis=0))
 
     def swap(self, ranks: Int64Array, peaks: Floats, most: int) -> int:

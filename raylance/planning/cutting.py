@@ -1,5 +1,6 @@
 """Cuts rows with costs into steps that exceed none of the limits."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -89,7 +90,9 @@ def _cut_evenly(costs: Int64Array, most: Int64Array) -> Int64Array | None:
     if (costs.max(axis=0) > most).any():
         return None
     ends = np.cumsum(costs, axis=0)
-    joint = ends @ (most[0] / most)  # in units of the first cost, whose weight is 1
+    # In units of the first cost, whose weight is 1. Not a matrix product: its rounding depends on the processor, and
+    # ranks would not agree.
+    joint = functools.reduce(np.add, [each * (most[0] / limit) for each, limit in zip(ends.T, most, strict=True)])
     least = max(1, int((-(-ends[-1] // most)).max()))
     for parts in range(least, min(least + 2 + least // 8, least + _TRIED)):
         bounds = np.searchsorted(joint, np.arange(1, parts) * joint[-1] / parts, side="left") + 1

@@ -142,6 +142,12 @@ def _check_budget(spec: DeliverySpec, budget: CostLimit, dp_size: int) -> tuple[
     """
     order = spec.resolved_order
     check_costs(order.cost_names, budget)
+    if order.buckets_by is not None and order.buckets_by not in budget.most:
+        raise ConfigError(
+            f"Budget({budget.cost}): the order brings rows of similar {order.buckets_by} together, and no limit says "
+            f"how many; nothing was started. Limit {order.buckets_by}, too, or give Buckets(by=…) one of the costs "
+            "that the budget limits."
+        )
     sample = np.linspace(0, spec.rows - 1, min(spec.rows, _SAMPLED)).astype(np.int64)
     costs, limits = order.costs(sample).astype(np.int64), budget.of(order.cost_names)
     highest = costs.max(axis=0)
@@ -174,7 +180,7 @@ def check_costs(names: Sequence[str], budget: CostLimit, argument: str = "") -> 
     if isinstance(budget.cost, Mapping):
         found = f"the costs of the rows are {', '.join(names)}" if names != (COST,) else "the rows have one cost"
     else:
-        found = f"the rows have {len(names)} costs: {', '.join(names)}"
+        found = f"the costs of the rows have names: {', '.join(names)}"
     fix = "a number" if names == (COST,) else "a dict of some of these names"
     raise ConfigError(f"{call}: {found}; nothing was started. Give {fix}.")
 

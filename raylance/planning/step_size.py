@@ -122,8 +122,8 @@ class Budget(Setting):
         padded: Whether a step, or a micro-batch, costs its rows times the cost of its costliest row, because rows
             are padded to the longest one. False adds up the costs, for batches that are packed or jagged. None is True
             for one cost. Of several costs, it is the names of those whose values are padded, as `["tokens"]`, and None
-            is none of them. With the order "bucket", steps are always counted as if they were padded, because their
-            rows have similar costs.
+            is none of them. With the order "bucket", steps are always counted as if they were padded, in the cost by
+            which rows come together.
         micro: Most cost of a micro-batch on one rank, for accumulating gradients. Each step is then a list of batches,
             as many on every rank, of this cost at most, unless a row alone costs more. Each has the `_step_cost` of the
             whole step. A rank with too few rows gets batches without rows. None for whole steps.
@@ -151,6 +151,9 @@ class Budget(Setting):
                 "Budget(65_536), or the number of its rows, as Budget(max_rows=256, micro=8_192)."
             )
 
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
     def __repr__(self) -> str:
         given = [] if self.cost is None else [str(self.cost)]
         given += [f"max_rows={self.max_rows}"] if self.max_rows is not None else []
@@ -175,9 +178,14 @@ def _check_fields(value: CostLimit | Budget, *integers: str) -> None:
         elif given is not None:
             given = check_integer(where, given, 1)
         object.__setattr__(value, field, given)
+    sizes = [each for each in (value.cost, getattr(value, "micro", None)) if each is not None]
+    if named and not all(isinstance(each, Mapping) for each in sizes):
+        raise ConfigError(f"Budget(): cost={sizes[0]}, micro={sizes[-1]}: give a number for both, or dicts by name.")
     padded = value.padded
     if padded is None:
         padded = [] if named else True
+    elif named and isinstance(padded, bool):
+        padded = list(dict.fromkeys(named)) if padded else []
     elif named and isinstance(padded, list | tuple):
         padded = list(padded)
         if not all(name in named for name in padded):

@@ -56,7 +56,9 @@ def _sources(plan: Plan, end: int) -> "dict[str, SourceRows]":
         delivered = standings[part.name]["rows"]
         used = min(delivered, part.rows)  # all rows of a component come before one comes again
         is_drawn = part.order.repeats
-        shares = dict(zip(names, (costs[number] * delivered / totals).tolist() if costs else (), strict=True))
+        shares = dict(
+            zip(names, (costs[number] * delivered / np.maximum(totals, 1e-9)).tolist() if costs else (), strict=True)
+        )
         found[part.name] = SourceRows(
             share=part.quota / sum(order.quotas),
             cost_share=shares.get(COST, shares) or None,

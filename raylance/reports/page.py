@@ -334,7 +334,7 @@ def _size_in_words(facts: Mapping[str, Any]) -> str:
     """Returns the size of a step over all ranks."""
     budget = facts.get("budget")
     rows = f"{facts['global_batch_size']:,} rows"
-    return f"cost {budget['cost']:,}, about {rows}" if budget else rows
+    return f"{CostLimit(**budget).text}, about {rows}" if budget else rows
 
 
 def _open_again(facts: Mapping[str, Any], options: Mapping[str, Any]) -> Any:

@@ -28,7 +28,7 @@ from raylance.environment.shared import Shared, SharedTables
 from raylance.errors import ConfigError, DatasetError, filter_of_nulls
 from raylance.orders.order import COST, Tables, cost_table
 from raylance.orders.permutation import Int32Array, Int64Array
-from raylance.source.fields import find_field, is_blob
+from raylance.source.fields import find_field, is_blob, select_fields
 from raylance.source.kept_files import KeptFiles
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
 from raylance.source.limits import Calls, requests_of
@@ -160,7 +160,7 @@ def check_cost(
         DatasetError: If a column is missing, or the storage fails.
     """
     multiple, measured = 1, None
-    if not isinstance(cost, str) and hasattr(cost, "measure"):
+    if not isinstance(cost, str | type) and hasattr(cost, "measure") and hasattr(cost, "reads"):
         text = expression = str(cost)
         measured = cost
         for name in cost.reads:
@@ -336,7 +336,7 @@ def _measure(dataset: lance.LanceDataset, costs: Costs, offsets: Int64Array) -> 
         return _measure_heads(dataset, costs, columns[0], offsets)
     while at < len(offsets):
         part = offsets[at : at + few].tolist()
-        rows = _ask(dataset, costs, functools.partial(dataset.take, part, columns=columns))
+        rows = select_fields(_ask(dataset, costs, functools.partial(dataset.take, part, columns=columns)), columns)
         numbers = pa.chunked_array([measured.measure(rows)])
         found[at : at + len(part)] = _as_costs(numbers, costs, dataset.uri, part.__getitem__)
         at, few = at + len(part), max(1, int(len(part) * min(8, _READ_BYTES / max(1, rows.nbytes))))

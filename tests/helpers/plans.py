@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import pickle
-from typing import cast
 
 import numpy as np
 from hypothesis import strategies as st
@@ -36,10 +35,11 @@ class Chosen:
 
 def limits_of(order: Resolved, budget: CostLimit) -> CostLimit:
     """A budget for each of the costs of an order: of several, the first one is padded if the budget is."""
-    if order.cost_names == ("cost",):
+    if order.cost_names == ("cost",) or not isinstance(budget.cost, int):
         return budget
-    most = {name: (number + 1) * cast("int", budget.cost) for number, name in enumerate(order.cost_names)}
-    padded = [order.cost_names[0]] if budget.padded else []
+    names = sorted(order.cost_names, reverse=True)  # tokens first
+    most = {name: (number + 1) * budget.cost for number, name in enumerate(names)}
+    padded = names[:1] if budget.padded else []
     return CostLimit(cost=most, max_rows=budget.max_rows, padded=padded)
 
 

@@ -97,7 +97,7 @@ def test_no_move_between_the_dearest_and_the_cheapest_rank_is_left(
     before = np.array([weights[list(own)].sum() for own in even])
     assert loads.max() <= before.max() * (1 + 1e-9)
     moved = sum(len(set(own.tolist()) - set(was)) for own, was in zip(found, even, strict=True))
-    if loads.max() <= 1.007 * loads.mean() or moved + 2 > len(costs):
+    if loads.max() <= 1.007 * max(loads.mean(), weights.max()) or moved + 2 > len(costs):
         return
     most, least = found[int(loads.argmax())], found[int(loads.argmin())]
     gap = loads.max() - loads.min()
@@ -121,8 +121,8 @@ def test_of_two_costs_the_larger_load_of_a_rank_is_least(
     found = Balance(most_moved=most_moved, equal_rows=equal_rows).arrange(both, dp_size)
     assert sorted(np.concatenate(found).tolist()) == list(range(len(both)))
     even = [range(*bounds) for bounds in slice_bounds(len(both), dp_size)]
-    mean = np.maximum(1, both.sum(axis=0)) / dp_size
-    loads, before = (np.array([both[list(own)].sum(axis=0) for own in each]) / mean for each in (found, even))
+    least = np.maximum(1, np.maximum(both.sum(axis=0) / dp_size, both.max(axis=0)))  # no rank has less than a row
+    loads, before = (np.array([both[list(own)].sum(axis=0) for own in each]) / least for each in (found, even))
     assert loads.max() <= before.max() * (1 + 1e-9)
     moved = sum(len(set(own.tolist()) - set(was)) for own, was in zip(found, even, strict=True))
     assert moved <= most_moved * len(both)
@@ -132,9 +132,26 @@ def test_of_two_costs_the_larger_load_of_a_rank_is_least(
     worst = int(loads.max(axis=1).argmax())
     for other in range(dp_size):
         for give, get in itertools.product(found[worst], found[other]) if other != worst else ():
-            change = (both[give] - both[get]) / mean
+            change = (both[give] - both[get]) / least
             after = max((loads[worst] - change).max(), (loads[other] + change).max())
             assert after > loads.max() * (1 - 1e-6), "this swap would help"
+
+
+@pytest.mark.parametrize("images", [1, 4, 8])
+def test_tokens_are_equal_where_patches_cannot_be(images: int) -> None:
+    """Few images in a step of 8 ranks; and squared costs of other scales."""
+    rng, ratios, squared = np.random.default_rng(0), [], []
+    for _ in range(20):
+        tokens, patches = np.clip(rng.lognormal(6, 1, 128), 32, 8192).astype(np.int64), np.zeros(128, dtype=np.int64)
+        patches[rng.integers(0, 128, images)] = rng.integers(100, 2000, images)
+        found = Balance(most_moved=1).arrange(np.stack([tokens, patches], axis=1), 8)
+        loads = np.array([tokens[own].sum() for own in found])
+        ratios.append(loads.max() / loads.mean())
+        found = Balance(most_moved=1, by="squared").arrange(np.stack([tokens, tokens * 100_000], axis=1), 8)
+        paid = np.array([(tokens[own] ** 2).sum() for own in found])
+        squared.append(paid.max() / max(paid.mean(), (tokens**2).max()))
+    assert np.quantile(ratios, 0.9) < 1.02
+    assert np.quantile(squared, 0.9) < 1.1
 
 
 @pytest.mark.parametrize(("ranks", "most_moved", "most"), [(8, 1.0, 1.01), (64, 1.0, 1.01), (64, 0.3, 1.03)])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import cast
 
 import numpy as np
 import pytest
@@ -114,6 +115,30 @@ def test_as_few_steps_as_can_be_or_a_few_more(costs: list[int], budget: CostLimi
             end += 1
         at, fewest = end, fewest + 1
     assert fewest <= len(starts) - 1 <= fewest + 2 + fewest // 8
+
+
+@given(
+    costs=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 300), st.integers(0, 5)), min_size=1, max_size=200),
+    limits=st.tuples(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 40)),
+    order=st.permutations(["a", "b", "c"]),
+)
+def test_steps_do_not_depend_on_the_order_of_costs(
+    costs: list[tuple[int, int, int]], limits: tuple[int, int, int], order: list[str]
+) -> None:
+    names, columns = ["a", "b", "c"], np.array(costs, dtype=np.int32).T
+    plans = [
+        make_plan(
+            WindowShuffle(shard_rows=50).resolve(
+                Facts(rows=len(costs), seed=0, tables={f"cost.{name}": columns[names.index(name)] for name in each})
+            ),
+            CostLimit(cost=dict(zip(each, (limits[names.index(name)] for name in each), strict=True)), padded=[]),
+            2,
+        )
+        for each in (names, order)
+    ]
+    first, second = (global_batches(plan, 0, 0) for plan in plans)
+    assert first == second
+    assert all(fits(plans[0].order, cast("CostLimit", plans[0].budget), rows) or len(rows) == 1 for rows in first)
 
 
 def test_buckets_of_lengths_leave_little_padding_and_ranks_pay_alike() -> None:

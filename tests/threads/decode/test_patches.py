@@ -2,7 +2,9 @@
 
 import io
 import itertools
+import json
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
+from raylance.audit.reopening import reopen
 from raylance.decode.pixels import size_in_head
-from raylance.errors import ConfigError, DatasetError
+from raylance.errors import ConfigError, DatasetError, RaylanceError
 from tests.helpers.images import encode
 
 transformers = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
@@ -265,3 +268,56 @@ def test_the_cost_is_the_number_of_patches(write_dataset: Write, caplog: pytest.
     assert filtered.costs.tolist() == wanted[[len(each) == 2 for each in rows]].tolist()
     with pytest.raises(DatasetError, match="nothing_there"):
         raylance.dataset(uri, cost=raylance.Patches("nothing_there"))
+
+
+def test_a_run_over_patches_is_recorded_reported_reopened_and_proven(write_dataset: Write, tmp_path: Path) -> None:
+    rows = [[picture(10 * row + n, *SIZES[(row + n) % 6]) for n in range(row % 3)] for row in range(24)]
+    uri = write_dataset(pa.table({"id": range(24), "images": pa.array(rows, pa.list_(pa.binary()))}))
+    patches = raylance.Patches("images", **SETTINGS)
+    data = raylance.dataset(uri, columns=["id", patches], cost={"patches": patches}, remainder="ragged")
+    with data.loader(record=str(tmp_path / "run"), name="train") as loader:
+        for number, _ in enumerate(loader.iter_batches(budget=raylance.Budget({"patches": 200}))):
+            if number < 2:
+                time.sleep(1.1)  # the record is written more than once
+        state = json.loads(json.dumps(loader.state_dict(), sort_keys=True))
+    assert [each["class"] for each in state["decode"]] == ["Patches"]
+    proof = raylance.prove_run(str(tmp_path / "run"))
+    assert proof.ok, str(proof)
+    assert "24 rows" in proof.verdict
+    page = Path(raylance.report_run(str(tmp_path / "run"))).read_text()
+    assert "200 patches" in page
+    again = reopen(state)
+    assert again.costs["patches"].tolist() == data.costs["patches"].tolist()
+    with raylance.dataset(uri, columns=["id", patches], cost={"patches": patches}).loader() as loader:
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("bad", ["raise", "mask"])
+def test_a_transform_gets_and_returns_patches(write_dataset: Write, bad: Any) -> None:
+    rows = [[picture(10 * row + n, *SIZES[(row + n) % 6]) for n in range(row % 3)] for row in range(12)]
+    uri = write_dataset(pa.table({"id": range(12), "images": pa.array(rows, pa.list_(pa.binary()))}))
+    columns = ["id", raylance.Patches("images", **SETTINGS), raylance.Image("images", size=8, name="small")]
+    plain = raylance.dataset(uri, columns=columns, on_bad_row=bad)
+    same = raylance.dataset(uri, columns=columns, on_bad_row=bad, transform=lambda batch: batch)
+    for before, after in zip(plain.iter_batches(batch_size=4), same.iter_batches(batch_size=4), strict=True):
+        for name in ("images", "images_grid", "small", "images_length", "small_length"):
+            assert np.array_equal(before[name], after[name]), name
+
+
+@pytest.mark.promise("P8")
+def test_costs_that_are_no_costs(write_dataset: Write) -> None:
+    image = picture(1, 40, 40)
+    uri = write_dataset(
+        pa.table({"id": [1, 2], "image": [image] * 2, "text": ["a", "b"], "s": [{"h": 40, "image": image}] * 2})
+    )
+    for cost, named in (
+        (raylance.Patches, "cost="),
+        ({"patches": raylance.Patches}, "patches"),
+        (raylance.Patches("text"), "text"),
+        (raylance.Patches("image", height="text", width="id"), "text"),
+    ):
+        with pytest.raises(RaylanceError, match=named):
+            raylance.dataset(uri, columns=["id"], cost=cost)
+    heads = raylance.dataset(uri, columns=["id"], cost=raylance.Patches("s.image")).costs
+    sizes = raylance.dataset(uri, columns=["id"], cost=raylance.Patches("image", height="s.h", width="s.h")).costs
+    assert heads.tolist() == sizes.tolist() == [int(np.prod(raylance.Patches("image").grid(40, 40)))] * 2

@@ -115,7 +115,7 @@ def test_costs_are_dicts_by_name_and_shown(pages: str, tmp_path: Path) -> None:
     assert proof.ok, str(proof)
     costs = data.costs
     assert isinstance(costs, dict)
-    assert f"{costs['tokens'].sum():,} tokens and {costs['patches'].sum():,} patches" in proof.verdict
+    assert f"{costs['patches'].sum():,} patches and {costs['tokens'].sum():,} tokens" in proof.verdict
     plan = data.plan(20, world_size=world)
     assert isinstance(plan.costs, dict)
     assert plan.costs["patches"].summed[1] > plan.costs["tokens"].summed[1]
@@ -159,6 +159,15 @@ def test_a_mixture_weighs_by_one_of_the_costs(pages: str) -> None:
     shares = mixed.plan(64).sources["images"].cost_share
     assert isinstance(shares, dict)
     assert shares["patches"] == pytest.approx(1)
+    parts["images"] = opened(pages, filter="patches > 0 AND id % 2 = 0", cost=dict(reversed(COSTS.items())))
+    both = raylance.mix({"a": (opened(pages, filter="id % 2 = 1"), 0.5), "b": (parts["images"], 0.5)}).plan(64).sources
+    shares = {name: source.cost_share for name, source in both.items()}
+    assert shares["b"]["patches"] > 0.5 > shares["b"]["tokens"] - 0.1  # type: ignore[index]
+    nothing = {"tokens": "length", "patches": "patches * 0"}
+    free = raylance.mix({"a": (opened(pages, cost=nothing), 1), "b": (opened(pages, cost=nothing), 1)})
+    assert "nan" not in repr(free.plan(64))
+    with pytest.raises(ConfigError, match="patches"):
+        raylance.mix({"a": (opened(pages, cost=nothing), 1)}, weigh="patches")
     with pytest.raises(ConfigError, match="weights"):
         raylance.mix({"a": (parts["text"], 1)}, weigh="weights")
     with pytest.raises(ConfigError, match="patches"):
@@ -169,7 +178,7 @@ def test_a_mixture_weighs_by_one_of_the_costs(pages: str) -> None:
 def test_what_is_refused(pages: str) -> None:
     data = opened(pages)
     for wrong, named in (
-        (raylance.Budget(100), "tokens, patches"),
+        (raylance.Budget(100), "patches, tokens"),
         (raylance.Budget({"pixels": 9}), "pixels"),
         (raylance.Budget({"tokens": 9}, micro={"words": 3}), "words"),
     ):
@@ -188,6 +197,13 @@ def test_what_is_refused(pages: str) -> None:
             opened(pages, cost=cost)
     with pytest.raises(ConfigError, match="words"):
         opened(pages, order=raylance.Buckets(by="words"))
+    with pytest.raises(ConfigError, match="similar patches"):
+        opened(pages, order=raylance.Buckets(by="patches")).plan(budget=raylance.Budget({"tokens": 500}))
+    with pytest.raises(ConfigError, match="micro=3"):
+        raylance.Budget({"tokens": 500}, micro=3)
+    assert raylance.Budget({"tokens": 5}, padded=False) == raylance.Budget({"tokens": 5})
+    assert raylance.Budget({"tokens": 5}, padded=True).padded == ["tokens"]
+    assert len({raylance.Budget({"tokens": 5}), raylance.Budget({"tokens": 5})}) == 1
     limited = raylance.Budget(BUDGET, padded=["tokens"])
     with pytest.raises(ConfigError, match="multiple"):
         data.iter_torch_batches(budget=limited, pad_lists={"ids": raylance.Pad(0, multiple=64)})
