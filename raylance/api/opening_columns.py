@@ -91,9 +91,10 @@ def _check_columns(
                 "device: its rows would travel twice. Decode a column in one place."
             )
         if (made := decoder.output_name) in {*plain, *added}:
+            setting = getattr(decoder, "of", decoder)  # a companion is not what the user wrote
             raise ConfigError(
-                f"{type(decoder).__name__}({name!r}, name={made!r}): batches have another column of this name. Choose "
-                "another one, or leave that column out of columns=."
+                f"{type(setting).__name__}({name!r}, name={setting.output_name!r}): batches have another column "
+                f"{made!r}. Choose another name, or leave that column out of columns=."
             )
     return names
 

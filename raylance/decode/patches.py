@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raylance.arguments import check_flag, check_integer, check_name
-from raylance.decode.arrays import holds_files, is_bytes
+from raylance.decode.arrays import holds_files
 from raylance.decode.column import lengths_of, read_only
 from raylance.decode.decoder import CountedDecoder, Decoder, Draws
 from raylance.decode.pixels import CODEC, Box, PixelDecoder, Pixels, Rules, resize_into, shown_size, size_in_head
@@ -157,7 +157,8 @@ class Patches(CountedDecoder):
         for name in self.reads:
             kind = rows.schema.field(name).type
             inside = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else kind
-            is_fit = pa.types.is_integer(inside) if self.height else is_bytes(kind) or holds_files(kind)
+            is_file = kind in (pa.binary(), pa.large_binary()) or holds_files(kind)
+            is_fit = pa.types.is_integer(inside) if self.height else is_file
             if not is_fit:
                 what = "integers, or lists of them" if self.height else "bytes of images, or lists of them"
                 raise DatasetError(f"{self}: column {name!r} is {kind}; nothing was started. Name a column of {what}.")

@@ -318,6 +318,14 @@ def test_costs_that_are_no_costs(write_dataset: Write) -> None:
     ):
         with pytest.raises(RaylanceError, match=named):
             raylance.dataset(uri, columns=["id"], cost=cost)
+    lists = write_dataset(
+        pa.table({"images": pa.array([[image]], pa.list_(pa.binary())), "image": [image], "images_grid": [1]})
+    )
+    valid = raylance.Patches("image", name="images_valid")
+    with pytest.raises(ConfigError, match="images_valid"):
+        raylance.dataset(lists, columns=[raylance.Patches("images"), valid], on_bad_row="mask")
+    with pytest.raises(ConfigError, match=r"Patches\('image', name='images'\).*images_grid"):
+        raylance.dataset(lists, columns=[raylance.Patches("image", name="images"), "images_grid"])
     heads = raylance.dataset(uri, columns=["id"], cost=raylance.Patches("s.image")).costs
     sizes = raylance.dataset(uri, columns=["id"], cost=raylance.Patches("image", height="s.h", width="s.h")).costs
     assert heads.tolist() == sizes.tolist() == [int(np.prod(raylance.Patches("image").grid(40, 40)))] * 2
