@@ -276,11 +276,11 @@ def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str])
     decoding = dataclasses.replace(
         decoding, decoders=ordered, windows=windows, lists=lists, marks=decoding.mask_bad_rows
     )
-    delivered = decoding.delivered(names)
-    if twice := sorted({name for name in delivered if delivered.count(name) > 1}):
+    marks = {f"{each.output_name}{VALID}" for each in ordered if each.column in lists and decoding.marks}
+    if twice := sorted(marks & {*names, *decoders}):
         raise ConfigError(
-            f"batches would have two columns {twice[0]!r}: one that has this name, and one that says which values "
-            "of a list are good; nothing was started. Choose another name= for one of the columns."
+            f"batches would have two columns {twice[0]!r}: one that has this name, and one that says which values of a "
+            "list are good; nothing was started. Choose another name= for one of the columns."
         )
     if decoding.ragged:
         plain = dataclasses.replace(decoding, mask_bad_rows=True, transform=None, frames=())

@@ -7,7 +7,7 @@ merges follow one another.
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -88,21 +88,10 @@ class Patches(CountedDecoder):
         for field in ("column", "height", "width", "name"):
             if field == "column" or getattr(self, field) is not None:
                 check_name(f"{where}.{field}", getattr(self, field))
-        for field in ("patch", "merge", "min_pixels", "max_pixels", "temporal"):
-            object.__setattr__(self, field, check_integer(f"{where}.{field}", getattr(self, field), 1))
+        _check_sizes(self, where)
         check_flag(f"{where}.draft", self.draft)
         if (self.height is None) != (self.width is None):
             raise ConfigError(f"{where}: height={self.height!r}, width={self.width!r}: name both columns, or none.")
-        if self.min_pixels > self.max_pixels or self.max_pixels < self.side**2:
-            raise ConfigError(
-                f"{where}: min_pixels={self.min_pixels}, max_pixels={self.max_pixels}: the first must be at most the "
-                f"second, and that at least {self.side**2}, the pixels of {self.merge} x {self.merge} patches."
-            )
-
-    @property
-    def side(self) -> int:
-        """The number of pixels of which height and width of a resized image are multiples."""
-        return self.patch * self.merge
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -120,19 +109,7 @@ class Patches(CountedDecoder):
         Raises:
             ValueError: If it is more than 200 times as long as wide, or has no pixel.
         """
-        if min(height, width) < 1 or max(height, width) > _LONGEST * min(height, width):
-            raise ValueError(
-                f"has {width}x{height} pixels, more than {_LONGEST} times as many on one side as the other"
-            )
-        side = self.side
-        high, wide = round(height / side) * side, round(width / side) * side
-        if high * wide > self.max_pixels:
-            scale = math.sqrt(height * width / self.max_pixels)
-            high, wide = (max(side, math.floor(each / scale / side) * side) for each in (height, width))
-        elif high * wide < self.min_pixels:
-            scale = math.sqrt(self.min_pixels / (height * width))
-            high, wide = (math.ceil(each * scale / side) * side for each in (height, width))
-        return 1, high // self.patch, wide // self.patch
+        return 1, *_grid(self, height, width)
 
     def open(self) -> "_PatchRows":  # type: ignore[override]  # as in RaggedDecoder
         """Opens a decoder for one thread; see `Decoder.open`. It writes as many patches as `count` says."""
@@ -210,10 +187,111 @@ def _numbers(column: pa.ChunkedArray) -> tuple[list[int], Int64Array]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PatchGrid(Decoder):
-    """Delivers the numbers of patches of each image of a `Patches`, int32 (m, 3); it parses the headers alone."""
+class FramePatches(Decoder):
+    """Cuts the frames of a `raylance.Video` into patches, as the Qwen-VL family takes videos: uint8 (n, p, channels *
+    temporal * patch * patch), `temporal` frames in each patch, and `<name>_grid`, int32 (n, 3), the numbers of patches
+    of a sample in time, height and width. `pixel_values_videos` are `(patches.flatten(0, 1) / 255 - mean) / std`, by
+    channel. Pass it to `raylance.dataset` in `columns`, beside the `Video`.
 
-    of: Patches
+    Frames are resized as by `raylance.Patches`. If `temporal` does not divide the frames of a sample, the last one is
+    repeated.
+
+    Attributes:
+        column: Name of the `Video` column.
+        patch: Side of a patch, in pixels.
+        merge: The model merges `merge` x `merge` patches into a token.
+        min_pixels: Smaller frames are enlarged to at least this number of pixels.
+        max_pixels: Larger frames are reduced to at most this number of pixels.
+        temporal: Number of frames of a patch.
+        name: Name of the column in batches; None for `column`.
+        source: Shape of a sample as it is decoded; set when the dataset is opened.
+
+    Raises:
+        ConfigError: If a field is not of its type or range.
+    """
+
+    patch: int = 14
+    merge: int = 2
+    min_pixels: int = 128 * 28 * 28
+    max_pixels: int = 768 * 28 * 28
+    temporal: int = 2
+    name: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+    source: tuple[int, ...] = dataclasses.field(default=(), init=False, repr=False)
+
+    dtype = np.dtype(np.uint8)
+    content = "frames"
+    of_frames = True
+    adds = (GRID,)
+
+    def __post_init__(self) -> None:
+        where = f"FramePatches({self.column!r})"
+        check_name(f"{where}.column", self.column)
+        if self.name is not None:
+            check_name(f"{where}.name", self.name)
+        _check_sizes(self, where)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """The numbers of patches of a sample, in time, height and width; known once the dataset is opened."""
+        frames = self.source[0] if len(self.source) > 3 else 1
+        return -(-frames // self.temporal), *_grid(self, *self.source[-3:-1])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a sample: (p, values)."""
+        return (math.prod(self.grid) if self.source else 1, _CHANNELS * self.temporal * self.patch**2)
+
+    @property
+    def companions(self) -> tuple[Decoder, ...]:
+        """The decoder of the grid."""
+        return (PatchGrid(self.column, self, of_frames=True),)
+
+    def of_type(self, kind: pa.DataType, leader: Decoder | None) -> Self:
+        """Returns the setting for a column of frames of this type.
+
+        Raises:
+            ConfigError: If the frames are not of three channels of 8 bits, or much longer than wide.
+        """
+        source = _frames_of(kind)
+        try:
+            _grid(self, *source[-3:-1])
+        except ValueError as error:
+            raise ConfigError(f"FramePatches({self.column!r}): a frame {error}. Nothing was started.") from error
+        if kind_of_pixels(kind) != pa.uint8() or source[-1] != _CHANNELS:
+            raise ConfigError(
+                f"FramePatches({self.column!r}): its frames have {source[-1]} channels of {kind_of_pixels(kind)}, and "
+                "patches have three of uint8. Nothing was started."
+            )
+        return self._found(source=source)
+
+    def open(self) -> "_CutFrames":
+        """See `Decoder.open`."""
+        return _CutFrames(self)
+
+
+def _frames_of(kind: pa.DataType) -> tuple[int, ...]:
+    """Returns the shape of a sample of frames."""
+    shape: tuple[int, ...] = ()
+    while not isinstance(kind, pa.FixedShapeTensorType):
+        shape, kind = (*shape, kind.list_size), kind.value_type
+    return (*shape, *kind.shape)
+
+
+def kind_of_pixels(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of the numbers in a column of frames."""
+    while isinstance(kind, pa.FixedSizeListType | pa.FixedShapeTensorType):
+        kind = kind.value_type
+    return kind
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PatchGrid(Decoder):
+    """Delivers the numbers of patches of each image of a `Patches`, int32 (m, 3): it parses the headers alone;
+    or of each sample of a `FramePatches`, (n, 3).
+    """
+
+    of: Patches | FramePatches
+    of_frames: bool = False
 
     dtype = np.dtype(np.int32)
     content = "images"
@@ -230,18 +308,53 @@ class PatchGrid(Decoder):
         """Returns this object, which keeps nothing between rows; see `Decoder.open`."""
         return self
 
+    def of_type(self, kind: pa.DataType, leader: Decoder | None) -> Self:
+        """See `Decoder.of_type`."""
+        return self._found(of=self.of.of_type(kind, leader))
+
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
-        """Writes the three numbers of an image into `out`."""
-        width, height, _ = shown_size(encoded, Rules())
-        out[:] = self.of.grid(height, width)
+        """Writes the three numbers of an image, or of a sample of frames, into `out`."""
+        if isinstance(self.of, FramePatches):
+            out[:] = self.of.grid
+        else:
+            width, height, _ = shown_size(encoded, Rules())
+            out[:] = self.of.grid(height, width)
+
+
+class _Cutter:
+    """Cuts images of one setting into patches, in one thread; keeps memory between images."""
+
+    def __init__(self, setting: Patches | FramePatches) -> None:
+        self.setting = setting
+        self._memory = [np.empty(0, dtype=np.uint8)] * 2
+
+    def cut(self, pixels: Pixels, size: tuple[int, int]) -> Pixels:
+        """Resizes pixels (h, w, 3 or 4); returns their patches, (p, channels, patch * patch), until the next call."""
+        if pixels.shape[:2] != size:
+            small = self._scratch(0, (*size, pixels.shape[2]))
+            resize_into(pixels, small, bicubic=True)
+            pixels = small
+        side, merge = self.setting.patch, self.setting.merge
+        high, wide = (each // (side * merge) for each in size)
+        cut = self._scratch(1, (high, wide, merge, merge, _CHANNELS, side, side))
+        for channel in range(_CHANNELS):
+            stored = pixels[..., channel].reshape(high, merge, side, wide, merge, side)
+            cut[..., channel, :, :] = stored.transpose(0, 3, 1, 4, 2, 5)
+        return cut.reshape(-1, _CHANNELS, side * side)
+
+    def _scratch(self, number: int, shape: tuple[int, ...]) -> Pixels:
+        """Returns memory for one image."""
+        nbytes = math.prod(shape)
+        if len(self._memory[number]) < nbytes:
+            self._memory[number] = np.empty(nbytes, dtype=np.uint8)
+        return self._memory[number][:nbytes].reshape(shape)
 
 
 class _PatchRows:
-    """Decodes images to patches, in one thread; keeps memory between images."""
+    """Decodes images to patches, in one thread."""
 
     def __init__(self, patches: Patches) -> None:
-        self._patches, self._pixels = patches, PixelDecoder(Rules())
-        self._memory = [np.empty(0, dtype=np.uint8)] * 2
+        self._patches, self._pixels, self._cutter = patches, PixelDecoder(Rules()), _Cutter(patches)
 
     @property
     def fallbacks(self) -> int:
@@ -259,27 +372,55 @@ class _PatchRows:
 
         def whole(height: int, width: int) -> list[Box]:
             nonlocal size
-            _, high, wide = patches.grid(height, width)
+            high, wide = _grid(patches, height, width)
             size = (high * patches.patch, wide * patches.patch)
             return [(0, 0, width, height)]
 
         (pixels,) = self._pixels.decode_parts(encoded, whole, lambda: [size] if patches.draft else [])
-        if pixels.shape[:2] != size:
-            small = self._scratch(0, (*size, pixels.shape[2]))
-            resize_into(pixels, small, bicubic=True)
-            pixels = small
-        high, wide = (side // patches.side for side in size)
-        side, merge = patches.patch, patches.merge
-        cut = self._scratch(1, (high, wide, merge, merge, _CHANNELS, side, side))
-        for channel in range(_CHANNELS):
-            stored = pixels[..., channel].reshape(high, merge, side, wide, merge, side)
-            cut[..., channel, :, :] = stored.transpose(0, 3, 1, 4, 2, 5)
-        once = cut.reshape(-1, _CHANNELS, 1, side * side)
-        out.reshape(len(once), _CHANNELS, patches.temporal, side * side)[:] = once
+        once = self._cutter.cut(pixels, size)
+        out.reshape(len(once), _CHANNELS, patches.temporal, -1)[:] = once[:, :, None]
 
-    def _scratch(self, number: int, shape: tuple[int, ...]) -> Pixels:
-        """Returns memory for one image."""
-        nbytes = math.prod(shape)
-        if len(self._memory[number]) < nbytes:
-            self._memory[number] = np.empty(nbytes, dtype=np.uint8)
-        return self._memory[number][:nbytes].reshape(shape)
+
+class _CutFrames:
+    """Cuts frames into patches, in one thread."""
+
+    def __init__(self, patches: FramePatches) -> None:
+        self._patches, self._cutter = patches, _Cutter(patches)
+
+    def decode_into(self, encoded: memoryview, draws: Draws, out: Pixels) -> None:
+        """Cuts the frames of a sample; `encoded` has the pixels."""
+        patches = self._patches
+        frames = np.frombuffer(encoded, np.uint8).reshape(-1, *patches.source[-3:])
+        times, high, wide = patches.grid
+        made = out.reshape(times, high * wide, _CHANNELS, patches.temporal, -1)
+        for number in range(times * patches.temporal):
+            time, within = divmod(number, patches.temporal)
+            frame = frames[min(number, len(frames) - 1)]
+            made[time, :, :, within] = self._cutter.cut(frame, (high * patches.patch, wide * patches.patch))
+
+
+def _check_sizes(setting: Patches | FramePatches, where: str) -> None:
+    """Replaces the sizes of patches by Python's integers. Raises ConfigError if one is not of its type or range."""
+    for field in ("patch", "merge", "min_pixels", "max_pixels", "temporal"):
+        object.__setattr__(setting, field, check_integer(f"{where}.{field}", getattr(setting, field), 1))
+    least = (setting.patch * setting.merge) ** 2
+    if setting.min_pixels > setting.max_pixels or setting.max_pixels < least:
+        raise ConfigError(
+            f"{where}: min_pixels={setting.min_pixels}, max_pixels={setting.max_pixels}: the first must be at most the "
+            f"second, and that at least {least}, the pixels of {setting.merge} x {setting.merge} patches."
+        )
+
+
+def _grid(setting: Patches | FramePatches, height: int, width: int) -> tuple[int, int]:
+    """Returns the numbers of patches of an image of this size, in height and width. Raises ValueError, see `grid`."""
+    if min(height, width) < 1 or max(height, width) > _LONGEST * min(height, width):
+        raise ValueError(f"has {width}x{height} pixels, more than {_LONGEST} times as many on one side as on the other")
+    side = setting.patch * setting.merge
+    high, wide = round(height / side) * side, round(width / side) * side
+    if high * wide > setting.max_pixels:
+        scale = math.sqrt(height * width / setting.max_pixels)
+        high, wide = (max(side, math.floor(each / scale / side) * side) for each in (height, width))
+    elif high * wide < setting.min_pixels:
+        scale = math.sqrt(setting.min_pixels / (height * width))
+        high, wide = (math.ceil(each * scale / side) * side for each in (height, width))
+    return high // setting.patch, wide // setting.patch

@@ -2,6 +2,7 @@
 
 import builtins
 import io
+import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -281,6 +282,38 @@ def test_a_transform_may_put_the_channels_first(made: Callable[..., Any], write_
         assert batch["top"].shape == (8, 4, 3, 32, 48)
         check(batch, frames)
         assert data.take([0])["top"].shape == ((1, 4, 3, 32, 48) if move else (1, 4, 32, 48, 3))
+
+
+@pytest.mark.parametrize("temporal", [2, 3])
+def test_frames_become_patches_with_time_first(
+    made: Callable[..., Any], write_dataset: Callable[..., str], temporal: int
+) -> None:
+    """In the order of the Qwen-VL processors: time, then what the model merges, then the patches of a token."""
+    uri, frames = made("keyframes every 12")
+    cut = raylance.images.FramePatches("top", patch=8, merge=2, min_pixels=16, max_pixels=32 * 48, temporal=temporal)
+    data = raylance.dataset(
+        write_dataset(rows_of()), columns=["action", camera(uri), cut], samples=windows("top"), remainder="ragged"
+    )
+    times = -(-len(OFFSETS) // temporal)
+    for batch in data.iter_torch_batches(batch_size=16):
+        assert batch["top"].shape[1:] == (times * 4 * 6, 3 * temporal * 64)
+        assert batch["top_grid"].tolist() == [[times, 4, 6]] * len(batch["action"])
+        for place, row in enumerate(batch["action"].tolist()):
+            found = batch["top"][place].numpy().reshape(times, 2, 3, 2, 2, 3, temporal, 8, 8)
+            wanted = frames[EPISODES - 1 - row // FRAMES][np.clip(row % FRAMES + OFFSETS, 0, FRAMES - 1)]
+            for time, y, x, down, across, within in itertools.product(
+                range(times), range(2), range(3), range(2), range(2), range(temporal)
+            ):
+                frame = wanted[min(time * temporal + within, len(OFFSETS) - 1)]
+                top, left = 8 * (2 * y + down), 8 * (2 * x + across)
+                part = frame[top : top + 8, left : left + 8].transpose(2, 0, 1)
+                assert np.array_equal(found[time, y, x, down, across, :, within], part)
+    resized = raylance.images.FramePatches("top", max_pixels=28 * 28, min_pixels=1, name="small")
+    small = raylance.dataset(write_dataset(rows_of()), columns=[camera(uri), resized], samples=windows("top"))
+    assert next(iter(small.iter_batches(batch_size=2)))["small_grid"].tolist() == [[2, 2, 2]] * 2
+    for wrong in ({"patch": 0}, {"max_pixels": 3}, {"temporal": "a"}, {"size": 3}):
+        with pytest.raises(ConfigError, match="patch|pixels|temporal"):
+            raylance.images.FramePatches("top", **wrong)
 
 
 def test_all_frames_of_a_sample_get_one_part(made: Callable[..., Any], write_dataset: Callable[..., str]) -> None:
