@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raylance.api.asked import Asked, Samples, Stored
+from raylance.api.asked import Asked, Samples, Stored, check_decoders
 from raylance.api.opening_columns import Columns
 from raylance.arguments import warn_replaced
 from raylance.columns import ROW_OFFSET, VALID, dataset_names
@@ -105,14 +105,33 @@ class _Packed(Kind):
                 f"{type(pack).__name__} makes samples of one length, so all cost the same. Leave out cost=, balance= "
                 'and the order "bucket"; and give the iterator global_batch_size=, the samples of a step, not budget=.'
             )
-        return dataclasses.replace(asked, columns=self._columns(pack))
+        media = [] if getattr(pack, "media", None) is None else [pack.media]
+        decoding = dataclasses.replace(asked.decoding, decoders=check_decoders(media, None))
+        columns = [*self._columns(pack), *(each.column for each in media)]
+        return dataclasses.replace(asked, columns=columns, decoding=decoding)
 
     def _columns(self, pack: Any) -> Sequence[str]:
         return list(pack.names)
 
     def deliver(self, asked: Asked, stored: Stored, rows: ReadSpec) -> ReadSpec:
-        packed = self._pack(asked, stored, rows.source)
-        return ReadSpec(source=packed, delivers=packed.columns, filter=rows.filter, split=rows.split)
+        packed, decoding = self._pack(asked, stored, rows.source), rows.decoding
+        if decoding is None:
+            return ReadSpec(source=packed, delivers=packed.columns, filter=rows.filter, split=rows.split)
+        # Of each sequence, which has lists of the images of its documents.
+        ragged_bytes = decoding.ragged_bytes * packed.rows_each
+        decoding = dataclasses.replace(decoding, lists=tuple(decoding.columns), ragged_bytes=ragged_bytes)
+        nothing = {name: pa.array([], pa.list_(pa.binary())) for name in decoding.columns}
+        made, _ = OpenDecoding(decoding).apply(pa.table(nothing | {ROW_OFFSET: np.empty(0, dtype=np.int64)}), 0)
+        schema = made.drop_columns([VALID]).schema
+        return ReadSpec(
+            source=packed,
+            delivers=[*packed.columns, *schema.names],
+            decoding=decoding,
+            list_lengths=dict.fromkeys(schema.names),
+            list_dtypes=list_dtypes(schema),
+            filter=rows.filter,
+            split=rows.split,
+        )
 
     def _pack(self, asked: Asked, stored: Stored, documents: RowSource) -> PackedRows:
         pack: Any = asked.samples

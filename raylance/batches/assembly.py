@@ -246,7 +246,10 @@ class Assembly:
         """Returns the columns in the order of delivery, and which rows, or values in them, could not be decoded, bool
         (n,).
         """
-        carries = self._read_spec.carries if self._completion is None else plain.drop_columns([ROW_OFFSET]).column_names
+        carries = self._read_spec.carries
+        if self._completion is not None:
+            names = [*plain.column_names, *(decoded.column_names if decoded is not None else ())]
+            carries = [name for name in names if name not in (ROW_OFFSET, VALID)]
         if decoded is None:
             columns = plain.select(carries).columns
         else:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raylance.arguments import check_flag, check_integer, check_word
-from raylance.descriptions import Setting
+from raylance.descriptions import OMIT_DEFAULT, Setting
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import PicklesFields
 from raylance.orders.permutation import Int32Array, Int64Array, derive_key, permute, subkeys
@@ -63,6 +63,12 @@ class Pack(Setting):
         block_rows: Number of documents that are shuffled and packed together. "auto": up to 8,192 documents, and up to
             three quarters of a million tokens, but 16 documents at least.
         shuffle: Whether documents are shuffled in their blocks, in each epoch in another way.
+        media: A `raylance.Patches` of a column of images, or of lists of them, with policy="whole": batches have the
+            patches of all images, in the order of their documents, as the `Patches` says. A document comes with all of
+            its images, so `too_long` is "drop" or "raise".
+        placeholder: With `media`, the token that stands for a part of an image. Documents have as many of them as their
+            images have patches, divided by the square of `merge`; the iterator raises a DatasetError if they do not.
+            They are no labels.
     """
 
     _hints: ClassVar = {
@@ -80,6 +86,14 @@ class Pack(Setting):
     too_long: Literal["split", "truncate", "drop", "raise"] = "split"
     block_rows: int | Literal["auto"] = "auto"
     shuffle: bool = True
+    media: Any = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+    placeholder: int | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+
+    def __repr__(self) -> str:
+        """Returns the call, without fields of later versions that have their defaults: fingerprints stay the same."""
+        fields = dataclasses.fields(self)
+        shown = [each for each in fields if not each.metadata or getattr(self, each.name) != each.default]
+        return f"Pack({', '.join(f'{each.name}={getattr(self, each.name)!r}' for each in shown)})"
 
     def __post_init__(self) -> None:
         given = self.columns
@@ -114,12 +128,30 @@ class Pack(Setting):
                 f"Pack(label_mask={self.label_mask!r}): it is read like the tokens, so name it after them: "
                 f"Pack({[columns[0], self.label_mask]!r}, …)."
             )
+        if self.media is not None or self.placeholder is not None:
+            self._check_media()
         if self.too_long != "split" and self.policy == "stream":
             warnings.warn(
                 f'Pack(too_long={self.too_long!r}) has no effect without policy="whole": "stream" cuts documents '
                 "wherever a sequence ends. It is an error from 0.14 on. Give policy=, or leave too_long= out.",
                 FutureWarning,
                 stacklevel=3,
+            )
+
+    def _check_media(self) -> None:
+        if not hasattr(self.media, "grid") or isinstance(self.media, type):
+            raise ConfigError(
+                f"Pack(media={self.media!r}, placeholder={self.placeholder!r}): give a raylance.Patches of a column of "
+                "images as media."
+            )
+        if isinstance(self.placeholder, bool) or not isinstance(self.placeholder, int):
+            raise ConfigError(
+                f"Pack(media={self.media!r}, placeholder={self.placeholder!r}): give the token that stands for images."
+            )
+        if self.policy != "whole" or self.too_long not in ("drop", "raise"):
+            raise ConfigError(
+                f"Pack(media=…, policy={self.policy!r}, too_long={self.too_long!r}): an image would be cut from its "
+                'tokens. Give policy="whole", and too_long="drop" or "raise".'
             )
 
     @property

@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raylance.columns import ROW_OFFSET
 from raylance.environment.shared import Shared
@@ -37,12 +38,14 @@ class DocumentReader(PieceReader):
         reader: Reads the stored columns.
         names: For each column to read its new name; the first one is that of the tokens.
         ids: Type of the tokens.
+        media: Name of a column of images of documents; "" for none.
     """
 
     reader: RowReader
     names: Mapping[str, str]
     ids: "np.dtype[Any]"
     uri: str
+    media: str = ""
 
     def read_pieces(
         self, offsets: Int64Array, prepare: Prepare[T], add: Callable[[T], bool], is_wanted: Wanted = always
@@ -80,6 +83,8 @@ class DocumentReader(PieceReader):
                 self._check_range(name, values)
                 values = values.astype(self.ids, copy=False)
             lists[made] = pa.LargeListArray.from_arrays(begins, values)
+        if self.media:
+            lists[self.media] = _as_lists(one_array(table[self.media]))
         return pa.table({**lists, ROW_OFFSET: table[ROW_OFFSET]})
 
     def _check_range(self, name: str, tokens: npt.NDArray[Any]) -> None:
@@ -97,6 +102,14 @@ class DocumentReader(PieceReader):
     def close(self) -> None:
         """See `RowReader.close`."""
         self.reader.close()
+
+
+def _as_lists(images: pa.Array) -> pa.Array:
+    """Returns images of documents as lists; those of a document without an image are empty."""
+    if pa.types.is_list(images.type) or pa.types.is_large_list(images.type):
+        return pc.fill_null(images, pa.scalar([], images.type)) if images.null_count else images
+    ends = np.append(0, np.cumsum(images.is_valid().to_numpy(zero_copy_only=False), dtype=np.int32))
+    return pa.ListArray.from_arrays(ends, images.drop_null())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,10 +140,32 @@ class PackCompletion(Completion):
             places = one_array(begins)
             ends = places.offsets.to_numpy()
             fill_columns(pack, places.values.to_numpy(), ends, tokens.to_numpy(), read, made)
+            if pack.placeholder is not None:
+                _check_images(pack, read[INPUT_IDS], columns)
+                if LABELS in made:
+                    made[LABELS][made[LABELS] == pack.placeholder] = pack.ignore_index
             if pack.label_mask is not None and LABELS in made and pack not in _warned:
                 _warn_of_no_labels(pack, (made[LABELS] == pack.ignore_index).all(axis=1))
         return pa.table({name: fixed_lists(made[name]) for name in names} | columns).select(
             [*pack.outputs, *(name for name in columns if name not in pack.outputs)]
+        )
+
+
+def _check_images(pack: Pack, ids: npt.NDArray[Any], columns: Mapping[str, pa.ChunkedArray]) -> None:
+    """Raises DatasetError if sequences have other numbers of placeholders than of tokens of images."""
+    (grid,) = pack.media.companions
+    if (grids := columns.get(grid.output_name)) is None:  # rows that are looked up are decoded after this
+        return
+    made = one_array(grids)
+    numbers = values_of(made.flatten().storage).to_numpy().reshape(-1, 3)
+    ends = np.append(0, np.cumsum(numbers.prod(axis=1, dtype=np.int64)))
+    patches = np.diff(ends[made.offsets.to_numpy() - made.offsets[0].as_py()])
+    wanted, found = patches // pack.media.merge**2, (ids == pack.placeholder).sum(axis=1)
+    if len(other := np.flatnonzero(wanted != found)):
+        raise DatasetError(
+            f"{pack}: a sequence has {found[other[0]]} tokens {pack.placeholder}, and its images become "
+            f"{wanted[other[0]]}; the epoch stops here. Write documents with as many as grid() of the Patches says: "
+            "the product of its numbers, divided by the square of merge."
         )
 
 
@@ -208,7 +243,14 @@ class PackedRows(RowSource):
         tokens, *others = self.pack.names
         names = {tokens: INPUT_IDS} | {name: name for name in others}
         reader = self.documents.open_reader(retry_s)
-        return DocumentReader(reader=reader, names=names, ids=np.dtype(self.ids), uri=str(self.uri))
+        media = getattr(self.pack, "media", None)
+        return DocumentReader(
+            reader=reader,
+            names=names,
+            ids=np.dtype(self.ids),
+            uri=str(self.uri),
+            media="" if media is None else media.column,
+        )
 
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
         """See `RowSource.map_shared`."""

@@ -55,6 +55,9 @@ def pack_sequences(
     shared = Shared(f"lengths in {pack.names[0]}", table, table.nbytes, make)
     row_bytes = pack.length * (4.0 * len(pack.names) + 0.125)
     measure = "of 4 bytes a token and column that is read, and one bit"
+    if pack.media is not None:
+        row_bytes += documents.row_bytes * len(table.lengths) / table.rows
+        measure += ", and the images of a few documents"
     return _packed(documents, shared, pack, pack.outputs, row_bytes, measure, "int32", PackCompletion(pack))
 
 

@@ -62,6 +62,7 @@ def _join(table: pa.Table, stored: Int64Array, anchors: Int64Array, ranges: Rang
     """
     ids, *others = (name for name in table.column_names if name != ROW_OFFSET)
     lists = {name: one_array(table[name]) for name in (ids, *others)}
+    media = {name: lists.pop(name) for name in others if not pa.types.is_primitive(lists[name].type.value_type)}
     own = np.minimum(ranges.size, np.diff(ends_of(lists[ids]).astype(np.int64))[ranges.at] - ranges.start)
     fills, padding = ranges.size - own, ranges.length - ranges.values
     ended, short = np.flatnonzero(fills), np.flatnonzero(padding)
@@ -82,8 +83,18 @@ def _join(table: pa.Table, stored: Int64Array, anchors: Int64Array, ranges: Rang
             lasts = np.maximum(begins + own - 1, 0)[ended]
             made[padded], made[after] = 0, np.where(is_empty, 0, values[lasts]) if len(values) else 0
         columns[name] = fixed_lists(made.reshape(-1, ranges.length))
+    columns |= {name: _join_whole(column, ranges) for name, column in media.items()}
     described = {name: _to_arrow(each) for name, each in samples.describe(stored, ranges).items()}
     return pa.table(columns | described | {ROW_OFFSET: pa.array(anchors)})
+
+
+def _join_whole(column: pa.Array, ranges: Ranges) -> pa.Array:
+    """Joins the lists of whole rows, of any length: a row's belongs to the range that begins with it."""
+    ends = ends_of(column).astype(np.int64)
+    sizes = np.where(ranges.start == 0, np.diff(ends)[ranges.at], 0)
+    values = take_rows(pa.table({"": column.values}), range_numbers(ends[:-1][ranges.at], sizes)).column(0)
+    firsts = np.append(0, np.cumsum(sizes))[ranges.firsts]
+    return pa.ListArray.from_arrays(firsts.astype(np.int32), one_array(values))
 
 
 def _to_arrow(column: Described) -> pa.Array:

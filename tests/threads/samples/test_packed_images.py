@@ -1,0 +1,187 @@
+"""Documents that are packed with their images: each image once, beside its tokens, in order."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pytest
+
+import raylance
+from raylance.audit.reopening import reopen
+from raylance.errors import ConfigError, DatasetError
+from raylance.torch_data import MapDataset
+from tests.helpers.images import encode
+
+IMAGE, LENGTH, ROWS = 99, 64, 90
+PATCHES = raylance.Patches("images", min_pixels=28 * 28, max_pixels=28 * 28 * 6)
+PACK: dict[str, Any] = {"policy": "whole", "too_long": "drop", "media": PATCHES, "placeholder": IMAGE}
+Write = Callable[..., str]
+
+
+def flat(number: int, height: int, width: int) -> bytes:
+    """An image of one colour, which is its number."""
+    return encode(PIL.Image.new("RGB", (width, height), (number % 256, number // 256, 7)))
+
+
+class Documents:
+    """Documents of words and images; each word is its document's number, and each image has a number of its own."""
+
+    def __init__(self, *, most: int = 4) -> None:
+        rng, number = np.random.default_rng(0), itertools.count()
+        self.ids: list[list[int]] = []
+        self.images: list[list[bytes] | None] = []
+        self.numbers: list[list[int]] = []
+        for row in range(ROWS):
+            ids, images, numbers = [100 + row] * int(rng.integers(1, 5)), list[bytes](), list[int]()
+            for _ in range(row % most if row % 5 else 0):
+                height, width = (int(each) for each in rng.integers(20, 90, 2))
+                numbers.append(next(number))
+                images.append(flat(numbers[-1], height, width))
+                _, high, wide = PATCHES.grid(height, width)
+                ids += [IMAGE] * (high * wide // 4) + [100 + row] * int(rng.integers(0, 3))
+            self.ids.append(ids)
+            self.images.append(images if row != 5 else None)
+            self.numbers.append(numbers)
+
+    def table(self) -> pa.Table:
+        images = pa.array(self.images, pa.list_(pa.binary()))
+        return pa.table({"ids": pa.array(self.ids, pa.list_(pa.int32())), "images": images, "row": range(ROWS)})
+
+    def kept(self) -> list[int]:
+        return [row for row in range(ROWS) if len(self.ids[row]) <= LENGTH]
+
+    def check(self, batches: Any) -> list[int]:
+        """The documents of batches, each of which has its tokens, and its images in order."""
+        found = []
+        for batch in batches:
+            grids, patches = np.asarray(batch["images_grid"]), np.asarray(batch["images"])
+            own = np.repeat(np.arange(len(grids)), grids.prod(axis=1))
+            numbers = [int(patches[own == each][0, 0]) for each in range(len(grids))]
+            assert len(own) == len(patches)
+            at = 0
+            for ids, segments, labels, count in zip(
+                *(np.asarray(batch[name]) for name in ("input_ids", "segment_ids", "labels", "images_grid_length")),
+                strict=True,
+            ):
+                wanted = []
+                for segment in range(segments.max() + 1):
+                    tokens = ids[segments == segment].tolist()
+                    row = tokens[0] - 100
+                    assert tokens == self.ids[row]
+                    found.append(row)
+                    wanted += self.numbers[row]
+                assert numbers[at : at + count] == wanted
+                at += int(count)
+                assert not (labels == IMAGE).any()
+            assert at == len(grids)
+        return found
+
+
+@pytest.fixture(scope="module")
+def documents() -> Documents:
+    return Documents()
+
+
+@pytest.fixture(scope="module")
+def uri(write_dataset: Write, documents: Documents) -> str:
+    return write_dataset(documents.table(), max_rows_per_file=40)
+
+
+def opened(uri: str, **arguments: Any) -> raylance.Dataset:
+    pack = raylance.Pack("ids", LENGTH, **PACK)
+    return raylance.dataset(uri, **{"samples": pack, "remainder": "ragged", "seed": 2} | arguments)
+
+
+@pytest.mark.promise("P1", "P3", "P5")
+def test_each_image_comes_once_beside_its_tokens(uri: str, documents: Documents) -> None:
+    """On any world, in any epoch, before and after a resume."""
+    data = opened(uri)
+    for epoch in (0, 1):
+        assert sorted(documents.check(data.iter_batches(batch_size=3, epoch=epoch))) == documents.kept()
+    for world in (2, 3):
+        parts = [
+            documents.check(data.loader(rank=rank, world_size=world, record=False).iter_batches(global_batch_size=5))
+            for rank in range(world)
+        ]
+        assert sorted(itertools.chain(*parts)) == documents.kept()
+    with data.loader(runtime="threads") as loader:
+        first = documents.check(itertools.islice(loader.iter_torch_batches(global_batch_size=4, device="cpu"), 2))
+        state = json.loads(json.dumps(loader.state_dict()))
+    with data.loader(runtime="threads") as loader:
+        loader.load_state_dict(state)
+        rest = documents.check(loader.iter_batches(global_batch_size=3))
+    assert sorted(first + rest) == documents.kept()
+
+
+def test_decoders_and_lookups_give_the_same(uri: str, documents: Documents) -> None:
+    data = opened(uri)
+    whole = list(data.iter_batches(batch_size=4))
+    with data.loader(runtime="threads", num_decoders=2) as loader:
+        for batch, wanted in zip(loader.iter_batches(global_batch_size=4), whole, strict=True):
+            assert all(np.array_equal(batch[name], wanted[name]) for name in wanted)
+    items = MapDataset(data)
+    again = {bytes(np.asarray(items[number]["input_ids"])): items[number] for number in range(len(data))}
+    for batch in whole:
+        ends = np.cumsum(batch["images_length"])
+        for number, ids in enumerate(batch["input_ids"]):
+            item = again[ids.tobytes()]
+            own = batch["images"][ends[number] - batch["images_length"][number] : ends[number]]
+            assert np.array_equal(np.asarray(item["images"]).reshape(own.shape), own)
+    table = data.take([0])
+    assert len(table["images_grid"][0]) == whole[0]["images_grid_length"][0] or len(data) > 1
+
+
+def test_a_bad_image_is_masked_and_its_documents_stay(write_dataset: Write, documents: Documents) -> None:
+    broken = Documents()
+    row = next(row for row in broken.kept() if len(broken.numbers[row]) == 2)
+    images = broken.images[row]
+    assert images is not None
+    images[1] = images[1][:-30]  # the header is left
+    where = write_dataset(broken.table())
+    masked = list(opened(where, on_bad_row="mask").iter_batches(batch_size=3))
+    assert sum(int((~batch["images_valid"]).sum()) for batch in masked) == 1
+    assert sum(len(batch["images_grid"]) for batch in masked) == sum(len(broken.numbers[row]) for row in broken.kept())
+    with pytest.raises(raylance.BadRowError):
+        list(opened(where).iter_batches(batch_size=3))
+
+
+def test_a_column_of_single_images(write_dataset: Write) -> None:
+    one = Documents(most=2)
+    table = one.table()
+    single = pa.array([each[0] if each else None for each in one.images], pa.binary())
+    where = write_dataset(table.set_column(1, "images", single))
+    assert sorted(one.check(opened(where).iter_batches(batch_size=3))) == one.kept()
+
+
+def test_a_run_is_reopened_and_proven(uri: str, documents: Documents, tmp_path: Path) -> None:
+    with opened(uri).loader(record=str(tmp_path / "run"), name="train") as loader:
+        assert sorted(documents.check(loader.iter_batches(global_batch_size=4))) == documents.kept()
+        state = json.loads(json.dumps(loader.state_dict()))
+    proof = raylance.prove_run(str(tmp_path / "run"))
+    assert proof.ok, str(proof)
+    assert sorted(documents.check(reopen(state).iter_batches(batch_size=4))) == documents.kept()
+
+
+@pytest.mark.promise("P8")
+def test_what_is_refused(uri: str, write_dataset: Write, documents: Documents) -> None:
+    for wrong in (
+        {"policy": "stream"},
+        {"too_long": "split"},
+        {"placeholder": None},
+        {"placeholder": True},
+        {"media": "images"},
+        {"media": raylance.Patches},
+        {"media": None},
+    ):
+        with pytest.raises(ConfigError, match="media|placeholder"):
+            raylance.Pack("ids", LENGTH, **PACK | wrong)
+    with pytest.raises(DatasetError, match="nothing"):
+        opened(uri, samples=raylance.Pack("ids", LENGTH, **PACK | {"media": raylance.Patches("nothing")}))
+    other = raylance.Pack("ids", LENGTH, **PACK | {"media": raylance.Patches("images", max_pixels=28 * 28 * 50)})
+    with pytest.raises(DatasetError, match=rf"{IMAGE}.*grid\(\)"):
+        list(opened(uri, samples=other).iter_batches(batch_size=4))
