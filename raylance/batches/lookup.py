@@ -101,8 +101,6 @@ class Lookup:
 
     def _decode(self, table: pa.Table, offsets: Int64Array, epoch: int, draws: Int64Array | None) -> pa.Table:
         source, (components, own) = self._read_spec.source, split_offsets(offsets)
-        if source.completion is not None:
-            table = source.completion(table.append_column(COMPONENT, pa.array(components)))
         is_known = VALID in table.column_names
         valid = table[VALID] if is_known else pa.array(np.ones(len(offsets), dtype=np.bool_))
         if self._decoding is not None:
@@ -114,5 +112,7 @@ class Lookup:
                 raise
             self.bad_rows += receipt.bad_rows
             valid = table[VALID]
+        if source.completion is not None:
+            table = source.completion(table.append_column(COMPONENT, pa.array(components)))
         added = {COMPONENT: components, ROW_OFFSET: own, VALID: valid}
         return pa.table({name: table[name] for name in self._read_spec.delivers} | added)

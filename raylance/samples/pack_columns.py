@@ -47,6 +47,34 @@ def fill_columns(
         _fill(pack, places[bounds[0] : bounds[-1]], bounds - bounds[0], tokens[part], of_part, made)
 
 
+def by_axis(ids: npt.NDArray[Any], segments: Int32Array, placeholder: int, grids: Int64Array, merge: int) -> Int32Array:
+    """Returns the positions of tokens by time, height and width, int32, (n, 3, length); 0 in padding.
+
+    Args:
+        ids: Tokens of sequences, (n, length).
+        segments: Their `segment_ids`, (n, length).
+        placeholder: The token that stands for a part of an image.
+        grids: The numbers of patches of each image in time, height and width, in the order of the tokens, (m, 3).
+        merge: Patches that become a token, by height and by width.
+    """
+    merged = grids // np.array([1, merge, merge])
+    sizes, count = merged.prod(axis=1), ids.shape[1]
+    tokens, pieces = ids.reshape(-1), segments.reshape(-1)
+    places = np.flatnonzero(tokens == placeholder)
+    steps = np.ones(len(tokens), dtype=np.int64)  # how far the next token is, from each token
+    steps[places] = 0
+    steps[places[np.cumsum(sizes) - 1]] = merged.max(axis=1, initial=0)
+    before = np.cumsum(steps) - steps
+    firsts = np.flatnonzero((np.diff(pieces, prepend=-2) != 0) | (np.arange(len(tokens)) % count == 0))
+    before -= np.repeat(before[firsts], np.diff(firsts, append=len(tokens)))
+    found = np.repeat(before[:, None], 3, axis=1)
+    within, wide = range_numbers(np.zeros_like(sizes), sizes), np.repeat(merged[:, 2], sizes)
+    plane = np.repeat(merged[:, 1] * merged[:, 2], sizes)
+    found[places] += np.stack([within // plane, within % plane // wide, within % wide], axis=1)
+    found[pieces < 0] = 0
+    return found.reshape(-1, count, 3).transpose(0, 2, 1).astype(np.int32)
+
+
 def _fill(
     pack: Pack,
     places: npt.NDArray[Any],

@@ -67,8 +67,11 @@ class Pack(Setting):
             patches of all images, in the order of their documents, as the `Patches` says. A document comes with all of
             its images, so `too_long` is "drop" or "raise".
         placeholder: With `media`, the token that stands for a part of an image. Documents have as many of them as their
-            images have patches, divided by the square of `merge`; the iterator raises a DatasetError if they do not.
-            They are no labels.
+            images have patches, divided by the square of `merge`; the iterator raises a DatasetError if they do not,
+            as where the header of an image cannot be read. They are no labels.
+        mrope: Whether `position_ids` are (n, 3, length), by time, height and width, as the Qwen2-VL family counts them
+            (Wang et al., 2024, section 2.1): a word has one position on all axes, the tokens of an image have those of
+            its grid after the last position before it.
     """
 
     _hints: ClassVar = {
@@ -88,6 +91,7 @@ class Pack(Setting):
     shuffle: bool = True
     media: Any = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
     placeholder: int | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+    mrope: bool = dataclasses.field(default=False, metadata=OMIT_DEFAULT)
 
     def __repr__(self) -> str:
         """Returns the call, without fields of later versions that have their defaults: fingerprints stay the same."""
@@ -128,7 +132,8 @@ class Pack(Setting):
                 f"Pack(label_mask={self.label_mask!r}): it is read like the tokens, so name it after them: "
                 f"Pack({[columns[0], self.label_mask]!r}, …)."
             )
-        if self.media is not None or self.placeholder is not None:
+        check_flag("Pack: mrope", self.mrope)
+        if self.media is not None or self.placeholder is not None or self.mrope:
             self._check_media()
         if self.too_long != "split" and self.policy == "stream":
             warnings.warn(
@@ -141,8 +146,8 @@ class Pack(Setting):
     def _check_media(self) -> None:
         if not hasattr(self.media, "grid") or isinstance(self.media, type):
             raise ConfigError(
-                f"Pack(media={self.media!r}, placeholder={self.placeholder!r}): give a raylance.Patches of a column of "
-                "images as media."
+                f"Pack(media={self.media!r}, placeholder={self.placeholder!r}, mrope={self.mrope}): give a "
+                "raylance.Patches of a column of images as media."
             )
         if isinstance(self.placeholder, bool) or not isinstance(self.placeholder, int):
             raise ConfigError(

@@ -16,9 +16,9 @@ from raylance.errors import DatasetError
 from raylance.memory.arrow import fixed_lists, one_array, values_of, wanted_rows
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import BoolArray, Int64Array
-from raylance.samples.pack_columns import TOKENS_AT_ONCE, fill_columns
+from raylance.samples.pack_columns import TOKENS_AT_ONCE, by_axis, fill_columns
 from raylance.samples.pack_tokens import PackTokens
-from raylance.samples.packs import BEGINS, INPUT_IDS, LABELS, TOKENS, Pack
+from raylance.samples.packs import BEGINS, INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS, TOKENS, Pack
 from raylance.samples.table import SampleTable
 from raylance.source.reader import PieceReader, Prepare, RowReader
 from raylance.source.retrying import Wanted, always
@@ -135,30 +135,39 @@ class PackCompletion(Completion):
         begins, tokens = columns.pop(BEGINS), columns.pop(TOKENS)
         names = [name for name in pack.outputs if name not in columns]
         made = {name: lend(4 * count * pack.length).view(np.int32).reshape(count, pack.length) for name in names}
+        positions = np.empty((0, 3, pack.length), dtype=np.int32)
         if count:
             read = {name: _array_of(columns[name]) for name in (INPUT_IDS, *pack.names[1:])}
             places = one_array(begins)
             ends = places.offsets.to_numpy()
             fill_columns(pack, places.values.to_numpy(), ends, tokens.to_numpy(), read, made)
             if pack.placeholder is not None:
-                _check_images(pack, read[INPUT_IDS], columns)
+                grids = _grids(pack, read[INPUT_IDS], columns)
                 if LABELS in made:
                     made[LABELS][made[LABELS] == pack.placeholder] = pack.ignore_index
+                if pack.mrope:
+                    ids, segments = read[INPUT_IDS], made[SEGMENT_IDS]
+                    positions = by_axis(ids, segments, pack.placeholder, grids, pack.media.merge)
             if pack.label_mask is not None and LABELS in made and pack not in _warned:
                 _warn_of_no_labels(pack, (made[LABELS] == pack.ignore_index).all(axis=1))
-        return pa.table({name: fixed_lists(made[name]) for name in names} | columns).select(
+        lists = {name: fixed_lists(made[name]) for name in names}
+        if pack.mrope:
+            kind = pa.fixed_shape_tensor(pa.int32(), (3, pack.length))
+            stored = fixed_lists(positions.reshape(count, 3 * pack.length))
+            lists[POSITION_IDS] = pa.ExtensionArray.from_storage(kind, stored)
+        return pa.table(lists | columns).select(
             [*pack.outputs, *(name for name in columns if name not in pack.outputs)]
         )
 
 
-def _check_images(pack: Pack, ids: npt.NDArray[Any], columns: Mapping[str, pa.ChunkedArray]) -> None:
-    """Raises DatasetError if sequences have other numbers of placeholders than of tokens of images."""
+def _grids(pack: Pack, ids: npt.NDArray[Any], columns: Mapping[str, pa.ChunkedArray]) -> Int64Array:
+    """Returns the grids of the images of sequences, int64, (m, 3). Raises DatasetError if the sequences have other
+    numbers of placeholders than of tokens of images.
+    """
     (grid,) = pack.media.companions
-    if (grids := columns.get(grid.output_name)) is None:  # rows that are looked up are decoded after this
-        return
-    made = one_array(grids)
-    numbers = values_of(made.flatten().storage).to_numpy().reshape(-1, 3)
-    ends = np.append(0, np.cumsum(numbers.prod(axis=1, dtype=np.int64)))
+    made = one_array(columns[grid.output_name])
+    grids: Int64Array = values_of(made.flatten().storage).to_numpy().reshape(-1, 3).astype(np.int64)
+    ends = np.append(0, np.cumsum(grids.prod(axis=1)))
     patches = np.diff(ends[made.offsets.to_numpy() - made.offsets[0].as_py()])
     wanted, found = patches // pack.media.merge**2, (ids == pack.placeholder).sum(axis=1)
     if len(other := np.flatnonzero(wanted != found)):
@@ -167,6 +176,7 @@ def _check_images(pack: Pack, ids: npt.NDArray[Any], columns: Mapping[str, pa.Ch
             f"{wanted[other[0]]}; the epoch stops here. Write documents with as many as grid() of the Patches says: "
             "the product of its numbers, divided by the square of merge."
         )
+    return grids
 
 
 def _warn_of_no_labels(pack: Pack, has_none: BoolArray) -> None:

@@ -1,15 +1,18 @@
 """Documents that are packed with their images: each image once, beside its tokens, in order."""
 
+import functools
 import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import PIL.Image
 import pyarrow as pa
 import pytest
+import torch
 
 import raylance
 from raylance.audit.reopening import reopen
@@ -31,7 +34,7 @@ def flat(number: int, height: int, width: int) -> bytes:
 class Documents:
     """Documents of words and images; each word is its document's number, and each image has a number of its own."""
 
-    def __init__(self, *, most: int = 4) -> None:
+    def __init__(self, *, most: int = 4, between: int = 0) -> None:
         rng, number = np.random.default_rng(0), itertools.count()
         self.ids: list[list[int]] = []
         self.images: list[list[bytes] | None] = []
@@ -43,7 +46,7 @@ class Documents:
                 numbers.append(next(number))
                 images.append(flat(numbers[-1], height, width))
                 _, high, wide = PATCHES.grid(height, width)
-                ids += [IMAGE] * (high * wide // 4) + [100 + row] * int(rng.integers(0, 3))
+                ids += [IMAGE] * (high * wide // 4) + [100 + row] * int(rng.integers(between, 3))
             self.ids.append(ids)
             self.images.append(images if row != 5 else None)
             self.numbers.append(numbers)
@@ -136,6 +139,35 @@ def test_decoders_and_lookups_give_the_same(uri: str, documents: Documents) -> N
     assert len(table["images_grid"][0]) == whole[0]["images_grid_length"][0] or len(data) > 1
 
 
+def test_positions_on_three_axes_are_those_of_the_model(write_dataset: Write) -> None:
+    """Of transformers, which wants a word between images, each document by itself. A packed one counts from 0, too."""
+    documents = Documents(between=1)
+    uri = write_dataset(documents.table())
+    of_model = pytest.importorskip("transformers.models.qwen2_vl.modeling_qwen2_vl").Qwen2VLModel
+    config = SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2))
+    data = opened(uri, samples=raylance.Pack("ids", LENGTH, **PACK | {"mrope": True}))
+    found = 0
+    for batch in data.iter_torch_batches(batch_size=4):
+        assert batch["position_ids"].shape[1:] == (3, LENGTH)
+        assert batch["position_ids"].dtype == torch.int32
+        grids = iter(batch["images_grid"].long())
+        for ids, segments, positions in zip(
+            batch["input_ids"].long(), batch["segment_ids"], batch["position_ids"], strict=True
+        ):
+            assert not positions[:, segments < 0].any()
+            for segment in range(int(segments.max()) + 1):
+                own = ids[segments == segment][None]
+                count = len(documents.numbers[int(own[0, 0]) - 100])
+                grid = torch.stack([next(grids) for _ in range(count)]) if count else None
+                model = SimpleNamespace(config=config, get_vision_position_ids=functools.partial(
+                    of_model.get_vision_position_ids, None))  # fmt: skip
+                wanted, _ = of_model.get_rope_index(model, own, (own == IMAGE).int(), grid, None, torch.ones_like(own))
+                assert positions[:, segments == segment].tolist() == wanted[:, 0].tolist()
+                found += count
+    assert found == sum(len(documents.numbers[row]) for row in documents.kept())
+    assert MapDataset(data)[0]["position_ids"].shape == (3, LENGTH)
+
+
 def test_a_bad_image_is_masked_and_its_documents_stay(write_dataset: Write, documents: Documents) -> None:
     broken = Documents()
     row = next(row for row in broken.kept() if len(broken.numbers[row]) == 2)
@@ -177,8 +209,9 @@ def test_what_is_refused(uri: str, write_dataset: Write, documents: Documents) -
         {"media": "images"},
         {"media": raylance.Patches},
         {"media": None},
+        {"mrope": "yes"},
     ):
-        with pytest.raises(ConfigError, match="media|placeholder"):
+        with pytest.raises(ConfigError, match="media|placeholder|mrope"):
             raylance.Pack("ids", LENGTH, **PACK | wrong)
     with pytest.raises(DatasetError, match="nothing"):
         opened(uri, samples=raylance.Pack("ids", LENGTH, **PACK | {"media": raylance.Patches("nothing")}))
