@@ -128,7 +128,7 @@ def _cost_names(parts: Mapping[str, tuple[Dataset, float]]) -> Sequence[str]:
     """Returns the names of the costs that all datasets have; none if one of them has no costs.
 
     Raises:
-        ConfigError: If they have costs of unlike names.
+        ConfigError: If their costs have other names.
     """
     names = {name: cost_names(opened_of(dataset).delivery.costs) for name, (dataset, _) in parts.items()}
     first = next(iter(names.values()))
@@ -137,7 +137,7 @@ def _cost_names(parts: Mapping[str, tuple[Dataset, float]]) -> Sequence[str]:
     if len(set(names.values())) > 1:
         found = "; ".join(f"{name}: {', '.join(each)}" for name, each in names.items())
         raise ConfigError(
-            f"mix(): the datasets have costs of unlike names ({found}), so they could not be added up; nothing was "
+            f"mix(): the datasets have costs of other names ({found}), which cannot be added up; nothing was "
             "started. Give cost= with the same names to each raylance.dataset."
         )
     return first
