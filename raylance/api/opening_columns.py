@@ -1,7 +1,7 @@
 """Which columns are read, decoded and made of others: the second step of opening a dataset."""
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import lance
 import pyarrow as pa
@@ -46,6 +46,11 @@ def open_columns(asked: Asked, stored: Stored) -> Columns:
     decoders, derived = asked.decoding.decoders, {each.column for each in asked.derived}
     of_stored = [each for each in decoders if each.column not in derived and not each.of_frames]
     names = _check_columns(stored.opened, asked.columns, of_stored, may_be_none=bool(derived))
+    of_frames = [each for each in decoders if each.of_frames]
+    replaced = {each.column for each in of_frames}
+    for each in of_frames:
+        if each.output_name in {*names, *derived} - replaced or (each.output_name in replaced - {each.column}):
+            _refuse_taken(each)
     added = _open_derived(asked, stored, names)
     apart = {*(each.column for each in decoders), *added.drops, *added.video_drops}
     together = {each.column for each in decoders if isinstance(each, RaggedDecoder | BatchDecoder)}
@@ -90,13 +95,18 @@ def _check_columns(
                 f"column {name!r} is decoded in decode actors and, by {type(decoder).__name__}, on the trainer's "
                 "device: its rows would travel twice. Decode a column in one place."
             )
-        if (made := decoder.output_name) in {*plain, *added}:
-            setting = getattr(decoder, "of", decoder)  # a companion is not what the user wrote
-            raise ConfigError(
-                f"{type(setting).__name__}({name!r}, name={setting.output_name!r}): batches have another column "
-                f"{made!r}. Choose another name, or leave that column out of columns=."
-            )
+        if decoder.output_name in {*plain, *added}:
+            _refuse_taken(decoder)
     return names
+
+
+def _refuse_taken(decoder: Decoder) -> NoReturn:
+    """Raises ConfigError: batches have another column of the name that a decoder gives."""
+    setting = getattr(decoder, "of", decoder)  # a companion is not what the user wrote
+    raise ConfigError(
+        f"{type(setting).__name__}({setting.column!r}, name={setting.output_name!r}): batches have another column "
+        f"{decoder.output_name!r}. Choose another name, or leave that column out of columns=."
+    )
 
 
 def _may_be_list(decoder: Decoder, field: pa.Field) -> bool:

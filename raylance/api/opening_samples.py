@@ -119,7 +119,10 @@ class _Packed(Kind):
             return ReadSpec(source=packed, delivers=packed.columns, filter=rows.filter, split=rows.split)
         # Of each sequence, which has lists of the images of its documents.
         ragged_bytes = decoding.ragged_bytes * packed.rows_each
-        decoding = dataclasses.replace(decoding, lists=tuple(decoding.columns), ragged_bytes=ragged_bytes)
+        names = dataset_names(f"the sequences of {packed.uri}")  # errors count sequences, not documents
+        decoding = dataclasses.replace(
+            decoding, lists=tuple(decoding.columns), ragged_bytes=ragged_bytes, datasets=names
+        )
         nothing = {name: pa.array([], pa.list_(pa.binary())) for name in decoding.columns}
         made, _ = OpenDecoding(decoding).apply(pa.table(nothing | {ROW_OFFSET: np.empty(0, dtype=np.int64)}), 0)
         schema = made.drop_columns([VALID]).schema

@@ -89,6 +89,7 @@ class Decoder(Setting, abc.ABC):
     of_frames = False  # whether the column has frames of a `Video`, not bytes
     takes_lists = False  # whether a ragged decoder decodes each value of a list, one after another
     adds: ClassVar[tuple[str, ...]] = ()  # suffixes of the names of `companions`
+    may_lack_samples = False  # whether a dataset may be opened if none of the sampled rows has a value
     is_companion = False  # whether it is one of them, which states do not hold
     has_marks = True  # whether batches say which values of a list are good, if bad ones are masked
 
@@ -233,7 +234,7 @@ class CountedDecoder(RaggedDecoder):
     opens has `decode_into`, as a `RowDecoder` has.
     """
 
-    takes_lists = True
+    takes_lists = may_lack_samples = True
 
     @abc.abstractmethod
     def count(self, encoded: memoryview | None) -> int:

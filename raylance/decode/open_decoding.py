@@ -234,6 +234,8 @@ def resolve_decoder(decoder: Decoder, probe: pa.Table, leader: Decoder | None = 
             raise error_of_no_row(f"{type(decoder).__name__}({decoder.column!r}) cannot decode", error) from error
         except Exception as error:  # a codec may raise anything for damaged bytes; another row may be good
             failures.append(error)
+    if decoder.may_lack_samples and all(describe_exception(each) == NULL for each in failures):
+        return decoder
     first = failures[0].__cause__ if isinstance(failures[0], BadRowError) and failures[0].__cause__ else failures[0]
     what = f"column {decoder.column!r} holds no {decoder.content}"
     fix = f"Name a column of {decoder.content}."

@@ -59,7 +59,7 @@ class Patches(CountedDecoder):
         temporal: How often a patch has the image: a model of videos takes two frames in a patch. 1 sends half of the
             bytes; then repeat the values on the device.
         draft: Whether a JPEG that is reduced to half its size or less is decoded at a reduced scale; see `Image`.
-        height: Column with the height of each image, an integer, or a list of integers; for the cost.
+        height: Column with the height of each image, an integer, or a list of integers; for the cost alone.
         width: Column with the width.
         name: Name of the column in batches; None for `column`.
 
@@ -230,16 +230,21 @@ class FramePatches(Decoder):
             check_name(f"{where}.name", self.name)
         _check_sizes(self, where)
 
+    def grid(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
+        """Returns the numbers of patches of so many frames of this size, in time, height and width. Raises ValueError,
+        see `Patches.grid`.
+        """
+        return -(-frames // self.temporal), *_grid(self, height, width)
+
     @property
-    def grid(self) -> tuple[int, int, int]:
-        """The numbers of patches of a sample, in time, height and width; known once the dataset is opened."""
-        frames = self.source[0] if len(self.source) > 3 else 1
-        return -(-frames // self.temporal), *_grid(self, *self.source[-3:-1])
+    def found_grid(self) -> tuple[int, int, int]:
+        """That of a sample; known once the dataset is opened."""
+        return self.grid(self.source[0] if len(self.source) > 3 else 1, *self.source[-3:-1])
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of a sample: (p, values)."""
-        return (math.prod(self.grid) if self.source else 1, _CHANNELS * self.temporal * self.patch**2)
+        return (math.prod(self.found_grid) if self.source else 1, _CHANNELS * self.temporal * self.patch**2)
 
     @property
     def companions(self) -> tuple[Decoder, ...]:
@@ -297,7 +302,7 @@ class PatchGrid(Decoder):
     content = "images"
     shape = (3,)
     has_marks = False
-    is_companion = True
+    is_companion = may_lack_samples = True
 
     @property
     def output_name(self) -> str:
@@ -315,7 +320,7 @@ class PatchGrid(Decoder):
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
         """Writes the three numbers of an image, or of a sample of frames, into `out`."""
         if isinstance(self.of, FramePatches):
-            out[:] = self.of.grid
+            out[:] = self.of.found_grid
         else:
             width, height, _ = shown_size(encoded, Rules())
             out[:] = self.of.grid(height, width)
@@ -391,7 +396,7 @@ class _CutFrames:
         """Cuts the frames of a sample; `encoded` has the pixels."""
         patches = self._patches
         frames = np.frombuffer(encoded, np.uint8).reshape(-1, *patches.source[-3:])
-        times, high, wide = patches.grid
+        times, high, wide = patches.found_grid
         made = out.reshape(times, high * wide, _CHANNELS, patches.temporal, -1)
         for number in range(times * patches.temporal):
             time, within = divmod(number, patches.temporal)

@@ -152,7 +152,8 @@ class Budget(Setting):
             )
 
     def __hash__(self) -> int:
-        return hash(repr(self))
+        parts = (self.cost, self.max_rows, self.padded, self.micro)
+        return hash(tuple(frozenset(each.items()) if isinstance(each, Mapping) else str(each) for each in parts))
 
     def __repr__(self) -> str:
         given = [] if self.cost is None else [str(self.cost)]
@@ -187,7 +188,7 @@ def _check_fields(value: CostLimit | Budget, *integers: str) -> None:
     elif named and isinstance(padded, bool):
         padded = list(dict.fromkeys(named)) if padded else []
     elif named and isinstance(padded, list | tuple):
-        padded = list(padded)
+        padded = list(dict.fromkeys(padded))
         if not all(name in named for name in padded):
             raise ConfigError(f"Budget(): padded={padded}: the costs are {', '.join(named)}. Name some of them.")
     else:

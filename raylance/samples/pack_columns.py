@@ -57,7 +57,7 @@ def by_axis(ids: npt.NDArray[Any], segments: Int32Array, placeholder: int, grids
         grids: The numbers of patches of each image in time, height and width, in the order of the tokens, (m, 3).
         merge: Patches that become a token, by height and by width.
     """
-    merged = grids // np.array([1, merge, merge])
+    merged = grids[grids.prod(axis=1) > 0] // np.array([1, merge, merge])  # images without a size have no tokens
     sizes, count = merged.prod(axis=1), ids.shape[1]
     tokens, pieces = ids.reshape(-1), segments.reshape(-1)
     places = np.flatnonzero(tokens == placeholder)

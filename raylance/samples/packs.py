@@ -28,7 +28,9 @@ INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS = "input_ids", "labels", "position_
 # Readers give these in place of labels, positions and segments: lists of the places at which pieces of documents begin,
 # int32; and the number of tokens without padding, int32.
 BEGINS, TOKENS = "_begins", "_tokens"
-_MADE = (INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS, BEGINS, TOKENS)
+PIECE_IMAGES = "_images"
+"""Readers give the number of images of each piece of a document, too: lists of int32."""
+_MADE = (INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS, BEGINS, TOKENS, PIECE_IMAGES)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ class Pack(Setting):
             images have patches, divided by the square of `merge`; the iterator raises a DatasetError if they do not,
             as where the header of an image cannot be read. They are no labels.
         mrope: Whether `position_ids` are (n, 3, length), by time, height and width, as the Qwen2-VL family counts them
-            (Wang et al., 2024, section 2.1): a word has one position on all axes, the tokens of an image have those of
-            its grid after the last position before it.
+            (Wang et al., 2024, section 2.1), whose models take `position_ids.transpose(0, 1)`: a word has one position
+            on all axes, the tokens of an image have those of its grid after the last position before it.
     """
 
     _hints: ClassVar = {
@@ -144,14 +146,23 @@ class Pack(Setting):
             )
 
     def _check_media(self) -> None:
-        if not hasattr(self.media, "grid") or isinstance(self.media, type):
+        if not hasattr(type(self.media), "measure"):
             raise ConfigError(
                 f"Pack(media={self.media!r}, placeholder={self.placeholder!r}, mrope={self.mrope}): give a "
                 "raylance.Patches of a column of images as media."
             )
-        if isinstance(self.placeholder, bool) or not isinstance(self.placeholder, int):
+        made = [each.output_name for each in (self.media, *self.media.companions)]
+        if taken := {*made, self.media.column} & {*_MADE, *self.names}:
             raise ConfigError(
-                f"Pack(media={self.media!r}, placeholder={self.placeholder!r}): give the token that stands for images."
+                f"Pack(media={self.media!r}): {min(taken)!r} is the name of another column of a pack. Give the Patches "
+                "a column of images, and another name=."
+            )
+        placeholder = check_integer("Pack: placeholder", self.placeholder, 0)
+        object.__setattr__(self, "placeholder", placeholder)
+        if placeholder >= 2**31 or placeholder in (self.pad_id, self.eos_id):
+            raise ConfigError(
+                f"Pack(placeholder={placeholder}, pad_id={self.pad_id}, eos_id={self.eos_id}): it must differ from the "
+                "others, and be an int32."
             )
         if self.policy != "whole" or self.too_long not in ("drop", "raise"):
             raise ConfigError(
@@ -237,7 +248,8 @@ class PackTable(PicklesFields):
     @property
     def fingerprint(self) -> str:
         """Hash of the documents, the setting and the seed."""
-        parts = (self.identity, self.pack, self.block_rows, self.seed if self.pack.shuffle else None)
+        pack = dataclasses.replace(self.pack, media=None, placeholder=None, mrope=False)  # these move no document
+        parts = (self.identity, pack, self.block_rows, self.seed if self.pack.shuffle else None)
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
     def offsets(self, selected: Int64Array) -> Int64Array:

@@ -18,7 +18,16 @@ from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.pack_columns import TOKENS_AT_ONCE, by_axis, fill_columns
 from raylance.samples.pack_tokens import PackTokens
-from raylance.samples.packs import BEGINS, INPUT_IDS, LABELS, POSITION_IDS, SEGMENT_IDS, TOKENS, Pack
+from raylance.samples.packs import (
+    BEGINS,
+    INPUT_IDS,
+    LABELS,
+    PIECE_IMAGES,
+    POSITION_IDS,
+    SEGMENT_IDS,
+    TOKENS,
+    Pack,
+)
 from raylance.samples.table import SampleTable
 from raylance.source.reader import PieceReader, Prepare, RowReader
 from raylance.source.retrying import Wanted, always
@@ -126,13 +135,13 @@ class PackCompletion(Completion):
     @property
     def added_bytes(self) -> int:
         """See `Completion.added_bytes`."""
-        return 4 * self.pack.length * (len(self.pack.outputs) - len(self.pack.names))
+        return 4 * self.pack.length * (len(self.pack.outputs) - len(self.pack.names) + 2 * self.pack.mrope)
 
     def __call__(self, table: pa.Table, lend: Lend = fresh_memory) -> pa.Table:
         """See `Completion`."""
         pack, count = self.pack, table.num_rows
         columns = dict(zip(table.column_names, table.columns, strict=True))
-        begins, tokens = columns.pop(BEGINS), columns.pop(TOKENS)
+        begins, tokens, images = columns.pop(BEGINS), columns.pop(TOKENS), columns.pop(PIECE_IMAGES, None)
         names = [name for name in pack.outputs if name not in columns]
         made = {name: lend(4 * count * pack.length).view(np.int32).reshape(count, pack.length) for name in names}
         positions = np.empty((0, 3, pack.length), dtype=np.int32)
@@ -142,7 +151,7 @@ class PackCompletion(Completion):
             ends = places.offsets.to_numpy()
             fill_columns(pack, places.values.to_numpy(), ends, tokens.to_numpy(), read, made)
             if pack.placeholder is not None:
-                grids = _grids(pack, read[INPUT_IDS], columns)
+                grids = _grids(pack, read[INPUT_IDS], columns, places, images)
                 if LABELS in made:
                     made[LABELS][made[LABELS] == pack.placeholder] = pack.ignore_index
                 if pack.mrope:
@@ -160,21 +169,33 @@ class PackCompletion(Completion):
         )
 
 
-def _grids(pack: Pack, ids: npt.NDArray[Any], columns: Mapping[str, pa.ChunkedArray]) -> Int64Array:
-    """Returns the grids of the images of sequences, int64, (m, 3). Raises DatasetError if the sequences have other
-    numbers of placeholders than of tokens of images.
+def _grids(
+    pack: Pack,
+    ids: npt.NDArray[Any],
+    columns: Mapping[str, pa.ChunkedArray],
+    places: pa.Array,
+    images: pa.ChunkedArray,
+) -> Int64Array:
+    """Returns the grids of the images of sequences, int64, (m, 3). `places` are those at which pieces begin, and
+    `images` the numbers of images of pieces. Raises DatasetError if a document has another number of placeholders than
+    its images have tokens.
     """
     (grid,) = pack.media.companions
     made = one_array(columns[grid.output_name])
     grids: Int64Array = values_of(made.flatten().storage).to_numpy().reshape(-1, 3).astype(np.int64)
-    ends = np.append(0, np.cumsum(grids.prod(axis=1)))
-    patches = np.diff(ends[made.offsets.to_numpy() - made.offsets[0].as_py()])
-    wanted, found = patches // pack.media.merge**2, (ids == pack.placeholder).sum(axis=1)
+    ends = np.append(0, np.cumsum(grids.prod(axis=1) // pack.media.merge**2))
+    wanted = np.diff(ends[np.append(0, np.cumsum(one_array(images).flatten().to_numpy()))])
+    offsets = places.offsets.to_numpy()
+    firsts = places.flatten().to_numpy() + np.repeat(np.arange(len(ids)) * ids.shape[1], np.diff(offsets))
+    found = np.add.reduceat(ids.reshape(-1) == pack.placeholder, firsts, dtype=np.int64)
     if len(other := np.flatnonzero(wanted != found)):
+        begin, at = int(firsts[other[0]]), int(other[0])
+        text = ", ".join(map(str, ids.reshape(-1)[begin : begin + 8].tolist()))
         raise DatasetError(
-            f"{pack}: a sequence has {found[other[0]]} tokens {pack.placeholder}, and its images become "
-            f"{wanted[other[0]]}; the epoch stops here. Write documents with as many as grid() of the Patches says: "
-            "the product of its numbers, divided by the square of merge."
+            f"Pack: a document that begins with the tokens {text} has {found[at]} tokens {pack.placeholder}, and its "
+            f"images become {wanted[at]}, or the header of one cannot be read; the epoch stops here. Write documents "
+            "with as many as grid() of the Patches says, the product of its numbers divided by the square of merge, or "
+            "leave the document out with filter=."
         )
     return grids
 

@@ -11,6 +11,7 @@ from raylance.columns import ROW_OFFSET
 from raylance.memory.arrow import ends_of, fixed_lists, one_array, take_ranges, take_rows
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.samples.packs import PIECE_IMAGES
 from raylance.samples.table import IS_PAD, Described, Located, Ranges, SampleTable, range_numbers
 
 
@@ -61,8 +62,8 @@ def _join(table: pa.Table, stored: Int64Array, anchors: Int64Array, ranges: Rang
     `Ranges` says after rows, and as padding; others have a row's last value once more, 0 after an empty one, and 0.
     """
     ids, *others = (name for name in table.column_names if name != ROW_OFFSET)
-    lists = {name: one_array(table[name]) for name in (ids, *others)}
-    media = {name: lists.pop(name) for name in others if not pa.types.is_primitive(lists[name].type.value_type)}
+    read = {name: one_array(table[name]) for name in (ids, *others)}
+    lists = {name: column for name, column in read.items() if pa.types.is_primitive(column.type.value_type)}
     own = np.minimum(ranges.size, np.diff(ends_of(lists[ids]).astype(np.int64))[ranges.at] - ranges.start)
     fills, padding = ranges.size - own, ranges.length - ranges.values
     ended, short = np.flatnonzero(fills), np.flatnonzero(padding)
@@ -83,18 +84,28 @@ def _join(table: pa.Table, stored: Int64Array, anchors: Int64Array, ranges: Rang
             lasts = np.maximum(begins + own - 1, 0)[ended]
             made[padded], made[after] = 0, np.where(is_empty, 0, values[lasts]) if len(values) else 0
         columns[name] = fixed_lists(made.reshape(-1, ranges.length))
-    columns |= {name: _join_whole(column, ranges) for name, column in media.items()}
+    for name in read.keys() - lists.keys():
+        columns |= {name: _join_whole(read[name], ranges), PIECE_IMAGES: _count_whole(read[name], ranges)}
     described = {name: _to_arrow(each) for name, each in samples.describe(stored, ranges).items()}
     return pa.table(columns | described | {ROW_OFFSET: pa.array(anchors)})
 
 
 def _join_whole(column: pa.Array, ranges: Ranges) -> pa.Array:
-    """Joins the lists of whole rows, of any length: a row's belongs to the range that begins with it."""
-    ends = ends_of(column).astype(np.int64)
-    sizes = np.where(ranges.start == 0, np.diff(ends)[ranges.at], 0)
+    """Joins lists of any length, each of which comes with the first range of its row."""
+    ends, sizes = column.offsets.to_numpy().astype(np.int64), _sizes_whole(column, ranges)
     values = take_rows(pa.table({"": column.values}), range_numbers(ends[:-1][ranges.at], sizes)).column(0)
     firsts = np.append(0, np.cumsum(sizes))[ranges.firsts]
     return pa.ListArray.from_arrays(firsts.astype(np.int32), one_array(values))
+
+
+def _count_whole(column: pa.Array, ranges: Ranges) -> pa.Array:
+    """Returns for each sample the number of values that `_join_whole` gives to each of its ranges, lists of int32."""
+    return pa.ListArray.from_arrays(ranges.firsts.astype(np.int32), _sizes_whole(column, ranges).astype(np.int32))
+
+
+def _sizes_whole(column: pa.Array, ranges: Ranges) -> Int64Array:
+    sizes = np.diff(column.offsets.to_numpy().astype(np.int64))[ranges.at]
+    return np.where(ranges.start == 0, sizes, 0)
 
 
 def _to_arrow(column: Described) -> pa.Array:

@@ -203,7 +203,7 @@ def test_what_is_refused(pages: str) -> None:
         raylance.Budget({"tokens": 500}, micro=3)
     assert raylance.Budget({"tokens": 5}, padded=False) == raylance.Budget({"tokens": 5})
     assert raylance.Budget({"tokens": 5}, padded=True).padded == ["tokens"]
-    assert len({raylance.Budget({"tokens": 5}), raylance.Budget({"tokens": 5})}) == 1
+    assert len({raylance.Budget({"tokens": 5, "a": 1}), raylance.Budget({"a": 1, "tokens": 5})}) == 1
     limited = raylance.Budget(BUDGET, padded=["tokens"])
     with pytest.raises(ConfigError, match="multiple"):
         data.iter_torch_batches(budget=limited, pad_lists={"ids": raylance.Pad(0, multiple=64)})

@@ -311,6 +311,11 @@ def test_frames_become_patches_with_time_first(
     resized = raylance.images.FramePatches("top", max_pixels=28 * 28, min_pixels=1, name="small")
     small = raylance.dataset(write_dataset(rows_of()), columns=[camera(uri), resized], samples=windows("top"))
     assert next(iter(small.iter_batches(batch_size=2)))["small_grid"].tolist() == [[2, 2, 2]] * 2
+    assert cut.grid(len(OFFSETS), 32, 48) == (times, 4, 6)
+    for name in ("action", "side"):
+        taken = [camera(uri), camera(uri, "side"), raylance.images.FramePatches("top", name=name)]
+        with pytest.raises(ConfigError, match=name):
+            raylance.dataset(write_dataset(rows_of()), columns=["action", *taken], samples=windows("top", "side"))
     for wrong in ({"patch": 0}, {"max_pixels": 3}, {"temporal": "a"}, {"size": 3}):
         with pytest.raises(ConfigError, match="patch|pixels|temporal"):
             raylance.images.FramePatches("top", **wrong)

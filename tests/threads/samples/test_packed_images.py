@@ -31,6 +31,10 @@ def flat(number: int, height: int, width: int) -> bytes:
     return encode(PIL.Image.new("RGB", (width, height), (number % 256, number // 256, 7)))
 
 
+def as_table(ids: list[list[int]], images: Any) -> pa.Table:
+    return pa.table({"ids": pa.array(ids, pa.list_(pa.int32())), "images": pa.array(images, pa.list_(pa.binary()))})
+
+
 class Documents:
     """Documents of words and images; each word is its document's number, and each image has a number of its own."""
 
@@ -52,8 +56,7 @@ class Documents:
             self.numbers.append(numbers)
 
     def table(self) -> pa.Table:
-        images = pa.array(self.images, pa.list_(pa.binary()))
-        return pa.table({"ids": pa.array(self.ids, pa.list_(pa.int32())), "images": images, "row": range(ROWS)})
+        return as_table(self.ids, self.images).append_column("row", [range(ROWS)])
 
     def kept(self) -> list[int]:
         return [row for row in range(ROWS) if len(self.ids[row]) <= LENGTH]
@@ -210,6 +213,13 @@ def test_what_is_refused(uri: str, write_dataset: Write, documents: Documents) -
         {"media": raylance.Patches},
         {"media": None},
         {"mrope": "yes"},
+        {"placeholder": 2**40},
+        {"placeholder": -5},
+        {"placeholder": 0},  # padding
+        {"eos_id": IMAGE},
+        {"media": raylance.Patches("images", name="labels")},
+        {"media": raylance.Patches("ids")},
+        {"media": raylance.images.FramePatches("images")},
     ):
         with pytest.raises(ConfigError, match="media|placeholder|mrope"):
             raylance.Pack("ids", LENGTH, **PACK | wrong)
@@ -218,3 +228,50 @@ def test_what_is_refused(uri: str, write_dataset: Write, documents: Documents) -
     other = raylance.Pack("ids", LENGTH, **PACK | {"media": raylance.Patches("images", max_pixels=28 * 28 * 50)})
     with pytest.raises(DatasetError, match=rf"{IMAGE}.*grid\(\)"):
         list(opened(uri, samples=other).iter_batches(batch_size=4))
+
+
+def test_documents_that_have_other_placeholders_than_their_images(write_dataset: Write) -> None:
+    """In one sequence with others, whose sum is right."""
+    image = flat(3, 56, 56)  # four tokens
+    for ids, images in (
+        ([[1, *[IMAGE] * 5, 1], [2, *[IMAGE] * 3, 2]], [[image], [image]]),
+        ([[1, *[IMAGE] * 8, 1], [2, 2]], [[image], [image]]),
+    ):
+        table = pa.table(
+            {"ids": pa.array(ids, pa.list_(pa.int32())), "images": pa.array(images, pa.list_(pa.binary()))}
+        )
+        with pytest.raises(DatasetError, match=r"begins with the tokens [12], .* tokens 99, .*become [48]"):
+            list(opened(write_dataset(table)).iter_batches(batch_size=1))
+
+
+@pytest.mark.parametrize("kind", [pa.large_list(pa.binary()), pa.large_list(pa.large_binary())], ids=str)
+def test_lists_with_large_offsets(write_dataset: Write, documents: Documents, kind: pa.DataType) -> None:
+    table = documents.table()
+    where = write_dataset(table.set_column(1, "images", table["images"].cast(kind)))
+    assert sorted(documents.check(opened(where).iter_batches(batch_size=3))) == documents.kept()
+
+
+def test_images_may_be_rare_and_headers_unreadable(write_dataset: Write) -> None:
+    """None of the rows that an opening samples has an image; positions pass over images without a size."""
+    image, rows = flat(3, 56, 56), 2_000
+    ids = [[5, *[IMAGE] * 4, 6] if row % 400 == 7 else [5, 6] for row in range(rows)]
+    images = [[image] if row % 400 == 7 else None if row % 3 else [] for row in range(rows)]
+    table = as_table(ids, images)
+    assert sum(len(batch["images_grid"]) for batch in opened(write_dataset(table)).iter_batches(batch_size=9)) == 5
+    table = as_table([[1, *[IMAGE] * 4, 1], [2, 2], [IMAGE] * 4], [[image, None], [b"junk"], [image]])
+    pack = raylance.Pack("ids", 10, **PACK | {"mrope": True}, shuffle=False)
+    found = list(opened(write_dataset(table), samples=pack, on_bad_row="mask").iter_batches(batch_size=2))
+    rows_of = (pair for batch in found for pair in zip(batch["input_ids"], batch["position_ids"], strict=True))
+    positions = {int(tokens[0]): each for tokens, each in rows_of}
+    assert positions[1][:, :6].tolist() == [[0, 1, 1, 1, 1, 3], [0, 1, 1, 2, 2, 3], [0, 1, 2, 1, 2, 3]]
+
+
+def test_what_makes_patches_changes_no_position(uri: str) -> None:
+    data = opened(uri)
+    with data.loader() as loader:
+        next(iter(loader.iter_batches(global_batch_size=3)))
+        state = loader.state_dict()
+    other = raylance.Patches("images", min_pixels=28 * 28, max_pixels=28 * 28 * 6, temporal=1)
+    with opened(uri, samples=raylance.Pack("ids", LENGTH, **PACK | {"media": other})).loader() as loader:
+        loader.load_state_dict(state)
+        assert next(iter(loader.iter_batches(global_batch_size=3)))["images"].shape[1] == 3 * 14 * 14
