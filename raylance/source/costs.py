@@ -77,7 +77,7 @@ class MeasuredCost(Protocol):
 
     @property
     def reads(self) -> Sequence[str]:
-        """The columns that it is computed of;"""
+        """The columns that it is computed of."""
 
     def measure(self, rows: pa.Table, *, heads: bool = False) -> Int64Array:
         """Returns the cost of some rows, at least 0, int64 (n,). With `heads`, values of blobs are cut off, and -1 asks
