@@ -121,8 +121,14 @@ class Patches(CountedDecoder):
         return (self.column,) if self.height is None or self.width is None else tuple({self.height: 0, self.width: 0})
 
     def measure(self, rows: pa.Table, *, heads: bool = False) -> Int64Array:
-        """Returns the cost of rows, their numbers of patches, int64 (n,): none of an image whose size is not known; the
-        head of a damaged one may have a size, which then counts.
+        """Returns the cost of rows, their numbers of patches, int64 (n,). See `measure_images`."""
+        counts, lengths = self.measure_images(rows, heads=heads)
+        ends, stops = np.append(0, np.cumsum(counts)), np.cumsum(lengths)
+        return np.asarray(ends[stops] - ends[stops - lengths], dtype=np.int64)
+
+    def measure_images(self, rows: pa.Table, *, heads: bool = False) -> tuple[Int64Array, Int64Array]:
+        """Returns the number of patches of each image, int64 (m,), and the number of images of each row, int64 (n,). An
+        image whose size is not known has none; the head of a damaged one may have a size, which then counts.
 
         Args:
             rows: The columns of `reads`.
@@ -151,9 +157,7 @@ class Patches(CountedDecoder):
             lengths = (lengths_of(rows[self.column]),)
             count = self._count_of_head if heads else self.count
             counts = [count(value) for value in read_only(rows[self.column])]
-        ends = np.append(0, np.cumsum(counts, dtype=np.int64))
-        stops = np.cumsum(lengths[0])
-        return np.asarray(ends[stops] - ends[stops - lengths[0]], dtype=np.int64)
+        return np.array(counts, dtype=np.int64), lengths[0]
 
     def _count(self, height: int, width: int) -> int:
         try:

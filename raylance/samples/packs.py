@@ -7,6 +7,7 @@ a run may resume at any of them.
 """
 
 import dataclasses
+import functools
 import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -69,8 +70,11 @@ class Pack(Setting):
             patches of all images, in the order of their documents, as the `Patches` says. A document comes with all of
             its images, so `too_long` is "drop" or "raise".
         placeholder: With `media`, the token that stands for a part of an image. Documents have as many of them as their
-            images have patches, divided by the square of `merge`; the iterator raises a DatasetError if they do not,
-            as where the header of an image cannot be read. They are no labels.
+            images have tokens, which are patches divided by the square of `merge`; the iterator raises a DatasetError
+            if they do not, as where the header of an image cannot be read. They are no labels.
+        expand: Whether documents have one placeholder for each of their images, which becomes as many as the image has
+            tokens; other columns repeat their value there. The sizes of all images are then found when the dataset is
+            opened, and kept, as for the cost that a `Patches` is.
         mrope: Whether `position_ids` are (n, 3, length), by time, height and width, as the Qwen2-VL family counts them
             (Wang et al., 2024, section 2.1), whose models take `position_ids.transpose(0, 1)`: a word has one position
             on all axes, the tokens of an image have those of its grid after the last position before it.
@@ -94,6 +98,7 @@ class Pack(Setting):
     media: Any = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
     placeholder: int | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
     mrope: bool = dataclasses.field(default=False, metadata=OMIT_DEFAULT)
+    expand: bool = dataclasses.field(default=False, metadata=OMIT_DEFAULT)
 
     def __repr__(self) -> str:
         """Returns the call, without fields of later versions that have their defaults: fingerprints stay the same."""
@@ -135,7 +140,8 @@ class Pack(Setting):
                 f"Pack({[columns[0], self.label_mask]!r}, …)."
             )
         check_flag("Pack: mrope", self.mrope)
-        if self.media is not None or self.placeholder is not None or self.mrope:
+        check_flag("Pack: expand", self.expand)
+        if self.media is not None or self.placeholder is not None or self.mrope or self.expand:
             self._check_media()
         if self.too_long != "split" and self.policy == "stream":
             warnings.warn(
@@ -148,8 +154,8 @@ class Pack(Setting):
     def _check_media(self) -> None:
         if not hasattr(type(self.media), "measure"):
             raise ConfigError(
-                f"Pack(media={self.media!r}, placeholder={self.placeholder!r}, mrope={self.mrope}): give a "
-                "raylance.Patches of a column of images as media."
+                f"Pack(media={self.media!r}, placeholder={self.placeholder!r}, mrope={self.mrope}, "
+                f"expand={self.expand}): give a raylance.Patches of a column of images as media."
             )
         made = [each.output_name for each in (self.media, *self.media.companions)]
         if taken := {*made, self.media.column} & {*_MADE, *self.names}:
@@ -245,11 +251,14 @@ class PackTable(PicklesFields):
         """Number of tokens that no sequence has, because their documents are too long."""
         return int(_sizes(self.lengths, self.pack).sum()) - self.tokens
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of the documents, the setting and the seed."""
-        pack = dataclasses.replace(self.pack, media=None, placeholder=None, mrope=False)  # these move no document
-        parts = (self.identity, pack, self.block_rows, self.seed if self.pack.shuffle else None)
+        # These move no document, but by the lengths that images give them.
+        pack = dataclasses.replace(self.pack, media=None, placeholder=None, mrope=False, expand=False)
+        parts: tuple[Any, ...] = (self.identity, pack, self.block_rows, self.seed if self.pack.shuffle else None)
+        if self.pack.expand:
+            parts += (hashlib.blake2b(self.lengths.tobytes(), digest_size=16).hexdigest(),)
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
     def offsets(self, selected: Int64Array) -> Int64Array:

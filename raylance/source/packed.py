@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from raylance.samples.table import SampleTable
 from raylance.source.reader import PieceReader, Prepare, RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import Completion, RowSource, Selected
+from raylance.source.selection import Selection
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +48,16 @@ class DocumentReader(PieceReader):
         reader: Reads the stored columns.
         names: For each column to read its new name; the first one is that of the tokens.
         ids: Type of the tokens.
-        media: Name of a column of images of documents; "" for none.
+        media: The `Patches` of the column of images of documents; None for none.
+        expand: Converts documents whose images are to become tokens; None if they are stored with these.
     """
 
     reader: RowReader
     names: Mapping[str, str]
     ids: "np.dtype[Any]"
     uri: str
-    media: str = ""
+    media: Any = None
+    expand: "ExpandImages | None" = None
 
     def read_pieces(
         self, offsets: Int64Array, prepare: Prepare[T], add: Callable[[T], bool], is_wanted: Wanted = always
@@ -92,8 +95,11 @@ class DocumentReader(PieceReader):
                 self._check_range(name, values)
                 values = values.astype(self.ids, copy=False)
             lists[made] = pa.LargeListArray.from_arrays(begins, values)
-        if self.media:
-            lists[self.media] = _as_lists(one_array(table[self.media]))
+        if self.media is not None:
+            images = lists[self.media.column] = _as_lists(one_array(table[self.media.column]))
+            if self.expand is not None:
+                texts = {name: lists[name] for name in self.names.values()}
+                lists |= self.expand(texts, images, table[ROW_OFFSET].to_numpy(), self.uri)
         return pa.table({**lists, ROW_OFFSET: table[ROW_OFFSET]})
 
     def _check_range(self, name: str, tokens: npt.NDArray[Any]) -> None:
@@ -119,6 +125,59 @@ def _as_lists(images: pa.Array) -> pa.Array:
         return pc.fill_null(images, pa.scalar([], images.type)) if images.null_count else images
     ends = np.append(0, np.cumsum(images.is_valid().to_numpy(zero_copy_only=False), dtype=np.int32))
     return pa.ListArray.from_arrays(ends, images.drop_null())
+
+
+def tokens_of(media: Any, patches: Int64Array) -> Int64Array:
+    """Returns the number of tokens of images; one, its placeholder, of an image whose size is not known."""
+    return np.asarray(np.maximum(patches // media.merge**2, 1), dtype=np.int64)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExpandImages:
+    """Puts as many placeholders in the place of each one as its image has tokens.
+
+    Attributes:
+        media: See `Pack.media`; it measures images by themselves.
+        placeholder: See `Pack.placeholder`.
+        lengths: Returns for row offsets the lengths of documents by which they were packed, int64.
+    """
+
+    media: Any
+    placeholder: int
+    lengths: Callable[[Int64Array], Int64Array]
+
+    def __call__(
+        self, texts: Mapping[str, pa.Array], images: pa.Array, rows: Int64Array, uri: str
+    ) -> dict[str, pa.Array]:
+        """Returns the lists of documents, those of tokens first, with more values. Raises DatasetError if a document
+        has another number of placeholders than of images, or of tokens than it was packed by.
+        """
+        patches, counts = self.media.measure_images(pa.table({self.media.column: images}))
+        tokens, *_ = texts.values()
+        ends, is_place = tokens.offsets.to_numpy(), tokens.values.to_numpy() == self.placeholder
+        found = np.diff(np.append(0, np.cumsum(is_place))[ends])
+        if len(other := np.flatnonzero(found != counts)):
+            at = int(other[0])
+            raise DatasetError(
+                f"Pack(expand=True): the row at offset {rows[at]} of {uri!r} has {found[at]} tokens "
+                f"{self.placeholder}, and {counts[at]} images; the epoch stops here. Write one for each image, or "
+                "leave expand= out if the documents have one for each token of an image."
+            )
+        repeats = np.ones(len(is_place), dtype=np.int64)
+        repeats[is_place] = tokens_of(self.media, patches)
+        ends = np.append(0, np.cumsum(repeats))[ends]
+        made, wanted = np.diff(ends), self.lengths(rows)
+        if len(other := np.flatnonzero(made != wanted)):
+            at = int(other[0])
+            raise DatasetError(
+                f"Pack(expand=True): the row at offset {rows[at]} of {uri!r} has {made[at]} tokens by the headers of "
+                f"its images, and {wanted[at]} by the sizes that were found when the dataset was opened; the epoch "
+                "stops here. Correct the columns of heights and widths, or the image, or leave the row out by filter=."
+            )
+        return {
+            name: pa.LargeListArray.from_arrays(ends, np.repeat(column.values.to_numpy(), repeats))
+            for name, column in texts.items()
+        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -274,14 +333,24 @@ class PackedRows(RowSource):
         tokens, *others = self.pack.names
         names = {tokens: INPUT_IDS} | {name: name for name in others}
         reader = self.documents.open_reader(retry_s)
-        media = getattr(self.pack, "media", None)
+        media: Any = getattr(self.pack, "media", None)
+        expand = None
+        if isinstance(self.pack, Pack) and self.pack.placeholder is not None and self.pack.expand:
+            by_header = dataclasses.replace(media, height=None, width=None)
+            expand = ExpandImages(by_header, self.pack.placeholder, self._lengths)
         return DocumentReader(
             reader=reader,
             names=names,
             ids=np.dtype(self.ids),
             uri=str(self.uri),
-            media="" if media is None else media.column,
+            media=media,
+            expand=expand,
         )
+
+    def _lengths(self, offsets: Int64Array) -> Int64Array:
+        selection = cast("Selection", self.documents.load_selection())
+        lengths: Int64Array = self.table.get().lengths[selection.count_before(offsets)]
+        return lengths
 
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
         """See `RowSource.map_shared`."""

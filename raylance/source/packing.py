@@ -1,5 +1,6 @@
 """Opens packed documents: finds their lengths, and how they are packed."""
 
+import dataclasses
 import functools
 import hashlib
 import logging
@@ -14,12 +15,13 @@ import pyarrow.compute as pc
 from raylance.descriptions import written
 from raylance.environment.shared import Shared
 from raylance.errors import DatasetError, filter_of_nulls
+from raylance.orders.permutation import Int64Array
 from raylance.planning.pace import Pace
 from raylance.samples.pack_tokens import Documents, PackTokens
 from raylance.samples.packs import Pack, PackTable, find_bins, make_table
-from raylance.source.costs import FEW_ROWS, TokensOf, check_cost, load_costs
+from raylance.source.costs import FEW_ROWS, Costs, TokensOf, check_cost, load_costs
 from raylance.source.fields import find_field
-from raylance.source.packed import PackCompletion, PackedRows
+from raylance.source.packed import PackCompletion, PackedRows, tokens_of
 from raylance.source.rows import Completion, RowSource
 from raylance.source.selection import Selection
 from raylance.source.version import Source
@@ -29,6 +31,30 @@ logger = logging.getLogger(__name__)
 _BLOCK_BYTES = 16 << 20  # bytes of documents to read at once
 _FIRST_ROWS = 4  # documents in the first read, because their size is unknown
 _PACKING = 1  # the number of the way in which bins are found; another way needs another number
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AddedTokens:
+    """A cost: how many tokens the images of a document have, without one for each, its placeholder.
+
+    Attributes:
+        media: See `Pack.media`.
+    """
+
+    media: Any
+
+    @property
+    def reads(self) -> Sequence[str]:
+        """See `MeasuredCost.reads`."""
+        reads: Sequence[str] = self.media.reads
+        return reads
+
+    def measure(self, rows: pa.Table, *, heads: bool = False) -> Int64Array:
+        """See `MeasuredCost.measure`."""
+        patches, lengths = self.media.measure_images(rows, heads=heads)
+        added = np.where(patches < 0, -1, tokens_of(self.media, patches) - 1)
+        ends, stops = np.append(0, np.cumsum(added)), np.cumsum(lengths)
+        return np.asarray(ends[stops] - ends[stops - lengths], dtype=np.int64)
 
 
 def pack_sequences(
@@ -41,7 +67,10 @@ def pack_sequences(
     """
     _check_columns(opened, pack)
     column = pack.names[0]
-    costs = check_cost(opened, TokensOf(column), folder, f"Pack: the length of {column!r}")
+    costs = [check_cost(opened, TokensOf(column), folder, f"Pack: the length of {column!r}")]
+    if pack.expand:
+        added = check_cost(opened, AddedTokens(pack.media), folder, f"Pack: the tokens of {pack.media}")
+        costs.append(dataclasses.replace(added, may_be_zero=True))
     make = functools.partial(_make_table, source, costs, documents, pack, seed)
     table = make(opened)
     if left_out := table.tokens_left_out:
@@ -101,7 +130,7 @@ def _packed(
 
 def _make_table(
     source: Source,
-    costs: Any,
+    costs: Sequence[Costs],
     documents: RowSource,
     pack: Pack,
     seed: int,
@@ -110,12 +139,14 @@ def _make_table(
     rows = documents.load_selection()
     if not isinstance(rows, Selection):
         raise TypeError(f"{type(rows).__name__} is not the selection of one table")
-    lengths = load_costs(source, opened or source.open(), costs, rows)
-    bins = None
+    dataset, bins = opened or source.open(), None
+    lengths, *added = (load_costs(source, dataset, each, rows) for each in costs)
+    for tokens in added:
+        lengths = lengths + tokens
     if rows.rows > FEW_ROWS and pack.policy == "whole":
         # Bins depend on fewer settings, but these are all that there are in most cases.
-        name = hashlib.blake2b(f"{costs.name(source, rows)} {pack} {_PACKING}".encode(), digest_size=16).hexdigest()
-        bins = costs.files.keep(f"{name}.bins.npy", functools.partial(find_bins, pack, lengths))
+        name = hashlib.blake2b(f"{costs[0].name(source, rows)} {pack} {_PACKING}".encode(), digest_size=16).hexdigest()
+        bins = costs[0].files.keep(f"{name}.bins.npy", functools.partial(find_bins, pack, lengths))
     return make_table(pack, lengths, seed, rows.fingerprint, bins)
 
 

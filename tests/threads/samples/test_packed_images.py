@@ -1,6 +1,8 @@
 """Documents that are packed with their images: each image once, beside its tokens, in order."""
 
+import dataclasses
 import functools
+import io
 import itertools
 import json
 from collections.abc import Callable
@@ -16,7 +18,7 @@ import torch
 
 import raylance
 from raylance.audit.reopening import reopen
-from raylance.errors import ConfigError, DatasetError
+from raylance.errors import ConfigError, DatasetError, StateError
 from raylance.torch_data import MapDataset
 from tests.helpers.images import encode
 
@@ -35,28 +37,40 @@ def as_table(ids: list[list[int]], images: Any) -> pa.Table:
     return pa.table({"ids": pa.array(ids, pa.list_(pa.int32())), "images": pa.array(images, pa.list_(pa.binary()))})
 
 
+def as_mask(ids: list[list[int]]) -> pa.Array:
+    return pa.array([[int(token == IMAGE) for token in each] for each in ids], pa.list_(pa.int8()))
+
+
 class Documents:
     """Documents of words and images; each word is its document's number, and each image has a number of its own."""
 
     def __init__(self, *, most: int = 4, between: int = 0) -> None:
         rng, number = np.random.default_rng(0), itertools.count()
         self.ids: list[list[int]] = []
+        self.stored: list[list[int]] = []  # with one placeholder an image
         self.images: list[list[bytes] | None] = []
         self.numbers: list[list[int]] = []
         for row in range(ROWS):
             ids, images, numbers = [100 + row] * int(rng.integers(1, 5)), list[bytes](), list[int]()
+            stored = ids.copy()
             for _ in range(row % most if row % 5 else 0):
                 height, width = (int(each) for each in rng.integers(20, 90, 2))
                 numbers.append(next(number))
                 images.append(flat(numbers[-1], height, width))
                 _, high, wide = PATCHES.grid(height, width)
-                ids += [IMAGE] * (high * wide // 4) + [100 + row] * int(rng.integers(between, 3))
+                words = [100 + row] * int(rng.integers(between, 3))
+                ids += [IMAGE] * (high * wide // 4) + words
+                stored += [IMAGE, *words]
             self.ids.append(ids)
+            self.stored.append(stored)
             self.images.append(images if row != 5 else None)
             self.numbers.append(numbers)
 
     def table(self) -> pa.Table:
         return as_table(self.ids, self.images).append_column("row", [range(ROWS)])
+
+    def short(self) -> pa.Table:
+        return as_table(self.stored, self.images).append_column("mask", as_mask(self.stored))
 
     def kept(self) -> list[int]:
         return [row for row in range(ROWS) if len(self.ids[row]) <= LENGTH]
@@ -213,6 +227,8 @@ def test_what_is_refused(uri: str, write_dataset: Write, documents: Documents) -
         {"media": raylance.Patches},
         {"media": None},
         {"mrope": "yes"},
+        {"expand": 1},
+        {"media": None, "placeholder": None, "expand": True},
         {"placeholder": 2**40},
         {"placeholder": -5},
         {"placeholder": 0},  # padding
@@ -221,7 +237,7 @@ def test_what_is_refused(uri: str, write_dataset: Write, documents: Documents) -
         {"media": raylance.Patches("ids")},
         {"media": raylance.images.FramePatches("images")},
     ):
-        with pytest.raises(ConfigError, match="media|placeholder|mrope"):
+        with pytest.raises(ConfigError, match="media|placeholder|mrope|expand"):
             raylance.Pack("ids", LENGTH, **PACK | wrong)
     with pytest.raises(DatasetError, match="nothing"):
         opened(uri, samples=raylance.Pack("ids", LENGTH, **PACK | {"media": raylance.Patches("nothing")}))
@@ -242,6 +258,80 @@ def test_documents_that_have_other_placeholders_than_their_images(write_dataset:
         )
         with pytest.raises(DatasetError, match=r"begins with the tokens [12], .* tokens 99, .*become [48]"):
             list(opened(write_dataset(table)).iter_batches(batch_size=1))
+
+
+@pytest.mark.promise("P1", "P3", "P5")
+@pytest.mark.parametrize("kind", ["list", "structs", "sizes", "blob"])
+def test_one_placeholder_becomes_the_tokens_of_its_image(write_dataset: Write, kind: str) -> None:
+    """As if the documents were stored with all of them, wherever the sizes of images come from."""
+    documents = Documents(most=2 if kind == "blob" else 4)
+    table, media, arguments = documents.short(), PATCHES, {}
+    if kind == "structs":
+        kept = [[{"bytes": each, "path": ""} for each in row or ()] for row in documents.images]
+        table = table.set_column(1, "images", pa.array(kept))
+    if kind == "sizes":
+        sizes = [[PIL.Image.open(io.BytesIO(each)).size for each in row or ()] for row in documents.images]
+        for at, name in enumerate(("width", "height")):
+            of_rows = [[size[at] for size in row] for row in sizes]
+            table = table.append_column(name, pa.array(of_rows, pa.list_(pa.int32())))
+        media = dataclasses.replace(media, height="height", width="width")
+    if kind == "blob":
+        one = pa.array([row[0] if row else None for row in documents.images], pa.large_binary())
+        field = pa.field("images", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+        table, arguments = table.set_column(1, field, one), {"data_storage_version": "2.1"}
+    short = raylance.Pack(["ids", "mask"], LENGTH, **PACK | {"media": media, "expand": True, "mrope": True})
+    where = write_dataset(table, max_rows_per_file=40, **arguments)
+    whole = raylance.Pack(["ids", "mask"], LENGTH, **PACK | {"mrope": True})
+    data = opened(where, samples=short)
+    stored = documents.table().append_column("mask", as_mask(documents.ids))
+    wanted = opened(write_dataset(stored, max_rows_per_file=40), samples=whole)
+    for epoch in (0, 1):
+        batches = list(data.iter_batches(batch_size=3, epoch=epoch))
+        assert sorted(documents.check(batches)) == documents.kept()
+        assert all(((batch["mask"] != 0) == (batch["input_ids"] == IMAGE)).all() for batch in batches)
+        for batch, same in zip(batches, wanted.iter_batches(batch_size=3, epoch=epoch), strict=True):
+            assert batch.keys() == same.keys()
+            assert all(np.array_equal(batch[name], same[name]) for name in batch)
+    with data.loader(runtime="threads") as loader:
+        first = documents.check(itertools.islice(loader.iter_batches(global_batch_size=1), 2))
+        state = json.loads(json.dumps(loader.state_dict()))
+    assert sorted(documents.check(reopen(state).iter_batches(batch_size=1))) == documents.kept()
+    with data.loader(runtime="threads") as loader:
+        loader.load_state_dict(state)
+        assert sorted(first + documents.check(loader.iter_batches(global_batch_size=3))) == documents.kept()
+
+
+@pytest.mark.promise("P8")
+def test_an_expanded_document_that_does_not_fit_its_images(write_dataset: Write) -> None:
+    """Other placeholders than images; other sizes than columns say; other sizes of images than of a state."""
+    image = flat(3, 56, 56)
+    pack = raylance.Pack("ids", LENGTH, **PACK | {"expand": True})
+    for ids in ([1, 1], [1, IMAGE, IMAGE]):
+        with pytest.raises(DatasetError, match=rf"offset 1 .*{ids.count(IMAGE)} tokens {IMAGE}, and 1 images"):
+            where = write_dataset(as_table([[IMAGE], ids], [[image]] * 2))
+            list(opened(where, samples=pack).iter_batches(batch_size=1))
+    table = as_table([[1, IMAGE, 1], [2, IMAGE]], [[image]] * 2)
+    for height in (28, 84):
+        sized = table.append_column("height", [[56], [height]]).append_column("width", [[56]] * 2)
+        media = dataclasses.replace(PATCHES, height="height", width="width")
+        other = dataclasses.replace(pack, media=media)
+        with pytest.raises(DatasetError, match=rf"offset 1 .* 5 tokens .* {1 + height // 28 * 2} by the sizes"):
+            list(opened(write_dataset(sized), samples=other).iter_batches(batch_size=1))
+    where = write_dataset(table)
+    with opened(where, samples=pack).loader(runtime="threads") as loader:
+        next(iter(loader.iter_batches(global_batch_size=1)))
+        state = loader.state_dict()
+    for max_pixels, is_same in ((28 * 28 * 5, True), (28 * 28 * 2, False)):
+        other = dataclasses.replace(pack, media=dataclasses.replace(PATCHES, max_pixels=max_pixels))
+        with opened(where, samples=other).loader(runtime="threads") as loader:
+            if is_same:
+                loader.load_state_dict(state)
+            else:
+                with pytest.raises(StateError):
+                    loader.load_state_dict(state)
+    with pytest.raises(DatasetError, match="header"):
+        unknown = as_table([[1, IMAGE], [2, IMAGE]], [[image], [b"junk"]])
+        list(opened(write_dataset(unknown), samples=pack, on_bad_row="mask").iter_batches(batch_size=1))
 
 
 @pytest.mark.parametrize("kind", [pa.large_list(pa.binary()), pa.large_list(pa.large_binary())], ids=str)
